@@ -1,0 +1,173 @@
+"""System checks: what can be wrong with the settings, told before it goes wrong at three in the morning."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+
+from queues.thresholds import POLICIES
+
+NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
+
+
+@register()
+def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Return everything that is wrong with Guardian's settings."""
+    return [*_secrets(), *_addresses(), *_task_queue(), *_lengths(), *_choices(), *_times(), *_people()]
+
+
+def _secrets() -> Iterable[CheckMessage]:
+    if not settings.configured or not _value("SECRET_KEY"):
+        yield Error("SECRET_KEY is empty.", hint="Set it to a long random text; it has no default.", id="guardian.E001")
+    for name, form in (
+        ("RABBITMQ_MANAGEMENT_URL", "http://user:password@host:15672"),
+        ("RABBIT_URL", "amqp://user:password@host:5672"),
+    ):
+        if not _value(name):
+            yield Warning(f"{name} is empty: no queue is guarded.", hint=f"Set it to {form}.", id="guardian.W001")
+
+
+def _addresses() -> Iterable[CheckMessage]:
+    for name, schemes in (
+        ("RABBITMQ_MANAGEMENT_URL", ("http", "https")),
+        ("RABBIT_URL", ("amqp", "amqps")),
+        ("GUARDIAN_BASE_URL", ("http", "https")),
+    ):
+        if not _value(name):
+            continue
+        parts = _split(_value(name))
+        if parts is None or parts.scheme not in schemes or not parts.hostname:
+            # The value may hold a password, so it isn't repeated.
+            yield Error(
+                f"{name} is not an address.",
+                hint=f"It begins with {' or '.join(f'{scheme}://' for scheme in schemes)} and names a host.",
+                id="guardian.E002",
+            )
+
+
+def _task_queue() -> Iterable[CheckMessage]:
+    tasks = _split(settings.CELERY_BROKER_URL)
+    if tasks is None or not tasks.scheme:
+        yield Error("CELERY_BROKER_URL is not an address.", hint="For Redis: redis://host:6379/0.", id="guardian.E003")
+        return
+    if tasks.scheme not in ("amqp", "amqps", "pyamqp"):
+        return
+    guarded = {_host_and_port(_split(_value("RABBIT_URL"))), (_host(_split(_value("RABBITMQ_MANAGEMENT_URL"))), None)}
+    if _host_and_port(tasks) in guarded or (_host(tasks), None) in guarded:
+        yield Error(
+            "CELERY_BROKER_URL is the RabbitMQ that Guardian guards.",
+            hint=(
+                "Under a memory or disk alarm that broker blocks everybody who publishes, Celery too, so Guardian would "
+                "stand still when it is needed most. Use Redis, or leave it empty for the file system."
+            ),
+            id="guardian.E004",
+        )
+
+
+def _lengths() -> Iterable[CheckMessage]:
+    warn, most = settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH
+    if warn < 1:
+        yield Error(
+            f"GUARDIAN_WARN_QUEUE_LENGTH is {warn}.", hint="It is a number of messages, 1 at least.", id="guardian.E005"
+        )
+    if warn >= most:
+        yield Error(
+            f"GUARDIAN_WARN_QUEUE_LENGTH ({warn}) is not below GUARDIAN_MAX_QUEUE_LENGTH ({most}).",
+            hint="A queue would be deleted before its owner is warned. Lower the first or raise the second.",
+            id="guardian.E006",
+        )
+    if settings.GUARDIAN_DELETE_BRAKE < 0:
+        yield Error(
+            f"GUARDIAN_DELETE_BRAKE is {settings.GUARDIAN_DELETE_BRAKE}.",
+            hint="It is the number of queues that may be deleted at once, 0 at least.",
+            id="guardian.E007",
+        )
+
+
+def _choices() -> Iterable[CheckMessage]:
+    for name, choices in (
+        ("GUARDIAN_THRESHOLD_POLICY", tuple(POLICIES)),
+        ("GUARDIAN_NAMESPACE_POLICY", NAMESPACE_POLICIES),
+    ):
+        if _value(name) not in choices:
+            yield Error(f"{name} is '{_value(name)}'.", hint=f"Choose one of: {', '.join(choices)}.", id="guardian.E008")
+    try:
+        re.compile(settings.GUARDIAN_IGNORED_QUEUES)
+    except re.error as error:
+        yield Error(
+            f"GUARDIAN_IGNORED_QUEUES is not a regular expression: {error}.",
+            hint="It names the queues that are left alone, such as ^(amq\\.gen|test-). Empty: none.",
+            id="guardian.E009",
+        )
+    if "*" in settings.GUARDIAN_VHOSTS and len(settings.GUARDIAN_VHOSTS) > 1:
+        yield Error(
+            "GUARDIAN_VHOSTS has a * beside other names.", hint="Use * alone for all vhosts.", id="guardian.E010"
+        )
+
+
+def _times() -> Iterable[CheckMessage]:
+    for name, least in (
+        ("GUARDIAN_POLL_SECONDS", 0.1),
+        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1),
+        ("GUARDIAN_QUIET_SECONDS", 0),
+        ("GUARDIAN_FORGET_DAYS", 1),
+    ):
+        if _value(name) < least:
+            yield Error(f"{name} is {_value(name)}.", hint=f"It is {least} at least.", id="guardian.E011")
+    if settings.GUARDIAN_BROKER_TIMEOUT_SECONDS > 20:
+        yield Error(
+            f"GUARDIAN_BROKER_TIMEOUT_SECONDS is {settings.GUARDIAN_BROKER_TIMEOUT_SECONDS}.",
+            hint="A pass holds its lease for 90 s between renewals, and may wait four times: 20 at most.",
+            id="guardian.E012",
+        )
+    if settings.GUARDIAN_POLL_MAX_SECONDS < settings.GUARDIAN_POLL_SECONDS:
+        yield Error(
+            "GUARDIAN_POLL_MAX_SECONDS is below GUARDIAN_POLL_SECONDS.",
+            hint="It is the longest wait between passes while the broker is away.",
+            id="guardian.E013",
+        )
+
+
+def _people() -> Iterable[CheckMessage]:
+    for address in settings.GUARDIAN_OPERATOR_EMAILS:
+        try:
+            validate_email(address)
+        except ValidationError:
+            yield Error(
+                f"GUARDIAN_OPERATOR_EMAILS has '{address}', which is not an e-mail address.",
+                hint="Separate addresses by commas.",
+                id="guardian.E014",
+            )
+    if not settings.GUARDIAN_OPERATOR_EMAILS:
+        yield Warning(
+            "GUARDIAN_OPERATOR_EMAILS is empty: nobody hears of an outage, or of queues without an owner.",
+            hint="Name one address at least.",
+            id="guardian.W002",
+        )
+
+
+def _value(name: str) -> Any:
+    return settings._wrapped.__dict__.get(name) if name == "SECRET_KEY" else getattr(settings, name)
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts
+
+
+def _host(parts: SplitResult | None) -> str:
+    host = (parts.hostname or "") if parts else ""
+    return "localhost" if host in ("127.0.0.1", "::1") else host
+
+
+def _host_and_port(parts: SplitResult | None) -> tuple[str, int | None]:
+    return (_host(parts), (parts.port or (5671 if parts.scheme == "amqps" else 5672)) if parts else None)
