@@ -1,0 +1,38 @@
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+
+from accounts.models import Owner, normal_address
+
+
+class Command(BaseCommand):
+    """Make an owner, or change one that exists."""
+
+    help = "Make an owner. An owner that exists is given what the options say, and loses nothing."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the address and the options."""
+        parser.add_argument("email")
+        parser.add_argument("--operator", action="store_true", help="the owner runs this installation")
+        parser.add_argument("--vouched", action="store_true", help="the owner may use the broker")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make or change the owner."""
+        owner = Owner.objects.filter(email=normal_address(options["email"])).first()
+        made = owner is None
+        if owner is None:
+            owner = Owner(email=normal_address(options["email"]))
+            owner.set_unusable_password()
+        if options["operator"]:
+            owner.is_staff = owner.is_superuser = owner.vouched = True
+        if options["vouched"]:
+            owner.vouched = True
+        try:
+            owner.full_clean(exclude=["password"])
+        except ValidationError as error:
+            raise CommandError(f"{options['email']!r} can't be an owner: {' '.join(error.messages)}") from error
+        owner.save()
+        kind = "operator" if owner.is_staff else "vouched owner" if owner.vouched else "owner, not vouched yet"
+        self.stdout.write(f"{owner.email}: {'made' if made else 'there already'}; {kind}")
