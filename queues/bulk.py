@@ -1,0 +1,78 @@
+"""Writing many rows in one statement, whatever their number.
+
+One statement fed by ``json_each`` on SQLite, or by ``unnest`` on PostgreSQL. Django's ``bulk_create`` takes a statement
+for each 999 parameters on SQLite, and its ``bulk_update`` a CASE for each row, so both grow with the rows.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+from django.db import connection
+from django.db.models import BooleanField, Field, Model
+from django.db.models.expressions import RawSQL
+
+Row = Sequence[Any]
+
+
+def insert(model: type[Model], fields: Sequence[str], rows: Sequence[Row], *, returning: Sequence[str] = ()) -> list[Any]:
+    """Insert rows, each with its values in the order of ``fields``, and return what ``returning`` names of each."""
+    if not rows:
+        return []
+    columns = [_field(model, name) for name in fields]
+    source, parameters = _table(columns, rows)
+    names = ", ".join(_quoted(field.column) for field in columns)
+    sql = f"INSERT INTO {_quoted(model._meta.db_table)} ({names}) SELECT {names} FROM {source} WHERE true"
+    if returning:
+        sql += f" RETURNING {', '.join(_quoted(_field(model, name).column) for name in returning)}"
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return cursor.fetchall() if returning else []
+
+
+def update(model: type[Model], fields: Sequence[str], rows: Sequence[Row]) -> None:
+    """Update rows, each given as its primary key followed by its values in the order of ``fields``."""
+    if not rows:
+        return
+    columns = [model._meta.pk, *(_field(model, name) for name in fields)]
+    source, parameters = _table(columns, rows)
+    table, key = _quoted(model._meta.db_table), _quoted(columns[0].column)
+    sets = ", ".join(f"{_quoted(field.column)} = fresh.{_quoted(field.column)}" for field in columns[1:])
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {table} SET {sets} FROM {source} WHERE {table}.{key} = fresh.{key}", parameters)
+
+
+def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:
+    """Return the condition, for ``filter``, that a row's values of ``by`` are one of these keys. There must be one."""
+    columns = [_field(model, name) for name in by]
+    source, parameters = _table(columns, keys)
+    table = _quoted(model._meta.db_table)
+    mine = ", ".join(f"{table}.{_quoted(field.column)}" for field in columns)
+    theirs = ", ".join(_quoted(field.column) for field in columns)
+    return RawSQL(f"({mine}) IN (SELECT {theirs} FROM {source})", parameters, output_field=BooleanField())
+
+
+def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[str, list[Any]]:
+    """Return a table expression named ``fresh`` with these columns and rows, and its parameters."""
+    prepared = [[field.get_db_prep_save(value, connection) for value in values] for field, values in _by_column(columns, rows)]
+    names = [_quoted(field.column) for field in columns]
+    if connection.vendor == "sqlite":
+        cells = ", ".join(f"json_extract(value, '$[{number}]') AS {name}" for number, name in enumerate(names))
+        lines = orjson.dumps(list(zip(*prepared, strict=True))).decode()
+        return f"(SELECT {cells} FROM json_each(%s)) AS fresh", [lines]
+    arrays = ", ".join(f"%s::{field.rel_db_type(connection) if field.primary_key else field.db_type(connection)}[]" for field in columns)
+    return f"unnest({arrays}) AS fresh ({', '.join(names)})", prepared
+
+
+def _by_column(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> Iterable[tuple["Field[Any, Any]", Row]]:
+    return zip(columns, zip(*rows, strict=True), strict=True)
+
+
+def _field(model: type[Model], name: str) -> "Field[Any, Any]":
+    field = model._meta.get_field(name)
+    assert isinstance(field, Field)
+    return field
+
+
+def _quoted(name: str) -> str:
+    return connection.ops.quote_name(name)

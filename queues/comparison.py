@@ -1,0 +1,347 @@
+"""One look at the broker against what is known: what is new, changed, gone, and what follows for each queue.
+
+Everything here is pure. ``monitor.py`` fetches what goes in, and writes down what comes out.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from queues import quiet
+from queues.models import QueueEvent
+from queues.quiet import Quiet, Say
+from queues.thresholds import (
+    DELETING,
+    GONE,
+    OK,
+    Action,
+    BrokerState,
+    Policy,
+    Thresholds,
+    brake_limit,
+    judge,
+    long_length,
+    resolve,
+)
+from rabbit.names import Kind, kind_of_queue, user_of_queue
+from rabbit.snapshot import QueueSeen, Snapshot
+
+LISTS_TO_BE_GONE = 2
+SHORT_LISTS_TO_BELIEVE = 3
+
+QueueName = tuple[str, str]
+
+
+class Known(NamedTuple):
+    """A queue's row, as far as a pass reads and writes it. The fields are those of ``queues.models.Queue``."""
+
+    id: int | None
+    vhost: str
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    exclusive: bool
+    node: str
+    ready: int | None
+    unacknowledged: int | None
+    pulse_user_id: int | None
+    state: str
+    misses: int
+    delete_sent_at: datetime | None
+    said: str
+    quiet_until: datetime | None
+    recovery_said: bool
+    folded: int
+    registered: bool
+    unbounded: bool
+    warn_length: int | None
+    max_length: int | None
+
+    @property
+    def length(self) -> int | None:
+        """Ready plus unacknowledged messages; None where either is unknown."""
+        if self.ready is None or self.unacknowledged is None:
+            return None
+        return self.ready + self.unacknowledged
+
+    @property
+    def stood(self) -> str:
+        """Where it stood as far as people know: a queue about to be deleted is where the last message put it."""
+        return self.said if self.state == DELETING else self.state
+
+    @property
+    def quiet(self) -> Quiet:
+        """What is remembered of its messages."""
+        return Quiet(self.said, self.quiet_until, self.recovery_said, self.folded)
+
+    def with_quiet(self, after: Quiet) -> "Known":
+        """Return it with this remembered of its messages."""
+        return self._replace(
+            said=after.said, quiet_until=after.until, recovery_said=after.recovery_said, folded=after.folded
+        )
+
+
+class PulseAccount(NamedTuple):
+    """A Pulse user's row, as far as a pass needs it; the lengths are its queues' thresholds, in messages."""
+
+    id: int
+    warn_length: int | None
+    max_length: int | None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings that a comparison goes by."""
+
+    policy: Policy
+    pulse_vhost: str
+    ignored: re.Pattern[str] | None
+    namespace_policy: str
+    brake: int
+    quiet_seconds: int
+
+    def leaves_alone(self, name: str) -> bool:
+        """Return whether Guardian leaves the queue of this name alone entirely."""
+        return self.ignored is not None and self.ignored.search(name) is not None
+
+    def deletes_for_its_name(self, queue: Known) -> bool:
+        """Return whether the namespace policy has this queue deleted, whatever its length."""
+        if queue.vhost != self.pulse_vhost or queue.exclusive or queue.registered or queue.unbounded:
+            return False
+        kind = kind_of_queue(queue.name)
+        if self.namespace_policy == "delete-unpatterned":
+            return kind in (Kind.MISNAMED, Kind.UNPATTERNED)
+        return self.namespace_policy == "delete-misnamed" and kind is Kind.MISNAMED
+
+
+class Earlier(NamedTuple):
+    """What was remembered of the last complete list: the running nodes, and how many lists in a row were far short."""
+
+    nodes: frozenset[str]
+    short_lists: int
+
+
+class Event(NamedTuple):
+    """Something that happened to a queue, to be written down."""
+
+    queue: Known
+    kind: str
+
+
+class Message(NamedTuple):
+    """Something to be told about a queue."""
+
+    queue: Known
+    say: Say
+    thresholds: Thresholds
+    folded: int = 0
+
+
+class Condemned(NamedTuple):
+    """A queue that is to go, unless a second look says otherwise. ``for_its_name``: whatever its length."""
+
+    queue: Known
+    thresholds: Thresholds
+    for_its_name: bool
+
+
+@dataclass
+class Changes:
+    """What follows from one look."""
+
+    seen: int = 0
+    new: list[Known] = field(default_factory=list)
+    changed: list[Known] = field(default_factory=list)
+    missed: list[Known] = field(default_factory=list)
+    gone: list[Known] = field(default_factory=list)
+    deleted: list[Known] = field(default_factory=list)
+    samples: list[Known] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    condemned: list[Condemned] = field(default_factory=list)
+    unknown: int = 0
+    misnamed: list[str] = field(default_factory=list)
+    unpatterned: int = 0
+    short: int = 0
+    short_lists: int = 0
+    braked: int = 0
+
+
+def from_seen(seen: QueueSeen) -> Known:
+    """Return the row of a queue that is seen for the first time."""
+    return Known(
+        None, *_identity(seen), seen.ready, seen.unacknowledged, None, OK, 0, None, OK, None, False, 0, False, False, None, None
+    )  # fmt: skip
+
+
+def compare(
+    snapshot: Snapshot,
+    known: Mapping[QueueName, Known],
+    accounts: Mapping[str, PulseAccount],
+    rules: Rules,
+    earlier: Earlier,
+    *,
+    memory: float,
+    now: datetime,
+    force: bool,
+    stopped_vhosts: frozenset[str] = frozenset(),
+) -> Changes:
+    """Return what follows from this snapshot.
+
+    ``known`` has the rows of the guarded vhosts by (vhost, name), and those of gone queues that are back; ``memory``
+    is the use of the fullest node as a fraction of its watermark; ``stopped_vhosts`` don't run, so that nothing is
+    missing from them. With ``force`` neither the brake nor a list that is far too short holds anything back.
+    """
+    changes = Changes()
+    present = {(seen.vhost, seen.name): seen for seen in snapshot.queues if not rules.leaves_alone(seen.name)}
+    changes.seen = len(present)
+    held = _absent(changes, present, known, snapshot, rules, earlier, stopped_vhosts, force)
+
+    lengths = [length for seen in present.values() if (length := seen.length) is not None]
+    broker = BrokerState(memory, long_length(lengths) if rules.policy.needs_memory else 0)
+    users_by_id = {account.id: account for account in accounts.values()}
+    for key, seen in present.items():
+        row = known.get(key)
+        before = row if row is not None else from_seen(seen)
+        if before.state == GONE:
+            before = before.with_quiet(Quiet())._replace(state=OK)
+            changes.events.append(Event(before, QueueEvent.Kind.RETURNED))
+        after = _brought_up_to_date(before, seen, accounts, rules, changes)
+        if after.length is None:
+            changes.unknown += 1
+        own = (after.warn_length, after.max_length)
+        account = users_by_id.get(after.pulse_user_id) if after.pulse_user_id is not None else None
+        user = (account.warn_length, account.max_length) if account else (None, None)
+        thresholds = resolve(own, user, rules.policy(after.length, broker))
+        spared = after.unbounded or after.exclusive or after.registered or held
+        verdict = judge(after.stood, after.length, thresholds, spared=spared)
+        for_its_name = not held and rules.deletes_for_its_name(after)
+        if verdict.action is Action.DELETE or for_its_name:
+            changes.condemned.append(Condemned(after, thresholds, for_its_name))
+        else:
+            _settle(changes, row, after, verdict.state, thresholds, rules, now)
+
+    if len(changes.condemned) > brake_limit(rules.brake, len(present)) and not force:
+        changes.braked = len(changes.condemned)
+        for queue, thresholds, _ in changes.condemned:
+            verdict = judge(queue.stood, queue.length, thresholds, spared=True)
+            _settle(changes, known.get((queue.vhost, queue.name)), queue, verdict.state, thresholds, rules, now)
+        changes.condemned = []
+    for number, condemned in enumerate(changes.condemned):
+        row = known.get((condemned.queue.vhost, condemned.queue.name))
+        queue = condemned.queue._replace(state=DELETING, delete_sent_at=None)
+        changes.condemned[number] = condemned._replace(queue=queue)
+        changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
+        _keep(changes, row, queue)
+    return changes
+
+
+def settled(queue: Known, length: int | None, thresholds: Thresholds, rules: Rules, now: datetime) -> tuple[Known, Say]:
+    """Return where a queue stands that was condemned and stays, and what is to be said of it."""
+    verdict = judge(queue.stood, length, thresholds, spared=True)
+    after, due = quiet.say(
+        queue.quiet, verdict.state, changed=verdict.state != queue.stood, now=now, quiet_seconds=rules.quiet_seconds
+    )
+    return queue.with_quiet(after)._replace(state=verdict.state, delete_sent_at=None), due
+
+
+def _settle(
+    changes: Changes, row: Known | None, queue: Known, state: str, thresholds: Thresholds, rules: Rules, now: datetime
+) -> None:
+    """Note the state of a queue that stays, and what is to be said of it."""
+    stood = queue.stood
+    settled_queue = queue._replace(state=state, delete_sent_at=None)
+    if queue.length is not None and (state != stood or (queue.quiet_until is not None and now >= queue.quiet_until)):
+        after, due = quiet.say(queue.quiet, state, changed=state != stood, now=now, quiet_seconds=rules.quiet_seconds)
+        settled_queue = settled_queue.with_quiet(after)
+        if due is not Say.NOTHING:
+            folded = queue.folded + (state != stood) if due is Say.SUMMARY else 0
+            changes.messages.append(Message(settled_queue, due, thresholds, folded))
+        if state != stood:
+            kind = QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED
+            changes.events.append(Event(settled_queue, kind))
+    _keep(changes, row, settled_queue)
+
+
+def _keep(changes: Changes, row: Known | None, queue: Known) -> None:
+    """Note what has to be written of a queue."""
+    if row is None:
+        changes.new.append(queue)
+    elif queue != row:
+        changes.changed.append(queue)
+    if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
+        changes.samples.append(queue)
+
+
+def _brought_up_to_date(
+    queue: Known, seen: QueueSeen, accounts: Mapping[str, PulseAccount], rules: Rules, changes: Changes
+) -> Known:
+    """Return the queue with what was seen of it, and with whom it belongs to by its name."""
+    pulse_user_id = None
+    if queue.vhost == rules.pulse_vhost and not queue.registered:
+        user = user_of_queue(queue.name)
+        account = accounts.get(user) if user is not None else None
+        if account is not None:
+            pulse_user_id = account.id
+        elif user is None:
+            kind = kind_of_queue(queue.name)
+            if kind is Kind.MISNAMED:
+                changes.misnamed.append(queue.name)
+            elif kind is Kind.UNPATTERNED:
+                changes.unpatterned += 1
+    return Known(
+        queue.id, *_identity(seen), seen.ready, seen.unacknowledged, pulse_user_id, queue.state, 0, *queue[13:]
+    )
+
+
+def _identity(seen: QueueSeen) -> tuple[str, str, str, bool, bool, bool, str]:
+    return seen[:7]
+
+
+def _absent(
+    changes: Changes,
+    present: Mapping[QueueName, QueueSeen],
+    known: Mapping[QueueName, Known],
+    snapshot: Snapshot,
+    rules: Rules,
+    earlier: Earlier,
+    stopped_vhosts: frozenset[str],
+    force: bool,
+) -> bool:
+    """Note which known queues the list lacks, and return whether it is so short that nothing may be removed by it.
+
+    A queue is gone when two lists in a row lack it that were taken with the same nodes running. A list that lacks more
+    than the brake allows, or has nothing left at all, has to be confirmed by two more.
+    """
+    missing: list[Known] = []
+    there = 0
+    for key, row in known.items():
+        if row.state == GONE or rules.leaves_alone(row.name):
+            continue
+        there += 1
+        elsewhere = row.vhost in snapshot.unlisted or row.vhost in stopped_vhosts
+        if key in present or elsewhere or (row.node and row.node not in snapshot.nodes):
+            continue
+        if row.state == DELETING and row.delete_sent_at is not None:
+            if snapshot.steady:
+                changes.deleted.append(row)
+        else:
+            missing.append(row)
+    comparable = snapshot.steady and snapshot.nodes == earlier.nodes
+    short = bool(missing) and (not present or len(missing) > brake_limit(rules.brake, there))
+    changes.short = len(missing) if short else 0
+    changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
+    held = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force
+    needed = (1 if force else SHORT_LISTS_TO_BELIEVE) if short else LISTS_TO_BE_GONE
+    for row in missing:
+        misses = row.misses + 1 if comparable else int(snapshot.steady)
+        if misses >= needed and not held:
+            gone = row.with_quiet(Quiet())._replace(state=GONE, misses=0, ready=None, unacknowledged=None)
+            changes.gone.append(gone)
+            changes.events.append(Event(gone, QueueEvent.Kind.GONE))
+        elif misses != row.misses:
+            changes.missed.append(row._replace(misses=misses))
+    return held

@@ -1,0 +1,129 @@
+"""What a message tells of a queue: its figures, how fast it grows, who fills it and who empties it.
+
+Gathered before anything is written, and only for the queues that somebody is to be told about.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from queues import growth
+from queues.comparison import Known
+from queues.models import QueueSample
+from queues.thresholds import Thresholds
+from rabbit import directly
+from rabbit.management import Binding, BrokerError, Management
+
+ONE_BY_ONE = 10
+"""Up to so many queues are asked for one by one; for more, everything is listed once for each vhost."""
+
+BINDINGS_TOLD = 20
+
+QueueName = tuple[str, str]
+Sample = tuple[datetime, int]
+
+
+class Feed(NamedTuple):
+    """The consumers of a queue and the bindings that feed it; None: could not be asked."""
+
+    consumers: int | None = None
+    bindings: list[Binding] | None = None
+
+
+class Facts:
+    """The figures of some queues, and their surroundings as they were when they were asked for."""
+
+    def __init__(self, feeds: dict[QueueName, Feed], samples: dict[int | None, list[Sample]], now: datetime) -> None:
+        self._feeds = feeds
+        self._samples = samples
+        self._now = now
+
+    @classmethod
+    def gather(cls, management: Management, amqp_url: str, queues: Sequence[Known], now: datetime) -> "Facts":
+        """Ask the broker and the database about these queues. A broker that doesn't answer leaves gaps."""
+        if not queues:
+            return cls({}, {}, now)
+        feeds = ask_feeds(management, amqp_url, list({(queue.vhost, queue.name) for queue in queues}))
+        return cls(feeds, _samples([queue.id for queue in queues], now), now)
+
+    def of(self, queue: Known, thresholds: Thresholds, folded: int = 0) -> dict[str, Any]:
+        """Return what a message about this queue tells, ready for the outbox. Lengths are messages, times seconds."""
+        samples = list(self._samples.get(queue.id, []))
+        if queue.length is not None:
+            samples.append((self._now, queue.length))
+        pace = growth.growth(samples, thresholds.max)
+        feed = self._feeds.get((queue.vhost, queue.name), Feed())
+        return {
+            "queue": queue.name,
+            "vhost": queue.vhost,
+            "state": queue.state,
+            "length": queue.length,
+            "ready": queue.ready,
+            "unacknowledged": queue.unacknowledged,
+            "warn": thresholds.warn,
+            "max": thresholds.max,
+            "per_second": pace.per_second if pace else None,
+            "seconds_to_max": pace.seconds_to_max if pace else None,
+            "spared": queue.unbounded or queue.exclusive or queue.registered,
+            "folded": folded,
+            "consumers": feed.consumers,
+            **_bindings_told(feed.bindings),
+        }
+
+
+def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName]) -> dict[QueueName, Feed]:
+    """Return the feed of each of these queues, given as (vhost, name)."""
+    asked = directly.ask(amqp_url, queues)
+    consumers = {queue: depth.consumers for queue, depth in asked.items()}
+    if len(queues) <= ONE_BY_ONE:
+        return {queue: Feed(consumers.get(queue), _bindings(management, *queue)) for queue in queues}
+    bindings: dict[QueueName, list[Binding]] = {}
+    for vhost in {vhost for vhost, _ in queues}:
+        bindings.update(_bindings_of_vhost(management, vhost))
+    return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
+
+
+def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, list[Binding]]:
+    found = defaultdict(list)
+    try:
+        for binding in management.bindings(vhost):
+            if binding.destination_type == "queue":
+                found[vhost, binding.destination].append(binding)
+    except BrokerError:
+        return {}
+    return found
+
+
+def _bindings(management: Management, vhost: str, name: str) -> list[Binding] | None:
+    try:
+        return management.queue_bindings(vhost, name)
+    except BrokerError:
+        return None
+
+
+def _bindings_told(bindings: list[Binding] | None) -> dict[str, Any]:
+    if bindings is None:
+        return {"bindings": None, "more_bindings": 0}
+    # Every queue is bound to the default exchange, which has no name, by its own name: nothing to tell.
+    told = [(binding.source, binding.routing_key) for binding in bindings if binding.source]
+    return {
+        "bindings": [
+            {"exchange": _storable(exchange), "routing_key": _storable(key)} for exchange, key in told[:BINDINGS_TOLD]
+        ],
+        "more_bindings": max(0, len(told) - BINDINGS_TOLD),
+    }
+
+
+def _storable(name: str) -> str:
+    return name.replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL keeps no NUL
+
+
+def _samples(ids: Iterable[int | None], now: datetime) -> dict[int | None, list[Sample]]:
+    rows = QueueSample.objects.filter(
+        queue__in=[id_ for id_ in ids if id_ is not None], at__gte=now - timedelta(seconds=growth.WINDOW_SECONDS)
+    )
+    samples: dict[int | None, list[Sample]] = {}
+    for queue, at, length in rows.order_by("at").values_list("queue", "at", "length"):
+        samples.setdefault(queue, []).append((at, length))
+    return samples

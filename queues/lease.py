@@ -1,0 +1,74 @@
+"""One at a time: a lease that expires, taken by a conditional update.
+
+The clock is the database's, so that machines needn't agree about the time. A lease is free when it has expired, and
+also when it expires later than now plus its own length: then the clock was set back, and nobody can hold it.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+
+from queues.models import Lease
+
+SECONDS = 90
+"""How long a lease lasts unless it is renewed: longer than any step of a pass between two renewals."""
+
+
+class LeaseTaken(Exception):
+    """Somebody else holds the lease."""
+
+
+class LeaseLost(Exception):
+    """The lease ran out, as after a long stop, and somebody else may have taken it. Nothing more may be done under it."""
+
+
+class HeldLease:
+    """A lease that this process holds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.holder = uuid.uuid4()
+
+    def take(self) -> bool:
+        """Take the lease where it is free, and return whether it was."""
+        free = Q(holder=None) | Q(expires_at__lte=Now()) | Q(expires_at__gt=Now() + timedelta(seconds=SECONDS))
+        if self._write(Lease.objects.filter(free, name=self.name)):
+            return True
+        Lease.objects.bulk_create([Lease(name=self.name)], ignore_conflicts=True)
+        return self._write(Lease.objects.filter(free, name=self.name))
+
+    def renew(self) -> None:
+        """Make the lease last its whole length again.
+
+        Raises:
+            LeaseLost: it ran out; whatever was about to be done must not be done.
+        """
+        if not self._write(Lease.objects.filter(name=self.name, holder=self.holder, expires_at__gt=Now())):
+            raise LeaseLost(f"the lease '{self.name}' ran out while it was in use; the next pass goes on from here")
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        Lease.objects.filter(name=self.name, holder=self.holder).update(holder=None)
+
+    def _write(self, rows: QuerySet[Lease]) -> bool:
+        return bool(rows.update(holder=self.holder, expires_at=Now() + timedelta(seconds=SECONDS)))
+
+
+@contextmanager
+def lease(name: str) -> Iterator[HeldLease]:
+    """Hold the lease of this name.
+
+    Raises:
+        LeaseTaken: somebody else holds it.
+    """
+    held = HeldLease(name)
+    if not held.take():
+        raise LeaseTaken(name)
+    try:
+        yield held
+    finally:
+        held.release()

@@ -1,0 +1,83 @@
+import json
+import signal
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+from django.db import Error, close_old_connections
+
+from queues import monitor
+from queues.monitor import Report
+
+DONE, NOT_ASKED, BRAKE_HELD = 0, 1, 3
+
+
+class Command(BaseCommand):
+    """Run passes of the monitor, without Celery."""
+
+    help = "List the queues, warn about long ones, delete those past their maximum, and record it; again and again."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the options."""
+        parser.add_argument("--once", action="store_true", help="run one pass and end")
+        parser.add_argument("--dry-run", action="store_true", help="look and decide, and change nothing; implies --once")
+        parser.add_argument(
+            "--force", action="store_true", help="lift the brake on bulk deletion, and believe a list that is too short"
+        )
+        parser.add_argument("--json", action="store_true", help="print each report as a line of JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run one pass, or passes until SIGTERM or Ctrl-C, and end with the code of the last.
+
+        0: done, or another process is at it; 1: the broker could not be asked; 3: the brake held.
+        """
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())  # the pass under way is finished first
+        once = options["once"] or options["dry_run"]
+        while True:
+            code = self._pass(options)
+            if once:
+                raise SystemExit(code)
+            if stop.wait(self._seconds_to_wait()):
+                raise SystemExit(DONE)
+
+    def _pass(self, options: dict[str, Any]) -> int:
+        close_old_connections()
+        try:
+            report = monitor.run_pass(force=options["force"], dry_run=options["dry_run"])
+        except Error as error:
+            # The next pass finishes what this one began.
+            self.stderr.write(f"The database can't be used: {error}. See that it runs and that 'migrate' was run.")
+            return NOT_ASKED
+        if options["json"]:
+            self.stdout.write(json.dumps(report.as_json()))
+        else:
+            self.stdout.write(in_words(report))
+        self.stdout.flush()
+        if report.away:
+            return NOT_ASKED
+        return BRAKE_HELD if report.brake_held else DONE
+
+    def _seconds_to_wait(self) -> float:
+        try:
+            return monitor.seconds_to_wait()
+        except Error:
+            return float(settings.GUARDIAN_POLL_MAX_SECONDS)
+
+
+def in_words(report: Report) -> str:
+    """Return the report as a person reads it."""
+    if report.another_pass:
+        return "Another pass is running; nothing was done."
+    lines = [f"Error: {error}" for error in report.errors]
+    lines += [f"Would delete {queue['queue']} in {queue['vhost']}" for queue in report.would_delete]
+    if not report.away:
+        lines.append(
+            f"{report.queues} queues in {report.seconds:.2f} s ({report.listing_seconds:.2f} s for the list): "
+            f"{report.new} new, {report.changed} changed, {report.gone} gone, {report.unknown} of unknown length; "
+            f"{report.warned} warned, {report.recovered} recovered, {report.deleted} deleted, {report.kept} kept."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+import signal
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import Error, close_old_connections
+
+from queues import outbox
+
+EVERY_SECONDS = 5
+
+
+class Command(BaseCommand):
+    """Send notifications, without Celery."""
+
+    help = "Send every notification that is due, and go on doing so."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the options."""
+        parser.add_argument("--once", action="store_true", help="send what is due now and end")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Send what is due, once, or every few seconds until SIGTERM or Ctrl-C."""
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        while True:
+            close_old_connections()
+            try:
+                delivery = outbox.send_due()
+            except Error as error:
+                if options["once"]:
+                    raise
+                self.stderr.write(f"The database can't be used: {error}")
+            else:
+                if options["once"] or delivery.sent or delivery.postponed or delivery.failed:
+                    self.stdout.write(
+                        f"{delivery.sent} sent, {delivery.postponed} to be tried again, {delivery.failed} given up."
+                    )
+            if options["once"] or stop.wait(EVERY_SECONDS):
+                return

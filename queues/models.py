@@ -1,0 +1,241 @@
+"""What is guarded, what happened to it, and what people are to be told.
+
+The broker is the truth about what exists; these rows are the truth about what was seen and decided.
+"""
+
+import uuid
+
+from django.conf import settings
+from django.db import models
+from django.db.models.functions import Now
+
+from accounts.models import PulseUser
+
+
+class Queue(models.Model):
+    """A RabbitMQ queue as last seen. A queue that went and comes back is the same row."""
+
+    class State(models.TextChoices):
+        """Where a queue stands. The rule that moves it is ``queues.thresholds.judge``."""
+
+        OK = "ok", "all right"
+        WARNED = "warned", "over its warn length"
+        DELETING = "deleting", "about to be deleted"
+        GONE = "gone", "gone"
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    vhost = models.CharField(max_length=255)
+    name = models.CharField(max_length=255)
+    type = models.CharField(max_length=50)
+    durable = models.BooleanField()
+    auto_delete = models.BooleanField()
+    exclusive = models.BooleanField()
+    node = models.CharField(max_length=255, blank=True, help_text="The node that its leader was last seen on.")
+    pulse_user = models.ForeignKey(
+        PulseUser, null=True, blank=True, on_delete=models.SET_NULL, related_name="queues", help_text="By its name."
+    )
+    registered = models.BooleanField(
+        default=False, help_text="Made here for an agent, with limits of its own on the broker; never deleted for length."
+    )
+
+    ready = models.PositiveBigIntegerField(null=True, help_text="Messages; empty: unknown, which is not 0.")
+    unacknowledged = models.PositiveBigIntegerField(null=True, help_text="Messages; empty: unknown, which is not 0.")
+    state = models.CharField(max_length=10, choices=State.choices, default=State.OK)
+    misses = models.PositiveSmallIntegerField(default=0, help_text="How many complete lists in a row lacked it.")
+    delete_sent_at = models.DateTimeField(
+        null=True, help_text="Set right before the broker is asked to delete it, so that a crash in between is seen."
+    )
+
+    warn_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
+    max_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
+    unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted.")
+
+    said = models.CharField(
+        max_length=10, choices=State.choices, default=State.OK, help_text="Where it stands by the last message sent."
+    )
+    quiet_until = models.DateTimeField(null=True, help_text="The end of the quiet period that a warning opened.")
+    recovery_said = models.BooleanField(default=False, help_text="Whether this quiet period's one recovery went out.")
+    folded = models.PositiveIntegerField(default=0, help_text="Changes in this quiet period that nobody was told of.")
+
+    first_seen = models.DateTimeField()
+    last_seen = models.DateTimeField(
+        help_text="When the row was last written with the queue there. While its misses are 0 it is there now."
+    )
+
+    class Meta:
+        ordering = ["vhost", "name"]
+        constraints = [models.UniqueConstraint(fields=["vhost", "name"], name="one_row_for_each_queue")]
+        indexes = [models.Index(fields=["state"])]
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.vhost}"
+
+    @property
+    def length(self) -> int | None:
+        """Ready plus unacknowledged messages; None where either is unknown."""
+        if self.ready is None or self.unacknowledged is None:
+            return None
+        return self.ready + self.unacknowledged
+
+
+class QueueSample(models.Model):
+    """The length of a queue at one moment, written when it changed. Old ones are thinned and pruned."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="samples", db_index=False)
+    at = models.DateTimeField()
+    length = models.PositiveBigIntegerField(help_text="Messages.")
+
+    class Meta:
+        indexes = [models.Index(fields=["queue", "at"]), models.Index(fields=["at"])]
+
+    def __str__(self) -> str:
+        return f"{self.length} at {self.at:%F %T}"
+
+
+class QueueEvent(models.Model):
+    """Something that happened to a queue. It outlives the queue's row."""
+
+    class Kind(models.TextChoices):
+        """What happened."""
+
+        WARNED = "warned", "passed its warn length"
+        RECOVERED = "recovered", "back below its warn length"
+        CONDEMNED = "condemned", "passed its maximum: to be deleted after another look"
+        KEPT = "kept", "kept after the second look"
+        DELETED = "deleted", "deleted by Guardian"
+        GONE = "gone", "no longer on the broker"
+        RETURNED = "returned", "back on the broker"
+
+    queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="events")
+    vhost = models.CharField(max_length=255)
+    queue_name = models.CharField(max_length=255)
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    at = models.DateTimeField()
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, help_text="Empty: Guardian itself."
+    )
+    details = models.JSONField(default=dict, help_text="The figures that it was decided by.")
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [models.Index(fields=["queue", "-at"]), models.Index(fields=["-at"])]
+
+    def __str__(self) -> str:
+        return f"{self.queue_name} in {self.vhost}: {self.get_kind_display()}"
+
+
+class Notification(models.Model):
+    """The outbox: one message to one recipient through one channel, kept until it is delivered."""
+
+    class State(models.TextChoices):
+        """What became of it so far."""
+
+        DUE = "due", "to be sent"
+        SENDING = "sending", "being sent"
+        SENT = "sent", "sent"
+        FAILED = "failed", "given up"
+
+    class Kind(models.TextChoices):
+        """What it says. Each has a template in ``templates/mails/``."""
+
+        WARNING = "warning", "a queue passed its warn length"
+        RECOVERY = "recovery", "a queue is back to normal"
+        SUMMARY = "summary", "what a queue did during its quiet period"
+        DELETION = "deletion", "a queue was deleted"
+        OUTAGE = "outage", "the broker can't be asked"
+        OUTAGE_OVER = "outage-over", "the broker answers again"
+        BRAKE = "brake", "the brake on bulk deletion holds"
+        SHORT_LIST = "short-list", "the broker lists far fewer queues than before"
+        UNRESPONSIVE = "unresponsive", "a queue's process doesn't answer"
+        RESPONSIVE = "responsive", "all queues answer again"
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    kind = models.CharField(max_length=20, choices=Kind.choices)
+    queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="notifications")
+    about = models.CharField(
+        max_length=40, help_text="What it is about. Messages about one thing reach one recipient in order."
+    )
+    channel = models.CharField(max_length=20, default="email")
+    recipient = models.CharField(max_length=254)
+    facts = models.JSONField(help_text="What the message tells, as it was when it was decided to tell it.")
+    state = models.CharField(max_length=10, choices=State.choices, default=State.DUE)
+    created = models.DateTimeField()
+    due_at = models.DateTimeField()
+    attempts = models.PositiveSmallIntegerField(default=0)
+    claim = models.UUIDField(null=True, help_text="Who is sending it.")
+    sent_at = models.DateTimeField(null=True)
+    last_error = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [
+            models.Index(fields=["state", "due_at"]),
+            models.Index(
+                fields=["recipient", "about"],
+                name="notification_unsent",
+                condition=models.Q(state__in=["due", "sending"]),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} to {self.recipient}"
+
+
+class Lease(models.Model):
+    """Who may do a thing that only one process may do at a time. Taken and renewed in ``queues/lease.py``."""
+
+    name = models.CharField(max_length=100, primary_key=True)
+    holder = models.UUIDField(null=True)
+    expires_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Watch(models.Model):
+    """What the monitor remembers from one pass to the next. There is one row."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    failures = models.PositiveIntegerField(default=0, help_text="Passes in a row that could not ask the broker.")
+    outage_since = models.DateTimeField(null=True)
+    next_pass_at = models.DateTimeField(null=True, help_text="No pass before, because the broker is away.")
+    nodes = models.JSONField(default=list, help_text="The running nodes at the last complete list.")
+    listed_at = models.DateTimeField(null=True, help_text="When the last complete list was taken.")
+    short_lists = models.PositiveIntegerField(default=0, help_text="Lists in a row that lacked far too many queues.")
+    brake_since = models.DateTimeField(null=True, help_text="Since when the brake on bulk deletion holds.")
+    unresponsive_since = models.DateTimeField(null=True, help_text="Since when a queue's process doesn't answer.")
+    exchanges_listed_at = models.DateTimeField(null=True)
+    misnamed_exchanges = models.JSONField(default=list)
+
+    def __str__(self) -> str:
+        return "the monitor's memory"
+
+
+class Pass(models.Model):
+    """The report of one pass of the monitor. Old ones are pruned."""
+
+    at = models.DateTimeField(help_text="When it began.")
+    queues = models.PositiveIntegerField(default=0, help_text="Listed, without those that are left alone.")
+    new = models.PositiveIntegerField(default=0)
+    changed = models.PositiveIntegerField(default=0)
+    gone = models.PositiveIntegerField(default=0)
+    unknown = models.PositiveIntegerField(default=0, help_text="Of unknown length.")
+    warned = models.PositiveIntegerField(default=0)
+    recovered = models.PositiveIntegerField(default=0)
+    deleted = models.PositiveIntegerField(default=0)
+    kept = models.PositiveIntegerField(default=0, help_text="After the second look.")
+    misnamed = models.PositiveIntegerField(default=0)
+    unpatterned = models.PositiveIntegerField(default=0)
+    misnamed_exchanges = models.PositiveIntegerField(default=0)
+    brake_held = models.BooleanField(default=False)
+    errors = models.JSONField(default=list, help_text="In words.")
+    seconds = models.FloatField(default=0)
+    listing_seconds = models.FloatField(default=0)
+
+    class Meta:
+        ordering = ["-at"]
+        verbose_name_plural = "passes"
+        indexes = [models.Index(fields=["-at"])]
+
+    def __str__(self) -> str:
+        return f"{self.at:%F %T}: {self.queues} queues in {self.seconds:.2f} s"

@@ -1,0 +1,24 @@
+"""What Celery runs. Each task calls the function that a command calls too, and holds no rule."""
+
+from celery import shared_task
+
+from queues import monitor, outbox, pruning
+
+
+@shared_task
+def monitor_queues() -> None:
+    """Run one pass, unless the broker is away and the wait is not over."""
+    if monitor.is_due():
+        monitor.run_pass()
+
+
+@shared_task
+def send_notifications() -> None:
+    """Send what is due."""
+    outbox.send_due()
+
+
+@shared_task
+def prune() -> None:
+    """Remove what is old."""
+    pruning.prune()
