@@ -1,0 +1,36 @@
+"""The guarded broker: this process's one management client, and the address that AMQP is spoken to.
+
+The only place in ``rabbit/`` that reads the settings, when it is called.
+"""
+
+import os
+from functools import lru_cache
+
+from django.conf import settings
+
+from rabbit.management import BrokerAway, Management
+
+
+def management() -> Management:
+    """Return the management client of this process. It is pooled, and shared by its threads.
+
+    Raises:
+        BrokerAway: no broker is configured, or the address is none.
+    """
+    return _management(os.getpid(), settings.RABBITMQ_MANAGEMENT_URL, settings.GUARDIAN_BROKER_TIMEOUT_SECONDS)
+
+
+@lru_cache(maxsize=1)
+def _management(process: int, url: str, timeout: float) -> Management:
+    # A forked worker must not share its parent's connections, hence the process in the key.
+    if not url:
+        raise BrokerAway("no broker is configured; set RABBITMQ_MANAGEMENT_URL to http://user:password@host:15672")
+    try:
+        return Management(url, read_timeout=timeout)
+    except ValueError as error:
+        raise BrokerAway(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}") from error
+
+
+def amqp_url() -> str:
+    """Return where AMQP is spoken to the guarded broker, without a vhost: ``amqp://user:password@host:port``."""
+    return str(settings.RABBIT_URL).rstrip("/")

@@ -1,0 +1,89 @@
+"""Speaking to a queue directly, over AMQP: how long it is right now, and deleting it where HTTP can't name it.
+
+A passive declare is exact, cheap (500 in a tenth of a second) and answered under a resource alarm, where the management
+API's figures of single queues lag by five seconds and more. By py-amqp, which bounds the wait for each answer; pika
+waits for ever when a queue's process doesn't respond.
+"""
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import amqp
+
+SECONDS = 5.0
+"""How long a connection may take to open, and one answer to come."""
+
+QueueName = tuple[str, str]
+
+
+class Depth(NamedTuple):
+    """The ready messages of a queue, without the unacknowledged ones, and its consumers."""
+
+    ready: int
+    consumers: int
+
+
+def ask(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, Depth]:
+    """Return the depth of each of these queues, given as (vhost, name).
+
+    A queue that isn't there, doesn't answer, or whose vhost can't be entered, is not in the answer. ``amqp_url`` is
+    ``amqp://user:password@host:port``; the account needs to be allowed into each vhost, and nothing more.
+    """
+    depths: dict[QueueName, Depth] = {}
+    for vhost, group in groupby(sorted(set(queues)), key=lambda queue: queue[0]):
+        names = [name for _, name in group]
+        while names:
+            # An answer that doesn't come spoils its connection; the queues behind it are asked on a fresh one.
+            names = names[_ask(amqp_url, vhost, names, depths) :]
+    return depths
+
+
+def delete(amqp_url: str, vhost: str, name: str) -> None:
+    """Delete a queue; one that isn't there is no error. For names that the management API can't be asked about.
+
+    Raises:
+        OSError: the broker is away.
+        amqp.AMQPError: it refused; the account needs the configure permission there.
+    """
+    with _connection(amqp_url, vhost) as connection:
+        connection.channel().queue_delete(name)
+
+
+def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, Depth]) -> int:
+    """Ask these queues one after the other, and return how many were asked: all of them where nobody can be asked."""
+    connection = _connection(amqp_url, vhost)
+    try:
+        connection.connect()
+        channel = connection.channel()
+    except (amqp.AMQPError, OSError):
+        connection.collect()
+        return len(names)
+    for asked, name in enumerate(names, start=1):
+        try:
+            # A queue that isn't there, or is somebody's exclusive one, makes the broker close the channel.
+            channel = channel if channel.is_open else connection.channel()
+            answer: Any = channel.queue_declare(name, passive=True, auto_delete=False)
+            depths[vhost, name] = Depth(answer.message_count, answer.consumer_count)
+        except amqp.ChannelError:
+            channel.is_open = False
+        except (amqp.AMQPError, OSError):
+            connection.collect()
+            return asked
+    connection.collect()
+    return len(names)
+
+
+def _connection(amqp_url: str, vhost: str) -> amqp.Connection:
+    url = urlsplit(amqp_url)
+    return amqp.Connection(
+        f"{url.hostname}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}",
+        userid=unquote(url.username or "guest"),
+        password=unquote(url.password or "guest"),
+        virtual_host=vhost,
+        ssl=url.scheme == "amqps",
+        connect_timeout=SECONDS,
+        read_timeout=SECONDS,
+        write_timeout=SECONDS,
+    )

@@ -1,0 +1,102 @@
+"""Whose a queue or an exchange is, read from its name alone.
+
+A Pulse user NAME owns the queues ``queue/NAME/…`` and the exchanges ``exchange/NAME/…``.
+"""
+
+import re
+from enum import Enum
+
+MOST_BYTES = 100
+"""How long the name of a Pulse user may be. All its characters are ASCII, so these are characters too."""
+
+_USER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+_OTHER_THAN_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_PATTERNED = re.compile(rf"(queue|exchange)/({_USER_NAME.pattern})/")
+
+
+class BadName(ValueError):
+    """This can't be the name of a Pulse user. The text says why, in a sentence for the person who typed it."""
+
+
+class Kind(Enum):
+    """What a queue's or an exchange's name says about it."""
+
+    OWNED = "owned"
+    """It follows the pattern, and belongs to the Pulse user in its name."""
+    MISNAMED = "misnamed"
+    """A queue named like an exchange, or an exchange named like a queue."""
+    UNPATTERNED = "unpatterned"
+    """It follows no pattern at all."""
+    SYSTEM = "system"
+    """The broker's own: ``amq.…``, and the exchange without a name."""
+
+
+def check_user_name(name: str) -> None:
+    """Make sure that this can be the name of a Pulse user. It is taken as it stands: never trimmed, never folded.
+
+    Raises:
+        BadName: it can't be.
+    """
+    if _USER_NAME.fullmatch(name):
+        return
+    if not name:
+        raise BadName("The name is empty.")
+    stranger = _OTHER_THAN_NAME.search(name)
+    if stranger is not None:
+        # !a shows what would otherwise not be seen: a newline, a space of no width, a letter of another alphabet.
+        raise BadName(
+            f"The name has the character {stranger.group()!a} in it; "
+            "only the letters a to z and A to Z, digits, '.', '_' and '-' can be used."
+        )
+    if len(name) > MOST_BYTES:
+        raise BadName(f"The name is {len(name)} characters long; {MOST_BYTES} are allowed.")
+    raise BadName(f"The name starts with '{name[0]}'; it must start with a letter.")
+
+
+def queue_prefix(user: str) -> str:
+    """Return what the names of this Pulse user's queues start with."""
+    return f"queue/{user}/"
+
+
+def exchange_prefix(user: str) -> str:
+    """Return what the names of this Pulse user's exchanges start with."""
+    return f"exchange/{user}/"
+
+
+def user_of_queue(name: str) -> str | None:
+    """Return the Pulse user whose queue this is by its name, whether such a user exists or not; None: nobody's."""
+    return _user_in(name, "queue")
+
+
+def user_of_exchange(name: str) -> str | None:
+    """Return the Pulse user whose exchange this is by its name, whether such a user exists or not; None: nobody's."""
+    return _user_in(name, "exchange")
+
+
+def kind_of_queue(name: str) -> Kind:
+    """Return what a queue's name says about it."""
+    return _kind(name, own="queue", others="exchange")
+
+
+def kind_of_exchange(name: str) -> Kind:
+    """Return what an exchange's name says about it."""
+    if not name:
+        return Kind.SYSTEM
+    return _kind(name, own="exchange", others="queue")
+
+
+def _user_in(name: str, namespace: str) -> str | None:
+    match = _PATTERNED.match(name)
+    if match is None or match[1] != namespace:
+        return None
+    return match[2]
+
+
+def _kind(name: str, *, own: str, others: str) -> Kind:
+    if name.startswith("amq."):
+        return Kind.SYSTEM
+    if _user_in(name, own) is not None:
+        return Kind.OWNED
+    if _user_in(name, others) is not None:
+        return Kind.MISNAMED
+    return Kind.UNPATTERNED

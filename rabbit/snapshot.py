@@ -1,0 +1,172 @@
+"""The queues of the broker at one moment, and how much that list can be trusted."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotThere, Refused
+
+FEW_VHOSTS = 3
+"""Up to so many guarded vhosts are listed one by one; more of them in one request that is filtered here."""
+
+TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
+"""The cheapest complete answer there is. It asks each queue's process, so its lengths are exact."""
+
+IDENTITY = "name,vhost,type,durable,auto_delete,exclusive,state,node"
+COLUMNS = IDENTITY + ",messages_ready,messages_unacknowledged"
+
+
+class QueueSeen(NamedTuple):
+    """One queue as listed. ``ready`` and ``unacknowledged`` are messages, None where the broker gave none."""
+
+    vhost: str
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    exclusive: bool
+    node: str
+    ready: int | None
+    unacknowledged: int | None
+
+    @property
+    def length(self) -> int | None:
+        """Ready plus unacknowledged messages; None where either is unknown."""
+        if self.ready is None or self.unacknowledged is None:
+            return None
+        return self.ready + self.unacknowledged
+
+
+class Snapshot(NamedTuple):
+    """A list of queues.
+
+    ``unlisted`` maps each vhost that could not be listed to the reason; its queues are not in the list, which says
+    nothing about them. ``nodes`` are the running nodes; ``steady`` says that they were the same before and after.
+    ``exact`` is False where a queue's process did not answer and the lengths are the broker's statistics, which lag by
+    seconds. ``unreadable`` are names that cannot be kept in a database. ``seconds`` is what the listing took.
+    """
+
+    queues: list[QueueSeen]
+    unlisted: dict[str, str]
+    nodes: frozenset[str]
+    steady: bool
+    exact: bool
+    unreadable: list[str]
+    seconds: float
+
+
+def take(management: Management, vhosts: Sequence[str] | None) -> Snapshot:
+    """List the queues of these vhosts (None: of all there are).
+
+    A vhost that could not be listed is named in the answer. One that isn't there any more counts as listed, and empty.
+
+    Raises:
+        BrokerError: nothing could be listed at all.
+    """
+    nodes = running_nodes(management)
+    began = time.monotonic()
+    unlisted: dict[str, str] = {}
+    exact = True
+    try:
+        rows = _rows(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted)
+    except BrokerAway as hanging:
+        # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
+        if not hanging.timed_out:
+            raise
+        unlisted.clear()
+        rows = _rows(management, vhosts, {"columns": COLUMNS}, unlisted)
+        exact = False
+    seconds = time.monotonic() - began
+    queues, unreadable = [], []
+    try:
+        for row in rows:
+            if "\0" in row["name"] or "\0" in row["vhost"]:
+                unreadable.append(row["name"])
+            else:
+                queues.append(_seen(row))
+    except (KeyError, TypeError) as error:
+        raise Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?") from error
+    if not queues:
+        require_administrator(management)
+    return Snapshot(queues, unlisted, nodes, running_nodes(management) == nodes, exact, unreadable, seconds)
+
+
+def names(management: Management, vhosts: Sequence[str]) -> set[tuple[str, str]]:
+    """Return (vhost, name) of every queue there is in these vhosts, down ones too, without asking their processes.
+
+    Raises:
+        BrokerError: one of them could not be listed.
+    """
+    unlisted: dict[str, str] = {}
+    rows = _rows(management, vhosts, {"disable_stats": "true", "columns": "name,vhost"}, unlisted)
+    for vhost, reason in unlisted.items():
+        raise BrokerAway(f"vhost '{vhost}' could not be listed: {reason}")
+    return {(row["vhost"], row["name"]) for row in rows}
+
+
+def running_nodes(management: Management) -> frozenset[str]:
+    """Return the names of the cluster's running nodes."""
+    return frozenset(node.name for node in management.nodes() if node.running)
+
+
+def require_administrator(management: Management) -> None:
+    """Make sure that the lists are whole: without the administrator tag the broker answers 200 and leaves queues out.
+
+    Raises:
+        Refused: the account has lost its tag.
+    """
+    account = management.whoami()
+    if "administrator" not in account.tags:
+        raise Refused(
+            f"the account '{account.name}' doesn't have the administrator tag, and sees only a part of the queues; "
+            f"run: rabbitmqctl set_user_tags {account.name} administrator",
+            status=200,
+            reason="no administrator tag",
+        )
+
+
+def stopped_vhosts(management: Management) -> set[str]:
+    """Return the vhosts that exist and don't run everywhere, so that their queues may be missing from a list."""
+    return {vhost.name for vhost in management.vhosts() if not vhost.running}
+
+
+def _rows(
+    management: Management, vhosts: Sequence[str] | None, params: Mapping[str, str], unlisted: dict[str, str]
+) -> list[dict[str, Any]]:
+    if vhosts is None:
+        return management.list_queues(None, params)
+    if len(vhosts) > FEW_VHOSTS:
+        wanted = set(vhosts)
+        return [row for row in management.list_queues(None, params) if row["vhost"] in wanted]
+    rows = []
+    failures: list[BrokerError] = []
+    for vhost in vhosts:
+        try:
+            rows += management.list_queues(vhost, params)
+        except NotThere:
+            if vhost in {there.name for there in management.vhosts()}:
+                unlisted[vhost] = "the broker says that it isn't there, and lists it all the same"
+        except BrokerError as error:
+            if isinstance(error, BrokerAway) and error.timed_out:
+                raise
+            unlisted[vhost] = str(error)
+            failures.append(error)
+    if failures and len(failures) == len(vhosts):
+        raise failures[0]
+    return rows
+
+
+def _seen(row: dict[str, Any]) -> QueueSeen:
+    # A stream counts its messages otherwise: they are read without being taken away. It is never judged by them.
+    stream = row["type"] == "stream"
+    return QueueSeen(
+        row["vhost"],
+        row["name"],
+        row["type"],
+        bool(row["durable"]),
+        bool(row.get("auto_delete")),
+        bool(row.get("exclusive")),  # a stream has none
+        row.get("node") or "",
+        None if stream else row.get("messages_ready"),
+        None if stream else row.get("messages_unacknowledged"),
+    )
