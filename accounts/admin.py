@@ -2,6 +2,7 @@ from django.contrib import admin
 
 from accounts.models import Owner, PulseUser
 
+
 @admin.register(Owner)
 class OwnerAdmin(admin.ModelAdmin):
     """Owners. Their passwords, which only operators may have, are set by ``changepassword``."""

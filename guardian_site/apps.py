@@ -8,4 +8,4 @@ class GuardianSiteConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks."""
-        from guardian_site import checks  # noqa: F401, PLC0415
+        from guardian_site import checks  # noqa: F401

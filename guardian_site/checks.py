@@ -6,8 +6,9 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
-from django.core.exceptions import ValidationError
+from django.core import checks
+from django.core.checks import CheckMessage, Error, register
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_email
 
 from queues.thresholds import POLICIES
@@ -22,14 +23,16 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
 
 
 def _secrets() -> Iterable[CheckMessage]:
-    if not settings.configured or not _value("SECRET_KEY"):
+    if not _value("SECRET_KEY"):
         yield Error("SECRET_KEY is empty.", hint="Set it to a long random text; it has no default.", id="guardian.E001")
     for name, form in (
         ("RABBITMQ_MANAGEMENT_URL", "http://user:password@host:15672"),
         ("RABBIT_URL", "amqp://user:password@host:5672"),
     ):
         if not _value(name):
-            yield Warning(f"{name} is empty: no queue is guarded.", hint=f"Set it to {form}.", id="guardian.W001")
+            yield checks.Warning(
+                f"{name} is empty: no queue is guarded.", hint=f"Set it to {form}.", id="guardian.W001"
+            )
 
 
 def _addresses() -> Iterable[CheckMessage]:
@@ -62,8 +65,8 @@ def _task_queue() -> Iterable[CheckMessage]:
         yield Error(
             "CELERY_BROKER_URL is the RabbitMQ that Guardian guards.",
             hint=(
-                "Under a memory or disk alarm that broker blocks everybody who publishes, Celery too, so Guardian would "
-                "stand still when it is needed most. Use Redis, or leave it empty for the file system."
+                "Under a memory or disk alarm that broker blocks everybody who publishes, Celery too, so Guardian "
+                "would stand still when it is needed most. Use Redis, or leave it empty for the file system."
             ),
             id="guardian.E004",
         )
@@ -95,7 +98,9 @@ def _choices() -> Iterable[CheckMessage]:
         ("GUARDIAN_NAMESPACE_POLICY", NAMESPACE_POLICIES),
     ):
         if _value(name) not in choices:
-            yield Error(f"{name} is '{_value(name)}'.", hint=f"Choose one of: {', '.join(choices)}.", id="guardian.E008")
+            yield Error(
+                f"{name} is '{_value(name)}'.", hint=f"Choose one of: {', '.join(choices)}.", id="guardian.E008"
+            )
     try:
         re.compile(settings.GUARDIAN_IGNORED_QUEUES)
     except re.error as error:
@@ -144,7 +149,7 @@ def _people() -> Iterable[CheckMessage]:
                 id="guardian.E014",
             )
     if not settings.GUARDIAN_OPERATOR_EMAILS:
-        yield Warning(
+        yield checks.Warning(
             "GUARDIAN_OPERATOR_EMAILS is empty: nobody hears of an outage, or of queues without an owner.",
             hint="Name one address at least.",
             id="guardian.W002",
@@ -152,7 +157,10 @@ def _people() -> Iterable[CheckMessage]:
 
 
 def _value(name: str) -> Any:
-    return settings._wrapped.__dict__.get(name) if name == "SECRET_KEY" else getattr(settings, name)
+    try:
+        return getattr(settings, name)
+    except ImproperlyConfigured:  # as Django says of an empty SECRET_KEY
+        return ""
 
 
 def _split(url: str) -> SplitResult | None:

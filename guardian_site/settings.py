@@ -116,7 +116,7 @@ else:
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_USER_MODEL = "accounts.Owner"
-KNOX_TOKEN_MODEL = "accounts.AuthToken"
+KNOX_TOKEN_MODEL = "accounts.AuthToken"  # noqa: S105 - a model, not a password
 MIGRATION_MODULES = {"knox": None}  # they make its own token table, swapped or not, which nothing would use
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
@@ -153,7 +153,7 @@ if CELERY_BROKER_URL.startswith("filesystem:"):
     _folders = {name: VAR_DIR / "celery" / name for name in ("messages", "control", "tmp")}
     for _folder in _folders.values():
         _folder.mkdir(parents=True, exist_ok=True)
-    CELERY_BROKER_TRANSPORT_OPTIONS = {
+    CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, str | int] = {
         "data_folder_in": str(_folders["messages"]),
         "data_folder_out": str(_folders["messages"]),
         "control_folder": str(_folders["control"]),

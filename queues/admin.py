@@ -1,5 +1,3 @@
-from typing import Any
-
 from django.contrib import admin
 from django.db.models import Model
 from django.http import HttpRequest
@@ -34,7 +32,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         """Return all fields but the operators' own."""
-        return [name for name in self.fields if name not in ("unbounded", "warn_length", "max_length")]
+        return [str(name) for name in self.fields if name not in ("unbounded", "warn_length", "max_length")]
 
 
 class LogAdmin(ReadOnlyAdmin):

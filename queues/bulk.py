@@ -4,8 +4,8 @@ One statement fed by ``json_each`` on SQLite, or by ``unnest`` on PostgreSQL. Dj
 for each 999 parameters on SQLite, and its ``bulk_update`` a CASE for each row, so both grow with the rows.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import orjson
 from django.db import connection
@@ -15,7 +15,9 @@ from django.db.models.expressions import RawSQL
 Row = Sequence[Any]
 
 
-def insert(model: type[Model], fields: Sequence[str], rows: Sequence[Row], *, returning: Sequence[str] = ()) -> list[Any]:
+def insert(
+    model: type[Model], fields: Sequence[str], rows: Sequence[Row], *, returning: Sequence[str] = ()
+) -> list[Any]:
     """Insert rows, each with its values in the order of ``fields``, and return what ``returning`` names of each."""
     if not rows:
         return []
@@ -54,25 +56,22 @@ def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:
 
 def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[str, list[Any]]:
     """Return a table expression named ``fresh`` with these columns and rows, and its parameters."""
-    prepared = [[field.get_db_prep_save(value, connection) for value in values] for field, values in _by_column(columns, rows)]
+    prepared = [
+        [field.get_db_prep_save(value, connection) for value in values]
+        for field, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
     names = [_quoted(field.column) for field in columns]
     if connection.vendor == "sqlite":
         cells = ", ".join(f"json_extract(value, '$[{number}]') AS {name}" for number, name in enumerate(names))
         lines = orjson.dumps(list(zip(*prepared, strict=True))).decode()
         return f"(SELECT {cells} FROM json_each(%s)) AS fresh", [lines]
-    arrays = ", ".join(f"%s::{field.rel_db_type(connection) if field.primary_key else field.db_type(connection)}[]" for field in columns)
+    arrays = ", ".join(f"%s::{field.rel_db_type(connection)}[]" for field in columns)
     return f"unnest({arrays}) AS fresh ({', '.join(names)})", prepared
 
 
-def _by_column(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> Iterable[tuple["Field[Any, Any]", Row]]:
-    return zip(columns, zip(*rows, strict=True), strict=True)
-
-
 def _field(model: type[Model], name: str) -> "Field[Any, Any]":
-    field = model._meta.get_field(name)
-    assert isinstance(field, Field)
-    return field
+    return cast("Field[Any, Any]", model._meta.get_field(name))
 
 
-def _quoted(name: str) -> str:
-    return connection.ops.quote_name(name)
+def _quoted(name: str | None) -> str:
+    return connection.ops.quote_name(name or "")

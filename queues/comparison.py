@@ -173,7 +173,9 @@ class Changes:
 def from_seen(seen: QueueSeen) -> Known:
     """Return the row of a queue that is seen for the first time."""
     return Known(
-        None, *_identity(seen), seen.ready, seen.unacknowledged, None, OK, 0, None, OK, None, False, 0, False, False, None, None
+        None, *_identity(seen), seen.ready, seen.unacknowledged, pulse_user_id=None, state=OK, misses=0,
+        delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, registered=False,
+        unbounded=False, warn_length=None, max_length=None,
     )  # fmt: skip
 
 
@@ -292,9 +294,10 @@ def _brought_up_to_date(
                 changes.misnamed.append(queue.name)
             elif kind is Kind.UNPATTERNED:
                 changes.unpatterned += 1
-    return Known(
-        queue.id, *_identity(seen), seen.ready, seen.unacknowledged, pulse_user_id, queue.state, 0, *queue[13:]
-    )
+    return queue._replace(
+        type=seen.type, durable=seen.durable, auto_delete=seen.auto_delete, exclusive=seen.exclusive, node=seen.node,
+        ready=seen.ready, unacknowledged=seen.unacknowledged, pulse_user_id=pulse_user_id, misses=0,
+    )  # fmt: skip
 
 
 def _identity(seen: QueueSeen) -> tuple[str, str, str, bool, bool, bool, str]:

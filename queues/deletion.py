@@ -108,7 +108,7 @@ class Deletion:
 
         Raises:
             LeaseLost: the lease ran out; the next pass records it.
-       """
+        """
         if not queues:
             return
         now = timezone.now()
@@ -144,9 +144,7 @@ class Deletion:
             queue, due = settled(one.queue, length, one.thresholds, self.rules, now)
             after.append(queue)
             if due is not Say.NOTHING:
-                tellings.append(
-                    Telling(due.value, self.facts.of(queue, one.thresholds), queue.id, queue.pulse_user_id)
-                )
+                tellings.append(Telling(due.value, self.facts.of(queue, one.thresholds), queue.id, queue.pulse_user_id))
         with transaction.atomic():
             lease.renew()
             write_states(after)
@@ -162,7 +160,7 @@ class Deletion:
         """
         if not over:
             return []
-        ids = [one.queue.id for one in over]
+        ids = [one.queue.id for one in over if one.queue.id is not None]
         with transaction.atomic():
             lease.renew()
             rows = Queue.objects.filter(id__in=ids, state=DELETING)
@@ -186,12 +184,12 @@ class Deletion:
             if not isinstance(error, NotThere):
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
             if isinstance(error, NotThere | Refused):
-                refused.append(one.queue.id)
+                refused.append(one.queue._replace(delete_sent_at=None))
         if refused:
             # Nothing was done: somebody else deleted it, its node is down, or the broker won't. The next list tells.
             with transaction.atomic():
                 lease.renew()
-                Queue.objects.filter(id__in=refused).update(delete_sent_at=None)
+                write_states(refused)
         return done
 
     def _ask(self, one: Condemned) -> BrokerError | None:
@@ -236,7 +234,9 @@ def write_events(events: Sequence[tuple[Known, str, dict[str, Any]]], at: dateti
 
 def _last_facts(queues: Sequence[Known]) -> dict[int | None, dict[str, Any]]:
     """Return the facts that each of these was condemned by, by its id: they were written down with the decision."""
-    facts: dict[int | None, dict[str, Any]] = {queue.id: {"queue": queue.name, "vhost": queue.vhost} for queue in queues}
+    facts: dict[int | None, dict[str, Any]] = {
+        queue.id: {"queue": queue.name, "vhost": queue.vhost} for queue in queues
+    }
     events = QueueEvent.objects.filter(queue__in=list(facts), kind=QueueEvent.Kind.CONDEMNED).order_by("id")
     facts.update(events.values_list("queue", "details"))
     return facts

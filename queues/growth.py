@@ -9,7 +9,7 @@ WINDOW_SECONDS = 600
 
 
 class Growth(NamedTuple):
-    """Messages a second (negative: it shrinks), and the seconds until the maximum is passed (None: not at this pace)."""
+    """Messages a second (negative: it shrinks), and the seconds until its maximum (None: not at this pace)."""
 
     per_second: float
     seconds_to_max: float | None

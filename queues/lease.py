@@ -23,7 +23,7 @@ class LeaseTaken(Exception):
 
 
 class LeaseLost(Exception):
-    """The lease ran out, as after a long stop, and somebody else may have taken it. Nothing more may be done under it."""
+    """The lease ran out, as after a long stop. Somebody else may have it, so nothing more may be done under it."""
 
 
 class HeldLease:

@@ -74,10 +74,10 @@ def pace(per_second: float | None) -> str:
     if abs(per_second) < 1 / 3600:
         return "not growing"
     amount = abs(per_second)
-    number, unit = (amount, "second") if amount >= 1 else (amount * 60, "minute")
+    number, unit = (amount, "a second") if amount >= 1 else (amount * 60, "a minute")
     if number < 1:
-        number, unit = amount * 3600, "hour"
-    return f"{'growing' if per_second > 0 else 'shrinking'} by {number:,.0f} messages a {unit}"
+        number, unit = amount * 3600, "an hour"
+    return f"{'growing' if per_second > 0 else 'shrinking'} by {number:,.0f} messages {unit}"
 
 
 def duration(seconds: float | None) -> str:
@@ -100,4 +100,3 @@ def _url(notification: Notification) -> str:
     if notification.queue is None:
         return ""
     return f"{settings.GUARDIAN_BASE_URL}/queues/{notification.queue.uuid}/"
-

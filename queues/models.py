@@ -35,7 +35,7 @@ class Queue(models.Model):
         PulseUser, null=True, blank=True, on_delete=models.SET_NULL, related_name="queues", help_text="By its name."
     )
     registered = models.BooleanField(
-        default=False, help_text="Made here for an agent, with limits of its own on the broker; never deleted for length."
+        default=False, help_text="Made here for an agent, with limits of its own on the broker; never deleted for it."
     )
 
     ready = models.PositiveBigIntegerField(null=True, help_text="Messages; empty: unknown, which is not 0.")

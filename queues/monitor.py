@@ -225,7 +225,7 @@ def _returned(seen: Snapshot, known: Mapping[QueueName, Known]) -> dict[QueueNam
 
 def _accounts() -> dict[str, PulseAccount]:
     rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length")
-    return {username: PulseAccount(*account) for username, *account in rows}
+    return {username: PulseAccount(id_, warn, most) for username, id_, warn, most in rows}
 
 
 def _memory(management: Management) -> float:
@@ -283,7 +283,7 @@ def _count(report: Report, changes: Changes, seen: Snapshot) -> None:
 
 def _gather_facts(management: Management, changes: Changes, now: datetime) -> Facts:
     """Ask about the queues that somebody is to be told about."""
-    candidates = [one.queue for one in (*changes.messages, *changes.condemned)]
+    candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
     owners = outbox.owners_of(queue.pulse_user_id for queue in candidates)
     told = [queue for queue in candidates if outbox.is_anybody_told(queue.pulse_user_id, owners)]
     return Facts.gather(management, connections.amqp_url(), told, now)

@@ -216,7 +216,7 @@ def _finish(notification: Notification, **values: Any) -> None:
 
 def retry_seconds(attempts: int) -> int:
     """Return how long to wait after so many failed attempts: twice as long each time, up to a quarter of an hour."""
-    return min(RETRY_MOST_SECONDS, RETRY_FIRST_SECONDS * 2 ** min(attempts - 1, 10))
+    return min(RETRY_MOST_SECONDS, RETRY_FIRST_SECONDS << min(attempts - 1, 10))
 
 
 def _close(connection: BaseEmailBackend) -> None:

@@ -65,7 +65,9 @@ class BrokerState:
 class Policy(Protocol):
     """Where the thresholds come from for a queue that has none of its own, nor its Pulse user."""
 
-    needs_memory: bool
+    @property
+    def needs_memory(self) -> bool:
+        """Whether it goes by the broker's memory, which then has to be asked for."""
 
     def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
         """Return the thresholds of a queue of this length."""

@@ -22,7 +22,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Take the options."""
         parser.add_argument("--once", action="store_true", help="run one pass and end")
-        parser.add_argument("--dry-run", action="store_true", help="look and decide, and change nothing; implies --once")
+        parser.add_argument("--dry-run", action="store_true", help="look and decide, change nothing, and end")
         parser.add_argument(
             "--force", action="store_true", help="lift the brake on bulk deletion, and believe a list that is too short"
         )

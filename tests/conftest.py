@@ -1,0 +1,126 @@
+"""What the tests share. The far end is real: RabbitMQ, the database, the mail server."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+from django.conf import settings as django_settings
+
+from local.mail import MailCatcher
+from local.rabbitmq import PrivateNode
+from rabbit.management import Management
+from tests.plugin import VAR
+
+DATABASE_FIXTURES = {"db", "transactional_db", "guarded"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the database, so that they can be run on the other one too."""
+    for item in items:
+        if item.get_closest_marker("django_db") or DATABASE_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.database)
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings() -> None:
+    """Put SQLite's test database into a file, so that threads and other processes see it too."""
+    database = django_settings.DATABASES["default"]
+    if "sqlite" in database["ENGINE"]:
+        database["TEST"]["NAME"] = f"{VAR.name}/test.sqlite3"
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running RabbitMQ; ``node`` is None where it was started outside, so that it can't be broken."""
+
+    management_url: str
+    amqp_url: str
+    node: PrivateNode | None = None
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """Give the broker of this session: the one named in the environment, or a private one."""
+    outside = os.environ.get("GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL")
+    if outside:
+        yield Broker(outside, os.environ["GUARDIAN_TEST_RABBIT_URL"])
+        return
+    with PrivateNode(plugins=["rabbitmq_management", "rabbitmq_stream"]) as node:
+        yield Broker(node.management_url, node.amqp_url, node)
+
+
+@pytest.fixture(scope="session")
+def management(broker: Broker) -> Iterator[Management]:
+    client = Management(broker.management_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def vhost(management: Management) -> Iterator[str]:
+    """Give a vhost of the test's own, which is gone afterwards."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.make_vhost(name)
+    yield name
+    management.delete_vhost(name)
+
+
+class Amqp:
+    """A connection to one vhost, with what tests do over it."""
+
+    def __init__(self, amqp_url: str, vhost: str) -> None:
+        self.connection = pika.BlockingConnection(pika.URLParameters(f"{amqp_url.rstrip('/')}/{quote(vhost, safe='')}"))
+        self.channel = self.connection.channel()
+        self.channel.confirm_delivery()
+
+    def queue(self, name: str, messages: int = 0, **arguments: Any) -> None:
+        """Make a durable queue, unless told otherwise, and put so many messages into it."""
+        self.channel.queue_declare(name, **{"durable": True, **arguments})
+        self.publish(name, messages)
+
+    def publish(self, name: str, messages: int) -> None:
+        """Put so many messages into a queue, and wait for the broker to have them."""
+        for number in range(messages):
+            self.channel.basic_publish("", name, str(number).encode())
+
+    def take(self, name: str, messages: int) -> None:
+        """Take so many messages out of a queue."""
+        for _ in range(messages):
+            method, _, _ = self.channel.basic_get(name, auto_ack=True)
+            assert method is not None, f"{name} has fewer messages than expected"
+
+
+@pytest.fixture
+def amqp(broker: Broker, vhost: str) -> Iterator[Amqp]:
+    opened = Amqp(broker.amqp_url, vhost)
+    yield opened
+    if opened.connection.is_open:
+        opened.connection.close()
+
+
+@pytest.fixture
+def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -> str:
+    """Guard one vhost, the test's own, with small thresholds: warned at 5 messages, deleted past 10."""
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    settings.RABBIT_URL = broker.amqp_url
+    settings.GUARDIAN_VHOSTS = [vhost]
+    settings.GUARDIAN_PULSE_VHOST = vhost
+    settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+    return vhost
+
+
+@pytest.fixture
+def mailbox(settings: Any) -> Iterator[MailCatcher]:
+    """Give a real SMTP server, and have Django send to it."""
+    with MailCatcher() as catcher:
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        settings.EMAIL_HOST, _, port = catcher.url.removeprefix("smtp://").partition(":")
+        settings.EMAIL_PORT = int(port)
+        yield catcher

@@ -1,0 +1,32 @@
+"""Loaded before Django's settings: the tests run with the documented defaults, whatever this machine's .env says."""
+
+import atexit
+import os
+import re
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VAR = tempfile.TemporaryDirectory(prefix="guardian-tests-")
+
+
+def _documented_defaults() -> dict[str, str]:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    return dict(match.groups() for line in lines if (match := re.fullmatch(r"# ([A-Z_]+)=(.+)", line)))
+
+
+os.environ.update(_documented_defaults())
+for name in ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL", "GUARDIAN_VHOSTS", "ALLOWED_HOSTS", "GUARDIAN_OPERATOR_EMAILS"):
+    os.environ[name] = ""
+os.environ["ALLOWED_HOSTS"] = "testserver,127.0.0.1,localhost"
+os.environ["SECRET_KEY"] = "for-the-tests-alone"
+os.environ["GUARDIAN_VAR_DIR"] = VAR.name
+
+if os.environ.get("GUARDIAN_TEST_DATABASE") == "postgresql":
+    from local.postgresql import PrivateCluster
+
+    cluster = PrivateCluster().start()
+    atexit.register(cluster.stop)
+    os.environ["DATABASE_URL"] = cluster.database_url()
+else:
+    os.environ["DATABASE_URL"] = f"sqlite:///{VAR.name}/guardian.sqlite3"

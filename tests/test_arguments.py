@@ -1,0 +1,121 @@
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rabbit.arguments import Difference, differences, parse_inequivalent
+from rabbit.management import NotEqual
+
+plain = st.text(st.characters(codec="utf-8", exclude_characters="'\0\r\n"), min_size=1, max_size=20)
+values = st.one_of(st.booleans(), st.integers(-(2**31), 2**31), plain)
+arguments = st.dictionaries(st.sampled_from(["x-a", "x-b", "x-message-ttl", "x-expires"]), values)
+
+
+@given(arguments)
+def test_the_same_arguments_do_not_differ(some):
+    assert differences(some, dict(some)) == []
+
+
+@given(arguments, arguments)
+def test_differences_are_those_of_the_other_way_round_exchanged(wanted, found):
+    back = [Difference(one.argument, one.wanted, one.found) for one in differences(found, wanted)]
+    assert differences(wanted, found) == back
+
+
+@given(arguments, arguments)
+def test_correcting_every_difference_leaves_none(wanted, found):
+    corrected = dict(found)
+    for one in differences(wanted, found):
+        corrected[one.argument] = one.wanted
+    assert differences(wanted, corrected) == []
+
+
+def test_a_difference_says_what_is_there_and_what_is_wanted():
+    assert differences({"x-expires": 5, "x-new": "a"}, {"x-expires": 6, "x-old": True}) == [
+        Difference("x-expires", found=6, wanted=5),
+        Difference("x-new", found=None, wanted="a"),
+        Difference("x-old", found=True, wanted=None),
+    ]
+
+
+def test_the_classic_type_is_equal_to_none_said():
+    assert differences({"x-queue-type": "classic"}, {}) == differences({}, {"x-queue-type": "classic"}) == []
+
+
+def test_the_quorum_type_is_not():
+    assert differences({"x-queue-type": "classic"}, {"x-queue-type": "quorum"}) == [
+        Difference("x-queue-type", found="quorum", wanted=None)
+    ]
+
+
+def test_a_number_is_neither_a_boolean_nor_a_text():
+    assert len(differences({"a": 1, "b": 1, "c": 1}, {"a": True, "b": "1", "c": 1.0})) == 3
+
+
+def reason_for(management, vhost, name, first, second):
+    """Make a queue as ``first`` says and then as ``second`` does, and return the broker's objection to that."""
+    management.make_queue(vhost, name, **first)
+    with pytest.raises(NotEqual) as refusal:
+        management.make_queue(vhost, name, **second)
+    management.delete_queue(vhost, name)
+    return refusal.value.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        ({"x-message-ttl": 1}, {"x-message-ttl": 2}, Difference("x-message-ttl", found="1", wanted="2")),
+        ({"x-message-ttl": 1}, {}, Difference("x-message-ttl", found=1, wanted=None)),
+        ({}, {"x-max-length": 5}, Difference("x-max-length", found=None, wanted=5)),
+        ({}, {"x-single-active-consumer": True}, Difference("x-single-active-consumer", found=None, wanted=True)),
+        (
+            {"x-dead-letter-exchange": "5"},
+            {"x-dead-letter-exchange": "it's 6"},
+            Difference("x-dead-letter-exchange", found="5", wanted="it's 6"),
+        ),
+        ({"x-dead-letter-exchange": "5"}, {}, Difference("x-dead-letter-exchange", found="5", wanted=None)),
+    ],
+)
+def test_the_brokers_objection_to_other_arguments_is_read(management, vhost, first, second, difference):
+    reason = reason_for(management, vhost, "q", {"arguments": first}, {"arguments": second})
+    assert parse_inequivalent(reason) == difference
+
+
+@pytest.mark.parametrize(
+    ("second", "difference"),
+    [
+        ({"durable": False}, Difference("durable", found="true", wanted="false")),
+        ({"auto_delete": True}, Difference("auto_delete", found="false", wanted="true")),
+    ],
+)
+def test_the_brokers_objection_to_another_kind_of_queue_is_read(management, vhost, second, difference):
+    assert parse_inequivalent(reason_for(management, vhost, "q", {}, second)) == difference
+
+
+def test_a_quorum_queue_is_not_the_classic_one_that_is_there(management, vhost):
+    reason = reason_for(management, vhost, "q", {}, {"arguments": {"x-queue-type": "quorum"}})
+    difference = parse_inequivalent(reason)
+    assert (difference.argument, difference.wanted) == ("x-queue-type", "quorum")
+
+
+@pytest.mark.parametrize("name", ["it's", "a' in vhost 'b': received '1' but current is '2", "x' for queue 'y"])
+def test_quotes_in_the_queues_name_do_not_confuse(management, vhost, name):
+    reason = reason_for(management, vhost, name, {}, {"durable": False})
+    assert parse_inequivalent(reason) == Difference("durable", found="true", wanted="false")
+
+
+@given(plain, plain)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_goes_to_the_broker_and_comes_back_in_its_objection(management, vhost, first, second):
+    argument = "x-dead-letter-routing-key"
+    for_all = {"x-dead-letter-exchange": "amq.topic"}
+    if first == second:
+        second += "x"
+    reason = reason_for(
+        management, vhost, "q", {"arguments": for_all | {argument: first}}, {"arguments": for_all | {argument: second}}
+    )
+    assert parse_inequivalent(reason) == Difference(argument, found=first, wanted=second)
+
+
+@pytest.mark.parametrize("reason", ["", "Not Found", "invalid arg 'x-message-ttl' for queue 'q' in vhost '/': \"no\""])
+def test_another_reason_is_no_difference(reason):
+    assert parse_inequivalent(reason) is None

@@ -1,0 +1,245 @@
+"""What follows from a list of queues: the properties that hold for any history."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queues.comparison import Earlier, Known, PulseAccount, Rules, compare, settled
+from queues.quiet import Say
+from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
+from rabbit.snapshot import QueueSeen, Snapshot
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NODES = frozenset({"rabbit@one"})
+RULES = Rules(Static(Thresholds(5, 10)), "/", re.compile("^keep-"), "report", 50, 900)
+ALICE = {"alice": PulseAccount(1, None, None)}
+
+
+def seen(name, length, **fields):
+    ready = None if length is None else length
+    return QueueSeen("/", name, "classic", True, False, False, "rabbit@one", ready, 0)._replace(**fields)
+
+
+def snapshot(*queues, **fields):
+    return Snapshot(list(queues), {}, NODES, True, True, [], 0.1)._replace(**fields)
+
+
+class Story:
+    """A monitor without a database: the rows that each look leaves are what the next look knows."""
+
+    def __init__(self, rules=RULES, accounts=ALICE):
+        self.rules, self.accounts = rules, accounts
+        self.rows = {}
+        self.earlier = Earlier(NODES, 0)
+        self.now = START
+
+    def look(self, shot, *, seconds=5, force=False, **fields):
+        """Look once, note what it leaves, and return what follows."""
+        self.now += timedelta(seconds=seconds)
+        known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
+        changes = compare(
+            shot, known, self.accounts, self.rules, self.earlier, memory=0, now=self.now, force=force, **fields
+        )
+        written = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
+        for number, row in enumerate(written, start=len(self.rows) + 1):
+            self.rows[row.vhost, row.name] = row if row.id is not None else row._replace(id=number)
+        self.earlier = Earlier(shot.nodes if shot.steady else frozenset(), changes.short_lists)
+        return changes
+
+    def row(self, name):
+        return self.rows["/", name]
+
+
+lengths = st.one_of(st.none(), st.integers(0, 10))
+any_length = st.one_of(st.none(), st.integers(0, 30))
+names = st.sampled_from(["queue/alice/a", "queue/alice/b", "stray", "keep-me", "exchange/alice/x", "amq.gen-1"])
+
+
+@given(st.lists(lengths, max_size=40), st.integers(1, 1000))
+def test_whatever_a_queue_does_the_last_message_about_it_is_true(history, seconds):
+    story, said = Story(), OK
+    for length in history:
+        changes = story.look(snapshot(seen("queue/alice/a", length)), seconds=seconds)
+        for message in changes.messages:
+            said = message.queue.state
+    settled_at = next((length for length in reversed(history) if length is not None), 0)
+    for message in story.look(snapshot(seen("queue/alice/a", settled_at)), seconds=901).messages:
+        said = message.queue.state
+    assert said == story.row("queue/alice/a").state == (WARNED if settled_at >= 5 else OK)
+
+
+@given(st.lists(st.tuples(names, any_length), max_size=20))
+def test_what_belongs_to_nobody_is_never_announced_to_an_owner(history):
+    story = Story()
+    for name, length in history:
+        for message in story.look(snapshot(seen(name, length))).messages:
+            owned = message.queue.name.startswith("queue/alice/")
+            assert (message.queue.pulse_user_id is not None) == owned
+
+
+@given(
+    st.lists(st.dictionaries(names, any_length), max_size=10),
+    st.sampled_from(["unbounded", "exclusive", "registered", "ignored", "unknown"]),
+    st.sampled_from(["report", "delete-misnamed", "delete-unpatterned"]),
+    st.booleans(),
+)
+def test_what_must_be_spared_is_never_condemned_for_its_length(history, why, policy, force):
+    story = Story(Rules(RULES.policy, "/", re.compile("") if why == "ignored" else None, policy, 50, 900))
+    for queues in history:
+        shot = snapshot(
+            *(
+                seen(name, None if why == "unknown" else length, exclusive=why == "exclusive")
+                for name, length in queues.items()
+            )
+        )
+        for key, row in story.rows.items():
+            story.rows[key] = row._replace(unbounded=why == "unbounded", registered=why == "registered")
+        new = {name for name in queues if ("/", name) not in story.rows}
+        for one in story.look(shot, force=force).condemned:
+            # A flag is an operator's, so a queue that is seen for the first time has none yet.
+            first_time = why in ("unbounded", "registered") and one.queue.name in new
+            assert first_time or (one.for_its_name and why == "unknown")
+
+
+@given(st.lists(st.sets(names), max_size=8))
+def test_nothing_is_gone_before_two_lists_in_a_row_lack_it(history):
+    story, before = Story(), [set(), set()]
+    for there in history:
+        gone = {row.name for row in story.look(snapshot(*(seen(name, 0) for name in there))).gone}
+        assert not gone & (there | before[-1])
+        before.append(there)
+
+
+def test_a_list_that_was_taken_while_a_node_came_or_went_says_nothing_about_what_is_missing():
+    story = Story()
+    story.look(snapshot(seen("a", 0), seen("b", 0)))
+    for _ in range(5):
+        assert not story.look(snapshot(seen("a", 0), steady=False)).gone
+    assert story.row("b").misses == 0
+
+
+def test_lists_of_different_nodes_do_not_add_up():
+    story = Story()
+    story.look(snapshot(seen("a", 0), seen("b", 0)))
+    story.look(snapshot(seen("a", 0)))
+    other = NODES | {"rabbit@two"}
+    assert not story.look(snapshot(seen("a", 0), nodes=other)).gone
+    assert story.look(snapshot(seen("a", 0), nodes=other)).gone
+
+
+def test_a_queue_whose_node_is_down_is_not_missing():
+    story = Story()
+    nodes = NODES | {"rabbit@two"}
+    story.look(snapshot(seen("a", 0), seen("b", 0, node="rabbit@two"), nodes=nodes))
+    for _ in range(5):
+        assert not story.look(snapshot(seen("a", 0))).gone
+
+
+def test_a_vhost_that_could_not_be_listed_leaves_its_queues_as_they_were():
+    story = Story()
+    story.look(snapshot(seen("a", 0), seen("b", 0, vhost="other")))
+    for _ in range(5):
+        assert not story.look(snapshot(seen("a", 0), unlisted={"other": "refused"})).gone
+    assert story.rows["other", "b"].state == OK
+
+
+def test_a_vhost_that_does_not_run_misses_nothing():
+    story = Story()
+    story.look(snapshot(seen("a", 0), seen("b", 0, vhost="other")))
+    for _ in range(5):
+        assert not story.look(snapshot(seen("a", 0)), stopped_vhosts=frozenset({"other"})).gone
+
+
+def many(count, **fields):
+    return [seen(f"q{number}", 0, **fields) for number in range(count)]
+
+
+def test_a_list_that_is_half_there_has_to_come_three_times_in_a_row():
+    story = Story()
+    story.look(snapshot(*many(300)))
+    half = snapshot(*many(150))
+    assert [len(story.look(half).gone) for _ in range(3)] == [0, 0, 150]
+
+
+def test_a_list_that_is_whole_again_starts_the_count_anew():
+    story = Story()
+    story.look(snapshot(*many(300)))
+    for shot in (many(150), many(150), many(300), many(150), many(150)):
+        assert not story.look(snapshot(*shot)).gone
+
+
+def test_while_a_list_is_far_too_short_nothing_is_condemned():
+    story = Story()
+    story.look(snapshot(*many(300)))
+    changes = story.look(snapshot(seen("q1", 11)))
+    assert not changes.condemned
+    assert story.row("q1").state == WARNED
+
+
+def test_force_believes_a_short_list_at_once():
+    story = Story()
+    story.look(snapshot(*many(300)))
+    assert len(story.look(snapshot(*many(1)), force=True).gone) == 299
+
+
+def test_what_guardian_deleted_itself_does_not_make_a_list_short():
+    story = Story()
+    story.look(snapshot(*many(300)))
+    for key in list(story.rows)[:200]:
+        story.rows[key] = story.rows[key]._replace(state=DELETING, delete_sent_at=START)
+    changes = story.look(snapshot(*many(300)[200:]))
+    assert (changes.short, len(changes.deleted)) == (0, 200)
+
+
+def test_a_condemned_queue_that_the_broker_was_never_asked_to_delete_and_that_is_missing_is_simply_gone():
+    story = Story()
+    story.look(snapshot(seen("a", 11), seen("b", 0)))
+    assert story.row("a").state == DELETING
+    first, second = (story.look(snapshot(seen("b", 0))) for _ in range(2))
+    assert (first.deleted, second.deleted) == ([], [])
+    assert [row.name for row in second.gone] == ["a"]
+
+
+def test_past_the_brake_nothing_is_condemned_and_everybody_is_warned():
+    story = Story(Rules(RULES.policy, "/", None, "report", 2, 900))
+    changes = story.look(snapshot(seen("a", 11), seen("b", 11), seen("c", 11)))
+    assert (changes.condemned, changes.braked) == ([], 3)
+    assert [message.say for message in changes.messages] == [Say.WARNING] * 3
+
+
+def test_a_quarter_of_all_may_go_where_that_is_more_than_the_brake():
+    story = Story(Rules(RULES.policy, "/", None, "report", 2, 900))
+    assert len(story.look(snapshot(*many(30), *(seen(f"long{n}", 11) for n in range(9)))).condemned) == 9
+
+
+def test_a_queue_in_another_vhost_makes_nobody_an_owner_and_has_no_namespace():
+    story = Story(Rules(RULES.policy, "/", None, "delete-unpatterned", 50, 900))
+    changes = story.look(snapshot(seen("queue/alice/a", 0, vhost="other"), seen("stray", 0, vhost="other")))
+    assert not changes.condemned
+    assert story.rows["other", "queue/alice/a"].pulse_user_id is None
+
+
+def test_a_queue_that_is_kept_after_the_second_look_is_told_where_it_stands_and_no_more():
+    story = Story()
+    story.look(snapshot(seen("a", 11)))
+    queue, say = settled(story.row("a"), 7, Thresholds(5, 10), RULES, story.now)
+    assert (queue.state, say) == (WARNED, Say.WARNING)
+    queue, say = settled(story.row("a"), 2, Thresholds(5, 10), RULES, story.now)
+    assert (queue.state, say) == (OK, Say.NOTHING)
+
+
+def test_the_rows_have_the_fields_of_the_model():
+    from queues.models import Queue
+
+    columns = {field.attname for field in Queue._meta.concrete_fields}
+    assert set(Known._fields) <= columns
+
+
+@pytest.mark.parametrize("name", ["queue/alice", "queue//x", "queue/alice.b/x", "Queue/alice/x"])
+def test_a_name_that_only_looks_like_alices_is_not_hers(name):
+    story = Story()
+    story.look(snapshot(seen(name, 0)))
+    assert story.row(name).pulse_user_id is None

@@ -1,0 +1,136 @@
+"""What the mails say, and that no name of a queue breaks them."""
+
+import email
+import email.policy
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queues.mails import compose, duration, pace, readable
+from queues.models import Notification
+
+FACTS = {
+    "queue": "queue/alice/builds", "vhost": "/", "state": "warned",
+    "length": 2104, "ready": 2000, "unacknowledged": 104, "warn": 2000, "max": 8000, "spared": False,
+    "per_second": 3.5, "seconds_to_max": 1684, "consumers": 0, "folded": 3, "owners": ["alice@example.org"],
+    "bindings": [{"exchange": "exchange/ci/events", "routing_key": "build.#"}], "more_bindings": 0,
+    "error": "no answer", "seconds": 90, "count": 60, "seen": 100, "missing": 70,
+}  # fmt: skip
+
+
+def notification(kind="warning", **facts):
+    return Notification(
+        kind=kind, recipient="alice@example.org", facts={**FACTS, **facts}, created=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+
+
+def parsed(mail):
+    return email.message_from_bytes(mail.message().as_bytes(), policy=email.policy.default)
+
+
+def part(mail, kind):
+    return parsed(mail).get_body((kind,)).get_content()
+
+
+@pytest.mark.parametrize("kind", Notification.Kind.values)
+@pytest.mark.parametrize("form", ["plain", "html"])
+def test_every_kind_of_notification_can_be_put_into_words(kind, form):
+    mail = compose(notification(kind))
+    assert len(part(mail, form)) > 100
+    assert mail.subject.startswith("[Guardian] ")
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "queue/alice/builds", "2,104", "2,000 ready", "104 unacknowledged", "8,000",
+        "growing by 4 messages a second", "28 minutes", "none: nothing takes messages out",
+        "exchange/ci/events", "build.#", "What happens next",
+    ],
+)  # fmt: skip
+def test_a_warning_tells_everything_that_an_owner_needs(what, form):
+    assert what in part(compose(notification()), form)
+
+
+def test_a_warning_about_a_queue_that_is_never_deleted_does_not_threaten():
+    text = part(compose(notification(spared=True)), "plain")
+    assert "never for its length" in text
+    assert "it is deleted with all" not in text
+
+
+def test_a_broker_that_could_not_be_asked_is_said_as_it_is():
+    text = part(compose(notification(consumers=None, bindings=None)), "plain")
+    assert text.count("could not be asked") == 2
+
+
+def test_a_deletion_says_that_it_is_done_and_why():
+    text = part(compose(notification("deletion", length=8001)), "plain")
+    assert "is deleted" in text
+    assert "It had 8,001 messages, and its maximum is 8,000" in text
+
+
+def test_an_operator_is_told_that_the_copy_is_an_operators():
+    copy = notification()
+    copy.recipient = "ops@example.org"
+    assert "as an operator" in part(compose(copy), "plain")
+    assert "because the queue is yours" in part(compose(notification()), "plain")
+
+
+class Tags(HTMLParser):
+    """Collects the tags of a page."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=255)
+PLAIN_TAGS = Tags(part(compose(notification()), "html")).tags
+
+
+@given(names)
+def test_no_name_breaks_a_header(name):
+    mail = compose(notification(queue=name))
+    assert list(parsed(mail).keys()) == list(parsed(compose(notification())).keys())
+    assert "\n" not in mail.subject
+
+
+@given(names)
+def test_no_name_adds_a_tag_to_the_html(name):
+    assert Tags(part(compose(notification(queue=name)), "html")).tags == PLAIN_TAGS
+
+
+@given(st.text(max_size=50))
+def test_a_readable_name_has_nothing_in_it_that_cannot_be_seen(name):
+    assert readable(name).isprintable()
+
+
+def test_a_name_that_can_be_seen_as_it_is_stays_as_it_is():
+    assert readable("queue/alice/bäume 1") == "queue/alice/bäume 1"
+
+
+@pytest.mark.parametrize(
+    ("per_second", "words"),
+    [
+        (None, ""), (0.0, "not growing"), (12.0, "growing by 12 messages a second"),
+        (-0.5, "shrinking by 30 messages a minute"), (0.005, "growing by 18 messages an hour"),
+    ],
+)  # fmt: skip
+def test_the_pace_is_told_in_the_unit_that_fits(per_second, words):
+    assert pace(per_second) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, ""), (1, "1 second"), (89, "89 seconds"), (600, "10 minutes"), (7200, "2 hours"), (200_000, "2 days")],
+)
+def test_a_time_is_told_in_the_unit_that_fits(seconds, words):
+    assert duration(seconds) == words

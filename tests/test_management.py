@@ -1,0 +1,667 @@
+import itertools
+import logging
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from urllib.parse import quote, urlsplit
+
+import pika
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rabbit.management import (
+    BrokerAway,
+    BrokerError,
+    Connection,
+    Exchange,
+    Malformed,
+    Management,
+    NotEqual,
+    NotThere,
+    Refused,
+    User,
+    Vhost,
+)
+from rabbit.permissions import EVERYTHING, NOTHING
+from tests.proxy import Proxy, http_answer
+
+TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
+HTML = b"<html><body>Welcome to the hotel's network</body></html>"
+
+STRANGE = ["a/b", "a'b\"c", "100%", "%2F", "?x=1#y", "zoé \N{SNOWMAN}", "<b>&", "a b+c", "\t\x01", "...", "a\\b", "~"]
+names = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=40).filter(
+    lambda name: name not in (".", "..") and not name.startswith("amq.") and len(name.encode()) < 200
+)
+
+
+@contextmanager
+def client(url, **options):
+    management = Management(url, **options)
+    try:
+        yield management
+    finally:
+        management.close()
+
+
+@pytest.fixture
+def proxy(broker):
+    with Proxy.before(broker.management_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(broker, proxy):
+    """A client whose every byte goes through the proxy."""
+    with client(proxy.url(broker.management_url), read_timeout=0.5) as management:
+        yield management
+
+
+@pytest.fixture
+def user(management):
+    name = f"user-{secrets.token_hex(8)}"
+    management.put_user(name, "a password")
+    yield name
+    if name in {user.name for user in management.users()}:
+        management.delete_user(name)
+
+
+def connect(broker, vhost, user=None, password=None):
+    parts = urlsplit(broker.amqp_url)
+    credentials = parts.netloc.rpartition("@")[0] if user is None else f"{user}:{quote(password)}"
+    address = parts.netloc.rpartition("@")[2]
+    return pika.BlockingConnection(pika.URLParameters(f"amqp://{credentials}@{address}/{quote(vhost, safe='')}"))
+
+
+def eventually(holds, seconds=5):
+    """Wait for something to hold; the broker's list of connections is a little behind."""
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return held
+
+
+def listed(management, vhost):
+    return {row["name"] for row in management.list_queues(vhost, TOTALS)}
+
+
+# The broker itself
+
+
+def test_the_overview_tells_the_version(management):
+    assert management.overview()["rabbitmq_version"][0].isdigit()
+
+
+def test_whoami_is_an_administrator(management):
+    assert "administrator" in management.whoami().tags
+
+
+def test_every_node_of_the_test_broker_runs_and_has_no_alarm(management):
+    nodes = management.nodes()
+    assert nodes
+    assert all(node.running and not node.mem_alarm and not node.disk_alarm for node in nodes)
+    assert management.alarms() == []
+
+
+def test_a_node_that_tells_nothing_has_unknown_figures_and_no_alarm(behind, proxy):
+    proxy.answer(http_answer("200 OK", b'[{"name": "rabbit@b", "running": false}]'))
+    assert behind.nodes() == [("rabbit@b", False, None, None, False, None, None, False)]
+
+
+def test_an_alarm_is_an_answer_and_no_outage(behind, proxy):
+    body = b'{"alarms":[{"node":"a@b","resource":"memory"}],"reason":"There are alarms","status":"failed"}'
+    proxy.answer(http_answer("503 Service Unavailable", body))
+    assert behind.alarms() == ["memory on a@b"]
+
+
+@pytest.mark.parametrize("body", [b"", HTML, b"[]", b"{}", b'{"alarms": 1}', b'{"alarms": ["memory"]}'])
+def test_a_503_without_alarms_is_an_outage(behind, proxy, body):
+    proxy.answer(http_answer("503 Service Unavailable", body))
+    with pytest.raises(BrokerAway, match="503"):
+        behind.alarms()
+
+
+def test_tags_of_an_old_broker_are_a_text_with_commas(behind, proxy):
+    proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": "administrator, monitoring"}'))
+    assert behind.whoami().tags == {"administrator", "monitoring"}
+    proxy.answer(http_answer("200 OK", b'{"name": "guardian", "tags": ""}'))
+    assert behind.whoami().tags == frozenset()
+
+
+# Vhosts
+
+
+def test_a_vhost_is_made_once_listed_and_deleted(management):
+    name = f"a/b%é {secrets.token_hex(8)}"
+    try:
+        assert management.make_vhost(name) is True
+        assert management.make_vhost(name) is False
+        assert Vhost(name, running=True) in management.vhosts()
+    finally:
+        management.delete_vhost(name)
+    assert name not in {vhost.name for vhost in management.vhosts()}
+    with pytest.raises(NotThere):
+        management.delete_vhost(name)
+
+
+def test_a_vhost_that_a_node_does_not_run_is_not_running(behind, proxy):
+    body = (
+        b'[{"name": "a", "cluster_state": {"x@1": "running", "x@2": "stopped"}}, {"name": "b", "cluster_state": {}},'
+        b' {"name": "c", "cluster_state": {"x@1": "running"}}]'
+    )
+    proxy.answer(http_answer("200 OK", body))
+    assert behind.vhosts() == [Vhost("a", False), Vhost("b", False), Vhost("c", True)]
+
+
+# Queues
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_queue_name_with_a_slash_a_quote_and_a_percent_goes_there_and_back(management, vhost, name):
+    assert management.make_queue(vhost, name) is True
+    assert management.queue(vhost, name)["name"] == name
+    assert listed(management, vhost) == {name}
+    management.purge_queue(vhost, name)
+    management.delete_queue(vhost, name)
+    assert listed(management, vhost) == set()
+
+
+@given(names)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_queue_name_goes_there_and_back(management, vhost, name):
+    management.make_queue(vhost, name)
+    assert listed(management, vhost) == {name}
+    assert management.queue(vhost, name)["vhost"] == vhost
+    management.delete_queue(vhost, name)
+    assert listed(management, vhost) == set()
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_the_broker_would_fold_away_is_not_sent(behind, proxy, management, vhost, name):
+    for ask in (behind.make_queue, behind.queue, behind.delete_queue, behind.purge_queue):
+        with pytest.raises(Refused, match=f"'{name}'"):
+            ask(vhost, name)
+    with pytest.raises(Refused):
+        behind.delete_queue(name, "vhosts")
+    assert proxy.connections == 0
+    assert listed(management, vhost) == set()
+
+
+def test_a_queue_named_dots_is_listed_all_the_same(broker, management, vhost):
+    connection = connect(broker, vhost)
+    connection.channel().queue_declare("..", durable=True)
+    assert listed(management, vhost) == {".."}
+    connection.channel().queue_delete("..")
+    connection.close()
+
+
+@pytest.mark.parametrize("name", ["a\n", "\r", "a\nb"])
+def test_a_name_with_a_line_break_is_refused_since_another_would_be_made(management, vhost, name):
+    with pytest.raises(Refused, match="line break"):
+        management.make_queue(vhost, name)
+    with pytest.raises(Refused, match="line break"):
+        management.make_exchange(vhost, name)
+    assert listed(management, vhost) == set()
+
+
+def test_a_queue_that_is_there_is_not_new(management, vhost):
+    arguments = {"x-message-ttl": 1000, "x-queue-type": "classic"}
+    assert management.make_queue(vhost, "q", arguments, durable=True, auto_delete=False) is True
+    assert management.make_queue(vhost, "q", arguments, durable=True, auto_delete=False) is False
+    assert management.queue(vhost, "q")["arguments"]["x-message-ttl"] == 1000
+
+
+def test_a_queue_with_other_arguments_is_not_equal(management, vhost):
+    management.make_queue(vhost, "q", {"x-message-ttl": 1})
+    with pytest.raises(NotEqual) as refusal:
+        management.make_queue(vhost, "q", {"x-message-ttl": 2})
+    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("x-message-ttl", "1", "2")
+    assert refusal.value.status == 400
+
+
+def test_a_wrong_argument_is_refused_with_the_brokers_reason(management, vhost):
+    with pytest.raises(Refused, match="x-message-ttl") as refusal:
+        management.make_queue(vhost, "q", {"x-message-ttl": "soon"})
+    assert type(refusal.value) is Refused
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize("length", [256, 5_000, 100_000])
+def test_a_name_that_is_too_long_is_refused(management, vhost, length):
+    with pytest.raises(Refused):
+        management.make_queue(vhost, "a" * length)
+
+
+def test_what_is_not_there_is_not_there(management, vhost):
+    nowhere = f"no such vhost {secrets.token_hex(8)}"
+    nobody = f"nobody-{secrets.token_hex(8)}"
+    for ask in (
+        lambda: management.queue(vhost, "none"),
+        lambda: management.delete_queue(vhost, "none"),
+        lambda: management.delete_queue(vhost, "none", if_empty=True, if_unused=True),
+        lambda: management.purge_queue(vhost, "none"),
+        lambda: management.make_queue(nowhere, "q"),
+        lambda: management.list_queues(nowhere, TOTALS),
+        lambda: management.bindings(nowhere),
+        lambda: management.exchanges(nowhere),
+        lambda: management.make_exchange(nowhere, "e"),
+        lambda: management.delete_exchange(vhost, "none"),
+        lambda: management.bind_queue(vhost, "amq.topic", "none", "#"),
+        lambda: management.bind_queue(vhost, "none", "none", "#"),
+        lambda: management.user(nobody),
+        lambda: management.delete_user(nobody),
+        lambda: management.permissions_of(nobody),
+        lambda: management.set_permissions(vhost, nobody, NOTHING),
+        lambda: management.delete_permissions(vhost, nobody),
+    ):
+        with pytest.raises(NotThere):
+            ask()
+
+
+def test_all_vhosts_are_listed_at_once(management, vhost):
+    management.make_queue(vhost, "q")
+    assert (vhost, "q") in {(row["vhost"], row["name"]) for row in management.list_queues(None, TOTALS)}
+
+
+def test_columns_leave_the_others_out(management, vhost):
+    management.make_queue(vhost, "q")
+    assert management.list_queues(vhost, {"columns": "name"}) == [{"name": "q"}]
+
+
+def test_a_queue_with_messages_is_not_deleted_if_empty_and_can_be_purged(broker, management, vhost):
+    management.make_queue(vhost, "q", {"x-queue-type": "classic"})
+    connection = connect(broker, vhost)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("", "q", b"body")
+    with pytest.raises(Refused, match="not empty"):
+        management.delete_queue(vhost, "q", if_empty=True)
+    management.purge_queue(vhost, "q")
+    assert channel.queue_declare("q", passive=True).method.message_count == 0
+    channel.basic_consume("q", lambda *_: None)
+    with pytest.raises(Refused, match="in use"):
+        management.delete_queue(vhost, "q", if_unused=True)
+    connection.close()
+    management.delete_queue(vhost, "q", if_empty=True, if_unused=True)
+    assert listed(management, vhost) == set()
+
+
+def test_a_queue_that_a_connection_has_to_itself_is_not_deleted(broker, management, vhost):
+    connection = connect(broker, vhost)
+    connection.channel().queue_declare("mine", exclusive=True)
+    with pytest.raises(Refused, match="exclusive"):
+        management.delete_queue(vhost, "mine")
+    connection.close()
+
+
+# Exchanges and bindings
+
+
+def test_an_exchange_is_made_once_listed_and_deleted(management, vhost):
+    assert management.make_exchange(vhost, "exchange/a/é", "fanout", durable=False) is True
+    assert management.make_exchange(vhost, "exchange/a/é", "fanout", durable=False) is False
+    exchanges = management.exchanges(vhost)
+    assert Exchange("exchange/a/é", vhost, "fanout", False, False, False) in exchanges
+    assert {"", "amq.topic"} < {exchange.name for exchange in exchanges}
+    management.delete_exchange(vhost, "exchange/a/é")
+    assert "exchange/a/é" not in {exchange.name for exchange in management.exchanges(vhost)}
+
+
+def test_an_exchange_of_another_type_is_not_equal(management, vhost):
+    management.make_exchange(vhost, "e", "topic")
+    with pytest.raises(NotEqual) as refusal:
+        management.make_exchange(vhost, "e", "direct")
+    assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("type", "topic", "direct")
+
+
+def test_the_brokers_own_exchange_is_not_to_be_deleted(management, vhost):
+    with pytest.raises(Refused) as refusal:
+        management.delete_exchange(vhost, "amq.topic")
+    assert refusal.value.status in (401, 403)
+
+
+def test_a_binding_is_seen_from_the_vhost_the_queue_and_the_exchange(management, vhost):
+    management.make_queue(vhost, "a/q")
+    management.make_exchange(vhost, "e/1")
+    for _ in range(2):
+        management.bind_queue(vhost, "e/1", "a/q", "key.#/é", {"x": 1})
+    [bound] = management.exchange_bindings(vhost, "e/1")
+    assert bound[:5] == ("e/1", vhost, "a/q", "queue", "key.#/é")
+    assert bound.arguments == {"x": 1}
+    assert bound in management.queue_bindings(vhost, "a/q")
+    assert bound in management.bindings(vhost)
+
+
+def test_the_default_exchange_has_its_bindings_under_no_name(management, vhost):
+    management.make_queue(vhost, "q")
+    [bound] = management.exchange_bindings(vhost, "")
+    assert (bound.source, bound.destination, bound.routing_key) == ("", "q", "q")
+
+
+# Users, permissions and connections
+
+
+@pytest.mark.parametrize("strange", ["a.b-c", "a/b", "é%2F", "new\nline", "'\"<"])
+def test_a_user_is_made_changed_and_deleted(management, strange):
+    name = f"{strange}{secrets.token_hex(8)}"
+    try:
+        assert management.put_user(name, "first", ["monitoring", "policymaker"]) is True
+        assert management.user(name) == User(name, frozenset({"monitoring", "policymaker"}))
+        assert management.put_user(name, "second") is False
+        assert User(name, frozenset()) in management.users()
+    finally:
+        management.delete_user(name)
+    assert name not in {user.name for user in management.users()}
+
+
+def test_a_password_is_taken_as_it_is_and_replaced(broker, management, vhost, user):
+    management.set_permissions(vhost, user, EVERYTHING)
+    for password in ("pa:ss/wo%rd@#?", "zoé \N{SNOWMAN}"):
+        management.put_user(user, password, ["administrator"])
+        address = urlsplit(broker.management_url).netloc.rpartition("@")[2]
+        with client(f"http://{user}:{quote(password, safe='')}@{address}") as theirs:
+            assert theirs.whoami() == (user, {"administrator"})
+    with client(f"http://{user}:first@{address}") as theirs, pytest.raises(Refused) as refusal:
+        theirs.whoami()
+    assert refusal.value.status == 401
+
+
+def test_a_user_without_a_password_cannot_log_in(broker, management, vhost, user):
+    management.set_permissions(vhost, user, EVERYTHING)
+    connect(broker, vhost, user, "a password").close()
+    management.put_user(user, None)
+    for password in ("a password", ""):
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            connect(broker, vhost, user, password)
+
+
+def test_permissions_go_there_and_back(management, vhost, user):
+    assert management.permissions_of(user) == {}
+    management.set_permissions(vhost, user, NOTHING)
+    management.set_permissions(vhost, user, NOTHING._replace(read=r"^queue/a\.b/é"))
+    assert management.permissions_of(user) == {vhost: ("^$", "^$", r"^queue/a\.b/é")}
+    management.delete_permissions(vhost, user)
+    assert management.permissions_of(user) == {}
+
+
+def test_a_pattern_that_is_none_is_refused(management, vhost, user):
+    with pytest.raises(Refused, match="invalid_regexp"):
+        management.set_permissions(vhost, user, NOTHING._replace(read="("))
+
+
+def test_a_users_connections_are_listed_and_closed_with_the_reason(broker, management, vhost, user):
+    management.set_permissions(vhost, user, NOTHING)
+    connection = connect(broker, vhost, user, "a password")
+    assert eventually(lambda: management.connections_of(user))
+    [seen] = management.connections_of(user)
+    assert isinstance(seen, Connection)
+    assert seen.vhost == vhost
+    assert seen.client_address
+    assert seen.name.startswith(seen.client_address)
+    management.close_connections_of(user, "the password\nwas replaced — é")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="the password was replaced"):
+        connection.process_data_events(time_limit=10)
+    assert eventually(lambda: not management.connections_of(user))
+
+
+def test_when_a_connection_was_made_is_told_where_the_broker_tells(behind, proxy):
+    body = b'[{"name": "1.2.3.4:5 -> 6:7", "vhost": "/", "peer_host": "host", "connected_at": 1700000000000}]'
+    proxy.answer(http_answer("200 OK", body))
+    [connection] = behind.connections_of("anybody")
+    assert connection.client_address == "host"
+    assert connection.connected_at.isoformat() == "2023-11-14T22:13:20+00:00"
+
+
+def test_a_client_address_may_have_colons(behind, proxy):
+    proxy.answer(http_answer("200 OK", b'[{"name": "[::1]:5 -> [::1]:5672", "vhost": "/"}]'))
+    assert behind.connections_of("anybody") == [("[::1]:5 -> [::1]:5672", "/", "[::1]", None)]
+
+
+def test_somebody_without_tags_is_refused(broker, user):
+    address = urlsplit(broker.management_url).netloc.rpartition("@")[2]
+    with client(f"http://{user}:a%20password@{address}") as theirs, pytest.raises(Refused) as refusal:
+        theirs.overview()
+    assert refusal.value.status == 401
+    assert "permissions" in str(refusal.value)
+
+
+# What can go wrong on the way
+
+
+def test_a_broker_that_is_not_there_is_away():
+    with client("http://guest:sesame@127.0.0.1:1") as nobody, pytest.raises(BrokerAway, match="connect") as away:
+        nobody.overview()
+    assert not away.value.timed_out
+
+
+def test_an_answer_that_does_not_come_is_a_timeout_and_not_asked_for_twice(behind, proxy):
+    proxy.delay(5)
+    began = time.monotonic()
+    with pytest.raises(BrokerAway, match=r"within 0\.5 s") as away:
+        behind.overview()
+    assert away.value.timed_out
+    assert time.monotonic() - began < 1.5
+    assert proxy.requests == 1
+
+
+def test_an_answer_that_trickles_in_for_ever_is_a_timeout(behind, proxy):
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n["
+    proxy.answer_slowly(itertools.chain([head], itertools.repeat(b" ")), pause=0.1)
+    began = time.monotonic()
+    with pytest.raises(BrokerAway, match=r"complete within 1\.5 s") as away:
+        behind.list_queues(None, TOTALS)
+    assert away.value.timed_out
+    assert time.monotonic() - began < 3
+
+
+def test_an_answer_without_end_is_not_kept(broker, proxy):
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    proxy.answer_slowly(itertools.chain([head], itertools.repeat(b"2710\r\n" + b"x" * 10_000 + b"\r\n")), pause=0)
+    small = client(proxy.url(broker.management_url), most_bytes=1_000_000)
+    with small as behind, pytest.raises(Malformed, match="more than 1000000 bytes"):
+        behind.list_queues(None, TOTALS)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_connection_that_dies_is_made_anew_once(behind, proxy, vhost, reset):
+    proxy.close_next(1, reset=reset)
+    assert behind.whoami().name
+    assert proxy.connections == 2
+    proxy.close_next(1, reset=reset)
+    assert behind.make_queue(vhost, "q") is True
+    proxy.close_next(1, reset=reset)
+    behind.bind_queue(vhost, "amq.topic", "q", "#")
+    assert [binding.destination for binding in behind.exchange_bindings(vhost, "amq.topic")] == ["q"]
+    proxy.close_next(1, reset=reset)
+    behind.delete_queue(vhost, "q")
+    assert listed(behind, vhost) == set()
+
+
+def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
+    proxy.close_next(2)
+    with pytest.raises(BrokerAway, match="cut") as away:
+        behind.whoami()
+    assert not away.value.timed_out
+    assert proxy.requests == 2
+    assert behind.whoami().name
+
+
+def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy):
+    with client(proxy.url(broker.management_url)) as behind, ThreadPoolExecutor(4) as threads:
+        together = threading.Barrier(4)
+
+        def ask(_):
+            together.wait()
+            return behind.whoami().name
+
+        assert len(list(threads.map(ask, range(4)))) == 4
+        proxy.close_next(4)
+        assert len(list(threads.map(ask, range(4)))) == 4
+
+
+def test_a_refused_body_does_not_spoil_the_next_request(behind, proxy):
+    for _ in range(100):
+        with pytest.raises(NotThere):
+            behind.make_queue("no such vhost", "q")
+        assert behind.whoami().name
+    assert proxy.connections == 101  # one for each body, and one for all the rest
+
+
+def test_a_delete_whose_answer_was_lost_counts_as_done(behind, proxy, management, vhost):
+    management.make_queue(vhost, "q")
+    proxy.cut_after(0)
+    behind.delete_queue(vhost, "q")
+    assert proxy.requests == 2
+    assert listed(management, vhost) == set()
+    with pytest.raises(NotThere):
+        behind.delete_queue(vhost, "q")
+
+
+def test_half_an_answer_is_asked_for_again(behind, proxy):
+    proxy.cut_after(600)
+    assert behind.overview()["rabbitmq_version"]
+    assert proxy.requests == 2
+
+
+def test_half_an_answer_that_claims_to_be_whole_is_malformed(behind, proxy):
+    proxy.answer(b'HTTP/1.1 200 OK\r\n\r\n[{"name": "a", "vho')
+    with pytest.raises(Malformed, match="/api/queues"):
+        behind.list_queues(None, TOTALS)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", HTML, b"null", b'{"error": "x"}', b'"text"', b"[1]", b'[{"name": "a"}]', b'[{"name":1,"vhost":"/"}]']
+)
+def test_a_list_of_another_shape_is_malformed(behind, proxy, body):
+    proxy.answer(http_answer("200 OK", body))
+    with pytest.raises(Malformed, match="GET /api/queues"):
+        behind.list_queues(None, TOTALS)
+
+
+def test_every_answer_of_another_shape_is_malformed(behind, proxy):
+    asks = [
+        behind.overview,
+        behind.whoami,
+        behind.vhosts,
+        behind.users,
+        behind.nodes,
+        behind.alarms,
+        lambda: behind.queue("/", "q"),
+        lambda: behind.bindings("/"),
+        lambda: behind.queue_bindings("/", "q"),
+        lambda: behind.exchange_bindings("/", "e"),
+        lambda: behind.exchanges("/"),
+        lambda: behind.user("u"),
+        lambda: behind.permissions_of("u"),
+        lambda: behind.connections_of("u"),
+        lambda: behind.make_queue("/", "q"),
+        lambda: behind.delete_queue("/", "q"),
+        lambda: behind.purge_queue("/", "q"),
+        lambda: behind.put_user("u", None),
+        lambda: behind.bind_queue("/", "e", "q", ""),
+    ]
+    for body, ask in itertools.product([HTML, b"7", b'[{"a": 1}]', b'{"a": 1}'], asks):
+        proxy.answer(http_answer("200 OK", body))
+        with pytest.raises(Malformed, match="/api/"):
+            ask()
+
+
+def test_somebody_elses_404_does_not_pass_for_gone(behind, proxy):
+    proxy.answer(http_answer("404 Not Found", HTML))
+    for ask in (behind.queue, behind.delete_queue, behind.queue_bindings):
+        with pytest.raises(Malformed, match="404"):
+            ask("/", "q")
+
+
+def test_a_redirect_is_told_and_not_followed(behind, proxy):
+    proxy.answer(http_answer("301 Moved Permanently", b"", "Location: https://me:secret@example.org/login"))
+    with pytest.raises(Malformed, match="redirect") as malformed:
+        behind.overview()
+    assert "https://example.org/login" in str(malformed.value)
+    assert "secret" not in str(malformed.value)
+    assert proxy.requests == 1
+
+
+@pytest.mark.parametrize("status", ["500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable"])
+def test_a_server_error_is_an_outage(behind, proxy, status):
+    for body in (HTML, b'{"error": "Internal", "reason": ["a", 1]}'):
+        proxy.answer(http_answer(status, body))
+        with pytest.raises(BrokerAway, match=status[:3]):
+            behind.list_queues(None, TOTALS)
+
+
+def test_what_speaks_no_http_is_an_outage(broker):
+    address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
+    with client(f"http://guest:sesame@{address}", read_timeout=5) as lost, pytest.raises(BrokerAway, match="HTTP"):
+        lost.overview()
+
+
+def test_a_packed_answer_that_cannot_be_unpacked_is_malformed(behind, proxy):
+    proxy.answer(http_answer("200 OK", b"no gzip", "Content-Encoding: gzip"))
+    with pytest.raises(Malformed, match="unpacked"):
+        behind.overview()
+
+
+def test_a_path_in_the_url_stands_before_every_request(broker, proxy):
+    with client(proxy.url(broker.management_url) + "/behind/a/proxy/") as behind:
+        with pytest.raises(NotThere):  # the broker itself serves nothing there
+            behind.overview()
+        assert repr(behind) == f"<Management http://127.0.0.1:{proxy.port}/behind/a/proxy>"
+
+
+# Credentials
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:15672",
+        "amqp://guest:sesame@localhost:5672",
+        "http://",
+        "http://guest:sesame@",
+        "http://guest:sesame@:15672",
+        "http://guest:sesame@localhost:sesame",
+        "http://guest:sesame@localhost:0",
+        "http://guest:sesame@localhost:65536",
+        "http://guest:ses/ame@localhost:15672",
+        "http://guest:1/sesame@localhost:15672",
+        "http://guest:1#sesame@localhost:15672",
+        "http://guest:1?sesame@localhost:15672",
+        "http://guest:sesame@[::1",
+        "http://guest:sesame@a b:15672",
+        "http://guest:sesame\N{CIRCLED LATIN SMALL LETTER A}\N{FULLWIDTH COMMERCIAL AT}@localhost:15672",
+    ],
+)
+def test_what_is_no_url_is_refused_without_repeating_the_password(url):
+    with pytest.raises(ValueError) as refusal:
+        Management(url)
+    text = str(refusal.value)
+    assert "ses" not in text
+    assert refusal.value.__suppress_context__ or refusal.value.__context__ is None
+    assert len(text) > 20
+
+
+def test_the_password_shows_up_nowhere(broker, proxy, caplog, monkeypatch):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # would otherwise be handed every request
+    address = f"127.0.0.1:{proxy.port}"
+    with client(f"http://someone:open%20sesame@{address}", read_timeout=0.3) as theirs:
+        texts = [repr(theirs), str(theirs)]
+        for spoil in (
+            proxy.forward,
+            lambda: proxy.close_next(2),
+            lambda: proxy.delay(1),
+            lambda: proxy.answer(http_answer("502 Bad Gateway")),
+            lambda: proxy.answer(http_answer("302 Found", b"", f"Location: http://{address}/")),
+        ):
+            proxy.forward()
+            spoil()
+            with pytest.raises(BrokerError) as error:
+                theirs.overview()
+            texts.append(str(error.value))
+    assert all("GET /api/overview" in text for text in texts[2:])
+    assert caplog.text
+    assert not any("sesame" in text for text in [*texts, caplog.text])

@@ -1,0 +1,295 @@
+"""One pass, on a real broker, from the list to the outbox."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues import lease, monitor
+from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Watch
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+
+@pytest.fixture
+def alice():
+    """Give an owner with the Pulse user "alice"."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    return owner
+
+
+def told(recipient):
+    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
+
+
+def kinds(name):
+    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
+
+
+def test_a_short_queue_is_recorded_and_nobody_is_told(amqp):
+    amqp.queue("queue/alice/builds", 3)
+    report = monitor.run_pass()
+    queue = Queue.objects.get()
+    assert (report.queues, report.new, report.errors) == (1, 1, [])
+    assert (queue.name, queue.ready, queue.unacknowledged, queue.state) == ("queue/alice/builds", 3, 0, "ok")
+    assert not Notification.objects.exists()
+
+
+def test_a_queue_that_passes_its_warn_length_is_told_to_its_owner_and_to_the_operators(amqp, alice):
+    amqp.queue("queue/alice/builds", 5)
+    assert monitor.run_pass().warned == 1
+    assert Queue.objects.get().state == "warned"
+    assert told("alice@example.org") == ["warning"]
+    assert told("ops@example.org") == ["warning"]
+
+
+def test_a_queue_is_warned_about_once_however_many_passes_see_it(amqp, alice):
+    amqp.queue("queue/alice/builds", 5)
+    for _ in range(3):
+        monitor.run_pass()
+    assert told("alice@example.org") == ["warning"]
+
+
+def test_a_warning_says_what_feeds_the_queue_and_how_fast_it_grows(amqp, alice):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.queue("queue/alice/builds", 1)
+    amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
+    monitor.run_pass()
+    QueueSample.objects.update(at=timezone.now() - timedelta(seconds=10))
+    amqp.publish("queue/alice/builds", 5)
+    monitor.run_pass()
+    facts = Notification.objects.filter(recipient="alice@example.org").get().facts
+    assert facts["bindings"] == [{"exchange": "exchange/alice/events", "routing_key": "build.#"}]
+    assert facts["consumers"] == 0
+    assert facts["length"] == 6
+    assert facts["per_second"] == pytest.approx(0.5, rel=0.3)
+    assert facts["seconds_to_max"] == pytest.approx(8, rel=0.3)
+
+
+def test_a_queue_that_is_consumed_is_back_to_normal_and_its_owner_hears_of_it(amqp, alice):
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    amqp.take("queue/alice/builds", 4)
+    assert monitor.run_pass().recovered == 1
+    assert told("alice@example.org") == ["warning", "recovery"]
+
+
+def test_a_queue_past_its_maximum_is_deleted_and_its_owner_hears_of_it(amqp, alice, management, guarded):
+    amqp.queue("queue/alice/builds", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.kept, report.errors) == (1, 0, [])
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+    assert Queue.objects.get().state == "gone"
+    assert told("alice@example.org") == ["deletion"]
+    assert kinds("queue/alice/builds") == ["condemned", "deleted"]
+
+
+def test_a_deletion_tells_what_fed_the_queue_that_is_no_longer_there(amqp, alice):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.queue("queue/alice/builds", 11)
+    amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", "build.#")
+    monitor.run_pass()
+    facts = Notification.objects.filter(recipient="alice@example.org").get().facts
+    assert facts["bindings"] == [{"exchange": "exchange/alice/events", "routing_key": "build.#"}]
+    assert (facts["length"], facts["max"]) == (11, 10)
+
+
+def test_unacknowledged_messages_count(amqp, alice):
+    amqp.queue("queue/alice/builds", 11)
+    for _ in range(11):
+        amqp.channel.basic_get("queue/alice/builds", auto_ack=False)
+    assert monitor.run_pass().deleted == 1
+
+
+def test_a_queue_that_nobody_owns_is_deleted_and_only_operators_are_told(amqp, alice):
+    amqp.queue("stray", 11)
+    monitor.run_pass()
+    assert set(Notification.objects.values_list("recipient", flat=True)) == {"ops@example.org"}
+    assert Queue.objects.get(name="stray").state == "gone"
+
+
+def test_an_unbounded_queue_is_warned_about_and_stays(amqp, alice, management, guarded):
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    Queue.objects.update(unbounded=True)
+    amqp.publish("queue/alice/builds", 20)
+    monitor.run_pass()
+    assert told("alice@example.org") == ["warning"]
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 1
+
+
+def test_an_ignored_queue_is_left_alone_entirely(amqp, settings):
+    settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
+    amqp.queue("keep-this", 20)
+    assert monitor.run_pass().queues == 0
+    assert not Queue.objects.exists()
+
+
+def test_an_exclusive_queue_is_never_deleted(amqp):
+    amqp.queue("mine-alone", 20, durable=False, exclusive=True)
+    assert monitor.run_pass().deleted == 0
+    assert Queue.objects.get().state == "warned"
+
+
+def test_a_stream_is_never_judged_by_its_message_count(amqp):
+    amqp.channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+    amqp.publish("log", 20)
+    report = monitor.run_pass()
+    assert (report.unknown, report.warned, report.deleted) == (1, 0, 0)
+
+
+def test_a_queue_is_gone_when_two_lists_in_a_row_lack_it(amqp, alice):
+    amqp.queue("queue/alice/builds")
+    amqp.queue("queue/alice/other")
+    monitor.run_pass()
+    amqp.channel.queue_delete("queue/alice/builds")
+    assert monitor.run_pass().gone == 0
+    assert monitor.run_pass().gone == 1
+    assert Queue.objects.get(name="queue/alice/builds").state == "gone"
+    assert not Notification.objects.exists()
+
+
+def test_an_empty_list_has_to_come_three_times(amqp):
+    amqp.queue("only-one")
+    monitor.run_pass()
+    amqp.channel.queue_delete("only-one")
+    assert [monitor.run_pass().gone for _ in range(3)] == [0, 0, 1]
+    assert told("ops@example.org") == ["short-list"]
+
+
+def test_a_queue_that_comes_back_is_the_same_row_with_its_own_thresholds(amqp, alice):
+    amqp.queue("queue/alice/builds")
+    amqp.queue("another")
+    monitor.run_pass()
+    Queue.objects.filter(name="queue/alice/builds").update(warn_length=2, unbounded=True)
+    before = Queue.objects.get(name="queue/alice/builds").uuid
+    amqp.channel.queue_delete("queue/alice/builds")
+    monitor.run_pass()
+    monitor.run_pass()
+    amqp.queue("queue/alice/builds", 2)
+    monitor.run_pass()
+    queue = Queue.objects.get(name="queue/alice/builds")
+    assert (queue.uuid, queue.unbounded, queue.warn_length, queue.state) == (before, True, 2, "warned")
+    assert kinds("queue/alice/builds") == ["gone", "returned", "warned"]
+
+
+def test_past_the_brake_nothing_is_deleted_and_the_operators_hear_of_it_once(amqp, settings, management, guarded):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert [(report.deleted, report.brake_held) for report in reports] == [(0, True), (0, True)]
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 3
+    assert told("ops@example.org").count("brake") == 1
+
+
+def test_force_lifts_the_brake(amqp, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    report = monitor.run_pass(force=True)
+    assert (report.deleted, report.brake_held) == (3, False)
+
+
+def test_a_dry_run_says_what_it_would_do_and_changes_nothing(amqp, management, guarded):
+    amqp.queue("long", 11)
+    report = monitor.run_pass(dry_run=True)
+    assert report.would_delete == [{"vhost": guarded, "queue": "long"}]
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 1
+    assert not any(model.objects.exists() for model in (Queue, QueueEvent, Notification, Pass, Lease, Watch))
+
+
+def test_while_another_process_is_at_it_nothing_is_done(amqp):
+    amqp.queue("long", 11)
+    with lease.lease(monitor.LEASE):
+        assert monitor.run_pass().another_pass
+    assert not Queue.objects.exists()
+
+
+def test_misnamed_queues_and_exchanges_are_reported(amqp):
+    amqp.queue("exchange/alice/builds")
+    amqp.queue("stray")
+    amqp.channel.exchange_declare("queue/alice/events", "topic")
+    report = monitor.run_pass()
+    assert report.misnamed == ["exchange/alice/builds"]
+    assert report.misnamed_exchanges == ["queue/alice/events"]
+    assert report.unpatterned == 1
+    assert report.deleted == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [("delete-misnamed", ["queue/alice/builds", "stray"]), ("delete-unpatterned", ["queue/alice/builds"])],
+)
+def test_the_namespace_policy_deletes_what_it_names(amqp, settings, management, guarded, policy, left):
+    settings.GUARDIAN_NAMESPACE_POLICY = policy
+    for name in ("queue/alice/builds", "exchange/alice/builds", "stray"):
+        amqp.queue(name)
+    monitor.run_pass()
+    assert sorted(row["name"] for row in management.list_queues(guarded, {"columns": "name"})) == left
+
+
+def test_every_pass_leaves_a_report(amqp):
+    amqp.queue("long", 11)
+    monitor.run_pass()
+    row = Pass.objects.get()
+    assert (row.queues, row.new, row.deleted, row.brake_held, row.errors) == (1, 1, 1, False, [])
+    assert row.seconds > row.listing_seconds > 0
+
+
+def test_a_vhost_that_is_not_guarded_is_not_looked_at(amqp, settings, management):
+    amqp.queue("long", 11)
+    settings.GUARDIAN_VHOSTS = ["some-other"]
+    management.make_vhost("some-other")
+    try:
+        assert monitor.run_pass().queues == 0
+    finally:
+        management.delete_vhost("some-other")
+
+
+def test_an_account_without_the_administrator_tag_is_an_outage_and_not_an_empty_broker(
+    amqp, settings, management, guarded, broker
+):
+    amqp.queue("one")
+    monitor.run_pass()
+    management.put_user("watcher", "secret", ["monitoring"])
+    try:
+        host = broker.management_url.rpartition("@")[2]
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://watcher:secret@{host}"
+        settings.GUARDIAN_VHOSTS = ["*"]
+        report = monitor.run_pass()
+    finally:
+        management.delete_user("watcher")
+    assert report.away
+    assert "administrator" in report.errors[0]
+    assert Queue.objects.get().misses == 0
+
+
+@pytest.mark.parametrize("name", ["a/b'c\"d%<b>é\u202e", "x" * 255, ".", "..", "sp ace\t", "100%25"])
+def test_a_queue_of_any_name_is_guarded(amqp, management, guarded, name):
+    amqp.queue(name, 11)
+    assert monitor.run_pass().deleted == 1
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+
+
+def test_a_name_that_no_database_keeps_is_an_error_in_the_report_and_stops_nothing_else(amqp):
+    amqp.queue("nul\0name", 11)
+    amqp.queue("long", 11)
+    report = monitor.run_pass()
+    assert report.deleted == 1
+    assert "nul" in report.errors[0]
+
+
+@pytest.mark.parametrize("queues", [10, 60])
+def test_a_pass_takes_as_many_statements_for_many_queues_as_for_few(
+    amqp, queues, django_assert_max_num_queries, alice, settings
+):
+    for number in range(queues):
+        amqp.queue(f"queue/alice/{number}", 1)
+    monitor.run_pass()
+    for number in range(queues):
+        amqp.publish(f"queue/alice/{number}", 5)
+    with django_assert_max_num_queries(21):
+        assert monitor.run_pass().warned == queues

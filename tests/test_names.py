@@ -1,0 +1,103 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rabbit.names import (
+    BadName,
+    Kind,
+    check_user_name,
+    exchange_prefix,
+    kind_of_exchange,
+    kind_of_queue,
+    queue_prefix,
+    user_of_exchange,
+    user_of_queue,
+)
+
+user_names = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,99}", fullmatch=True)
+anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
+
+
+@given(user_names)
+def test_every_name_of_the_pattern_is_a_good_one(name):
+    assert check_user_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "empty"),
+        ("1a", "start with a letter"),
+        (".a", "start with a letter"),
+        ("-", "start with a letter"),
+        ("alice\n", r"'\n'"),
+        ("\nalice", r"'\n'"),
+        ("alice ", "' '"),
+        ("a/b", "'/'"),
+        ("a*", "'*'"),
+        ("a\0", r"'\x00'"),
+        ("zoé", r"'\xe9'"),
+        ("a\N{ARABIC-INDIC DIGIT ONE}", r"'\u0661'"),
+        ("\N{CYRILLIC SMALL LETTER A}lice", r"'\u0430'"),
+        ("a\N{ZERO WIDTH SPACE}", r"'\u200b'"),
+        ("a" * 101, "101 characters"),
+    ],
+)
+def test_a_bad_name_is_refused_with_the_reason(name, why):
+    with pytest.raises(BadName) as refusal:
+        check_user_name(name)
+    assert why in str(refusal.value)
+
+
+def test_a_hundred_characters_are_not_too_many():
+    assert check_user_name("a" * 100) is None
+
+
+@given(anything)
+def test_a_name_is_either_good_or_leads_to_nobody(name):
+    try:
+        check_user_name(name)
+    except BadName:
+        assert user_of_queue(f"queue/{name}/x") != name
+    else:
+        assert user_of_queue(f"queue/{name}/x") == name
+
+
+@given(user_names, anything)
+def test_a_name_goes_into_its_queues_and_exchanges_and_back(user, rest):
+    queue, exchange = queue_prefix(user) + rest, exchange_prefix(user) + rest
+    assert user_of_queue(queue) == user_of_exchange(exchange) == user
+    assert user_of_queue(exchange) is user_of_exchange(queue) is None
+    assert kind_of_queue(queue) is kind_of_exchange(exchange) is Kind.OWNED
+    assert kind_of_queue(exchange) is kind_of_exchange(queue) is Kind.MISNAMED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "queue/alice",
+        "exchange/alice",
+        "queue//x",
+        "queue/1a/x",
+        "queue/alice\n/x",
+        "queue/a b/x",
+        "queue/" + "a" * 101 + "/x",
+        "Queue/alice/x",
+        " queue/alice/x",
+        "my/queue/alice/x",
+        "celery",
+        "amqp",
+    ],
+)
+def test_what_follows_no_pattern_is_nobodys(name):
+    assert user_of_queue(name) is user_of_exchange(name) is None
+    assert kind_of_queue(name) is kind_of_exchange(name) is Kind.UNPATTERNED
+
+
+@pytest.mark.parametrize("name", ["amq.gen-x", "amq.topic", "amq."])
+def test_the_brokers_own_names_are_the_systems(name):
+    assert kind_of_queue(name) is kind_of_exchange(name) is Kind.SYSTEM
+
+
+def test_the_exchange_without_a_name_is_the_systems():
+    assert kind_of_exchange("") is Kind.SYSTEM

@@ -1,0 +1,128 @@
+import secrets
+from urllib.parse import quote
+
+import pika
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rabbit.names import exchange_prefix, queue_prefix
+from rabbit.permissions import EVERYTHING, NOTHING, Permissions, allows, for_pulse_user
+
+# Few letters, so that names are often nearly the same.
+user_names = st.from_regex(r"[ab][ab._-]{0,5}", fullmatch=True)
+anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def test_a_plain_name_has_the_documented_permissions():
+    own = "^(queue/alice/.*|exchange/alice/.*)"
+    assert for_pulse_user("alice") == Permissions(own, own, "^(queue/alice/.*|exchange/.*)")
+
+
+def test_dots_and_dashes_are_escaped():
+    assert for_pulse_user("a.b-c_d").read == r"^(queue/a\.b\-c_d/.*|exchange/.*)"
+    assert not allows(for_pulse_user("a.b").configure, "queue/axb/x")
+
+
+@given(user_names, anything)
+def test_its_own_names_are_allowed(user, rest):
+    permissions = for_pulse_user(user)
+    assert all(allows(pattern, queue_prefix(user) + rest) for pattern in permissions)
+    assert all(allows(pattern, exchange_prefix(user) + rest) for pattern in permissions)
+
+
+@given(user_names, user_names, anything)
+def test_other_users_names_are_not_allowed_but_their_exchanges_can_be_read(user, other, rest):
+    assume(user != other)
+    permissions = for_pulse_user(user)
+    assert not any(allows(pattern, queue_prefix(other) + rest) for pattern in permissions)
+    assert not allows(permissions.configure, exchange_prefix(other) + rest)
+    assert not allows(permissions.write, exchange_prefix(other) + rest)
+    assert allows(permissions.read, exchange_prefix(other) + rest)
+
+
+@given(user_names, anything)
+def test_names_outside_the_pattern_are_not_allowed(user, name):
+    assume(not name.startswith("exchange/"))
+    assert not any(allows(pattern, name) for pattern in for_pulse_user(user))
+
+
+@given(anything)
+def test_nothing_allows_no_name_and_everything_all(name):
+    assert allows(NOTHING.read, name) is (name in ("", "\n"))  # to a regex a newline at the end is no character
+    assert allows(EVERYTHING.read, name)
+    assert allows("", name) is allows("^$", name)
+
+
+def test_a_pattern_is_searched_for_and_not_matched():
+    assert allows("b", "abc")
+    assert not allows("^b", "abc")
+
+
+@pytest.fixture
+def open_as(broker, management, vhost):
+    """Return a function that makes a Pulse user and connects as it."""
+    users, connections = [], []
+
+    def connect(user: str) -> pika.BlockingConnection:
+        password = secrets.token_urlsafe()
+        management.put_user(user, password)
+        users.append(user)
+        management.set_permissions(vhost, user, for_pulse_user(user))
+        address = broker.amqp_url.rpartition("@")[2]
+        connection = pika.BlockingConnection(
+            pika.URLParameters(f"amqp://{quote(user, safe='')}:{password}@{address}/{quote(vhost, safe='')}")
+        )
+        connections.append(connection)
+        return connection
+
+    yield connect
+    for connection in connections:
+        connection.close()
+    for user in users:
+        management.delete_user(user)
+
+
+def refused(connection: pika.BlockingConnection, action) -> bool:
+    """Tell whether the broker refuses to let this be done on a channel for lack of permissions."""
+    channel = connection.channel()
+    try:
+        action(channel)
+    except pika.exceptions.ChannelClosedByBroker as error:
+        if error.reply_code != 403:
+            raise
+        return True
+    channel.close()
+    return False
+
+
+def test_the_broker_lets_a_pulse_user_do_everything_to_its_own_and_nothing_to_anothers(open_as, vhost):
+    name = f"a.b-c_{vhost[-8:]}"
+    mine, theirs = open_as(name), open_as(name.replace(".", "x"))
+    for user, connection in ((name, mine), (name.replace(".", "x"), theirs)):
+        queue, exchange = f"queue/{user}/q", f"exchange/{user}/e"
+        assert not refused(connection, lambda channel, queue=queue: channel.queue_declare(queue, durable=True))
+        assert not refused(
+            connection, lambda channel, exchange=exchange: channel.exchange_declare(exchange, exchange_type="topic")
+        )
+        assert not refused(
+            connection, lambda channel, queue=queue, exchange=exchange: channel.queue_bind(queue, exchange, "#")
+        )
+        assert not refused(connection, lambda channel, queue=queue: channel.basic_get(queue))
+    other = name.replace(".", "x")
+    my_queue = f"queue/{name}/q"
+    assert refused(mine, lambda channel: channel.queue_declare(f"queue/{other}/new"))
+    assert refused(mine, lambda channel: channel.basic_get(f"queue/{other}/q"))
+    assert refused(mine, lambda channel: channel.queue_purge(f"queue/{other}/q"))
+    assert refused(mine, lambda channel: channel.queue_delete(f"queue/{other}/q"))
+    assert refused(mine, lambda channel: channel.exchange_delete(f"exchange/{other}/e"))
+    assert refused(mine, lambda channel: channel.queue_declare("unpatterned"))
+    assert refused(mine, lambda channel: publish_confirmed(channel, f"exchange/{other}/e"))
+    assert refused(mine, lambda channel: publish_confirmed(channel, ""))
+    assert not refused(mine, lambda channel: publish_confirmed(channel, f"exchange/{name}/e"))
+    assert not refused(mine, lambda channel: channel.queue_bind(my_queue, f"exchange/{other}/e", "#"))
+
+
+def publish_confirmed(channel, exchange: str) -> None:
+    channel.confirm_delivery()
+    channel.basic_publish(exchange, "key", b"body")
