@@ -133,7 +133,6 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 
 STATIC_URL = "static/"
-STATIC_ROOT = VAR_DIR / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 WHITENOISE_USE_FINDERS = True  # static files are served as they lie, without a collectstatic step
 
@@ -161,7 +160,7 @@ if CELERY_BROKER_URL.startswith("filesystem:"):
     os.environ.setdefault("TMPDIR", str(_folders["tmp"]))
 else:
     # Without these, a Redis that accepts and says nothing holds whoever hands over a task for over 20 seconds.
-    CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 2, "socket_connect_timeout": 2}
+    CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 2, "socket_connect_timeout": 2, "max_retries": 0}
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celery" / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "pass": {

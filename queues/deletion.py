@@ -46,10 +46,11 @@ class Look(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the condemned queues, as numbers of them, and what went wrong, in words."""
+    """What became of the condemned queues, as numbers of them; the notifications; and what went wrong, in words."""
 
     deleted: int = 0
     kept: int = 0
+    told: int = 0
     errors: list[str] = field(default_factory=list)
 
 
@@ -99,18 +100,18 @@ class Deletion:
             self._keep(look.kept, lease, outcome)
             asked = self._announce(look.over, lease, outcome)
             gone = self._confirmed(self._delete(asked, lease, outcome), outcome)
-            self.record(gone, lease)
+            outcome.told += self.record(gone, lease)
             outcome.deleted += len(gone)
         return outcome
 
-    def record(self, queues: Sequence[Known], lease: HeldLease) -> None:
-        """Record that these were deleted, and tell their owners and the operators, in one transaction.
+    def record(self, queues: Sequence[Known], lease: HeldLease) -> int:
+        """Record that these were deleted and tell people, in one transaction; return the number of notifications.
 
         Raises:
             LeaseLost: the lease ran out; the next pass records it.
         """
         if not queues:
-            return
+            return 0
         now = timezone.now()
         facts = _last_facts(queues)
         after = [queue.with_quiet(Quiet())._replace(state=GONE, delete_sent_at=None, misses=0) for queue in queues]
@@ -118,7 +119,7 @@ class Deletion:
             lease.renew()
             write_states(after)
             write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in queues], now)
-            outbox.tell(
+            return outbox.tell(
                 [
                     Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, queue.pulse_user_id)
                     for queue in queues
@@ -150,7 +151,7 @@ class Deletion:
             write_states(after)
             events = [(one.queue, QueueEvent.Kind.KEPT, {"length": length}) for one, length in kept]
             write_events(events, now)
-            outbox.tell(tellings, now)
+            outcome.told += outbox.tell(tellings, now)
         outcome.kept += len(kept)
 
     def _announce(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:

@@ -62,6 +62,7 @@ class Report:
     would_delete: list[dict[str, str]] = field(default_factory=list)
     another_pass: bool = False
     away: bool = False
+    told: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return it in the form that ``--json`` prints."""
@@ -122,6 +123,8 @@ def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
         except LeaseLost as error:
             report.errors.append(str(error))
             logger.error("The pass was given up: %s", error)
+        if report.told:
+            outbox.nudge()
     report.seconds = time.monotonic() - began
     return report
 
@@ -169,11 +172,12 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
         report.would_delete = [{"vhost": one.queue.vhost, "queue": one.queue.name} for one in look.over]
         report.kept = len(look.kept)
         return
-    condemned = _write(changes, seen, watch, facts, exchanges, held, now)
-    deletion.record(changes.deleted, held)
+    condemned, report.told = _write(changes, seen, watch, facts, exchanges, held, now)
+    report.told += deletion.record(changes.deleted, held)
     outcome = deletion.carry_out(condemned, held, exact=seen.exact)
     report.deleted = len(changes.deleted) + outcome.deleted
     report.kept = outcome.kept
+    report.told += outcome.told
     report.errors += outcome.errors
 
 
@@ -194,7 +198,7 @@ def _away(report: Report, watch: Watch, error: BrokerError, held: HeldLease | No
         held.renew()
         Watch.objects.filter(id=watch.id).update(**news)
         if watch.outage_since is None:
-            outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": str(error)})], report.at)
+            report.told = outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": str(error)})], report.at)
 
 
 def _wait(failures: int) -> float:
@@ -305,8 +309,11 @@ def _write(
     exchanges: list[str] | None,
     held: HeldLease,
     now: datetime,
-) -> list[Condemned]:
-    """Write everything that changed in one transaction, and return the condemned queues with their ids."""
+) -> tuple[list[Condemned], int]:
+    """Write everything that changed in one transaction.
+
+    Return the condemned queues with their ids, and the number of notifications.
+    """
     with transaction.atomic():
         held.renew()
         ids = {(vhost, name): id_ for id_, vhost, name in _insert(changes.new, now)}
@@ -336,9 +343,9 @@ def _write(
             now,
         )
         tellings = [_telling(message._replace(queue=with_id(message.queue)), facts) for message in changes.messages]
-        outbox.tell(tellings + _news_for_operators(changes, seen, watch, now), now)
+        told = outbox.tell(tellings + _news_for_operators(changes, seen, watch, now), now)
         _remember(watch, changes, seen, exchanges, now)
-    return condemned
+    return condemned, told
 
 
 def _insert(new: list[Known], now: datetime) -> list[Any]:
@@ -391,5 +398,5 @@ def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[st
 def _file(report: Report) -> None:
     """Keep the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
-    left_out = ("dry_run", "would_delete", "another_pass", "away", *lists)
+    left_out = ("dry_run", "would_delete", "another_pass", "away", "told", *lists)
     Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in left_out})

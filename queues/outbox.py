@@ -18,7 +18,6 @@ from celery import current_app
 from django.conf import settings
 from django.core.mail import get_connection
 from django.core.mail.backends.base import BaseEmailBackend
-from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
@@ -91,7 +90,7 @@ def is_anybody_told(pulse_user_id: int | None, owners: dict[int, list[str]]) -> 
 def tell(tellings: Sequence[Telling], now: datetime) -> int:
     """Write the outbox rows of these, one for each recipient, and return their number.
 
-    Call it in the transaction that writes the state that caused them. Senders are nudged once that is committed.
+    Call it in the transaction that writes the state that caused them, and ``nudge`` once that is committed.
     """
     owners = owners_of(telling.pulse_user_id for telling in tellings)
     rows = []
@@ -102,8 +101,6 @@ def tell(tellings: Sequence[Telling], now: datetime) -> int:
         common = (telling.kind, telling.queue_id, about, facts, "email", Notification.State.DUE, now, now, 0, "")
         rows += [(uuid.uuid4(), recipient, *common) for recipient in dict.fromkeys([*told, *operators()])]
     bulk.insert(Notification, FIELDS, rows)
-    if rows:
-        transaction.on_commit(nudge, robust=True)
     return len(rows)
 
 

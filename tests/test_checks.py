@@ -1,0 +1,112 @@
+"""What can be wrong with the settings is told, with the reason, before anything runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guardian_site.checks import check_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def good(settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@rabbit:15672"
+    settings.RABBIT_URL = "amqp://guest:guest@rabbit:5672"
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+
+
+def ids():
+    return [message.id for message in check_settings(None)]
+
+
+def test_good_settings_pass():
+    assert ids() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "id_"),
+    [
+        ("SECRET_KEY", "", "guardian.E001"),
+        ("RABBITMQ_MANAGEMENT_URL", "rabbit:15672", "guardian.E002"),
+        ("RABBITMQ_MANAGEMENT_URL", "amqp://rabbit", "guardian.E002"),
+        ("RABBITMQ_MANAGEMENT_URL", "http://rabbit:port", "guardian.E002"),
+        ("RABBIT_URL", "http://rabbit", "guardian.E002"),
+        ("GUARDIAN_BASE_URL", "guardian.example.org", "guardian.E002"),
+        ("CELERY_BROKER_URL", "", "guardian.E003"),
+        ("CELERY_BROKER_URL", "amqp://guest:guest@rabbit:5672//", "guardian.E004"),
+        ("CELERY_BROKER_URL", "pyamqp://other:word@rabbit/tasks", "guardian.E004"),
+        ("GUARDIAN_WARN_QUEUE_LENGTH", 0, "guardian.E005"),
+        ("GUARDIAN_WARN_QUEUE_LENGTH", 8000, "guardian.E006"),
+        ("GUARDIAN_DELETE_BRAKE", -1, "guardian.E007"),
+        ("GUARDIAN_THRESHOLD_POLICY", "guess", "guardian.E008"),
+        ("GUARDIAN_NAMESPACE_POLICY", "delete-all", "guardian.E008"),
+        ("GUARDIAN_IGNORED_QUEUES", "(", "guardian.E009"),
+        ("GUARDIAN_VHOSTS", ["*", "/"], "guardian.E010"),
+        ("GUARDIAN_POLL_SECONDS", 0, "guardian.E011"),
+        ("GUARDIAN_QUIET_SECONDS", -1, "guardian.E011"),
+        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 21, "guardian.E012"),
+        ("GUARDIAN_POLL_MAX_SECONDS", 1, "guardian.E013"),
+        ("GUARDIAN_OPERATOR_EMAILS", ["nobody"], "guardian.E014"),
+        ("RABBITMQ_MANAGEMENT_URL", "", "guardian.W001"),
+        ("GUARDIAN_OPERATOR_EMAILS", [], "guardian.W002"),
+    ],
+)
+def test_a_wrong_setting_is_told(settings, name, value, id_):
+    setattr(settings, name, value)
+    messages = check_settings(None)
+    assert [message.id for message in messages] == [id_]
+    assert messages[0].hint
+
+
+def test_the_tasks_on_the_guarded_broker_are_refused_whatever_the_loopback_is_called(settings):
+    settings.RABBIT_URL = "amqp://guest:guest@localhost:5672"
+    settings.CELERY_BROKER_URL = "amqp://guest:guest@127.0.0.1:5672"
+    assert ids() == ["guardian.E004"]
+
+
+def test_the_tasks_on_another_rabbitmq_are_allowed(settings):
+    settings.CELERY_BROKER_URL = "amqp://guest:guest@other-rabbit:5672"
+    assert ids() == []
+
+
+def test_no_password_stands_in_what_is_told(settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "ftp://guest:secret-word@rabbit"
+    assert "secret-word" not in str(check_settings(None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SECRET_KEY", "", "SECRET_KEY is empty"),
+        ("GUARDIAN_WARN_QUEUE_LENGTH", "9000", "is not below"),
+        ("GUARDIAN_IGNORED_QUEUES", "[", "not a regular expression"),
+        ("CELERY_BROKER_URL", "amqp://guest@rabbit:5672", "the RabbitMQ that Guardian guards"),
+    ],
+)
+def test_manage_check_fails_and_says_why(name, value, said, tmp_path):
+    import os
+
+    environment = {
+        **os.environ,
+        "RABBIT_URL": "amqp://guest:guest@rabbit:5672",
+        "RABBITMQ_MANAGEMENT_URL": "http://guest:guest@rabbit:15672",
+        name: value,
+    }
+    answer = subprocess.run(
+        [sys.executable, "manage.py", "check"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert answer.returncode == 1
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_every_setting_that_is_read_is_documented_in_the_example():
+    import re
+
+    read = set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', (ROOT / "guardian_site" / "settings.py").read_text()))
+    documented = set(re.findall(r"^# ([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.M))
+    assert read == documented

@@ -1,0 +1,241 @@
+"""The commands, run as their users run them: as processes, killed ones included."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.conf import settings as django_settings
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues.models import Lease, Notification, Pass, Queue
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def environment(guarded, broker, settings):
+    """Return the environment in which another process sees what this test sees."""
+    database = connection.settings_dict
+    if connection.vendor == "sqlite":
+        url = f"sqlite:///{database['NAME']}"
+    else:
+        url = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
+    return {
+        **os.environ,
+        "DATABASE_URL": url,
+        "RABBITMQ_MANAGEMENT_URL": broker.management_url,
+        "RABBIT_URL": broker.amqp_url,
+        "GUARDIAN_VHOSTS": guarded,
+        "GUARDIAN_PULSE_VHOST": guarded,
+        "GUARDIAN_WARN_QUEUE_LENGTH": "5",
+        "GUARDIAN_MAX_QUEUE_LENGTH": "10",
+        "GUARDIAN_POLL_SECONDS": "0.2",
+        "GUARDIAN_OPERATOR_EMAILS": "ops@example.org",
+    }
+
+
+def start(environment, *arguments, **changes):
+    return subprocess.Popen(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env={**environment, **changes},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(environment, *arguments, **changes):
+    process = start(environment, *arguments, **changes)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_monitor_queues_prints_its_report_as_json(amqp, environment):
+    amqp.queue("short", 1)
+    amqp.queue("warned", 6)
+    amqp.queue("long", 11)
+    code, out, err = run(environment, "monitor_queues", "--once", "--json")
+    report = json.loads(out)
+    assert code == 0, err
+    assert {name: report[name] for name in ("queues", "new", "warned", "deleted", "kept", "gone", "unknown")} == {
+        "queues": 3, "new": 3, "warned": 1, "deleted": 1, "kept": 0, "gone": 0, "unknown": 0,
+    }  # fmt: skip
+    assert (report["errors"], report["brake_held"]) == ([], False)
+    assert report["seconds"] > report["listing_seconds"] > 0
+
+
+def test_monitor_queues_ends_with_1_where_the_broker_cannot_be_asked(environment):
+    code, out, _ = run(
+        environment, "monitor_queues", "--once", RABBITMQ_MANAGEMENT_URL="http://guest:secret-word@127.0.0.1:1"
+    )
+    assert code == 1
+    assert "Error" in out
+    assert "secret-word" not in out
+
+
+def test_monitor_queues_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(amqp, environment):
+    environment["GUARDIAN_DELETE_BRAKE"] = "1"
+    for number in range(2):
+        amqp.queue(f"long-{number}", 11)
+    assert run(environment, "monitor_queues", "--once")[0] == 3
+    assert run(environment, "monitor_queues", "--once", "--dry-run")[0] == 3
+    assert run(environment, "monitor_queues", "--once", "--force")[0] == 0
+
+
+def test_monitor_queues_ends_with_0_where_another_pass_is_running(environment):
+    Lease.objects.create(
+        name="pass", holder="00000000-0000-0000-0000-000000000001", expires_at=timezone.now() + timedelta(seconds=60)
+    )
+    code, out, _ = run(environment, "monitor_queues", "--once")
+    assert (code, "Another pass is running" in out) == (0, True)
+
+
+def test_a_dry_run_names_what_it_would_delete(amqp, environment):
+    amqp.queue("long", 11)
+    code, out, _ = run(environment, "monitor_queues", "--once", "--dry-run")
+    assert code == 0
+    assert "Would delete long in" in out
+    assert not Queue.objects.exists()
+
+
+def test_two_monitors_at_once_tell_everything_once(amqp, environment):
+    owner = Owner.objects.create_user("alice@example.org")
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    monitors = [start(environment, "monitor_queues") for _ in range(2)]
+    try:
+        wait_until(lambda: Pass.objects.count() > 2)
+        amqp.queue("queue/alice/builds", 6)
+        wait_until(lambda: Notification.objects.filter(kind="warning").exists())
+        amqp.publish("queue/alice/builds", 5)
+        wait_until(lambda: Notification.objects.filter(kind="deletion").exists())
+        passes = Pass.objects.count()
+        wait_until(lambda: Pass.objects.count() > passes + 3)
+    finally:
+        for process in monitors:
+            process.terminate()
+        codes = [process.wait(timeout=20) for process in monitors]
+    assert codes == [0, 0]
+    told = Notification.objects.filter(recipient="alice@example.org").order_by("id")
+    assert list(told.values_list("kind", flat=True)) == ["warning", "deletion"]
+
+
+def wait_until(happened, seconds=30):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_sigterm_ends_the_pass_under_way_and_gives_the_lease_back(amqp, environment):
+    process = start(environment, "monitor_queues")
+    wait_until(lambda: Pass.objects.exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+    assert Lease.objects.get(name="pass").holder is None
+
+
+@pytest.mark.slow
+def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing_twice(amqp, environment, management):
+    chance = random.Random()
+    owner = Owner.objects.create_user("alice@example.org")
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    names = [f"queue/alice/{number}" for number in range(40)]
+    for name in names[:20]:
+        amqp.queue(name, 6)
+    for round_ in range(8):
+        process = start(environment, "monitor_queues")
+        for name in names[20 + 2 * round_ : 22 + 2 * round_]:
+            amqp.queue(name, 11)
+        time.sleep(0.6 + chance.random() * 0.8)
+        process.kill()
+        process.communicate()
+        # As if the time that a killed holder's lease lasts had gone by.
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+    for name in names[36:]:
+        amqp.queue(name, 1)
+    run(environment, "monitor_queues", "--once")
+    assert run(environment, "monitor_queues", "--once")[0] == 0
+    told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "queue__name")
+    assert sorted(told) == sorted(
+        [("warning", name) for name in names[:20]] + [("deletion", name) for name in names[20:36]]
+    )
+    on_broker = {row["name"] for row in management.list_queues(environment["GUARDIAN_VHOSTS"], {"columns": "name"})}
+    assert on_broker == {*names[:20], *names[36:]}
+    assert set(Queue.objects.exclude(state="gone").values_list("name", flat=True)) == on_broker
+
+
+def test_with_the_task_queue_away_the_pass_completes_and_the_sweep_delivers_later(amqp, environment, mailbox):
+    amqp.queue("long", 11)
+    code, out, err = run(environment, "monitor_queues", "--once", "--json", CELERY_BROKER_URL="redis://127.0.0.1:1/0")
+    assert code == 0, err
+    assert json.loads(out)["deleted"] == 1
+    assert "the sweep will send what is due" in err
+    code, out, _ = run(environment, "send_notifications", "--once", EMAIL_URL=mailbox.url)
+    assert (code, out.split(",")[0]) == (0, "1 sent")
+    assert [mail.subject for mail in mailbox.mails] == ["[Guardian] Deleted: long had 11 messages"]
+
+
+@pytest.mark.slow
+def test_a_worker_and_beat_on_the_file_system_guard_and_tell(amqp, environment, mailbox, tmp_path):
+    owner = Owner.objects.create_user("alice@example.org")
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    environment |= {"EMAIL_URL": mailbox.url, "GUARDIAN_VAR_DIR": str(tmp_path), "GUARDIAN_POLL_SECONDS": "1"}
+    celery = [sys.executable, "-m", "celery", "-A", "guardian_site"]
+    processes = [
+        subprocess.Popen(
+            [*celery, *part], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        )
+        for part in (["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"], ["beat"])
+    ]
+    try:
+        amqp.queue("queue/alice/builds", 6)
+        mailbox.wait_for(lambda mail: "Warning" in mail.subject and "alice@example.org" in mail.recipients, timeout=40)
+        amqp.publish("queue/alice/builds", 5)
+        mailbox.wait_for(lambda mail: "Deleted" in mail.subject and "alice@example.org" in mail.recipients, timeout=40)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=20)
+    assert len(mailbox.to("alice@example.org")) == 2
+
+
+@pytest.mark.django_db
+def test_create_owner_makes_an_owner_in_lower_case(capsys):
+    call_command("create_owner", " Alice@Example.org ", "--vouched")
+    owner = Owner.objects.get()
+    assert (owner.email, owner.vouched, owner.is_staff) == ("alice@example.org", True, False)
+    assert not owner.has_usable_password()
+
+
+@pytest.mark.django_db
+def test_create_owner_changes_an_owner_that_exists_and_takes_nothing_away():
+    call_command("create_owner", "alice@example.org", "--vouched")
+    call_command("create_owner", "ALICE@example.org", "--operator")
+    call_command("create_owner", "alice@example.org")
+    owner = Owner.objects.get()
+    assert (owner.vouched, owner.is_staff) == (True, True)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("address", ["", "alice", "alice@", "a b@example.org", "alice@example.org\nBcc: x@example.org"])
+def test_create_owner_refuses_what_is_no_address(address):
+    with pytest.raises(CommandError, match="can't be an owner"):
+        call_command("create_owner", address)
+    assert not Owner.objects.exists()
+
+
+def test_the_settings_of_the_tests_are_the_documented_defaults():
+    assert django_settings.GUARDIAN_WARN_QUEUE_LENGTH == 2000
+    assert django_settings.GUARDIAN_POLL_SECONDS == 5

@@ -1,0 +1,90 @@
+"""What is old goes; what is needed stays."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample
+from queues.pruning import prune
+
+pytestmark = pytest.mark.django_db
+
+
+def ago(**delta):
+    return timezone.now() - timedelta(**delta)
+
+
+@pytest.fixture
+def queue():
+    return a_queue("q")
+
+
+def a_queue(name, **fields):
+    return Queue.objects.create(
+        vhost="/", name=name, type="classic", durable=True, auto_delete=False, exclusive=False,
+        **{"first_seen": ago(days=100), "last_seen": timezone.now(), **fields},
+    )  # fmt: skip
+
+
+def test_samples_are_whole_for_two_hours_then_one_a_minute_then_one_an_hour_then_gone(queue):
+    for base in (timedelta(hours=1), timedelta(hours=20), timedelta(days=3), timedelta(days=9)):
+        start = (timezone.now() - base).replace(minute=10, second=0, microsecond=0)
+        QueueSample.objects.bulk_create(
+            QueueSample(queue=queue, at=start + timedelta(seconds=10 * number), length=number) for number in range(12)
+        )
+    prune()
+    spans = ((0, 2.5), (10, 30), (60, 80), (200, 230))
+    kept = [
+        QueueSample.objects.filter(at__lt=ago(hours=older), at__gte=ago(hours=newer)).values_list("length", flat=True)
+        for older, newer in spans
+    ]
+    assert [sorted(lengths) for lengths in kept] == [list(range(12)), [5, 11], [11], []]
+
+
+def test_thinning_twice_takes_nothing_more(queue):
+    QueueSample.objects.bulk_create(
+        QueueSample(queue=queue, at=ago(hours=5, seconds=number), length=1) for number in range(300)
+    )
+    prune()
+    assert prune() == 0
+
+
+def test_each_queue_keeps_its_own_samples(queue):
+    at = ago(hours=5)
+    QueueSample.objects.create(queue=queue, at=at, length=1)
+    QueueSample.objects.create(queue=a_queue("other"), at=at, length=2)
+    prune()
+    assert QueueSample.objects.count() == 2
+
+
+def test_a_queue_that_is_long_gone_is_forgotten_and_its_events_stay():
+    gone = a_queue("gone", state="gone", last_seen=ago(days=31))
+    QueueEvent.objects.create(queue=gone, vhost="/", queue_name="gone", kind="gone", at=ago(days=31))
+    prune()
+    assert not Queue.objects.exists()
+    assert QueueEvent.objects.get().queue_name == "gone"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"state": "gone", "last_seen": ago(days=29)}, {"state": "ok", "last_seen": ago(days=400)}],
+    ids=["gone a short while", "still there"],
+)
+def test_a_queue_that_is_still_needed_stays(fields):
+    a_queue("q", **fields)
+    prune()
+    assert Queue.objects.exists()
+
+
+def test_old_reports_and_delivered_notifications_go_and_undelivered_ones_stay():
+    Pass.objects.create(at=ago(days=8))
+    Pass.objects.create(at=ago(days=6))
+    for state in ("sent", "failed", "due"):
+        Notification.objects.create(
+            kind="outage", about="the broker", recipient="a@example.org", facts={}, state=state,
+            created=ago(days=100), due_at=ago(days=100),
+        )  # fmt: skip
+    prune()
+    assert Pass.objects.count() == 1
+    assert [notification.state for notification in Notification.objects.all()] == ["due"]

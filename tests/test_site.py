@@ -1,0 +1,61 @@
+"""The pages and the health checks."""
+
+import pytest
+from django.test import Client
+
+from accounts.models import Owner
+
+
+@pytest.mark.django_db
+def test_the_front_page_says_what_this_is(client):
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "RabbitMQ" in page.text
+
+
+def test_static_files_are_served_without_a_collecting_step(client):
+    sheet = client.get("/static/guardian.css")
+    assert sheet.status_code == 200
+    assert sheet["Content-Type"].startswith("text/css")
+
+
+def test_alive_needs_nothing(client):
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_ready_when_database_task_queue_and_broker_answer(guarded, client):
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"database": True, "task_queue": True, "broker": True})
+
+
+def test_not_ready_without_the_broker_and_the_password_is_not_told(guarded, client, settings, caplog):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["broker"]) == (503, False)
+    assert "secret-word" not in answer.text + caplog.text
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("page", ["accounts/owner", "accounts/pulseuser", "queues/queue", "queues/queueevent",
+                                  "queues/notification", "queues/pass"])  # fmt: skip
+def test_operators_see_everything_in_the_administration_and_nobody_else_does(page):
+    visitor = Client()
+    assert visitor.get(f"/admin/{page}/").status_code == 302
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    visitor.force_login(owner)
+    assert visitor.get(f"/admin/{page}/").status_code == 302
+    operator = Owner.objects.create_superuser("ops@example.org")
+    visitor.force_login(operator)
+    assert visitor.get(f"/admin/{page}/").status_code == 200
+
+
+@pytest.mark.django_db
+def test_two_owners_cannot_share_an_address_in_another_case():
+    from django.core.exceptions import ValidationError
+    from django.db import IntegrityError
+
+    Owner.objects.create_user("alice@example.org")
+    with pytest.raises(ValidationError):
+        Owner.objects.create_user("Alice@Example.org")
+    with pytest.raises(IntegrityError):
+        Owner.objects.bulk_create([Owner(email="Bob@Example.org")])
