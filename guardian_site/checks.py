@@ -19,7 +19,14 @@ NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
 @register()
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     """Return everything that is wrong with Guardian's settings."""
-    return [*_secrets(), *_addresses(), *_task_queue(), *_lengths(), *_choices(), *_times(), *_people()]
+    return [*_unreadable(), *_secrets(), *_addresses(), *_task_queue(), *_lengths(), *_choices(), *_times(), *_people()]
+
+
+def _unreadable() -> Iterable[CheckMessage]:
+    for name, why in settings.UNREADABLE.items():
+        yield Error(
+            f"{name} can't be read: {why.rstrip('.')}.", hint="See .env.example for what it says.", id="guardian.E015"
+        )
 
 
 def _secrets() -> Iterable[CheckMessage]:

@@ -5,15 +5,39 @@ system checks in ``guardian_site/checks.py``, so nothing here raises.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import environ
+from django.core.exceptions import ImproperlyConfigured
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 env = environ.Env()
 environ.Env.read_env(BASE_DIR / ".env")
+
+# The settings whose values can't be read, and why. Here their defaults hold, and the system checks refuse to go on.
+UNREADABLE: dict[str, str] = {}
+
+
+def read(name: str, cast: Callable[..., Any], default: Any) -> Any:
+    """Return this setting as ``cast``, one of django-environ's readers, makes it of the text."""
+    try:
+        return cast(name, default=default)
+    except (ValueError, ImproperlyConfigured) as error:
+        UNREADABLE[name] = str(error)
+        return cast("NO_SUCH_SETTING", default=default)
+
+
+def database(name: str, default: str) -> dict[str, Any]:
+    """Return Django's settings of the database at this address."""
+    settings: dict[str, Any] = env.db_url(name, default=default)
+    if settings.get("ENGINE") not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
+        raise ValueError("it begins with sqlite:/// or postgres://")
+    return settings
+
 
 VAR_DIR = Path(env.str("GUARDIAN_VAR_DIR", default=str(BASE_DIR / "var")))
 
@@ -29,17 +53,17 @@ RABBIT_URL = env.str("RABBIT_URL", default="amqp://guest:guest@127.0.0.1:5672" i
 # What is guarded, and how. The rules that these feed are in queues/.
 GUARDIAN_VHOSTS = env.list("GUARDIAN_VHOSTS", default=[])
 GUARDIAN_PULSE_VHOST = env.str("GUARDIAN_PULSE_VHOST", default="/")
-GUARDIAN_POLL_SECONDS = env.float("GUARDIAN_POLL_SECONDS", default=5.0)
-GUARDIAN_POLL_MAX_SECONDS = env.float("GUARDIAN_POLL_MAX_SECONDS", default=60.0)
-GUARDIAN_BROKER_TIMEOUT_SECONDS = env.float("GUARDIAN_BROKER_TIMEOUT_SECONDS", default=20.0)
-GUARDIAN_WARN_QUEUE_LENGTH = env.int("GUARDIAN_WARN_QUEUE_LENGTH", default=2000)
-GUARDIAN_MAX_QUEUE_LENGTH = env.int("GUARDIAN_MAX_QUEUE_LENGTH", default=8000)
+GUARDIAN_POLL_SECONDS = read("GUARDIAN_POLL_SECONDS", env.float, 5.0)
+GUARDIAN_POLL_MAX_SECONDS = read("GUARDIAN_POLL_MAX_SECONDS", env.float, 60.0)
+GUARDIAN_BROKER_TIMEOUT_SECONDS = read("GUARDIAN_BROKER_TIMEOUT_SECONDS", env.float, 20.0)
+GUARDIAN_WARN_QUEUE_LENGTH = read("GUARDIAN_WARN_QUEUE_LENGTH", env.int, 2000)
+GUARDIAN_MAX_QUEUE_LENGTH = read("GUARDIAN_MAX_QUEUE_LENGTH", env.int, 8000)
 GUARDIAN_THRESHOLD_POLICY = env.str("GUARDIAN_THRESHOLD_POLICY", default="static")
-GUARDIAN_QUIET_SECONDS = env.int("GUARDIAN_QUIET_SECONDS", default=900)
-GUARDIAN_DELETE_BRAKE = env.int("GUARDIAN_DELETE_BRAKE", default=50)
+GUARDIAN_QUIET_SECONDS = read("GUARDIAN_QUIET_SECONDS", env.int, 900)
+GUARDIAN_DELETE_BRAKE = read("GUARDIAN_DELETE_BRAKE", env.int, 50)
 GUARDIAN_NAMESPACE_POLICY = env.str("GUARDIAN_NAMESPACE_POLICY", default="report")
 GUARDIAN_IGNORED_QUEUES = env.str("GUARDIAN_IGNORED_QUEUES", default="")
-GUARDIAN_FORGET_DAYS = env.int("GUARDIAN_FORGET_DAYS", default=30)
+GUARDIAN_FORGET_DAYS = read("GUARDIAN_FORGET_DAYS", env.int, 30)
 GUARDIAN_OPERATOR_EMAILS = env.list("GUARDIAN_OPERATOR_EMAILS", default=[])
 
 # The web.
@@ -101,7 +125,7 @@ TEMPLATES = [
 
 # The database. On SQLite: WAL, so that readers and the writer don't wait for each other, and IMMEDIATE, because a
 # transaction that reads first and writes later is otherwise refused under a second writer, whatever the timeout.
-DATABASES = {"default": env.db_url("DATABASE_URL", default=f"sqlite:///{VAR_DIR / 'guardian.sqlite3'}")}
+DATABASES = {"default": read("DATABASE_URL", database, f"sqlite:///{VAR_DIR / 'guardian.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     VAR_DIR.mkdir(parents=True, exist_ok=True)
     DATABASES["default"].setdefault("OPTIONS", {}).update(
@@ -138,7 +162,7 @@ WHITENOISE_USE_FINDERS = True  # static files are served as they lie, without a 
 
 # Mail. A mail server that accepts and says nothing must not hold the sender for ever.
 EMAIL_TIMEOUT = 10
-vars().update(env.email_url("EMAIL_URL", default="consolemail://" if DEBUG else "smtp://127.0.0.1:25"))
+vars().update(read("EMAIL_URL", env.email_url, "consolemail://" if DEBUG else "smtp://127.0.0.1:25"))
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="guardian@localhost")
 
 # Celery. Its broker is never the RabbitMQ that is guarded: under a resource alarm every publisher there is blocked.

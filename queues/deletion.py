@@ -238,7 +238,8 @@ def _last_facts(queues: Sequence[Known]) -> dict[int | None, dict[str, Any]]:
     facts: dict[int | None, dict[str, Any]] = {
         queue.id: {"queue": queue.name, "vhost": queue.vhost} for queue in queues
     }
-    events = QueueEvent.objects.filter(queue__in=list(facts), kind=QueueEvent.Kind.CONDEMNED).order_by("id")
+    these = bulk.among(QueueEvent, ("queue",), [(id_,) for id_ in facts])
+    events = QueueEvent.objects.filter(these, kind=QueueEvent.Kind.CONDEMNED).order_by("id")
     facts.update(events.values_list("queue", "details"))
     return facts
 

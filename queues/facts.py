@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from queues import growth
+from queues import bulk, growth
 from queues.comparison import Known
 from queues.models import QueueSample
 from queues.thresholds import Thresholds
@@ -120,8 +120,11 @@ def _storable(name: str) -> str:
 
 
 def _samples(ids: Iterable[int | None], now: datetime) -> dict[int | None, list[Sample]]:
+    known = [(id_,) for id_ in ids if id_ is not None]
+    if not known:
+        return {}
     rows = QueueSample.objects.filter(
-        queue__in=[id_ for id_ in ids if id_ is not None], at__gte=now - timedelta(seconds=growth.WINDOW_SECONDS)
+        bulk.among(QueueSample, ("queue",), known), at__gte=now - timedelta(seconds=growth.WINDOW_SECONDS)
     )
     samples: dict[int | None, list[Sample]] = {}
     for queue, at, length in rows.order_by("at").values_list("queue", "at", "length"):

@@ -206,6 +206,8 @@ class Watch(models.Model):
     unresponsive_since = models.DateTimeField(null=True, help_text="Since when a queue's process doesn't answer.")
     exchanges_listed_at = models.DateTimeField(null=True)
     misnamed_exchanges = models.JSONField(default=list)
+    thinned_by_minute = models.DateTimeField(null=True, help_text="Up to where samples are one a minute.")
+    thinned_by_hour = models.DateTimeField(null=True, help_text="Up to where samples are one an hour.")
 
     def __str__(self) -> str:
         return "the monitor's memory"

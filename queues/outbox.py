@@ -21,7 +21,7 @@ from django.core.mail.backends.base import BaseEmailBackend
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from accounts.models import Owner, normal_address
+from accounts.models import PulseUser, normal_address
 from queues import bulk, mails
 from queues.models import Notification
 
@@ -75,10 +75,11 @@ def owners_of(pulse_users: Iterable[int | None]) -> dict[int, list[str]]:
     owners: dict[int, list[str]] = {}
     if not wanted:
         return owners
-    rows = Owner.objects.filter(is_active=True, pulse_users__in=wanted).order_by("email")
-    for pulse_user, address in rows.values_list("pulse_users", "email"):
-        if pulse_user in wanted:
-            owners.setdefault(pulse_user, []).append(address)
+    through = PulseUser.owners.through
+    these = bulk.among(through, ("pulseuser",), [(pulse_user,) for pulse_user in wanted])
+    rows = through.objects.filter(these, owner__is_active=True).order_by("owner__email")
+    for pulse_user, address in rows.values_list("pulseuser", "owner__email"):
+        owners.setdefault(pulse_user, []).append(address)
     return owners
 
 

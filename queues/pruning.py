@@ -10,7 +10,7 @@ from django.db.models import Max, Min, Model, QuerySet
 from django.db.models.functions import TruncHour, TruncMinute
 from django.utils import timezone
 
-from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample
+from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import GONE
 
 BATCH = 1000
@@ -49,22 +49,27 @@ def prune() -> int:
 
 
 def _thin(now: datetime) -> int:
-    """Keep the last sample of each queue and minute, or hour, of what is old enough."""
-    return _thin_between(now - KEEP_SAMPLES_BY_MINUTE, now - KEEP_SAMPLES_WHOLE, TruncMinute("at")) + _thin_between(
-        now - KEEP_SAMPLES, now - KEEP_SAMPLES_BY_MINUTE, TruncHour("at")
+    """Keep the last sample of each queue and minute, or hour, of what is old enough and was not thinned yet."""
+    watch, _ = Watch.objects.get_or_create(id=1)
+    whole_until = (now - KEEP_SAMPLES_WHOLE).replace(second=0, microsecond=0)
+    by_minute_until = (now - KEEP_SAMPLES_BY_MINUTE).replace(minute=0, second=0, microsecond=0)
+    return _thin_up_to(whole_until, watch, "thinned_by_minute", TruncMinute("at")) + _thin_up_to(
+        by_minute_until, watch, "thinned_by_hour", TruncHour("at")
     )
 
 
-def _thin_between(since: datetime, until: datetime, moment: TruncMinute | TruncHour) -> int:
-    """Thin the oldest stretch of samples that has something to thin."""
+def _thin_up_to(until: datetime, watch: Watch, done: str, moment: TruncMinute | TruncHour) -> int:
+    """Thin hour by hour from where it ended last time, which ``done`` names on the watch."""
     removed = 0
-    rows = QueueSample.objects.filter(at__gte=since, at__lt=until)
-    first = rows.aggregate(first=Min("at"))["first"]
-    while first is not None and first < until:
-        stretch = rows.filter(at__gte=first, at__lt=first + timedelta(hours=1))
-        kept = stretch.annotate(moment=moment).values("queue", "moment").annotate(last=Max("id")).values("last")
-        removed += _remove(stretch.exclude(id__in=list(kept.values_list("last", flat=True))))
-        first = rows.filter(at__gte=first + timedelta(hours=1)).aggregate(first=Min("at"))["first"]
+    since = getattr(watch, done) or QueueSample.objects.aggregate(first=Min("at"))["first"]
+    while since is not None and since < until:
+        next_hour = since.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        end = min(next_hour, until)
+        stretch = QueueSample.objects.filter(at__gte=since, at__lt=end)
+        last = stretch.annotate(moment=moment).values("queue", "moment").annotate(last=Max("id")).values("last")
+        removed += _remove(stretch.exclude(id__in=last))
+        since = end
+        Watch.objects.filter(id=watch.id).update(**{done: since})
     return removed
 
 

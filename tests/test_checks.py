@@ -85,6 +85,10 @@ def test_no_password_stands_in_what_is_told(settings):
         ("GUARDIAN_WARN_QUEUE_LENGTH", "9000", "is not below"),
         ("GUARDIAN_IGNORED_QUEUES", "[", "not a regular expression"),
         ("CELERY_BROKER_URL", "amqp://guest@rabbit:5672", "the RabbitMQ that Guardian guards"),
+        ("GUARDIAN_MAX_QUEUE_LENGTH", "many", "GUARDIAN_MAX_QUEUE_LENGTH can't be read"),
+        ("DATABASE_URL", "guardian.sqlite3", "DATABASE_URL can't be read"),
+        ("DATABASE_URL", "postgres://u:p@host:port/x", "DATABASE_URL can't be read"),
+        ("EMAIL_URL", "mail.example.org", "EMAIL_URL can't be read"),
     ],
 )
 def test_manage_check_fails_and_says_why(name, value, said, tmp_path):
@@ -107,6 +111,6 @@ def test_manage_check_fails_and_says_why(name, value, said, tmp_path):
 def test_every_setting_that_is_read_is_documented_in_the_example():
     import re
 
-    read = set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', (ROOT / "guardian_site" / "settings.py").read_text()))
+    read = set(re.findall(r'(?:env\.\w+|read)\(\s*"([A-Z_]+)"', (ROOT / "guardian_site" / "settings.py").read_text()))
     documented = set(re.findall(r"^# ([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.M))
     assert read == documented
