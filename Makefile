@@ -1,0 +1,65 @@
+# `make setup` first on a machine with Python, git and make; everything else here does it by itself.
+
+PYTHON = .venv/bin/python
+
+# A broker that is named is used, and then none has to be installed.
+BROKER = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
+TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
+
+.DEFAULT_GOAL = help
+.PHONY: help setup demo run test lint bench lock clean rabbitmq-server postgresql
+
+help:
+	@echo "make setup   install what is needed, here and (where allowed) by apt; a second time it does nothing"
+	@echo "make demo    see it work: a broker, real messages, real mails, told line by line"
+	@echo "make run     the pages, the worker and beat, until Ctrl-C; with a broker of its own if none is configured"
+	@echo "make test    all tests, on SQLite and on PostgreSQL"
+	@echo "make lint    ruff, mypy, and whether a migration is missing"
+	@echo "make bench   measure (make bench ONLY=name: one of them)"
+	@echo "make lock    compile requirements.lock anew from pyproject.toml"
+	@echo "make clean   remove the virtual environment and the caches; data (var/) and .env stay"
+
+setup: .venv/installed .env $(BROKER)
+
+demo: setup
+	@$(PYTHON) -m local.demo
+
+run: setup
+	@$(PYTHON) -m local.run
+
+test: setup $(TEST_BROKER) postgresql
+	$(PYTHON) -m pytest
+	GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest -m database
+
+lint: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy .
+	DEBUG=true DATABASE_URL=sqlite://:memory: $(PYTHON) manage.py makemigrations --check --dry-run
+
+bench: setup rabbitmq-server
+	$(PYTHON) -m benchmarks $(ONLY)
+
+lock: .venv/installed
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
+	.venv/bin/uv pip compile pyproject.toml --quiet --group dev --universal --generate-hashes \
+		--no-emit-index-url --no-annotate --no-header --output-file requirements.lock
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/installed: requirements.lock
+	@local/make-venv
+	@echo "Installing the Python packages of requirements.lock"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+.env: | .venv/installed
+	@umask 077 && $(PYTHON) -c 'import secrets; print("SECRET_KEY=" + secrets.token_urlsafe(50))' > $@
+	@echo "Wrote .env with a new SECRET_KEY; .env.example lists what else it may say"
+
+rabbitmq-server:
+	@test -x /usr/lib/rabbitmq/bin/rabbitmq-server || local/install-debian-packages rabbitmq-server
+
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || local/install-debian-packages postgresql
