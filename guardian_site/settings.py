@@ -176,10 +176,11 @@ if CELERY_BROKER_URL.startswith("filesystem:"):
     _folders = {name: VAR_DIR / "celery" / name for name in ("messages", "control", "tmp")}
     for _folder in _folders.values():
         _folder.mkdir(parents=True, exist_ok=True)
-    CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, str | int] = {
+    CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, str | float] = {
         "data_folder_in": str(_folders["messages"]),
         "data_folder_out": str(_folders["messages"]),
         "control_folder": str(_folders["control"]),
+        "polling_interval": 0.2,
     }
     os.environ.setdefault("TMPDIR", str(_folders["tmp"]))
 else:
@@ -205,5 +206,6 @@ LOGGING = {
     "loggers": {
         "httpx": {"level": "WARNING"},
         "pika": {"level": "ERROR"},  # what goes wrong is told by the code that called it
+        "kombu.connection": {"level": "ERROR"},  # a file system has no host name, and that is all right
     },
 }

@@ -56,10 +56,7 @@ def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:
 
 def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[str, list[Any]]:
     """Return a table expression named ``fresh`` with these columns and rows, and its parameters."""
-    prepared = [
-        [field.get_db_prep_save(value, connection) for value in values]
-        for field, values in zip(columns, zip(*rows, strict=True), strict=True)
-    ]
+    prepared = [_prepared(field, values) for field, values in zip(columns, zip(*rows, strict=True), strict=True)]
     names = [_quoted(field.column) for field in columns]
     if connection.vendor == "sqlite":
         cells = ", ".join(f"json_extract(value, '$[{number}]') AS {name}" for number, name in enumerate(names))
@@ -67,6 +64,15 @@ def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[s
         return f"(SELECT {cells} FROM json_each(%s)) AS fresh", [lines]
     arrays = ", ".join(f"%s::{field.rel_db_type(connection)}[]" for field in columns)
     return f"unnest({arrays}) AS fresh ({', '.join(names)})", prepared
+
+
+def _prepared(field: "Field[Any, Any]", values: Row) -> list[Any]:
+    """Return the values of one column as the database takes them."""
+    if field.get_internal_type() == "JSONField":
+        return [field.get_db_prep_save(value, connection) for value in values]
+    # Few columns have many different values, and preparing one costs more than looking it up.
+    ready = {value: field.get_db_prep_save(value, connection) for value in set(values)}
+    return [ready[value] for value in values]
 
 
 def _field(model: type[Model], name: str) -> "Field[Any, Any]":

@@ -109,7 +109,9 @@ class Rules:
 
     def deletes_for_its_name(self, queue: Known) -> bool:
         """Return whether the namespace policy has this queue deleted, whatever its length."""
-        if queue.vhost != self.pulse_vhost or queue.exclusive or queue.registered or queue.unbounded:
+        if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost:
+            return False
+        if queue.exclusive or queue.registered or queue.unbounded:
             return False
         kind = kind_of_queue(queue.name)
         if self.namespace_policy == "delete-unpatterned":
@@ -150,11 +152,12 @@ class Condemned(NamedTuple):
 
 @dataclass
 class Changes:
-    """What follows from one look."""
+    """What follows from one look. ``lengths`` are queues of which only the length changed, ``changed`` all others."""
 
     seen: int = 0
     new: list[Known] = field(default_factory=list)
     changed: list[Known] = field(default_factory=list)
+    lengths: list[Known] = field(default_factory=list)
     missed: list[Known] = field(default_factory=list)
     gone: list[Known] = field(default_factory=list)
     deleted: list[Known] = field(default_factory=list)
@@ -255,7 +258,9 @@ def _settle(
 ) -> None:
     """Note the state of a queue that stays, and what is to be said of it."""
     stood = queue.stood
-    settled_queue = queue._replace(state=state, delete_sent_at=None)
+    settled_queue = queue
+    if state != queue.state or queue.delete_sent_at is not None:
+        settled_queue = queue._replace(state=state, delete_sent_at=None)
     if queue.length is not None and (state != stood or (queue.quiet_until is not None and now >= queue.quiet_until)):
         after, due = quiet.say(queue.quiet, state, changed=state != stood, now=now, quiet_seconds=rules.quiet_seconds)
         settled_queue = settled_queue.with_quiet(after)
@@ -272,8 +277,9 @@ def _keep(changes: Changes, row: Known | None, queue: Known) -> None:
     """Note what has to be written of a queue."""
     if row is None:
         changes.new.append(queue)
-    elif queue != row:
-        changes.changed.append(queue)
+    elif queue is not row and queue != row:
+        only_length = queue == row._replace(ready=queue.ready, unacknowledged=queue.unacknowledged)
+        (changes.lengths if only_length else changes.changed).append(queue)
     if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
         changes.samples.append(queue)
 
@@ -294,6 +300,8 @@ def _brought_up_to_date(
                 changes.misnamed.append(queue.name)
             elif kind is Kind.UNPATTERNED:
                 changes.unpatterned += 1
+    if queue[1:10] == seen and queue.pulse_user_id == pulse_user_id and queue.misses == 0:
+        return queue  # a copy of each of ten thousand rows would cost as much as comparing them
     return queue._replace(
         type=seen.type, durable=seen.durable, auto_delete=seen.auto_delete, exclusive=seen.exclusive, node=seen.node,
         ready=seen.ready, unacknowledged=seen.unacknowledged, pulse_user_id=pulse_user_id, misses=0,

@@ -264,7 +264,7 @@ def _count(report: Report, changes: Changes, seen: Snapshot) -> None:
     returned = kinds.count(QueueEvent.Kind.RETURNED)
     report.queues = changes.seen
     report.new = len(changes.new) + returned
-    report.changed = len(changes.changed) - returned
+    report.changed = len(changes.changed) + len(changes.lengths) - returned
     report.gone = len(changes.gone)
     report.unknown = changes.unknown
     report.warned = kinds.count(QueueEvent.Kind.WARNED)
@@ -322,6 +322,8 @@ def _write(
             (*WRITTEN, "last_seen"),
             [(queue.id, *(getattr(queue, name) for name in WRITTEN), now) for queue in changes.changed],
         )
+        grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
+        bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
         lost = [(queue.id, queue.misses, watch.listed_at or now) for queue in changes.missed if queue.misses == 1]
         bulk.update(Queue, ("misses", "last_seen"), lost)
         absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone

@@ -43,7 +43,7 @@ class Story:
         changes = compare(
             shot, known, self.accounts, self.rules, self.earlier, memory=0, now=self.now, force=force, **fields
         )
-        written = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
+        written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):
             self.rows[row.vhost, row.name] = row if row.id is not None else row._replace(id=number)
         self.earlier = Earlier(shot.nodes if shot.steady else frozenset(), changes.short_lists)

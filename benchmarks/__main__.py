@@ -1,0 +1,83 @@
+"""``make bench``: measure, print a table, write JSON to ``var/bench/``, and fail where a target was missed.
+
+``python -m benchmarks [NAME ...]`` measures these only. Everything runs against a broker and databases of its own, on
+127.0.0.1, and all that was started ends with it.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import steady_pass
+from benchmarks.figures import Figure, show
+from benchmarks.services import PROJECT, ChildError, Services, running
+from local.processes import StartError
+from rabbit.management import BrokerError
+
+BENCHMARKS: dict[str, Callable[[Services], list[Figure]]] = {
+    "steady_pass": steady_pass.measure,
+}
+RESULTS = PROJECT / "var" / "bench"
+
+
+def main() -> int:
+    """Run the benchmarks that the command line names, and return the exit code: 1 where a target was missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure; by default all there is.")
+    parser.add_argument("only", nargs="*", metavar="NAME", help=f"one of: {', '.join(BENCHMARKS)}")
+    names = parser.parse_args().only or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # by which everything that was started is ended
+    console = Console()
+    try:
+        with running(lambda text: console.print(f"[dim]{text}[/dim]", highlight=False)) as services:
+            machine = {**_machine(), **services.versions()}
+            measured = {name: BENCHMARKS[name](services) for name in names}
+    except (StartError, ChildError, BrokerError, TimeoutError) as error:
+        console.print(str(error), style="red", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    show(console, measured)
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
+    _write(measured, machine)
+    missed = [(name, one) for name in names for one in measured[name] if one.met is False]
+    for name, one in missed:
+        console.print(
+            f"missed: {name}, {one.where}: {one.what} {one.target}", style="red", markup=False, soft_wrap=True
+        )
+    return 1 if missed else 0
+
+
+def _machine() -> dict[str, str]:
+    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {"cores": str(os.cpu_count()), "processor": model[0].partition(": ")[2] if model else os.uname().machine}
+
+
+def _write(measured: dict[str, list[Figure]], machine: dict[str, str]) -> None:
+    """Write the figures of each benchmark to a file of its name, and all of this run to ``results.json``."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    results: dict[str, Any] = {"at": at, "machine": machine, "benchmarks": {}}
+    for name, figures in measured.items():
+        results["benchmarks"][name] = [figure.as_json() for figure in figures]
+        _dump(name, {"at": at, "machine": machine, "figures": results["benchmarks"][name]})
+    _dump("results", results)
+
+
+def _dump(name: str, content: dict[str, Any]) -> None:
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What was measured: as a line of the table, and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table: what was measured and where, beside its floor where it has one.
+
+    ``values`` are in ``unit``, and so is ``floor``, what the same run took for the least that can be done. ``most`` is
+    the target: the largest ratio of the two medians, or without a floor the largest median; None: there is none.
+    ``exactly``: the target has to be met to the point, as by a number that must not grow or shrink.
+    """
+
+    where: str
+    what: str
+    unit: str
+    values: Sequence[float]
+    floor: Sequence[float] = ()
+    most: float | None = None
+    exactly: bool = False
+
+    @property
+    def median(self) -> float:
+        """The median, in ``unit``."""
+        return median(self.values)
+
+    @property
+    def ratio(self) -> float | None:
+        """The median as a multiple of the floor's."""
+        return self.median / median(self.floor) if self.floor else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target was met; None where there is none."""
+        if self.most is None:
+            return None
+        reached = self.median if self.ratio is None else self.ratio
+        return reached == self.most if self.exactly else reached <= self.most
+
+    @property
+    def target(self) -> str:
+        """The target as the table shows it, of the ratio where there is a floor; empty where there is none."""
+        if self.most is None:
+            return ""
+        target = f"{'=' if self.exactly else '≤'} {self.most:g}"
+        return target if self.floor else f"{target} {self.unit}".rstrip()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it with every single measurement, in the order in which they were made."""
+        return {
+            "where": self.where,
+            "what": self.what,
+            "unit": self.unit,
+            "median": self.median,
+            "lowest": min(self.values),
+            "highest": max(self.values),
+            "values": list(self.values),
+            "floor": median(self.floor) if self.floor else None,
+            "floor_values": list(self.floor),
+            "ratio": self.ratio,
+            "target": self.target,
+            "met": self.met,
+        }
+
+
+def show(console: Console, measured: Mapping[str, Sequence[Figure]]) -> None:
+    """Print a table for each benchmark."""
+    for name, figures in measured.items():
+        title = f"{name} (ratio: of the median to the floor's)"
+        table = Table(title=title, title_justify="left", box=None, collapse_padding=True, pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for heading in ("median", "min-max", "floor", "ratio", "target"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for where, lines in groupby(figures, key=lambda figure: figure.where):
+            table.add_row(f"[bold]{where}[/bold]")
+            for figure in lines:
+                table.add_row(*_cells(figure))
+        console.print(table)
+
+
+def _cells(figure: Figure) -> list[str]:
+    unit = figure.unit
+    lowest, highest = min(figure.values), max(figure.values)
+    return [
+        f"  {figure.what}",
+        f"{_number(figure.median, unit)} {unit}".rstrip(),
+        "" if lowest == highest else f"{_number(lowest, unit)}-{_number(highest, unit)}",
+        f"{_number(median(figure.floor), unit)} {unit}".rstrip() if figure.floor else "",
+        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        figure.target,
+        {None: "", True: "[green]met[/green]", False: "[bold red]missed[/bold red]"}[figure.met],
+    ]
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.3f}" if unit == "s" else f"{value:.0f}"

@@ -1,0 +1,131 @@
+"""Passes of the monitor, each beside the very listing request that it makes. Runs in ``benchmarks.child``."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from unittest import mock
+
+import httpx
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from accounts.models import PulseUser
+from benchmarks.load import publish_one_each, queue_name, user_name, wait_for_messages
+from queues.monitor import Report, run_pass
+from rabbit import connections
+from rabbit.management import Management
+from rabbit.snapshot import COLUMNS, TOTALS
+
+T = TypeVar("T")
+
+ONE_IN = 10
+"""One queue in so many changes between two passes."""
+
+WARM_UPS = 2
+COUNTED = 3
+"""Passes whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+
+
+class Guarded:
+    """A vhost under guard: its queues are known, and their number of messages grows as it is told to."""
+
+    def __init__(self, vhost: str, queues: int) -> None:
+        self.vhost = vhost
+        self.queues = queues
+        self.management: Management = connections.management()
+        rows = self.management.list_queues(vhost, {**TOTALS, "columns": "name,vhost,messages_ready"})
+        self._messages = sum(row["messages_ready"] for row in rows)
+        self._turn = 0
+
+    def change(self) -> None:
+        """Publish one message to every tenth queue, to other ones each time, and wait until the broker shows it."""
+        self._turn += 1
+        names = [queue_name(number) for number in range(self._turn % ONE_IN, self.queues, ONE_IN)]
+        publish_one_each(connections.amqp_url(), self.vhost, names)
+        self._messages += len(names)
+        wait_for_messages(self.management, self.vhost, queues=self.queues, messages=self._messages)
+
+    def look(self, *, new: int = 0, changed: int = 0) -> tuple[float, Report]:
+        """Run a pass, and return the seconds that it took and its report. It must find what there is to find."""
+        seconds, report = timed(run_pass)
+        found = (report.queues, report.new, report.changed, report.gone, report.unknown, report.warned)
+        if report.another_pass or report.errors or found != (self.queues, new, changed, 0, 0, 0):
+            raise AssertionError(f"a pass did other than expected: {report}")
+        return seconds, report
+
+    def list(self) -> float:
+        """Return L: the seconds of the listing request that a pass makes, with the client that it makes it with."""
+        return timed(lambda: self.management.list_queues(self.vhost, {**TOTALS, "columns": COLUMNS}))[0]
+
+
+def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of the first pass, of steady ones, and of the listings between them, and what they ask.
+
+    ``changed``: one queue in ten had another length than in the pass before; ``unchanged``: none had. Of each,
+    ``pass`` and ``listing`` are seconds, in the order in which they were measured, by turns; ``own`` is what of a pass
+    was not its listing. ``statements`` and ``requests`` are numbers of a pass with one queue in ten changed.
+    """
+    users = dict.fromkeys(user_name(number) for number in range(queues))
+    PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
+    guarded = Guarded(vhost, queues)
+    first, _ = guarded.look(new=queues)
+    changing = queues // ONE_IN
+    for _ in range(WARM_UPS):
+        guarded.change()
+        guarded.list()
+        guarded.look(changed=changing)
+    changed = _alternate(guarded, rounds, changing)
+    unchanged = _alternate(guarded, rounds, 0)
+    statements, requests = [], []
+    for _ in range(COUNTED):
+        guarded.change()
+        with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+            guarded.look(changed=changing)
+        statements.append(len(captured))
+        requests.append(len(sent))
+    return {
+        "first": first,
+        "changed": changed,
+        "unchanged": unchanged,
+        "statements": statements,
+        "requests": requests,
+    }
+
+
+def _alternate(guarded: Guarded, rounds: int, changing: int) -> dict[str, list[float]]:
+    passes, listings, own = [], [], []
+    for number in range(rounds):
+        if changing:
+            guarded.change()
+        if number % 2:
+            listings.append(guarded.list())
+        seconds, report = guarded.look(changed=changing)
+        passes.append(seconds)
+        own.append(seconds - report.listing_seconds)
+        if not number % 2:
+            listings.append(guarded.list())
+    return {"pass": passes, "listing": listings, "own": own}
+
+
+def timed(do: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds that this took, and what it returned."""
+    gc.collect()  # so that nobody pays for what another left behind
+    began = time.perf_counter()
+    result = do()
+    return time.perf_counter() - began, result
+
+
+@contextmanager
+def counted_requests() -> Iterator[list[str]]:
+    """Give a list that every HTTP request which httpx sends meanwhile is added to, as method and path."""
+    sent: list[str] = []
+    send = httpx.Client.send
+
+    def noted(client: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
+        sent.append(f"{request.method} {request.url.path}")
+        return send(client, request, **options)
+
+    with mock.patch.object(httpx.Client, "send", noted):
+        yield sent
