@@ -244,9 +244,9 @@ def compare(
     return changes
 
 
-def settled(queue: Known, length: int | None, thresholds: Thresholds, rules: Rules, now: datetime) -> tuple[Known, Say]:
+def settled(queue: Known, thresholds: Thresholds, rules: Rules, now: datetime) -> tuple[Known, Say]:
     """Return where a queue stands that was condemned and stays, and what is to be said of it."""
-    verdict = judge(queue.stood, length, thresholds, spared=True)
+    verdict = judge(queue.stood, queue.length, thresholds, spared=True)
     after, due = quiet.say(
         queue.quiet, verdict.state, changed=verdict.state != queue.stood, now=now, quiet_seconds=rules.quiet_seconds
     )
@@ -261,7 +261,7 @@ def _settle(
     settled_queue = queue
     if state != queue.state or queue.delete_sent_at is not None:
         settled_queue = queue._replace(state=state, delete_sent_at=None)
-    if queue.length is not None and (state != stood or (queue.quiet_until is not None and now >= queue.quiet_until)):
+    if queue.length is not None and (state != stood or quiet.is_over(queue.quiet_until, now, rules.quiet_seconds)):
         after, due = quiet.say(queue.quiet, state, changed=state != stood, now=now, quiet_seconds=rules.quiet_seconds)
         settled_queue = settled_queue.with_quiet(after)
         if due is not Say.NOTHING:

@@ -5,6 +5,7 @@ finished by the next pass: what was asked of the broker has ``delete_sent_at``, 
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,14 +35,17 @@ BATCH = 200
 SIDE_BY_SIDE = 8
 """Deletions under way at once."""
 
+LOOK_HOLDS_SECONDS = 30
+"""How long the second look may be relied on. A process that was stopped in between must not go on deleting by it."""
+
 QueueName = tuple[str, str]
 
 
 class Look(NamedTuple):
-    """The second look: what is still over its maximum, and the lengths (None: unknown) of what is not."""
+    """The second look: what is still over its maximum, and what is not, with the lengths that it has now."""
 
     over: list[Condemned]
-    kept: list[tuple[Condemned, int | None]]
+    kept: list[Condemned]
 
 
 @dataclass
@@ -80,11 +84,12 @@ class Deletion:
         lengths = self._lengths({one.queue.vhost for one in doubtful}) if doubtful and exact else {}
         kept = []
         for one in doubtful:
-            length = lengths.get(_name(one.queue))
-            if length is not None and length > one.thresholds.max:
+            ready_now, unacknowledged = lengths.get(_name(one.queue), (None, None))
+            now = one._replace(queue=one.queue._replace(ready=ready_now, unacknowledged=unacknowledged))
+            if now.queue.length is not None and now.queue.length > one.thresholds.max:
                 over.append(one)
             else:
-                kept.append((one, length))
+                kept.append(now)
         return Look(over, kept)
 
     def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
@@ -127,30 +132,31 @@ class Deletion:
                 now,
             )
 
-    def _lengths(self, vhosts: set[str]) -> dict[QueueName, int | None]:
+    def _lengths(self, vhosts: set[str]) -> dict[QueueName, tuple[int | None, int | None]]:
         try:
             listed = snapshot.take(self.management, sorted(vhosts))
         except BrokerError as error:
             logger.warning("The second look could not list the queues: %s", error)
             return {}
-        return {(seen.vhost, seen.name): seen.length for seen in listed.queues} if listed.exact else {}
+        if not listed.exact:
+            return {}
+        return {(seen.vhost, seen.name): (seen.ready, seen.unacknowledged) for seen in listed.queues}
 
-    def _keep(self, kept: Sequence[tuple[Condemned, int | None]], lease: HeldLease, outcome: Outcome) -> None:
+    def _keep(self, kept: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
         """Record that these stay, and say so where the last message is no longer true."""
         if not kept:
             return
         now = timezone.now()
         after, tellings = [], []
-        for one, length in kept:
-            queue, due = settled(one.queue, length, one.thresholds, self.rules, now)
+        for one in kept:
+            queue, due = settled(one.queue, one.thresholds, self.rules, now)
             after.append(queue)
             if due is not Say.NOTHING:
                 tellings.append(Telling(due.value, self.facts.of(queue, one.thresholds), queue.id, queue.pulse_user_id))
         with transaction.atomic():
             lease.renew()
             write_states(after)
-            events = [(one.queue, QueueEvent.Kind.KEPT, {"length": length}) for one, length in kept]
-            write_events(events, now)
+            write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in kept], now)
             outcome.told += outbox.tell(tellings, now)
         outcome.kept += len(kept)
 
@@ -175,8 +181,9 @@ class Deletion:
         """Ask the broker to delete these side by side, and return those that it says it deleted."""
         if not asked:
             return []
+        until = time.monotonic() + LOOK_HOLDS_SECONDS
         with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
-            errors = list(threads.map(self._ask, asked))
+            errors = list(threads.map(lambda one: self._ask(one, until), asked))
         done, refused = [], []
         for one, error in zip(asked, errors, strict=True):
             if error is None:
@@ -193,8 +200,10 @@ class Deletion:
                 write_states(refused)
         return done
 
-    def _ask(self, one: Condemned) -> BrokerError | None:
+    def _ask(self, one: Condemned, until: float) -> BrokerError | None:
         vhost, name = one.queue.vhost, one.queue.name
+        if time.monotonic() > until:
+            return Refused("the second look is too old to act on; the next pass looks again", status=0, reason="late")
         try:
             self.management.delete_queue(vhost, name)
         except Refused as error:

@@ -3,6 +3,7 @@
 Gathered before anything is written, and only for the queues that somebody is to be told about.
 """
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -76,30 +77,23 @@ def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName]
     """Return the feed of each of these queues, given as (vhost, name)."""
     asked = directly.ask(amqp_url, queues)
     consumers = {queue: depth.consumers for queue, depth in asked.items()}
-    if len(queues) <= ONE_BY_ONE:
-        return {queue: Feed(consumers.get(queue), _bindings(management, *queue)) for queue in queues}
     bindings: dict[QueueName, list[Binding]] = {}
-    for vhost in {vhost for vhost, _ in queues}:
-        bindings.update(_bindings_of_vhost(management, vhost))
+    with contextlib.suppress(BrokerError):  # a broker that doesn't answer once is not asked again and again
+        if len(queues) <= ONE_BY_ONE:
+            for queue in queues:
+                bindings[queue] = management.queue_bindings(*queue)
+        else:
+            for vhost in {vhost for vhost, _ in queues}:
+                bindings.update(_bindings_of_vhost(management, vhost))
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
 
 
 def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, list[Binding]]:
     found = defaultdict(list)
-    try:
-        for binding in management.bindings(vhost):
-            if binding.destination_type == "queue":
-                found[vhost, binding.destination].append(binding)
-    except BrokerError:
-        return {}
+    for binding in management.bindings(vhost):
+        if binding.destination_type == "queue":
+            found[vhost, binding.destination].append(binding)
     return found
-
-
-def _bindings(management: Management, vhost: str, name: str) -> list[Binding] | None:
-    try:
-        return management.queue_bindings(vhost, name)
-    except BrokerError:
-        return None
 
 
 def _bindings_told(bindings: list[Binding] | None) -> dict[str, Any]:

@@ -93,7 +93,10 @@ def rules() -> Rules:
 def is_due() -> bool:
     """Return whether a pass may run now: after failures to reach the broker the wait grows."""
     watch = Watch.objects.filter(id=1).first()
-    return watch is None or watch.next_pass_at is None or watch.next_pass_at <= timezone.now()
+    if watch is None or watch.next_pass_at is None:
+        return True
+    # Later than the longest wait from now it can't be, unless the clock was set back.
+    return not timezone.now() < watch.next_pass_at <= timezone.now() + timedelta(seconds=_longest_wait())
 
 
 def seconds_to_wait() -> float:
@@ -163,6 +166,8 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
         stopped_vhosts=stopped,
     )
     exchanges = _misnamed_exchanges(management, watch, going_by, report)
+    if held:
+        held.renew()
     _count(report, changes, seen)
     report.misnamed_exchanges = exchanges if exchanges is not None else watch.misnamed_exchanges
     facts = _gather_facts(management, changes, now)
@@ -244,7 +249,8 @@ def _memory(management: Management) -> float:
 
 def _misnamed_exchanges(management: Management, watch: Watch, going_by: Rules, report: Report) -> list[str] | None:
     """Return the exchanges in the queues' namespace; None: they were looked at a short while ago, or can't be now."""
-    if watch.exchanges_listed_at is not None and report.at - watch.exchanges_listed_at < EXCHANGES_EVERY:
+    since = report.at - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else EXCHANGES_EVERY
+    if timedelta(0) <= since < EXCHANGES_EVERY:
         return None
     try:
         exchanges = management.exchanges(going_by.pulse_vhost)

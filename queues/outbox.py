@@ -34,6 +34,8 @@ CLAIM_SECONDS = 300
 RETRY_FIRST_SECONDS = 15
 RETRY_MOST_SECONDS = 900
 GIVE_UP_AFTER = timedelta(hours=24)
+GIVE_UP_ATTEMPTS = 100
+"""So many attempts take a day. Both have to be over: a clock that jumps a day ahead is no day of trying."""
 
 FIELDS = (
     "uuid", "recipient", "kind", "queue", "about", "facts", "channel", "state", "created", "due_at", "attempts",
@@ -139,12 +141,14 @@ def claim(limit: int) -> list[Notification]:
         channel=OuterRef("channel"),
         id__lt=OuterRef("id"),
     )
-    due = Notification.objects.filter(Unsent, ~Exists(earlier), due_at__lte=now).order_by("id")
+    # Due, or due later than anything is ever put off: then the clock was set back.
+    is_due = Q(due_at__lte=now) | Q(due_at__gt=now + timedelta(seconds=RETRY_MOST_SECONDS))
+    due = Notification.objects.filter(Unsent, is_due, ~Exists(earlier)).order_by("id")
     ids = list(due.values_list("id", flat=True)[:limit])
     if not ids:
         return []
     mine = uuid.uuid4()
-    Notification.objects.filter(Unsent, id__in=ids, due_at__lte=now).update(
+    Notification.objects.filter(Unsent, is_due, id__in=ids).update(
         state=Notification.State.SENDING, claim=mine, due_at=now + timedelta(seconds=CLAIM_SECONDS)
     )
     mails_of_mine = Notification.objects.filter(claim=mine, state=Notification.State.SENDING)
@@ -193,7 +197,7 @@ def _send_one(notification: Notification, connection: BaseEmailBackend, delivery
 def _postpone(notification: Notification, error: Exception, delivery: Delivery) -> None:
     now = timezone.now()
     attempts = notification.attempts + 1
-    if now - notification.created >= GIVE_UP_AFTER:
+    if now - notification.created >= GIVE_UP_AFTER and attempts >= GIVE_UP_ATTEMPTS:
         logger.error("Notification %s to %s given up: %s", notification.uuid, notification.recipient, error)
         _finish(notification, state=Notification.State.FAILED, attempts=attempts, last_error=str(error)[:1000])
         delivery.failed += 1

@@ -33,13 +33,18 @@ class Say(Enum):
     SUMMARY = "summary"
 
 
+def is_over(until: datetime | None, now: datetime, quiet_seconds: int) -> bool:
+    """Return whether there is a period and it has ended, or ends later than any can: the clock was set back."""
+    return until is not None and not now < until <= now + timedelta(seconds=quiet_seconds)
+
+
 def say(quiet: Quiet, state: str, *, changed: bool, now: datetime, quiet_seconds: int) -> tuple[Quiet, Say]:
     """Return what to remember and what to say of a queue that stands at ``state`` (ok or warned) at ``now``.
 
     ``changed`` says that it got there just now. Called for every queue that changed, and for every queue whose period
     has ended. The summary tells the ``folded`` of the ``Quiet`` that was given, plus one where ``changed``.
     """
-    if quiet.until is not None and now >= quiet.until:
+    if is_over(quiet.until, now, quiet_seconds):
         if quiet.folded:
             return _close(quiet, state, now, quiet_seconds)
         quiet = Quiet(said=quiet.said)

@@ -5,6 +5,7 @@ API's figures of single queues lag by five seconds and more. By py-amqp, which b
 waits for ever when a queue's process doesn't respond.
 """
 
+import time
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ import amqp
 
 SECONDS = 5.0
 """How long a connection may take to open, and one answer to come."""
+
+ALL_SECONDS = 20.0
+"""How long all the answers together may take. Whoever is not asked by then isn't."""
 
 QueueName = tuple[str, str]
 
@@ -28,13 +32,14 @@ class Depth(NamedTuple):
 def ask(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, Depth]:
     """Return the depth of each of these queues, given as (vhost, name).
 
-    A queue that isn't there, doesn't answer, or whose vhost can't be entered, is not in the answer. ``amqp_url`` is
-    ``amqp://user:password@host:port``; the account needs to be allowed into each vhost, and nothing more.
+    A queue that isn't there, doesn't answer in time, or whose vhost can't be entered, is not in the answer.
+    ``amqp_url`` is ``amqp://user:password@host:port``; the account needs to be allowed into each vhost, no more.
     """
     depths: dict[QueueName, Depth] = {}
+    until = time.monotonic() + ALL_SECONDS
     for vhost, group in groupby(sorted(set(queues)), key=lambda queue: queue[0]):
         names = [name for _, name in group]
-        while names:
+        while names and time.monotonic() < until:
             # An answer that doesn't come spoils its connection; the queues behind it are asked on a fresh one.
             names = names[_ask(amqp_url, vhost, names, depths) :]
     return depths

@@ -225,9 +225,9 @@ def test_a_queue_in_another_vhost_makes_nobody_an_owner_and_has_no_namespace():
 def test_a_queue_that_is_kept_after_the_second_look_is_told_where_it_stands_and_no_more():
     story = Story()
     story.look(snapshot(seen("a", 11)))
-    queue, say = settled(story.row("a"), 7, Thresholds(5, 10), RULES, story.now)
+    queue, say = settled(story.row("a")._replace(ready=7), Thresholds(5, 10), RULES, story.now)
     assert (queue.state, say) == (WARNED, Say.WARNING)
-    queue, say = settled(story.row("a"), 2, Thresholds(5, 10), RULES, story.now)
+    queue, say = settled(story.row("a")._replace(ready=2), Thresholds(5, 10), RULES, story.now)
     assert (queue.state, say) == (OK, Say.NOTHING)
 
 

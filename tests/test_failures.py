@@ -62,6 +62,14 @@ def test_the_wait_grows_while_the_broker_is_away_up_to_the_bound(guarded, settin
     assert not monitor.is_due()
 
 
+def test_a_clock_that_is_set_back_an_hour_makes_no_pass_wait_for_an_hour(guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    monitor.run_pass()
+    assert not monitor.is_due()
+    Watch.objects.update(next_pass_at=timezone.now() + timedelta(hours=1))
+    assert monitor.is_due()
+
+
 def test_wrong_credentials_are_an_outage_that_says_so(guarded, settings, broker):
     host = broker.management_url.rpartition("@")[2]
     settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:wrong-word@{host}"
@@ -150,7 +158,8 @@ def test_a_queue_that_was_emptied_since_the_list_stays(amqp, alice, monkeypatch,
     assert (report.deleted, report.kept) == (0, 1)
     assert names(management, guarded) == ["queue/alice/builds"]
     assert Queue.objects.get().state == "warned"
-    assert told("alice@example.org") == ["warning"]
+    (warning,) = Notification.objects.filter(recipient="alice@example.org")
+    assert (warning.kind, warning.facts["length"]) == ("warning", 7)
 
 
 def test_a_queue_whose_messages_are_all_unacknowledged_is_looked_at_by_the_list_too(amqp, alice):
@@ -235,6 +244,19 @@ def test_a_holder_that_lost_its_lease_stops_and_deletes_nothing(amqp, alice, mon
     assert report.deleted == 0
     assert "lease" in report.errors[-1]
     assert names(management, guarded) == ["queue/alice/builds"]
+
+
+def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
+    amqp, alice, monkeypatch, management, guarded
+):
+    amqp.queue("queue/alice/builds", 11)
+    monkeypatch.setattr(deletion, "LOOK_HOLDS_SECONDS", -1)
+    report = monitor.run_pass()
+    assert report.deleted == 0
+    assert "too old" in report.errors[0]
+    assert names(management, guarded) == ["queue/alice/builds"]
+    monkeypatch.undo()
+    assert monitor.run_pass().deleted == 1
 
 
 def test_ten_passes_at_once_delete_once_and_tell_once(amqp, alice):
