@@ -140,6 +140,7 @@ else:
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_USER_MODEL = "accounts.Owner"
+LOGIN_URL = "admin:login"
 KNOX_TOKEN_MODEL = "accounts.AuthToken"  # noqa: S105 - a model, not a password
 MIGRATION_MODULES = {"knox": None}  # they make its own token table, swapped or not, which nothing would use
 AUTH_PASSWORD_VALIDATORS = [

@@ -7,6 +7,7 @@ from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
 from django.core.mail.backends.base import BaseEmailBackend
 from django.template.loader import render_to_string
+from django.urls import reverse
 
 from queues.models import Notification
 
@@ -99,4 +100,4 @@ def _readable_bindings(bindings: list[dict[str, str]] | None) -> list[dict[str, 
 def _url(notification: Notification) -> str:
     if notification.queue is None:
         return ""
-    return f"{settings.GUARDIAN_BASE_URL}/queues/{notification.queue.uuid}/"
+    return f"{settings.GUARDIAN_BASE_URL}{reverse('queue', args=[notification.queue.uuid])}"

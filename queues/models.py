@@ -6,10 +6,23 @@ The broker is the truth about what exists; these rows are the truth about what w
 import uuid
 
 from django.conf import settings
+from django.contrib.auth.models import AnonymousUser
 from django.db import models
 from django.db.models.functions import Now
 
-from accounts.models import PulseUser
+from accounts.models import Owner, PulseUser
+
+
+class QueueQuerySet(models.QuerySet["Queue"]):
+    """Queues, as different people see them."""
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
+        """Return the queues that this visitor may see: an operator all, an owner their own, nobody else any."""
+        if visitor.is_staff:
+            return self.all()
+        if not visitor.is_authenticated:
+            return self.none()
+        return self.filter(pulse_user__in=visitor.pulse_users.all())
 
 
 class Queue(models.Model):
@@ -61,6 +74,8 @@ class Queue(models.Model):
     last_seen = models.DateTimeField(
         help_text="When the row was last written with the queue there. While its misses are 0 it is there now."
     )
+
+    objects = QueueQuerySet.as_manager()
 
     class Meta:
         ordering = ["vhost", "name"]

@@ -25,7 +25,7 @@ from queues.facts import Facts
 from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
 from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.outbox import Telling
-from queues.thresholds import GONE, POLICIES, Thresholds
+from queues.thresholds import GONE, policy
 from rabbit import connections, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import Kind, kind_of_exchange
@@ -78,10 +78,9 @@ def guarded_vhosts() -> list[str] | None:
 
 def rules() -> Rules:
     """Return the settings that a pass goes by."""
-    thresholds = Thresholds(settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH)
     ignored = settings.GUARDIAN_IGNORED_QUEUES
     return Rules(
-        policy=POLICIES[settings.GUARDIAN_THRESHOLD_POLICY](thresholds),
+        policy=policy(),
         pulse_vhost=settings.GUARDIAN_PULSE_VHOST,
         ignored=re.compile(ignored) if ignored else None,
         namespace_policy=settings.GUARDIAN_NAMESPACE_POLICY,

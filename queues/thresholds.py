@@ -6,7 +6,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from django.conf import settings
+
+if TYPE_CHECKING:
+    from queues.models import Queue
 
 OK, WARNED, DELETING, GONE = "ok", "warned", "deleting", "gone"  # the values of queues.models.Queue.State
 
@@ -130,6 +135,20 @@ def resolve(
         next(value for value in values if value is not None) for values in zip(own, of_user, policy, strict=True)
     )
     return Thresholds(warn, most)
+
+
+def policy() -> Policy:
+    """Return the policy that the settings choose."""
+    return POLICIES[settings.GUARDIAN_THRESHOLD_POLICY](
+        Thresholds(settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH)
+    )
+
+
+def of_queue(queue: "Queue") -> Thresholds:
+    """Return the thresholds of a queue while the broker has memory to spare, as a page shows them."""
+    user = queue.pulse_user
+    of_user = (user.warn_length, user.max_length) if user else NO_OWN
+    return resolve((queue.warn_length, queue.max_length), of_user, policy()(queue.length, BrokerState()))
 
 
 def brake_limit(brake: int, seen: int) -> int:
