@@ -234,6 +234,7 @@ class Demo:
         self._make_pulse_users()
         self.say(f"{OWNER} owns the RabbitMQ accounts {' and '.join(self._users)}; {OPERATOR} is the operator.")
         self._make_queues()
+        self.stack.manage("monitor_queues", "--once")  # it knows them while they are empty, so it can tell their pace
         self.stack.start()
         self.say(f"The web process, a worker and beat are running: {self.stack.base_url}")
         self.say(f"Guardian looks every second, warns at {WARN} messages and deletes past {MAX}.")

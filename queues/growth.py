@@ -9,7 +9,7 @@ WINDOW_SECONDS = 600
 
 
 class Growth(NamedTuple):
-    """Messages a second (negative: it shrinks), and the seconds until its maximum (None: not at this pace)."""
+    """Messages a second (negative: it shrinks), and the seconds to its maximum (None: not at this pace, or past it)."""
 
     per_second: float
     seconds_to_max: float | None
@@ -27,4 +27,4 @@ def growth(samples: Sequence[tuple[datetime, int]], max_length: int) -> Growth |
     if seconds < 0.5:
         return None
     pace = (last - first) / seconds
-    return Growth(pace, max(0.0, (max_length - last) / pace) if pace > 0 else None)
+    return Growth(pace, (max_length - last) / pace if pace > 0 and last <= max_length else None)
