@@ -6,8 +6,10 @@ The broker is the truth about which accounts exist; these rows are the truth abo
 import uuid
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.auth.models import PermissionsMixin
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.functions import Lower
 from django.utils import timezone
@@ -37,6 +39,25 @@ class OwnerQuerySet(BaseUserManager["Owner"]):
 def normal_address(email: str) -> str:
     """Return the form that an e-mail address is stored and compared in: trimmed and lower-cased."""
     return email.strip().lower()
+
+
+def check_thresholds(warn: int | None, most: int | None) -> None:
+    """Make sure that these thresholds of a queue's or an account's own, in messages, can be used.
+
+    What is empty comes from elsewhere: the settings' is then what the other is held against.
+
+    Raises:
+        ValidationError: they can't.
+    """
+    warned_at = warn if warn is not None else settings.GUARDIAN_WARN_QUEUE_LENGTH
+    deleted_past = most if most is not None else settings.GUARDIAN_MAX_QUEUE_LENGTH
+    if warn is None and most is None:
+        return
+    if not 1 <= warned_at < deleted_past:
+        raise ValidationError(
+            f"It would be warned about at {warned_at} messages and deleted past {deleted_past}. "
+            "The first has to be 1 at least, and below the second."
+        )
 
 
 class Owner(AbstractBaseUser, PermissionsMixin):
@@ -114,3 +135,8 @@ class PulseUser(models.Model):
 
     def __str__(self) -> str:
         return self.username
+
+    def clean(self) -> None:
+        """Refuse thresholds by which its queues would be deleted before anybody is warned."""
+        super().clean()
+        check_thresholds(self.warn_length, self.max_length)

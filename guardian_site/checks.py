@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from email.utils import parseaddr
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -116,6 +117,13 @@ def _choices() -> Iterable[CheckMessage]:
             hint="It names the queues that are left alone, such as ^(amq\\.gen|test-). Empty: none.",
             id="guardian.E009",
         )
+    guarded = settings.GUARDIAN_VHOSTS
+    if guarded and "*" not in guarded and settings.GUARDIAN_PULSE_VHOST not in guarded:
+        yield checks.Warning(
+            f"GUARDIAN_VHOSTS leaves out GUARDIAN_PULSE_VHOST ('{settings.GUARDIAN_PULSE_VHOST}').",
+            hint="The queues of the Pulse users are not guarded. Name it there too.",
+            id="guardian.W003",
+        )
     if "*" in settings.GUARDIAN_VHOSTS and len(settings.GUARDIAN_VHOSTS) > 1:
         yield Error(
             "GUARDIAN_VHOSTS has a * beside other names.", hint="Use * alone for all vhosts.", id="guardian.E010"
@@ -123,20 +131,15 @@ def _choices() -> Iterable[CheckMessage]:
 
 
 def _times() -> Iterable[CheckMessage]:
-    for name, least in (
-        ("GUARDIAN_POLL_SECONDS", 0.1),
-        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1),
-        ("GUARDIAN_QUIET_SECONDS", 0),
-        ("GUARDIAN_FORGET_DAYS", 1),
+    for name, least, most in (
+        ("GUARDIAN_POLL_SECONDS", 0.1, 3600),
+        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass waits that long several times within its lease of 90 s
+        ("GUARDIAN_QUIET_SECONDS", 0, 604_800),
+        ("GUARDIAN_FORGET_DAYS", 1, 3650),
     ):
-        if _value(name) < least:
-            yield Error(f"{name} is {_value(name)}.", hint=f"It is {least} at least.", id="guardian.E011")
-    if settings.GUARDIAN_BROKER_TIMEOUT_SECONDS > 20:
-        yield Error(
-            f"GUARDIAN_BROKER_TIMEOUT_SECONDS is {settings.GUARDIAN_BROKER_TIMEOUT_SECONDS}.",
-            hint="A pass holds its lease for 90 s between renewals, and may wait four times: 20 at most.",
-            id="guardian.E012",
-        )
+        if not least <= _value(name) <= most:
+            hint = f"It is {least} at least, and {most} at most."
+            yield Error(f"{name} is {_value(name)}.", hint=hint, id="guardian.E011")
     if settings.GUARDIAN_POLL_MAX_SECONDS < settings.GUARDIAN_POLL_SECONDS:
         yield Error(
             "GUARDIAN_POLL_MAX_SECONDS is below GUARDIAN_POLL_SECONDS.",
@@ -146,6 +149,13 @@ def _times() -> Iterable[CheckMessage]:
 
 
 def _people() -> Iterable[CheckMessage]:
+    # A host without a dot is all right here, which Django's validator refuses: a machine's own name is one.
+    if not re.fullmatch(r"[^@\s]+@[A-Za-z0-9.-]*[A-Za-z0-9]", parseaddr(settings.DEFAULT_FROM_EMAIL)[1]):
+        yield Error(
+            f"DEFAULT_FROM_EMAIL is '{settings.DEFAULT_FROM_EMAIL}', which has no e-mail address in it.",
+            hint="Such as: Guardian <guardian@example.org>.",
+            id="guardian.E016",
+        )
     for address in settings.GUARDIAN_OPERATOR_EMAILS:
         try:
             validate_email(address)

@@ -27,8 +27,29 @@ def read(name: str, cast: Callable[..., Any], default: Any) -> Any:
     try:
         return cast(name, default=default)
     except (ValueError, ImproperlyConfigured) as error:
-        UNREADABLE[name] = str(error)
+        # What can't be read of an address may be a part of its password.
+        UNREADABLE[name] = "it is no such address" if name.endswith("_URL") else str(error)
         return cast("NO_SUCH_SETTING", default=default)
+
+
+def items(name: str, default: list[str]) -> list[str]:
+    """Return the items of this setting, which commas separate, with or without spaces."""
+    return [item.strip() for item in env.list(name, default=default)]
+
+
+def level(name: str, default: str) -> str:
+    """Return a level of logging."""
+    value: str = env.str(name, default=default).upper()
+    if value not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ValueError("it is DEBUG, INFO, WARNING or ERROR")
+    return value
+
+
+def address(name: str, default: str) -> str:
+    """Return an address without a slash at its end."""
+    value: str = env.str(name, default=default).rstrip("/")
+    urlsplit(value)
+    return value
 
 
 def database(name: str, default: str) -> dict[str, Any]:
@@ -51,7 +72,7 @@ RABBITMQ_MANAGEMENT_URL = env.str(
 RABBIT_URL = env.str("RABBIT_URL", default="amqp://guest:guest@127.0.0.1:5672" if DEBUG else "")
 
 # What is guarded, and how. The rules that these feed are in queues/.
-GUARDIAN_VHOSTS = env.list("GUARDIAN_VHOSTS", default=[])
+GUARDIAN_VHOSTS = items("GUARDIAN_VHOSTS", [])
 GUARDIAN_PULSE_VHOST = env.str("GUARDIAN_PULSE_VHOST", default="/")
 GUARDIAN_POLL_SECONDS = read("GUARDIAN_POLL_SECONDS", env.float, 5.0)
 GUARDIAN_POLL_MAX_SECONDS = read("GUARDIAN_POLL_MAX_SECONDS", env.float, 60.0)
@@ -64,11 +85,11 @@ GUARDIAN_DELETE_BRAKE = read("GUARDIAN_DELETE_BRAKE", env.int, 50)
 GUARDIAN_NAMESPACE_POLICY = env.str("GUARDIAN_NAMESPACE_POLICY", default="report")
 GUARDIAN_IGNORED_QUEUES = env.str("GUARDIAN_IGNORED_QUEUES", default="")
 GUARDIAN_FORGET_DAYS = read("GUARDIAN_FORGET_DAYS", env.int, 30)
-GUARDIAN_OPERATOR_EMAILS = env.list("GUARDIAN_OPERATOR_EMAILS", default=[])
+GUARDIAN_OPERATOR_EMAILS = items("GUARDIAN_OPERATOR_EMAILS", [])
 
 # The web.
-GUARDIAN_BASE_URL = env.str("GUARDIAN_BASE_URL", default="http://127.0.0.1:8000").rstrip("/")
-ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[urlsplit(GUARDIAN_BASE_URL).hostname or "127.0.0.1"])
+GUARDIAN_BASE_URL = read("GUARDIAN_BASE_URL", address, "http://127.0.0.1:8000")
+ALLOWED_HOSTS = items("ALLOWED_HOSTS", [urlsplit(GUARDIAN_BASE_URL).hostname or "127.0.0.1"])
 _HTTPS = GUARDIAN_BASE_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = ["://".join(urlsplit(GUARDIAN_BASE_URL)[:2])] if "://" in GUARDIAN_BASE_URL else []
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _HTTPS
@@ -203,7 +224,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "root": {"handlers": ["stderr"], "level": env.str("LOG_LEVEL", default="INFO")},
+    "root": {"handlers": ["stderr"], "level": read("LOG_LEVEL", level, "INFO")},
     "loggers": {
         "httpx": {"level": "WARNING"},
         "pika": {"level": "ERROR"},  # what goes wrong is told by the code that called it

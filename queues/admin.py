@@ -1,3 +1,5 @@
+from typing import Any
+
 from django.contrib import admin
 from django.db.models import Model
 from django.http import HttpRequest
@@ -29,6 +31,10 @@ class QueueAdmin(ReadOnlyAdmin):
         "name", "vhost", "pulse_user", "state", "ready", "unacknowledged", "unbounded", "warn_length", "max_length",
         "type", "durable", "auto_delete", "exclusive", "registered", "node", "first_seen", "last_seen",
     ]  # fmt: skip
+
+    def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
+        """Write what was changed and nothing else: a pass may have written the rest in the meantime."""
+        obj.save(update_fields=form.changed_data)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         """Return all fields but the operators' own."""

@@ -94,17 +94,20 @@ class PulseAccount(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings that a comparison goes by."""
+    """The settings that a comparison goes by. ``vhosts`` are the guarded ones; None: all."""
 
     policy: Policy
     pulse_vhost: str
+    vhosts: frozenset[str] | None
     ignored: re.Pattern[str] | None
     namespace_policy: str
     brake: int
     quiet_seconds: int
 
-    def leaves_alone(self, name: str) -> bool:
-        """Return whether Guardian leaves the queue of this name alone entirely."""
+    def leaves_alone(self, vhost: str, name: str) -> bool:
+        """Return whether Guardian leaves this queue alone entirely."""
+        if self.vhosts is not None and vhost not in self.vhosts:
+            return True
         return self.ignored is not None and self.ignored.search(name) is not None
 
     def deletes_for_its_name(self, queue: Known) -> bool:
@@ -201,7 +204,9 @@ def compare(
     missing from them. With ``force`` neither the brake nor a list that is far too short holds anything back.
     """
     changes = Changes()
-    present = {(seen.vhost, seen.name): seen for seen in snapshot.queues if not rules.leaves_alone(seen.name)}
+    present = {
+        (seen.vhost, seen.name): seen for seen in snapshot.queues if not rules.leaves_alone(seen.vhost, seen.name)
+    }
     changes.seen = len(present)
     held = _absent(changes, present, known, snapshot, rules, earlier, stopped_vhosts, force)
 
@@ -212,7 +217,8 @@ def compare(
         row = known.get(key)
         before = row if row is not None else from_seen(seen)
         if before.state == GONE:
-            before = before.with_quiet(Quiet())._replace(state=OK)
+            # It is judged from where the last message put it, so that the message stays true.
+            before = before._replace(state=before.said)
             changes.events.append(Event(before, QueueEvent.Kind.RETURNED))
         after = _brought_up_to_date(before, seen, accounts, rules, changes)
         if after.length is None:
@@ -237,40 +243,50 @@ def compare(
         changes.condemned = []
     for number, condemned in enumerate(changes.condemned):
         row = known.get((condemned.queue.vhost, condemned.queue.name))
-        queue = condemned.queue._replace(state=DELETING, delete_sent_at=None)
+        queue = condemned.queue._replace(state=DELETING)
         changes.condemned[number] = condemned._replace(queue=queue)
-        changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
+        if row is None or row.state != DELETING:
+            changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
         _keep(changes, row, queue)
     return changes
 
 
-def settled(queue: Known, thresholds: Thresholds, rules: Rules, now: datetime) -> tuple[Known, Say]:
+def settled(queue: Known, thresholds: Thresholds, rules: Rules, now: datetime) -> tuple[Known, Message | None]:
     """Return where a queue stands that was condemned and stays, and what is to be said of it."""
-    verdict = judge(queue.stood, queue.length, thresholds, spared=True)
-    after, due = quiet.say(
-        queue.quiet, verdict.state, changed=verdict.state != queue.stood, now=now, quiet_seconds=rules.quiet_seconds
-    )
-    return queue.with_quiet(after)._replace(state=verdict.state, delete_sent_at=None), due
+    state = judge(queue.stood, queue.length, thresholds, spared=True).state
+    return _stays(queue, state, thresholds, rules, now)
+
+
+def _stays(
+    queue: Known, state: str, thresholds: Thresholds, rules: Rules, now: datetime
+) -> tuple[Known, Message | None]:
+    """Return a queue that stays, in its new state, and what is to be said of it."""
+    stood = queue.stood
+    after = queue
+    if state != queue.state or queue.delete_sent_at is not None:
+        after = queue._replace(state=state, delete_sent_at=None)
+    if state == stood and not quiet.is_over(queue.quiet_until, now, rules.quiet_seconds):
+        return after, None
+    remembered, due = quiet.say(queue.quiet, state, changed=state != stood, now=now, quiet_seconds=rules.quiet_seconds)
+    after = after.with_quiet(remembered)
+    if due is Say.NOTHING:
+        return after, None
+    return after, Message(after, due, thresholds, queue.folded + (state != stood) if due is Say.SUMMARY else 0)
 
 
 def _settle(
     changes: Changes, row: Known | None, queue: Known, state: str, thresholds: Thresholds, rules: Rules, now: datetime
 ) -> None:
     """Note the state of a queue that stays, and what is to be said of it."""
-    stood = queue.stood
-    settled_queue = queue
-    if state != queue.state or queue.delete_sent_at is not None:
-        settled_queue = queue._replace(state=state, delete_sent_at=None)
-    if queue.length is not None and (state != stood or quiet.is_over(queue.quiet_until, now, rules.quiet_seconds)):
-        after, due = quiet.say(queue.quiet, state, changed=state != stood, now=now, quiet_seconds=rules.quiet_seconds)
-        settled_queue = settled_queue.with_quiet(after)
-        if due is not Say.NOTHING:
-            folded = queue.folded + (state != stood) if due is Say.SUMMARY else 0
-            changes.messages.append(Message(settled_queue, due, thresholds, folded))
-        if state != stood:
-            kind = QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED
-            changes.events.append(Event(settled_queue, kind))
-    _keep(changes, row, settled_queue)
+    if queue.length is None:  # nothing is known, so nothing changes, a deletion under way included
+        _keep(changes, row, queue)
+        return
+    after, message = _stays(queue, state, thresholds, rules, now)
+    if message is not None:
+        changes.messages.append(message)
+    if state != queue.stood:
+        changes.events.append(Event(after, QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED))
+    _keep(changes, row, after)
 
 
 def _keep(changes: Changes, row: Known | None, queue: Known) -> None:
@@ -328,17 +344,20 @@ def _absent(
     than the brake allows, or has nothing left at all, has to be confirmed by two more.
     """
     missing: list[Known] = []
+    deleted: list[Known] = []
     there = 0
     for key, row in known.items():
-        if row.state == GONE or rules.leaves_alone(row.name):
+        if row.state == GONE:
+            continue
+        if rules.leaves_alone(row.vhost, row.name):
+            _let_go(changes, row)  # the settings changed: it is no longer looked at
             continue
         there += 1
         elsewhere = row.vhost in snapshot.unlisted or row.vhost in stopped_vhosts
-        if key in present or elsewhere or (row.node and row.node not in snapshot.nodes):
+        if key in present or elsewhere or row.node in snapshot.down:
             continue
         if row.state == DELETING and row.delete_sent_at is not None:
-            if snapshot.steady:
-                changes.deleted.append(row)
+            deleted.append(row)
         else:
             missing.append(row)
     comparable = snapshot.steady and snapshot.nodes == earlier.nodes
@@ -346,13 +365,20 @@ def _absent(
     changes.short = len(missing) if short else 0
     changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
     held = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force
+    if snapshot.steady and not held:
+        changes.deleted = deleted
     needed = (1 if force else SHORT_LISTS_TO_BELIEVE) if short else LISTS_TO_BE_GONE
     for row in missing:
         misses = row.misses + 1 if comparable else int(snapshot.steady)
         if misses >= needed and not held:
-            gone = row.with_quiet(Quiet())._replace(state=GONE, misses=0, ready=None, unacknowledged=None)
-            changes.gone.append(gone)
-            changes.events.append(Event(gone, QueueEvent.Kind.GONE))
+            _let_go(changes, row)
         elif misses != row.misses:
             changes.missed.append(row._replace(misses=misses))
     return held
+
+
+def _let_go(changes: Changes, row: Known) -> None:
+    """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""
+    gone = row._replace(state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None)
+    changes.gone.append(gone)
+    changes.events.append(Event(gone, QueueEvent.Kind.GONE))

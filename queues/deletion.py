@@ -22,10 +22,11 @@ from queues.facts import Facts
 from queues.lease import HeldLease
 from queues.models import Notification, Queue, QueueEvent
 from queues.outbox import Telling
-from queues.quiet import Quiet, Say
-from queues.thresholds import DELETING, GONE, OK
+from queues.quiet import Quiet
+from queues.thresholds import DELETING, GONE
 from rabbit import directly, snapshot
 from rabbit.management import BrokerError, Management, NotThere, Refused
+from rabbit.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,14 @@ QueueName = tuple[str, str]
 
 
 class Look(NamedTuple):
-    """The second look: what is still over its maximum, and what is not, with the lengths that it has now."""
+    """The second look: what is over its maximum, what is not (with its length now), and what couldn't be looked at.
+
+    What is in none of them was not there any more; the next list decides about it.
+    """
 
     over: list[Condemned]
     kept: list[Condemned]
+    unsure: list[Condemned]
 
 
 @dataclass
@@ -54,6 +59,7 @@ class Outcome:
 
     deleted: int = 0
     kept: int = 0
+    refused: int = 0
     told: int = 0
     errors: list[str] = field(default_factory=list)
 
@@ -76,21 +82,31 @@ class Deletion:
         First the ready messages, by AMQP. Where they alone are not over the maximum, by one more exact list, unless
         ``exact`` is False: then a queue's process hangs, and so would the list.
         """
+        look = Look([one for one in condemned if one.for_its_name], [], [])
         by_length = [one for one in condemned if not one.for_its_name]
-        asked = directly.ask(self.amqp_url, [_name(one.queue) for one in by_length])
-        ready = {queue: depth.ready for queue, depth in asked.items()}
-        over = [one for one in condemned if one.for_its_name or ready.get(_name(one.queue), -1) > one.thresholds.max]
-        doubtful = [one for one in by_length if ready.get(_name(one.queue), -1) <= one.thresholds.max]
-        lengths = self._lengths({one.queue.vhost for one in doubtful}) if doubtful and exact else {}
-        kept = []
+        depths = directly.ask(self.amqp_url, [_name(one.queue) for one in by_length])
+        doubtful: list[Condemned] = []
+        for one in by_length:
+            depth = depths.get(_name(one.queue))
+            over = depth is not None and depth.ready > one.thresholds.max
+            (look.over if over else doubtful).append(one)
+        if not doubtful:
+            return look
+        listed = self._list({one.queue.vhost for one in doubtful}) if exact else None
+        lengths = {(seen.vhost, seen.name): seen for seen in listed.queues} if listed else {}
         for one in doubtful:
-            ready_now, unacknowledged = lengths.get(_name(one.queue), (None, None))
-            now = one._replace(queue=one.queue._replace(ready=ready_now, unacknowledged=unacknowledged))
-            if now.queue.length is not None and now.queue.length > one.thresholds.max:
-                over.append(one)
+            seen = lengths.get(_name(one.queue))
+            if seen is None:
+                if listed is None or one.queue.vhost in listed.unlisted:
+                    look.unsure.append(one)
+            elif seen.length is None:
+                look.unsure.append(one)
+            elif seen.length > one.thresholds.max:
+                look.over.append(one)
             else:
-                kept.append(now)
-        return Look(over, kept)
+                now = one.queue._replace(ready=seen.ready, unacknowledged=seen.unacknowledged)
+                look.kept.append(one._replace(queue=now))
+        return look
 
     def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
         """Look again at these, delete what is still over its maximum, and record what became of each.
@@ -101,64 +117,77 @@ class Deletion:
         outcome = Outcome()
         for start in range(0, len(condemned), BATCH):
             lease.renew()
+            until = time.monotonic() + LOOK_HOLDS_SECONDS
             look = self.look_again(condemned[start : start + BATCH], exact=exact)
             self._keep(look.kept, lease, outcome)
+            self._leave(look.unsure, lease, outcome)
+            outcome.kept += len(look.unsure)
             asked = self._announce(look.over, lease, outcome)
-            gone = self._confirmed(self._delete(asked, lease, outcome), outcome)
-            outcome.told += self.record(gone, lease)
+            gone = self._really_gone(self._delete(asked, until, lease, outcome))
+            facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in gone}
+            outcome.told += self._record([one.queue for one in gone], facts, lease)
             outcome.deleted += len(gone)
         return outcome
 
-    def record(self, queues: Sequence[Known], lease: HeldLease) -> int:
-        """Record that these were deleted and tell people, in one transaction; return the number of notifications.
+    def finish(self, queues: Sequence[Known], lease: HeldLease) -> int:
+        """Record the deletion of these, which an earlier pass asked for; return the number of notifications.
 
         Raises:
             LeaseLost: the lease ran out; the next pass records it.
         """
+        return self._record(queues, _last_facts(queues), lease) if queues else 0
+
+    def _record(self, queues: Sequence[Known], facts: dict[int | None, dict[str, Any]], lease: HeldLease) -> int:
+        """Record that these were deleted and tell people, in one transaction; return the number of notifications."""
         if not queues:
             return 0
         now = timezone.now()
-        facts = _last_facts(queues)
         after = [queue.with_quiet(Quiet())._replace(state=GONE, delete_sent_at=None, misses=0) for queue in queues]
+        tellings = [
+            Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, queue.pulse_user_id) for queue in queues
+        ]
         with transaction.atomic():
             lease.renew()
             write_states(after)
             write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in queues], now)
-            return outbox.tell(
-                [
-                    Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, queue.pulse_user_id)
-                    for queue in queues
-                ],
-                now,
-            )
+            return outbox.tell(tellings, now)
 
-    def _lengths(self, vhosts: set[str]) -> dict[QueueName, tuple[int | None, int | None]]:
+    def _list(self, vhosts: set[str]) -> Snapshot | None:
         try:
             listed = snapshot.take(self.management, sorted(vhosts))
         except BrokerError as error:
             logger.warning("The second look could not list the queues: %s", error)
-            return {}
-        if not listed.exact:
-            return {}
-        return {(seen.vhost, seen.name): (seen.ready, seen.unacknowledged) for seen in listed.queues}
+            return None
+        return listed if listed.exact else None
 
     def _keep(self, kept: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
         """Record that these stay, and say so where the last message is no longer true."""
-        if not kept:
+        self._settle(kept, lease, outcome, condemned_still=False)
+        outcome.kept += len(kept)
+
+    def _leave(self, left: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
+        """Warn of these, which are over their maximum by the list and can't be deleted now. They stay condemned."""
+        self._settle(left, lease, outcome, condemned_still=True)
+
+    def _settle(self, ones: Sequence[Condemned], lease: HeldLease, outcome: Outcome, *, condemned_still: bool) -> None:
+        if not ones:
             return
         now = timezone.now()
         after, tellings = [], []
-        for one in kept:
-            queue, due = settled(one.queue, one.thresholds, self.rules, now)
+        for one in ones:
+            queue, message = settled(one.queue, one.thresholds, self.rules, now)
+            if message is not None:
+                told = self.facts.of(queue, one.thresholds, message.folded)
+                tellings.append(Telling(message.say.value, told, queue.id, queue.pulse_user_id))
+            if condemned_still:
+                queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
             after.append(queue)
-            if due is not Say.NOTHING:
-                tellings.append(Telling(due.value, self.facts.of(queue, one.thresholds), queue.id, queue.pulse_user_id))
         with transaction.atomic():
             lease.renew()
             write_states(after)
-            write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in kept], now)
+            if not condemned_still:
+                write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
             outcome.told += outbox.tell(tellings, now)
-        outcome.kept += len(kept)
 
     def _announce(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:
         """Note on the rows that the broker is about to be asked, and return those that may still go.
@@ -171,39 +200,42 @@ class Deletion:
         with transaction.atomic():
             lease.renew()
             rows = Queue.objects.filter(id__in=ids, state=DELETING)
-            rows.filter(unbounded=True).update(state=OK)
-            rows.update(delete_sent_at=timezone.now())
-            left = set(rows.values_list("id", flat=True))
-        outcome.kept += len(over) - len(left)
-        return [one for one in over if one.queue.id in left]
+            unbounded = set(rows.filter(unbounded=True).values_list("id", flat=True))
+            rows.filter(unbounded=False).update(delete_sent_at=timezone.now())
+        self._keep([one for one in over if one.queue.id in unbounded], lease, outcome)
+        return [one for one in over if one.queue.id not in unbounded]
 
-    def _delete(self, asked: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Known]:
+    def _delete(self, asked: Sequence[Condemned], until: float, lease: HeldLease, outcome: Outcome) -> list[Condemned]:
         """Ask the broker to delete these side by side, and return those that it says it deleted."""
         if not asked:
             return []
-        until = time.monotonic() + LOOK_HOLDS_SECONDS
         with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
             errors = list(threads.map(lambda one: self._ask(one, until), asked))
-        done, refused = [], []
+        done, not_there, refused = [], [], []
         for one, error in zip(asked, errors, strict=True):
             if error is None:
-                done.append(one.queue)
-                continue
-            if not isinstance(error, NotThere):
+                done.append(one)
+            elif isinstance(error, NotThere):
+                not_there.append(one.queue)
+            else:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
-            if isinstance(error, NotThere | Refused):
-                refused.append(one.queue._replace(delete_sent_at=None))
-        if refused:
-            # Nothing was done: somebody else deleted it, its node is down, or the broker won't. The next list tells.
+                if isinstance(error, Refused):
+                    refused.append(one._replace(queue=one.queue._replace(delete_sent_at=None)))
+        if not_there:
+            # Somebody else deleted it, or its node is down; or an earlier request of ours was carried out late, which
+            # the row's earlier time of asking tells. The next list decides.
             with transaction.atomic():
                 lease.renew()
-                write_states(refused)
+                write_states(not_there)
+        self._leave(refused, lease, outcome)
+        outcome.refused += len(refused)
         return done
 
     def _ask(self, one: Condemned, until: float) -> BrokerError | None:
         vhost, name = one.queue.vhost, one.queue.name
         if time.monotonic() > until:
-            return Refused("the second look is too old to act on; the next pass looks again", status=0, reason="late")
+            late = "the second look is too old to act on; the next pass looks again"
+            return Refused(late, status=0, reason="late")
         try:
             self.management.delete_queue(vhost, name)
         except Refused as error:
@@ -217,16 +249,24 @@ class Deletion:
             return error
         return None
 
-    def _confirmed(self, done: Sequence[Known], outcome: Outcome) -> list[Known]:
-        """Return those of these that the broker's list no longer shows, down ones included."""
+    def _really_gone(self, done: Sequence[Condemned]) -> list[Condemned]:
+        """Return these but for those that are still there, and still too long.
+
+        One that is there and short was declared again at once, as clients do that recover by themselves: what was in it
+        is gone, and has to be told.
+        """
         if not done:
             return []
         try:
-            there = snapshot.names(self.management, sorted({queue.vhost for queue in done}))
+            there = snapshot.names(self.management, sorted({one.queue.vhost for one in done}))
         except BrokerError as error:
-            outcome.errors.append(f"what was deleted could not be confirmed yet: {error}")
-            return []
-        return [queue for queue in done if _name(queue) not in there]
+            logger.warning("What was deleted could not be listed again: %s", error)
+            return list(done)
+        listed = [_name(one.queue) for one in done if _name(one.queue) in there]
+        depths = directly.ask(self.amqp_url, listed)
+        return [
+            one for one in done if (depth := depths.get(_name(one.queue))) is None or depth.ready <= one.thresholds.max
+        ]
 
 
 def write_states(queues: Sequence[Known]) -> None:

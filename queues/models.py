@@ -10,7 +10,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import models
 from django.db.models.functions import Now
 
-from accounts.models import Owner, PulseUser
+from accounts.models import Owner, PulseUser, check_thresholds
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
@@ -39,7 +39,7 @@ class Queue(models.Model):
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     vhost = models.CharField(max_length=255)
     name = models.CharField(max_length=255)
-    type = models.CharField(max_length=50)
+    type = models.CharField(max_length=255)
     durable = models.BooleanField()
     auto_delete = models.BooleanField()
     exclusive = models.BooleanField()
@@ -84,6 +84,11 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} in {self.vhost}"
+
+    def clean(self) -> None:
+        """Refuse thresholds by which it would be deleted before anybody is warned."""
+        super().clean()
+        check_thresholds(self.warn_length, self.max_length)
 
     @property
     def length(self) -> int | None:
@@ -161,6 +166,7 @@ class Notification(models.Model):
         OUTAGE_OVER = "outage-over", "the broker answers again"
         BRAKE = "brake", "the brake on bulk deletion holds"
         SHORT_LIST = "short-list", "the broker lists far fewer queues than before"
+        REFUSED = "refused", "the broker refuses to delete a queue"
         UNRESPONSIVE = "unresponsive", "a queue's process doesn't answer"
         RESPONSIVE = "responsive", "all queues answer again"
 
@@ -218,6 +224,8 @@ class Watch(models.Model):
     listed_at = models.DateTimeField(null=True, help_text="When the last complete list was taken.")
     short_lists = models.PositiveIntegerField(default=0, help_text="Lists in a row that lacked far too many queues.")
     brake_since = models.DateTimeField(null=True, help_text="Since when the brake on bulk deletion holds.")
+    short_told_at = models.DateTimeField(null=True, help_text="When operators last heard of a list far too short.")
+    refused_since = models.DateTimeField(null=True, help_text="Since when the broker refuses to delete a queue.")
     unresponsive_since = models.DateTimeField(null=True, help_text="Since when a queue's process doesn't answer.")
     exchanges_listed_at = models.DateTimeField(null=True)
     misnamed_exchanges = models.JSONField(default=list)

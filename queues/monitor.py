@@ -20,7 +20,7 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from queues import bulk, outbox
 from queues.comparison import Changes, Condemned, Earlier, Known, Message, PulseAccount, QueueName, Rules, compare
-from queues.deletion import Deletion, write_events
+from queues.deletion import Deletion, Outcome, write_events
 from queues.facts import Facts
 from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
 from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 LEASE = "pass"
 EXCHANGES_EVERY = timedelta(minutes=5)
+SHORT_TOLD_EVERY = timedelta(hours=1)
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Report:
     would_delete: list[dict[str, str]] = field(default_factory=list)
     another_pass: bool = False
     away: bool = False
+    given_up: bool = False
     told: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -79,9 +81,11 @@ def guarded_vhosts() -> list[str] | None:
 def rules() -> Rules:
     """Return the settings that a pass goes by."""
     ignored = settings.GUARDIAN_IGNORED_QUEUES
+    vhosts = guarded_vhosts()
     return Rules(
         policy=policy(),
         pulse_vhost=settings.GUARDIAN_PULSE_VHOST,
+        vhosts=frozenset(vhosts) if vhosts is not None else None,
         ignored=re.compile(ignored) if ignored else None,
         namespace_policy=settings.GUARDIAN_NAMESPACE_POLICY,
         brake=settings.GUARDIAN_DELETE_BRAKE,
@@ -123,8 +127,11 @@ def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
         except LeaseTaken:
             report.another_pass = True
         except LeaseLost as error:
+            report.given_up = True
             report.errors.append(str(error))
+            report.seconds = time.monotonic() - began
             logger.error("The pass was given up: %s", error)
+            _file(report)
         if report.told:
             outbox.nudge()
     report.seconds = time.monotonic() - began
@@ -138,7 +145,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     going_by = rules()
     try:
         management = connections.management()
-        seen = snapshot.take(management, guarded_vhosts())
+        seen = snapshot.take(management, guarded_vhosts(), held.keep if held else lambda: None)
         memory = _memory(management) if going_by.policy.needs_memory else 0.0
         report.listing_seconds = seen.seconds
         known = _known()
@@ -151,7 +158,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
         _away(report, watch, error, held)
         return
     if held:
-        held.renew()
+        held.keep()
     known.update(_returned(seen, known))
     changes = compare(
         seen,
@@ -166,7 +173,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     )
     exchanges = _misnamed_exchanges(management, watch, going_by, report)
     if held:
-        held.renew()
+        held.keep()
     _count(report, changes, seen)
     report.misnamed_exchanges = exchanges if exchanges is not None else watch.misnamed_exchanges
     facts = _gather_facts(management, changes, now)
@@ -177,12 +184,26 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
         report.kept = len(look.kept)
         return
     condemned, report.told = _write(changes, seen, watch, facts, exchanges, held, now)
-    report.told += deletion.record(changes.deleted, held)
+    report.told += deletion.finish(changes.deleted, held)
     outcome = deletion.carry_out(condemned, held, exact=seen.exact)
     report.deleted = len(changes.deleted) + outcome.deleted
     report.kept = outcome.kept
     report.told += outcome.told
     report.errors += outcome.errors
+    report.told += _note_refusals(watch, outcome, held, now)
+
+
+def _note_refusals(watch: Watch, outcome: Outcome, held: HeldLease, now: datetime) -> int:
+    """Tell the operators once while the broker refuses to delete queues; return the number of notifications."""
+    if bool(outcome.refused) == bool(watch.refused_since):
+        return 0
+    with transaction.atomic():
+        held.renew()
+        Watch.objects.filter(id=watch.id).update(refused_since=now if outcome.refused else None)
+        if not outcome.refused:
+            return 0
+        facts = {"count": outcome.refused, "error": outcome.errors[0]}
+        return outbox.tell([Telling(Notification.Kind.REFUSED, facts)], now)
 
 
 def _away(report: Report, watch: Watch, error: BrokerError, held: HeldLease | None) -> None:
@@ -214,11 +235,8 @@ def _longest_wait() -> float:
 
 
 def _known() -> dict[QueueName, Known]:
-    """Return the rows of the guarded queues that are there as far as is known, by (vhost, name)."""
+    """Return the rows of the queues that are there as far as is known, by (vhost, name)."""
     rows = Queue.objects.exclude(state=GONE)
-    vhosts = guarded_vhosts()
-    if vhosts is not None:
-        rows = rows.filter(vhost__in=vhosts)
     return {(row[1], row[2]): Known._make(row) for row in rows.order_by().values_list(*Known._fields)}
 
 
@@ -278,7 +296,10 @@ def _count(report: Report, changes: Changes, seen: Snapshot) -> None:
     report.misnamed = changes.misnamed
     report.unpatterned = changes.unpatterned
     report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in seen.unlisted.items()]
-    report.errors += [f"the queue {name!r} can't be kept: its name has a NUL in it" for name in seen.unreadable]
+    report.errors += [f"vhost '{vhost}' isn't on the broker; see GUARDIAN_VHOSTS" for vhost in seen.no_such_vhosts]
+    report.errors += [
+        f"the queue {name!r} can't be guarded: a name has a NUL in it, or is too long" for name in seen.unreadable
+    ]
     if not seen.exact:
         report.errors.append("a queue's process doesn't respond; lengths are the broker's statistics, which lag")
     if changes.short:
@@ -375,7 +396,7 @@ def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: dat
         news.append(Telling(Notification.Kind.OUTAGE_OVER, {"seconds": seconds}))
     if changes.braked and watch.brake_since is None:
         news.append(Telling(Notification.Kind.BRAKE, {"count": changes.braked, "seen": changes.seen}))
-    if changes.short_lists == 1:
+    if _short_is_news(changes, watch, now):
         news.append(Telling(Notification.Kind.SHORT_LIST, {"missing": changes.short, "seen": changes.seen}))
     if not seen.exact and watch.unresponsive_since is None:
         news.append(Telling(Notification.Kind.UNRESPONSIVE, {}))
@@ -383,6 +404,12 @@ def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: dat
         seconds = (now - watch.unresponsive_since).total_seconds()
         news.append(Telling(Notification.Kind.RESPONSIVE, {"seconds": seconds}))
     return news
+
+
+def _short_is_news(changes: Changes, watch: Watch, now: datetime) -> bool:
+    """Return whether operators are to hear of a short list: a node that stops makes lists short now and then."""
+    told_lately = watch.short_told_at is not None and now - watch.short_told_at < SHORT_TOLD_EVERY
+    return changes.short > 0 and not told_lately
 
 
 def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[str] | None, now: datetime) -> None:
@@ -397,6 +424,8 @@ def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[st
         "brake_since": (watch.brake_since or now) if changes.braked else None,
         "unresponsive_since": None if seen.exact else (watch.unresponsive_since or now),
     }
+    if _short_is_news(changes, watch, now):
+        news["short_told_at"] = now
     if exchanges is not None:
         news.update(exchanges_listed_at=now, misnamed_exchanges=exchanges)
     Watch.objects.filter(id=watch.id).update(**news)
@@ -405,5 +434,5 @@ def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[st
 def _file(report: Report) -> None:
     """Keep the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
-    left_out = ("dry_run", "would_delete", "another_pass", "away", "told", *lists)
+    left_out = ("dry_run", "would_delete", "another_pass", "away", "given_up", "told", *lists)
     Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in left_out})

@@ -159,24 +159,25 @@ def _send(batch: list[Notification], delivery: Delivery) -> bool:
     """Send these, and return whether the mail server could be reached."""
     began = time.monotonic()
     connection: BaseEmailBackend = get_connection()
+    left = list(batch)
     try:
         connection.open()
-    except (OSError, smtplib.SMTPException) as error:
-        logger.warning("The mail server can't be reached (%s); %d notifications wait.", error, len(batch))
-        for notification in batch:
+        while left and time.monotonic() - began < CLAIM_SECONDS / 2:
+            _send_one(left[0], connection, delivery)
+            left.pop(0)
+    except (OSError, ValueError) as error:  # ValueError: an address or a host name that is none
+        # Each of the others would wait for it as long, and passes for a free worker.
+        logger.warning("The mail server can't be reached (%s); %d notifications wait.", error, len(left))
+        for notification in left:
             _postpone(notification, error, delivery)
         return False
-    try:
-        for notification in batch:
-            if time.monotonic() - began > CLAIM_SECONDS / 2:
-                return True
-            _send_one(notification, connection, delivery)
     finally:
         _close(connection)
     return True
 
 
 def _send_one(notification: Notification, connection: BaseEmailBackend, delivery: Delivery) -> None:
+    """Send one, or put it off where the mail server refuses this one. Anything else that fails is raised."""
     try:
         message = mails.compose(notification, connection)
     except Exception as error:  # a template that can't be filled in never will be; the others must not wait for it
@@ -186,7 +187,7 @@ def _send_one(notification: Notification, connection: BaseEmailBackend, delivery
         return
     try:
         message.send()
-    except (OSError, smtplib.SMTPException) as error:
+    except (smtplib.SMTPResponseException, smtplib.SMTPRecipientsRefused, ValueError) as error:
         _postpone(notification, error, delivery)
         _close(connection)  # the next one opens it anew
     else:

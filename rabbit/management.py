@@ -37,6 +37,10 @@ _DIED = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 class BrokerError(Exception):
     """The broker did not do what it was asked to."""
 
+    def __init__(self, text: str) -> None:
+        # A NUL in what the broker said would keep the text out of PostgreSQL.
+        super().__init__(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+
 
 class BrokerAway(BrokerError):
     """Nobody answered, or a 5xx did. Whether anything was done is unknown, so ask again later.

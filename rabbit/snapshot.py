@@ -1,7 +1,7 @@
 """The queues of the broker at one moment, and how much that list can be trusted."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotThere, Refused
@@ -11,6 +11,8 @@ FEW_VHOSTS = 3
 
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 """The cheapest complete answer there is. It asks each queue's process, so its lengths are exact."""
+
+LONGEST_NAME = 255
 
 IDENTITY = "name,vhost,type,durable,auto_delete,exclusive,state,node"
 COLUMNS = IDENTITY + ",messages_ready,messages_unacknowledged"
@@ -41,46 +43,51 @@ class Snapshot(NamedTuple):
     """A list of queues.
 
     ``unlisted`` maps each vhost that could not be listed to the reason; its queues are not in the list, which says
-    nothing about them. ``nodes`` are the running nodes; ``steady`` says that they were the same before and after.
+    nothing about them. ``nodes`` are the running nodes, ``down`` the cluster's others; ``steady`` says that they were
+    the same before and after.
     ``exact`` is False where a queue's process did not answer and the lengths are the broker's statistics, which lag by
-    seconds. ``unreadable`` are names that cannot be kept in a database. ``seconds`` is what the listing took.
+    seconds. ``unreadable`` are names that cannot be kept in a database, ``no_such_vhosts`` vhosts that were asked for
+    and aren't there. ``seconds`` is what the listing took.
     """
 
     queues: list[QueueSeen]
     unlisted: dict[str, str]
     nodes: frozenset[str]
+    down: frozenset[str]
     steady: bool
     exact: bool
     unreadable: list[str]
+    no_such_vhosts: list[str]
     seconds: float
 
 
-def take(management: Management, vhosts: Sequence[str] | None) -> Snapshot:
-    """List the queues of these vhosts (None: of all there are).
+def take(management: Management, vhosts: Sequence[str] | None, between: Callable[[], None] = lambda: None) -> Snapshot:
+    """List the queues of these vhosts (None: of all there are). ``between`` is called between two requests.
 
     A vhost that could not be listed is named in the answer. One that isn't there any more counts as listed, and empty.
 
     Raises:
         BrokerError: nothing could be listed at all.
     """
-    nodes = running_nodes(management)
+    nodes, down = members(management)
+    between()
     began = time.monotonic()
     unlisted: dict[str, str] = {}
     exact = True
     try:
-        rows = _rows(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted)
+        rows = _rows(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between)
     except BrokerAway as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
-        rows = _rows(management, vhosts, {"columns": COLUMNS}, unlisted)
+        rows = _rows(management, vhosts, {"columns": COLUMNS}, unlisted, between)
         exact = False
     seconds = time.monotonic() - began
     queues, unreadable = [], []
     try:
         for row in rows:
-            if "\0" in row["name"] or "\0" in row["vhost"]:
+            if not _can_be_kept(row["name"]) or not _can_be_kept(row["vhost"]):
                 unreadable.append(row["name"])
             else:
                 queues.append(_seen(row))
@@ -88,7 +95,11 @@ def take(management: Management, vhosts: Sequence[str] | None) -> Snapshot:
         raise Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?") from error
     if not queues:
         require_administrator(management)
-    return Snapshot(queues, unlisted, nodes, running_nodes(management) == nodes, exact, unreadable, seconds)
+    empty = set(vhosts or ()) - {queue.vhost for queue in queues} - unlisted.keys()
+    no_such = sorted(empty - {vhost.name for vhost in management.vhosts()}) if empty else []
+    between()
+    steady = members(management) == (nodes, down)
+    return Snapshot(queues, unlisted, nodes, down, steady, exact, unreadable, no_such, seconds)
 
 
 def names(management: Management, vhosts: Sequence[str]) -> set[tuple[str, str]]:
@@ -104,9 +115,13 @@ def names(management: Management, vhosts: Sequence[str]) -> set[tuple[str, str]]
     return {(row["vhost"], row["name"]) for row in rows}
 
 
-def running_nodes(management: Management) -> frozenset[str]:
-    """Return the names of the cluster's running nodes."""
-    return frozenset(node.name for node in management.nodes() if node.running)
+def members(management: Management) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the cluster's running nodes, and of its others."""
+    nodes = management.nodes()
+    return (
+        frozenset(node.name for node in nodes if node.running),
+        frozenset(node.name for node in nodes if not node.running),
+    )
 
 
 def require_administrator(management: Management) -> None:
@@ -131,7 +146,11 @@ def stopped_vhosts(management: Management) -> set[str]:
 
 
 def _rows(
-    management: Management, vhosts: Sequence[str] | None, params: Mapping[str, str], unlisted: dict[str, str]
+    management: Management,
+    vhosts: Sequence[str] | None,
+    params: Mapping[str, str],
+    unlisted: dict[str, str],
+    between: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
     if vhosts is None:
         return management.list_queues(None, params)
@@ -141,6 +160,7 @@ def _rows(
     rows = []
     failures: list[BrokerError] = []
     for vhost in vhosts:
+        between()
         try:
             rows += management.list_queues(vhost, params)
         except NotThere:
@@ -156,17 +176,33 @@ def _rows(
     return rows
 
 
+def _can_be_kept(name: str) -> bool:
+    """Return whether a database keeps this name as it is: PostgreSQL takes no NUL, and a column has its length."""
+    return "\0" not in name and len(name) <= LONGEST_NAME
+
+
+def _messages(value: Any) -> int | None:
+    """Return a number of messages. What is none, or more than a database keeps, is unknown."""
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
 def _seen(row: dict[str, Any]) -> QueueSeen:
     # A stream counts its messages otherwise: they are read without being taken away. It is never judged by them.
     stream = row["type"] == "stream"
     return QueueSeen(
         row["vhost"],
         row["name"],
-        row["type"],
+        _text(row["type"]),
         bool(row["durable"]),
         bool(row.get("auto_delete")),
         bool(row.get("exclusive")),  # a stream has none
-        row.get("node") or "",
-        None if stream else row.get("messages_ready"),
-        None if stream else row.get("messages_unacknowledged"),
+        _text(row.get("node") or ""),
+        None if stream else _messages(row.get("messages_ready")),
+        None if stream else _messages(row.get("messages_unacknowledged")),
     )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not _can_be_kept(value):
+        raise TypeError(f"{value!r} is no name")
+    return value

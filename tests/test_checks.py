@@ -47,7 +47,11 @@ def test_good_settings_pass():
         ("GUARDIAN_VHOSTS", ["*", "/"], "guardian.E010"),
         ("GUARDIAN_POLL_SECONDS", 0, "guardian.E011"),
         ("GUARDIAN_QUIET_SECONDS", -1, "guardian.E011"),
-        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 21, "guardian.E012"),
+        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 21, "guardian.E011"),
+        ("GUARDIAN_QUIET_SECONDS", 10**12, "guardian.E011"),
+        ("GUARDIAN_POLL_SECONDS", float("nan"), "guardian.E011"),
+        ("DEFAULT_FROM_EMAIL", "guardian@", "guardian.E016"),
+        ("GUARDIAN_VHOSTS", ["prod"], "guardian.W003"),
         ("GUARDIAN_POLL_MAX_SECONDS", 1, "guardian.E013"),
         ("GUARDIAN_OPERATOR_EMAILS", ["nobody"], "guardian.E014"),
         ("RABBITMQ_MANAGEMENT_URL", "", "guardian.W001"),
@@ -89,6 +93,8 @@ def test_no_password_stands_in_what_is_told(settings):
         ("DATABASE_URL", "guardian.sqlite3", "DATABASE_URL can't be read"),
         ("DATABASE_URL", "postgres://u:p@host:port/x", "DATABASE_URL can't be read"),
         ("EMAIL_URL", "mail.example.org", "EMAIL_URL can't be read"),
+        ("LOG_LEVEL", "loud", "LOG_LEVEL can't be read"),
+        ("GUARDIAN_BASE_URL", "http://[x", "GUARDIAN_BASE_URL can't be read"),
     ],
 )
 def test_manage_check_fails_and_says_why(name, value, said, tmp_path):
@@ -111,6 +117,8 @@ def test_manage_check_fails_and_says_why(name, value, said, tmp_path):
 def test_every_setting_that_is_read_is_documented_in_the_example():
     import re
 
-    read = set(re.findall(r'(?:env\.\w+|read)\(\s*"([A-Z_]+)"', (ROOT / "guardian_site" / "settings.py").read_text()))
+    read = set(
+        re.findall(r'(?:env\.\w+|read|items)\(\s*"([A-Z_]+)"', (ROOT / "guardian_site" / "settings.py").read_text())
+    )
     documented = set(re.findall(r"^# ([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.M))
     assert read == documented

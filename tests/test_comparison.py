@@ -14,7 +14,7 @@ from rabbit.snapshot import QueueSeen, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = frozenset({"rabbit@one"})
-RULES = Rules(Static(Thresholds(5, 10)), "/", re.compile("^keep-"), "report", 50, 900)
+RULES = Rules(Static(Thresholds(5, 10)), "/", None, re.compile("^keep-"), "report", 50, 900)
 ALICE = {"alice": PulseAccount(1, None, None)}
 
 
@@ -24,7 +24,7 @@ def seen(name, length, **fields):
 
 
 def snapshot(*queues, **fields):
-    return Snapshot(list(queues), {}, NODES, True, True, [], 0.1)._replace(**fields)
+    return Snapshot(list(queues), {}, NODES, frozenset(), True, True, [], [], 0.1)._replace(**fields)
 
 
 class Story:
@@ -87,7 +87,7 @@ def test_what_belongs_to_nobody_is_never_announced_to_an_owner(history):
     st.booleans(),
 )
 def test_what_must_be_spared_is_never_condemned_for_its_length(history, why, policy, force):
-    story = Story(Rules(RULES.policy, "/", re.compile("") if why == "ignored" else None, policy, 50, 900))
+    story = Story(Rules(RULES.policy, "/", None, re.compile("") if why == "ignored" else None, policy, 50, 900))
     for queues in history:
         shot = snapshot(
             *(
@@ -135,7 +135,14 @@ def test_a_queue_whose_node_is_down_is_not_missing():
     nodes = NODES | {"rabbit@two"}
     story.look(snapshot(seen("a", 0), seen("b", 0, node="rabbit@two"), nodes=nodes))
     for _ in range(5):
-        assert not story.look(snapshot(seen("a", 0))).gone
+        assert not story.look(snapshot(seen("a", 0), down=frozenset({"rabbit@two"}))).gone
+
+
+def test_a_queue_whose_node_was_taken_out_of_the_cluster_is_gone():
+    story = Story()
+    nodes = NODES | {"rabbit@two"}
+    story.look(snapshot(seen("a", 0), seen("b", 0, node="rabbit@two"), nodes=nodes))
+    assert [len(story.look(snapshot(seen("a", 0))).gone) for _ in range(2)] == [0, 1]
 
 
 def test_a_vhost_that_could_not_be_listed_leaves_its_queues_as_they_were():
@@ -204,19 +211,19 @@ def test_a_condemned_queue_that_the_broker_was_never_asked_to_delete_and_that_is
 
 
 def test_past_the_brake_nothing_is_condemned_and_everybody_is_warned():
-    story = Story(Rules(RULES.policy, "/", None, "report", 2, 900))
+    story = Story(Rules(RULES.policy, "/", None, None, "report", 2, 900))
     changes = story.look(snapshot(seen("a", 11), seen("b", 11), seen("c", 11)))
     assert (changes.condemned, changes.braked) == ([], 3)
     assert [message.say for message in changes.messages] == [Say.WARNING] * 3
 
 
 def test_a_quarter_of_all_may_go_where_that_is_more_than_the_brake():
-    story = Story(Rules(RULES.policy, "/", None, "report", 2, 900))
+    story = Story(Rules(RULES.policy, "/", None, None, "report", 2, 900))
     assert len(story.look(snapshot(*many(30), *(seen(f"long{n}", 11) for n in range(9)))).condemned) == 9
 
 
 def test_a_queue_in_another_vhost_makes_nobody_an_owner_and_has_no_namespace():
-    story = Story(Rules(RULES.policy, "/", None, "delete-unpatterned", 50, 900))
+    story = Story(Rules(RULES.policy, "/", None, None, "delete-unpatterned", 50, 900))
     changes = story.look(snapshot(seen("queue/alice/a", 0, vhost="other"), seen("stray", 0, vhost="other")))
     assert not changes.condemned
     assert story.rows["other", "queue/alice/a"].pulse_user_id is None
@@ -225,10 +232,10 @@ def test_a_queue_in_another_vhost_makes_nobody_an_owner_and_has_no_namespace():
 def test_a_queue_that_is_kept_after_the_second_look_is_told_where_it_stands_and_no_more():
     story = Story()
     story.look(snapshot(seen("a", 11)))
-    queue, say = settled(story.row("a")._replace(ready=7), Thresholds(5, 10), RULES, story.now)
-    assert (queue.state, say) == (WARNED, Say.WARNING)
-    queue, say = settled(story.row("a")._replace(ready=2), Thresholds(5, 10), RULES, story.now)
-    assert (queue.state, say) == (OK, Say.NOTHING)
+    queue, message = settled(story.row("a")._replace(ready=7), Thresholds(5, 10), RULES, story.now)
+    assert (queue.state, message.say) == (WARNED, Say.WARNING)
+    queue, message = settled(story.row("a")._replace(ready=2), Thresholds(5, 10), RULES, story.now)
+    assert (queue.state, message) == (OK, None)
 
 
 def test_the_rows_have_the_fields_of_the_model():

@@ -1,4 +1,5 @@
 import json
+import logging
 import signal
 import threading
 from argparse import ArgumentParser
@@ -10,6 +11,8 @@ from django.db import Error, close_old_connections
 
 from queues import monitor
 from queues.monitor import Report
+
+logger = logging.getLogger(__name__)
 
 DONE, NOT_ASKED, BRAKE_HELD = 0, 1, 3
 
@@ -31,7 +34,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one pass, or passes until SIGTERM or Ctrl-C, and end with the code of the last.
 
-        0: done, or another process is at it; 1: the broker could not be asked; 3: the brake held.
+        0: done, or another process is at it; 1: the broker could not be asked, or the pass not be finished; 3: the
+        brake held. ``--force`` is for the first pass alone.
         """
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -39,6 +43,7 @@ class Command(BaseCommand):
         once = options["once"] or options["dry_run"]
         while True:
             code = self._pass(options)
+            options["force"] = False  # whoever forces a pass has looked at what this one does
             if once:
                 raise SystemExit(code)
             if stop.wait(self._seconds_to_wait()):
@@ -52,12 +57,18 @@ class Command(BaseCommand):
             # The next pass finishes what this one began.
             self.stderr.write(f"The database can't be used: {error}. See that it runs and that 'migrate' was run.")
             return NOT_ASKED
+        except Exception:
+            if options["once"]:
+                raise
+            # Whatever it is, the next pass is the best that can be done about it.
+            logger.exception("The pass failed.")
+            return NOT_ASKED
         if options["json"]:
             self.stdout.write(json.dumps(report.as_json()))
         else:
             self.stdout.write(in_words(report))
         self.stdout.flush()
-        if report.away:
+        if report.away or report.given_up:
             return NOT_ASKED
         return BRAKE_HELD if report.brake_held else DONE
 
