@@ -211,6 +211,18 @@ def test_a_worker_and_beat_on_the_file_system_guard_and_tell(amqp, environment, 
     assert len(mailbox.to("alice@example.org")) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["worker", "beat"])
+def test_a_worker_or_beat_with_a_setting_that_cannot_be_read_does_not_start(environment, part, tmp_path):
+    environment |= {"GUARDIAN_MAX_QUEUE_LENGTH": "80k", "GUARDIAN_VAR_DIR": str(tmp_path)}
+    answer = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "guardian_site", part],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode != 0
+    assert "GUARDIAN_MAX_QUEUE_LENGTH can't be read" in answer.stderr
+
+
 @pytest.mark.django_db
 def test_create_owner_makes_an_owner_in_lower_case(capsys):
     call_command("create_owner", " Alice@Example.org ", "--vouched")

@@ -1,6 +1,7 @@
 """The rest of the world, broken for real: what is lost or done twice (nothing), and what is told."""
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -9,9 +10,9 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from local.rabbitmq import PrivateNode
 from queues import deletion, monitor
-from queues.models import Notification, Pass, Queue, QueueEvent, Watch
+from queues.models import Lease, Notification, Pass, Queue, QueueEvent, Watch
 from rabbit import connections, directly
-from rabbit.management import Management
+from rabbit.management import BrokerAway, Management
 from tests.conftest import Amqp
 from tests.proxy import Proxy, http_answer
 
@@ -33,6 +34,10 @@ def proxy(guarded, broker, settings):
 
 def told(recipient="ops@example.org"):
     return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
+
+
+def kinds(name):
+    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
 
 
 def names(management, vhost):
@@ -184,8 +189,7 @@ def test_a_queue_that_somebody_else_deleted_between_look_and_act_is_gone_and_not
     assert report.deleted == 0
     assert [monitor.run_pass().gone for _ in range(2)] == [0, 1]
     assert told("alice@example.org") == []
-    kinds = QueueEvent.objects.filter(queue_name="queue/alice/builds").order_by("id").values_list("kind", flat=True)
-    assert list(kinds) == ["condemned", "gone"]
+    assert kinds("queue/alice/builds") == ["condemned", "gone"]
 
 
 def test_a_queue_made_unbounded_between_the_decision_and_the_deletion_stays(
@@ -196,6 +200,166 @@ def test_a_queue_made_unbounded_between_the_decision_and_the_deletion_stays(
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (0, 1)
     assert names(management, guarded) == ["queue/alice/builds"]
+
+
+def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
+    amqp, alice, monkeypatch, management, guarded
+):
+    amqp.queue("queue/alice/builds", 11)
+    delete = Management.delete_queue
+
+    def delete_and_declare(self, vhost, name, **conditions):
+        delete(self, vhost, name, **conditions)
+        management.make_queue(vhost, name)
+
+    monkeypatch.setattr(Management, "delete_queue", delete_and_declare)
+    assert monitor.run_pass().deleted == 1
+    monitor.run_pass()
+    assert told("alice@example.org") == ["deletion"]
+    assert Queue.objects.get().state == "ok"
+    assert kinds("queue/alice/builds") == ["condemned", "deleted", "returned"]
+
+
+@pytest.mark.parametrize("when", ["before the second look", "at the second request"])
+def test_a_deletion_that_timed_out_and_was_carried_out_late_is_told_once(amqp, alice, monkeypatch, when):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("another")
+    delete = Management.delete_queue
+
+    def time_out(self, *arguments, **conditions):
+        raise BrokerAway("no answer", timed_out=True)
+
+    def carry_out_late(self, vhost, name, **conditions):
+        amqp.channel.queue_delete(name)
+        return delete(self, vhost, name, **conditions)
+
+    monkeypatch.setattr(Management, "delete_queue", time_out)
+    assert monitor.run_pass().deleted == 0
+    if when == "at the second request":
+        monkeypatch.setattr(Management, "delete_queue", carry_out_late)
+    else:
+        monkeypatch.setattr(Management, "delete_queue", delete)
+        between_look_and_act(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
+    assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
+    assert told("alice@example.org") == ["deletion"]
+
+
+def test_a_broker_that_refuses_to_delete_is_told_to_the_operators_once_and_the_owner_is_warned(
+    amqp, alice, settings, broker, management, guarded
+):
+    management.put_user("lister", "secret", ["administrator"])
+    try:
+        host = broker.management_url.rpartition("@")[2]
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://lister:secret@{host}"
+        amqp.queue("queue/alice/builds", 11)
+        reports = [monitor.run_pass() for _ in range(3)]
+    finally:
+        management.delete_user("lister")
+    assert all("refused with 401" in report.errors[0] for report in reports)
+    assert told("alice@example.org") == ["warning"]
+    assert told() == ["warning", "refused"]
+    assert kinds("queue/alice/builds") == ["condemned"]
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    assert monitor.run_pass().deleted == 1
+    assert Watch.objects.get().refused_since is None
+
+
+def test_a_queue_made_unbounded_at_the_last_moment_is_told_to_be_back_to_normal_when_it_is(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    amqp.publish("queue/alice/builds", 6)
+    between_look_and_act(monkeypatch, lambda: Queue.objects.update(unbounded=True))
+    assert monitor.run_pass().deleted == 0
+    monkeypatch.undo()
+    amqp.take("queue/alice/builds", 11)
+    monitor.run_pass()
+    assert told("alice@example.org") == ["warning", "recovery"]
+
+
+def test_a_look_is_as_old_as_its_first_question(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+    monkeypatch.setattr(deletion, "LOOK_HOLDS_SECONDS", 0.2)
+    between_look_and_act(monkeypatch, lambda: time.sleep(0.3))
+    report = monitor.run_pass()
+    assert report.deleted == 0
+    assert "too old" in report.errors[0]
+
+
+def test_a_killed_pass_and_a_list_that_is_half_there_do_not_add_up_to_a_deletion(amqp, alice, settings, monkeypatch):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(12):
+        amqp.queue(f"q{number}")
+    monitor.run_pass()
+    Queue.objects.filter(name="q11").update(state="deleting", delete_sent_at=timezone.now())
+    listed = Management.list_queues
+    monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
+    assert monitor.run_pass().deleted == 0
+    assert "deletion" not in told()
+
+
+def test_lists_that_are_short_now_and_then_are_told_once_an_hour(guarded, amqp, settings, monkeypatch):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(12):
+        amqp.queue(f"q{number}")
+    monitor.run_pass()
+    listed = Management.list_queues
+    for _ in range(3):
+        monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
+        monitor.run_pass()
+        monkeypatch.setattr(Management, "list_queues", listed)
+        monitor.run_pass()
+    assert told() == ["short-list"]
+
+
+def test_a_pass_that_lost_its_lease_leaves_a_report_that_says_so(guarded, amqp, monkeypatch):
+    amqp.queue("a")
+    take = monitor.snapshot.take
+
+    def slow(*arguments):
+        answer = take(*arguments)
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        return answer
+
+    monkeypatch.setattr(monitor.snapshot, "take", slow)
+    assert monitor.run_pass().given_up
+    assert "lease" in Pass.objects.get().errors[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"messages_ready": "7"}, {"messages_ready": -3}, {"messages_ready": 2**70}, {"messages_ready": True}],
+    ids=str,
+)
+def test_a_length_that_is_none_is_unknown(guarded, amqp, monkeypatch, wrong):
+    amqp.queue("a", 11)
+    listed = Management.list_queues
+    monkeypatch.setattr(Management, "list_queues", lambda *arguments: [{**row, **wrong} for row in listed(*arguments)])
+    report = monitor.run_pass()
+    assert (report.unknown, report.deleted) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"type": None}, {"type": 5}, {"node": 3}, {"type": "x" * 300}], ids=lambda wrong: str(wrong)[:20]
+)
+def test_a_row_of_another_shape_is_an_outage_and_not_a_crash(guarded, amqp, monkeypatch, wrong):
+    amqp.queue("a", 11)
+    listed = Management.list_queues
+    monkeypatch.setattr(Management, "list_queues", lambda *arguments: [{**row, **wrong} for row in listed(*arguments)])
+    assert monitor.run_pass().away
+
+
+def test_a_nul_in_the_brokers_reason_does_not_hide_the_outage(proxy):
+    proxy.answer(http_answer("500 Internal Server Error", b'{"error": "x", "reason": "a\\u0000b"}'))
+    assert monitor.run_pass().away
+    assert told() == ["outage"]
+
+
+def test_a_guarded_vhost_that_is_not_there_is_an_error_in_the_report(amqp, guarded, settings):
+    settings.GUARDIAN_VHOSTS = [guarded, "no-such-vhost"]
+    amqp.queue("a")
+    report = monitor.run_pass()
+    assert report.queues == 1
+    assert report.errors == ["vhost 'no-such-vhost' isn't on the broker; see GUARDIAN_VHOSTS"]
 
 
 def test_without_amqp_the_second_look_is_the_list_alone(amqp, alice, settings):
@@ -235,8 +399,6 @@ def test_a_holder_that_lost_its_lease_stops_and_deletes_nothing(amqp, alice, mon
     amqp.queue("queue/alice/builds", 11)
 
     def run_out():
-        from queues.models import Lease
-
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
 
     between_look_and_act(monkeypatch, run_out)
@@ -304,24 +466,26 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     amqp.queue("long", 7)
     monitor.run_pass()
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
-    own_node.eval(f"sys:suspend({pid}).")
+    amqp.publish("hung", 12)
     amqp.publish("long", 8)
+    wait_for_statistics(connections.management(), "hung", 12)
     wait_for_statistics(connections.management(), "long", 15)
+    own_node.eval(f"sys:suspend({pid}).")
     report = monitor.run_pass()
     assert any("doesn't respond" in error for error in report.errors)
     assert report.deleted == 1
     assert "unresponsive" in told()
+    hung = Notification.objects.filter(queue__name="hung", recipient="ops@example.org")
+    assert [notification.kind for notification in hung] == ["warning"]
     own_node.eval(f"sys:resume({pid}).")
     report = monitor.run_pass()
     assert report.errors == []
     assert told().count("unresponsive") == told().count("responsive") == 1
-    assert Queue.objects.get(name="hung").state == "ok"
+    assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
 
 
 def wait_for_statistics(management, name, messages):
     """Wait until the broker's statistics, which lag by seconds, have caught up."""
-    import time
-
     for _ in range(150):
         if management.queue("/", name).get("messages") == messages:
             return

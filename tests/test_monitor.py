@@ -175,6 +175,34 @@ def test_a_queue_that_comes_back_is_the_same_row_with_its_own_thresholds(amqp, a
     assert kinds("queue/alice/builds") == ["gone", "returned", "warned"]
 
 
+def test_a_queue_that_was_warned_about_goes_and_comes_back_is_told_as_it_stands(amqp, alice):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    for _ in range(2):
+        amqp.channel.queue_delete("queue/alice/builds")
+        monitor.run_pass()
+        monitor.run_pass()
+        amqp.queue("queue/alice/builds", 6)
+        monitor.run_pass()
+    assert told("alice@example.org") == ["warning"]
+    amqp.channel.queue_purge("queue/alice/builds")
+    monitor.run_pass()
+    assert told("alice@example.org") == ["warning", "recovery"]
+
+
+def test_a_queue_that_is_left_alone_from_now_on_is_no_longer_shown_as_it_was(amqp, settings):
+    amqp.queue("keep-this", 6)
+    amqp.queue("another")
+    monitor.run_pass()
+    settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
+    monitor.run_pass()
+    assert Queue.objects.get(name="keep-this").state == "gone"
+    settings.GUARDIAN_IGNORED_QUEUES = ""
+    monitor.run_pass()
+    assert Queue.objects.get(name="keep-this").state == "warned"
+
+
 def test_past_the_brake_nothing_is_deleted_and_the_operators_hear_of_it_once(amqp, settings, management, guarded):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):

@@ -1,6 +1,8 @@
 """What is told: written with its cause, delivered once, in order, however long the mail server is away."""
 
+import socket
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -128,6 +130,26 @@ def test_one_recipient_that_is_rejected_does_not_hold_up_the_others(mailbox, set
     tell("one")
     delivery = send_due()
     assert (delivery.sent, delivery.postponed) == (2, 1)
+
+
+@pytest.mark.parametrize("sender", ["guardian@", "a@b@c"])
+def test_a_sender_that_is_no_address_holds_mails_back_and_breaks_nothing(mailbox, settings, sender):
+    settings.DEFAULT_FROM_EMAIL = sender
+    tell("one")
+    assert send_due().postponed == 1
+    assert "Invalid address" in Notification.objects.get().last_error
+
+
+def test_a_mail_server_that_hangs_is_waited_for_once_and_not_once_for_each_mail(settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(20)]
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_TIMEOUT = 0.5
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings.EMAIL_HOST, settings.EMAIL_PORT = silent.getsockname()
+        tell("one")
+        began = time.monotonic()
+        assert send_due().postponed == 20
+    assert time.monotonic() - began < 5
 
 
 def test_what_a_killed_sender_had_claimed_is_sent_by_the_next_once_the_claim_runs_out(mailbox):

@@ -5,6 +5,7 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from queues.admin import QueueAdmin
 from queues.mails import compose
 from queues.models import Notification, Queue, QueueEvent
 
@@ -95,6 +96,30 @@ def test_a_mail_links_to_the_page_of_its_queue(alices_queue, client, settings):
     assert f"https://guardian.example.org{path}" in compose(notification).body
     client.force_login(Owner.objects.get(email="alice@example.org"))
     assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(("warn", "most"), [("2000", "0"), ("9000", ""), ("", "100"), ("0", "10")])
+def test_thresholds_that_delete_before_they_warn_are_refused_in_the_administration(alices_queue, client, warn, most):
+    client.force_login(Owner.objects.create_superuser("ops@example.org"))
+    page = client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": warn, "max_length": most})
+    assert page.status_code == 200
+    assert "below the second" in page.text
+    alices_queue.refresh_from_db()
+    assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
+
+
+def test_the_administration_writes_nothing_but_what_was_changed(alices_queue, client, monkeypatch):
+    client.force_login(Owner.objects.create_superuser("ops@example.org"))
+    save = QueueAdmin.save_model
+
+    def save_after_a_pass(self, request, queue, form, change):
+        Queue.objects.update(state="deleting", said="warned")
+        save(self, request, queue, form, change)
+
+    monkeypatch.setattr(QueueAdmin, "save_model", save_after_a_pass)
+    client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": "10", "max_length": "20"})
+    alices_queue.refresh_from_db()
+    assert (alices_queue.state, alices_queue.said, alices_queue.max_length) == ("deleting", "warned", 20)
 
 
 @pytest.mark.django_db
