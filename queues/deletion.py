@@ -39,6 +39,8 @@ SIDE_BY_SIDE = 8
 LOOK_HOLDS_SECONDS = 30
 """How long the second look may be relied on. A process that was stopped in between must not go on deleting by it."""
 
+TOO_LATE = "too late"
+
 QueueName = tuple[str, str]
 
 
@@ -221,6 +223,7 @@ class Deletion:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
                 if isinstance(error, Refused):
                     refused.append(one._replace(queue=one.queue._replace(delete_sent_at=None)))
+                    outcome.refused += error.reason != TOO_LATE  # that one never reached the broker
         if not_there:
             # Somebody else deleted it, or its node is down; or an earlier request of ours was carried out late, which
             # the row's earlier time of asking tells. The next list decides.
@@ -228,14 +231,13 @@ class Deletion:
                 lease.renew()
                 write_states(not_there)
         self._leave(refused, lease, outcome)
-        outcome.refused += len(refused)
         return done
 
     def _ask(self, one: Condemned, until: float) -> BrokerError | None:
         vhost, name = one.queue.vhost, one.queue.name
         if time.monotonic() > until:
             late = "the second look is too old to act on; the next pass looks again"
-            return Refused(late, status=0, reason="late")
+            return Refused(late, status=0, reason=TOO_LATE)
         try:
             self.management.delete_queue(vhost, name)
         except Refused as error:

@@ -283,6 +283,7 @@ def test_a_look_is_as_old_as_its_first_question(amqp, alice, monkeypatch):
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "too old" in report.errors[0]
+    assert "refused" not in told()
 
 
 def test_a_killed_pass_and_a_list_that_is_half_there_do_not_add_up_to_a_deletion(amqp, alice, settings, monkeypatch):
