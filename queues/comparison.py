@@ -179,9 +179,8 @@ class Changes:
 def from_seen(seen: QueueSeen) -> Known:
     """Return the row of a queue that is seen for the first time."""
     return Known(
-        None, *_identity(seen), seen.ready, seen.unacknowledged, pulse_user_id=None, state=OK, misses=0,
-        delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, registered=False,
-        unbounded=False, warn_length=None, max_length=None,
+        None, *seen, pulse_user_id=None, state=OK, misses=0, delete_sent_at=None, said=OK, quiet_until=None,
+        recovery_said=False, folded=0, registered=False, unbounded=False, warn_length=None, max_length=None,
     )  # fmt: skip
 
 
@@ -199,7 +198,7 @@ def compare(
 ) -> Changes:
     """Return what follows from this snapshot.
 
-    ``known`` has the rows of the guarded vhosts by (vhost, name), and those of gone queues that are back; ``memory``
+    ``known`` has the rows of all queues that aren't gone, by (vhost, name), and of gone ones that are back; ``memory``
     is the use of the fullest node as a fraction of its watermark; ``stopped_vhosts`` don't run, so that nothing is
     missing from them. With ``force`` neither the brake nor a list that is far too short holds anything back.
     """
@@ -324,10 +323,6 @@ def _brought_up_to_date(
     )  # fmt: skip
 
 
-def _identity(seen: QueueSeen) -> tuple[str, str, str, bool, bool, bool, str]:
-    return seen[:7]
-
-
 def _absent(
     changes: Changes,
     present: Mapping[QueueName, QueueSeen],
@@ -365,7 +360,7 @@ def _absent(
     changes.short = len(missing) if short else 0
     changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
     held = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force
-    if snapshot.steady and not held:
+    if comparable and not held:
         changes.deleted = deleted
     needed = (1 if force else SHORT_LISTS_TO_BELIEVE) if short else LISTS_TO_BE_GONE
     for row in missing:

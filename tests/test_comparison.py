@@ -201,6 +201,15 @@ def test_what_guardian_deleted_itself_does_not_make_a_list_short():
     assert (changes.short, len(changes.deleted)) == (0, 200)
 
 
+def test_a_deletion_that_was_asked_for_is_not_confirmed_by_a_list_of_other_nodes():
+    story = Story()
+    story.look(snapshot(*many(3)))
+    story.rows["/", "q2"] = story.row("q2")._replace(state=DELETING, delete_sent_at=START)
+    other = NODES | {"rabbit@two"}
+    assert not story.look(snapshot(*many(2), nodes=other)).deleted
+    assert [row.name for row in story.look(snapshot(*many(2), nodes=other)).deleted] == ["q2"]
+
+
 def test_a_condemned_queue_that_the_broker_was_never_asked_to_delete_and_that_is_missing_is_simply_gone():
     story = Story()
     story.look(snapshot(seen("a", 11), seen("b", 0)))
