@@ -7,7 +7,7 @@ BROKER = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run test lint bench lock clean rabbitmq-server postgresql
+.PHONY: help setup demo run test lint bench lock clean rabbitmq-server postgresql chromium
 
 help:
 	@echo "make setup   install what is needed, here and (where allowed) by apt; a second time it does nothing"
@@ -27,7 +27,7 @@ demo: setup
 run: setup
 	@$(PYTHON) -m local.run
 
-test: setup $(TEST_BROKER) postgresql
+test: setup $(TEST_BROKER) postgresql chromium
 	$(PYTHON) -m pytest
 	GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest -m database
 
@@ -63,3 +63,6 @@ rabbitmq-server:
 
 postgresql:
 	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || local/install-debian-packages postgresql
+
+chromium:
+	@test -x /usr/bin/chromium || local/install-debian-packages chromium
