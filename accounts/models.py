@@ -3,12 +3,14 @@
 The broker is the truth about which accounts exist; these rows are the truth about who owns them.
 """
 
+import enum
+import unicodedata
 import uuid
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, Literal
 
 from django.conf import settings
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
-from django.contrib.auth.models import PermissionsMixin
+from django.contrib.auth.models import AnonymousUser, PermissionsMixin
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.functions import Lower
@@ -36,9 +38,35 @@ class OwnerQuerySet(BaseUserManager["Owner"]):
         return self.create_user(email, password, is_staff=True, is_superuser=True, vouched=True, **fields)
 
 
+def people_like(text: str) -> models.Q:
+    """Return the condition that an owner has this in the address or the name."""
+    return models.Q(email__icontains=text) | models.Q(full_name__icontains=text)
+
+
 def normal_address(email: str) -> str:
     """Return the form that an e-mail address is stored and compared in: trimmed and lower-cased."""
     return email.strip().lower()
+
+
+def check_line(text: str, most: int) -> None:
+    """Make sure that this is a line of text as a person types it: not empty, at most so many characters, all to be seen.
+
+    Raises:
+        ValidationError: it isn't.
+    """
+    if not text.strip():
+        raise ValidationError("It is empty; write something.")
+    if len(text) > most:
+        raise ValidationError(f"It is {len(text)} characters long; {most} are allowed.")
+    if has_control_characters(text):
+        raise ValidationError("It has a character in it that can't be typed, such as a line break.")
+    if any(unicodedata.category(character) == "Cf" for character in text):
+        raise ValidationError("It has a character in it that can't be seen, such as a mark for right-to-left text.")
+
+
+def has_control_characters(text: str) -> bool:
+    """Return whether this has line breaks, NULs or other control characters in it, or what is no character at all."""
+    return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
 
 
 def check_thresholds(warn: int | None, most: int | None) -> None:
@@ -71,6 +99,15 @@ class Owner(AbstractBaseUser, PermissionsMixin):
     is_active = models.BooleanField("active", default=True, help_text="Take the tick away instead of deleting.")
     date_joined = models.DateTimeField(default=timezone.now, editable=False)
 
+    vouch_requested_at = models.DateTimeField(null=True, blank=True, editable=False)
+    vouch_request = models.CharField(max_length=500, blank=True, help_text="Why, in the owner's words.")
+
+    time_zone = models.CharField(max_length=64, default="UTC", help_text="Such as Europe/Berlin.")
+    quiet_from = models.TimeField(null=True, blank=True, help_text="In the owner's time zone; empty: no quiet hours.")
+    quiet_until = models.TimeField(null=True, blank=True, help_text="In the owner's time zone.")
+    weekly_summary = models.BooleanField(default=True, help_text="Whether a summary is sent every week.")
+    weekly_summary_at = models.DateTimeField(null=True, editable=False, help_text="When the last one was written.")
+
     USERNAME_FIELD = "email"
     EMAIL_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []
@@ -100,6 +137,39 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         return self.email.partition("@")[0]
 
 
+class Vouching(models.Model):
+    """The record that somebody was vouched for, or that it was withdrawn. The last one of an owner holds."""
+
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="vouchings")
+    vouched = models.BooleanField()
+    by = models.ForeignKey(
+        Owner,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="Empty: a rule, which the reason names.",
+    )
+    reason = models.CharField(max_length=300, blank=True)
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+
+    def __str__(self) -> str:
+        return f"{self.owner} {'vouched for' if self.vouched else 'no longer vouched for'}"
+
+
+class SignInLink(models.Model):
+    """A link that signs its owner in once. Only its secret's digest is stored, and the row goes when it is used."""
+
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="+")
+    digest = models.CharField(max_length=64, unique=True)
+    expires_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"for {self.owner} until {self.expires_at:%F %T}"
+
+
 class AuthToken(AbstractAuthToken):
     """A token for the REST API. Only its digest is stored."""
 
@@ -112,6 +182,27 @@ class AuthToken(AbstractAuthToken):
 
     def __str__(self) -> str:
         return self.name or str(self.uuid)
+
+
+class PulseUserQuerySet(models.QuerySet["PulseUser"]):
+    """RabbitMQ accounts, as different people see them."""
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
+        """Return the accounts that this visitor may see: an operator all, an owner their own, nobody else any."""
+        if visitor.is_staff:
+            return self.all()
+        if not visitor.is_authenticated:
+            return self.none()
+        return self.filter(owners=visitor)
+
+    def search(self, text: str) -> "PulseUserQuerySet":
+        """Return the accounts with this in their name, or in an owner's address."""
+        owned = PulseUser.objects.filter(owners__email__icontains=text)
+        return self.filter(models.Q(username__icontains=text) | models.Q(pk__in=owned))
+
+    def locked(self, pulse_user: "PulseUser") -> "PulseUser":
+        """Return this account as the database has it, and keep others from changing it until the commit."""
+        return self.select_for_update(no_key=True).get(pk=pulse_user.pk)
 
 
 class PulseUser(models.Model):
@@ -129,6 +220,11 @@ class PulseUser(models.Model):
         default=False, editable=False, help_text="Whether the broker has the account; not while it is being made."
     )
     created = models.DateTimeField(auto_now_add=True)
+    removing_since = models.DateTimeField(
+        null=True, editable=False, help_text="Since when it is being removed; what a crash leaves of that is finished."
+    )
+
+    objects = PulseUserQuerySet.as_manager()
 
     class Meta:
         ordering = ["username"]
@@ -140,3 +236,21 @@ class PulseUser(models.Model):
         """Refuse thresholds by which its queues would be deleted before anybody is warned."""
         super().clean()
         check_thresholds(self.warn_length, self.max_length)
+
+
+class NotificationAddress(models.Model):
+    """Where the messages about an account's queues go beside its owners: nowhere, until somebody there confirms."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="notification_addresses")
+    email = models.EmailField("e-mail address")
+    added_by = models.ForeignKey(Owner, null=True, on_delete=models.SET_NULL, related_name="+")
+    created = models.DateTimeField(auto_now_add=True)
+    confirmed_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["email"]
+        constraints = [models.UniqueConstraint(fields=["pulse_user", "email"], name="one_address_once_for_an_account")]
+
+    def __str__(self) -> str:
+        return f"{self.email} for {self.pulse_user}"

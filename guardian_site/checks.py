@@ -20,7 +20,17 @@ NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
 @register()
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     """Return everything that is wrong with Guardian's settings."""
-    return [*_unreadable(), *_secrets(), *_addresses(), *_task_queue(), *_lengths(), *_choices(), *_times(), *_people()]
+    return [
+        *_unreadable(),
+        *_secrets(),
+        *_addresses(),
+        *_task_queue(),
+        *_lengths(),
+        *_choices(),
+        *_times(),
+        *_people(),
+        *_signing_in(),
+    ]
 
 
 def _unreadable() -> Iterable[CheckMessage]:
@@ -48,6 +58,7 @@ def _addresses() -> Iterable[CheckMessage]:
         ("RABBITMQ_MANAGEMENT_URL", ("http", "https")),
         ("RABBIT_URL", ("amqp", "amqps")),
         ("GUARDIAN_BASE_URL", ("http", "https")),
+        ("OIDC_ISSUER", ("http", "https")),
     ):
         if not _value(name):
             continue
@@ -91,6 +102,13 @@ def _lengths() -> Iterable[CheckMessage]:
             f"GUARDIAN_WARN_QUEUE_LENGTH ({warn}) is not below GUARDIAN_MAX_QUEUE_LENGTH ({most}).",
             hint="A queue would be deleted before its owner is warned. Lower the first or raise the second.",
             id="guardian.E006",
+        )
+    owners_most = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
+    if owners_most < 0 or 0 < owners_most <= warn:
+        yield Error(
+            f"GUARDIAN_OWNERS_MAX_QUEUE_LENGTH is {owners_most}.",
+            hint=f"It is above GUARDIAN_WARN_QUEUE_LENGTH ({warn}), or 0: owners set no maximum.",
+            id="guardian.E017",
         )
     if settings.GUARDIAN_DELETE_BRAKE < 0:
         yield Error(
@@ -136,6 +154,7 @@ def _times() -> Iterable[CheckMessage]:
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass waits that long several times within its lease of 90 s
         ("GUARDIAN_QUIET_SECONDS", 0, 604_800),
         ("GUARDIAN_FORGET_DAYS", 1, 3650),
+        ("GUARDIAN_NO_CONSUMER_MINUTES", 0, 525_600),
     ):
         if not least <= _value(name) <= most:
             hint = f"It is {least} at least, and {most} at most."
@@ -170,6 +189,30 @@ def _people() -> Iterable[CheckMessage]:
             "GUARDIAN_OPERATOR_EMAILS is empty: nobody hears of an outage, or of queues without an owner.",
             hint="Name one address at least.",
             id="guardian.W002",
+        )
+
+
+def _signing_in() -> Iterable[CheckMessage]:
+    for domain in settings.GUARDIAN_VOUCHED_DOMAINS:
+        if not re.fullmatch(r"[^\s@*/:.,;]+(\.[^\s@*/:.,;]+)*", domain):
+            yield Error(
+                f"GUARDIAN_VOUCHED_DOMAINS has '{domain}', which is not a domain.",
+                hint="It is what stands after the @ of an address, such as example.org. Name each subdomain.",
+                id="guardian.E018",
+            )
+    if settings.OIDC_ISSUER:
+        for name in ("OIDC_CLIENT_ID", "OIDC_CLIENT_SECRET"):
+            if not _value(name):
+                yield Error(
+                    f"{name} is empty, and OIDC_ISSUER is set.",
+                    hint="The issuer gives both when Guardian is registered there, or else leave OIDC_ISSUER empty.",
+                    id="guardian.E019",
+                )
+    elif settings.OIDC_VOUCHED_GROUPS:
+        yield checks.Warning(
+            "OIDC_VOUCHED_GROUPS is set, and OIDC_ISSUER is empty: nobody is in a group.",
+            hint="Set OIDC_ISSUER, or leave OIDC_VOUCHED_GROUPS empty.",
+            id="guardian.W004",
         )
 
 

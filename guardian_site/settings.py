@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import environ
+from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -86,6 +87,14 @@ GUARDIAN_NAMESPACE_POLICY = env.str("GUARDIAN_NAMESPACE_POLICY", default="report
 GUARDIAN_IGNORED_QUEUES = env.str("GUARDIAN_IGNORED_QUEUES", default="")
 GUARDIAN_FORGET_DAYS = read("GUARDIAN_FORGET_DAYS", env.int, 30)
 GUARDIAN_OPERATOR_EMAILS = items("GUARDIAN_OPERATOR_EMAILS", [])
+GUARDIAN_NO_CONSUMER_MINUTES = read("GUARDIAN_NO_CONSUMER_MINUTES", env.int, 0)
+
+# Who may use the broker, and what owners may do by themselves. The rules that these feed are in accounts/ and queues/.
+GUARDIAN_VOUCHED_DOMAINS = [domain.lower() for domain in items("GUARDIAN_VOUCHED_DOMAINS", [])]
+GUARDIAN_OWNERS_MAY_VOUCH = env.bool("GUARDIAN_OWNERS_MAY_VOUCH", default=False)
+GUARDIAN_RESERVED_USERS = items("GUARDIAN_RESERVED_USERS", ["guest", "admin"])
+GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = read("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", env.int, 0)
+GUARDIAN_CHANNELS_MAY_BE_PRIVATE = env.bool("GUARDIAN_CHANNELS_MAY_BE_PRIVATE", default=False)
 
 # The web.
 GUARDIAN_BASE_URL = read("GUARDIAN_BASE_URL", address, "http://127.0.0.1:8000")
@@ -100,6 +109,14 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _HTTPS else Non
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
+# Signing in by OpenID Connect; without an issuer there is none.
+OIDC_ISSUER = read("OIDC_ISSUER", address, "")
+OIDC_CLIENT_ID = env.str("OIDC_CLIENT_ID", default="")
+OIDC_CLIENT_SECRET = env.str("OIDC_CLIENT_SECRET", default="")
+OIDC_NAME = env.str("OIDC_NAME", default="single sign-on")
+OIDC_GROUPS_CLAIM = env.str("OIDC_GROUPS_CLAIM", default="groups")
+OIDC_VOUCHED_GROUPS = items("OIDC_VOUCHED_GROUPS", [])
+
 INSTALLED_APPS = [
     "accounts",
     "queues",
@@ -111,12 +128,21 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django.contrib.humanize",
+    "allauth",
+    "allauth.account",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
+    "csp",
+    "django_filters",
+    "django_htmx",
+    "drf_spectacular",
     "rest_framework",
     "knox",
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -124,7 +150,25 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+    "guardian_site.errors.BrokerErrors",
 ]
+
+# Nothing inline, and nothing from anywhere else. Chromium holds the redirect that follows a form against form-action.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF],
+        "font-src": [SELF],
+        "connect-src": [SELF],
+        "form-action": [SELF, *(["://".join(urlsplit(OIDC_ISSUER)[:2])] if OIDC_ISSUER else [])],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+    },
+}
 
 ROOT_URLCONF = "guardian_site.urls"
 WSGI_APPLICATION = "guardian_site.wsgi.application"
@@ -139,6 +183,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "guardian_site.context.navigation",
             ],
         },
     },
@@ -160,10 +205,20 @@ else:
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+# What sign-in attempts are counted in. In the database, since all processes of all machines must count together.
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.db.DatabaseCache",
+        "LOCATION": "guardian_cache",
+        # Past these, entries are thrown out before their time: whoever tries many addresses must not get that far.
+        "OPTIONS": {"MAX_ENTRIES": 100_000},
+    },
+}
+
 AUTH_USER_MODEL = "accounts.Owner"
-LOGIN_URL = "admin:login"
 KNOX_TOKEN_MODEL = "accounts.AuthToken"  # noqa: S105 - a model, not a password
 MIGRATION_MODULES = {"knox": None}  # they make its own token table, swapped or not, which nothing would use
+# For the passwords of RabbitMQ accounts; people sign in without one.
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in (
@@ -173,6 +228,74 @@ AUTH_PASSWORD_VALIDATORS = [
         "NumericPasswordValidator",
     )
 ]
+
+# Signing in: by a code sent by e-mail, or by OpenID Connect. accounts/signin.py has what is ours of it.
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+LOGIN_URL = "account_login"
+LOGIN_REDIRECT_URL = "queues"
+LOGOUT_REDIRECT_URL = "home"
+SESSION_COOKIE_AGE = 14 * 24 * 3600
+ACCOUNT_ADAPTER = "accounts.signin.AccountAdapter"
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*"]
+ACCOUNT_LOGIN_BY_CODE_ENABLED = True
+ACCOUNT_LOGIN_BY_CODE_TIMEOUT = 600
+ACCOUNT_EMAIL_VERIFICATION = "none"  # a sign-in proves the address already
+ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # there are none: the first sign-in makes the owner
+# Codes asked for: from one address of the net, and for one e-mail address.
+ACCOUNT_RATE_LIMITS = {"request_login_code": "20/m/ip,200/h/ip,3/m/key,10/h/key"}
+# Over https there is one proxy in front, as for SECURE_PROXY_SSL_HEADER: the last of X-Forwarded-For is the client.
+ALLAUTH_TRUSTED_PROXY_COUNT = 1 if _HTTPS else 0
+ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
+SOCIALACCOUNT_ADAPTER = "accounts.signin.SocialAccountAdapter"
+SOCIALACCOUNT_PROVIDERS = {
+    "openid_connect": {
+        "OAUTH_PKCE_ENABLED": True,
+        "APPS": [
+            {
+                "provider_id": "oidc",
+                "name": OIDC_NAME,
+                "client_id": OIDC_CLIENT_ID,
+                "secret": OIDC_CLIENT_SECRET,
+                "settings": {"server_url": OIDC_ISSUER},
+            }
+        ]
+        if OIDC_ISSUER
+        else [],
+    },
+}
+
+# What the REST API speaks, and how it describes itself. guardian_site/rest.py and api_schema.py say why.
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "accounts.authentication.TokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_PARSER_CLASSES": ["guardian_site.rest.Json"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "guardian_site.rest.JsonWhateverIsAskedFor",
+    "DEFAULT_PAGINATION_CLASS": "guardian_site.rest.Pages",
+    "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
+    "DEFAULT_METADATA_CLASS": "guardian_site.rest.Methods",
+    "DEFAULT_SCHEMA_CLASS": "guardian_site.api_schema.Schema",
+    "EXCEPTION_HANDLER": "guardian_site.rest.problem",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Guardian",
+    "DESCRIPTION": (
+        "Accounts, queues and agents on a shared RabbitMQ. Present a token, `Authorization: Token KEY`, or the session "
+        "of a browser that is signed in. Lists are plain arrays, in pages: `X-Result-Count` says how many there are, "
+        "`Link` where the other pages are. A UUID is 32 hex digits; in a path it may have dashes."
+    ),
+    "VERSION": "1",
+    "SCHEMA_PATH_PREFIX": "/api",
+    "SORT_OPERATIONS": False,  # but as in the table of contents
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "guardian_site.api_schema.add_errors"],
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],  # there is no secret in it
+}
 
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE = "UTC"
@@ -217,13 +340,18 @@ CELERY_BEAT_SCHEDULE = {
     },
     "notifications": {"task": "queues.tasks.send_notifications", "schedule": 30, "options": {"expires": 30}},
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
+    "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
+    "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},
+    "removals": {"task": "accounts.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
+    "visitors": {"task": "accounts.tasks.prune_visitors", "schedule": 3600, "options": {"expires": 3600}},
 }
 
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"without_secrets": {"()": "guardian_site.logs.WithoutSecrets"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["without_secrets"]}},
     "root": {"handlers": ["stderr"], "level": read("LOG_LEVEL", level, "INFO")},
     "loggers": {
         "httpx": {"level": "WARNING"},

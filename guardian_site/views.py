@@ -2,8 +2,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
+from accounts.models import PulseUser
+
 
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    """Say what this is."""
-    return render(request, "home.html")
+    """Say what this is, and what to do first."""
+    return render(request, "home.html", {"has_account": PulseUser.objects.seen_by(request.user).exists()})

@@ -59,6 +59,12 @@ class Queue(models.Model):
         null=True, help_text="Set right before the broker is asked to delete it, so that a crash in between is seen."
     )
 
+    consumers = models.PositiveIntegerField(
+        null=True, help_text="At the last count, a minute ago at most; empty: unknown."
+    )
+    unattended_since = models.DateTimeField(null=True, help_text="Since when it is known to have no consumer.")
+    unattended_told_at = models.DateTimeField(null=True, help_text="When its owners were told of that.")
+
     warn_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
     max_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
     unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted.")
@@ -125,6 +131,10 @@ class QueueEvent(models.Model):
         DELETED = "deleted", "deleted by Guardian"
         GONE = "gone", "no longer on the broker"
         RETURNED = "returned", "back on the broker"
+        REMOVING = "removing", "about to be deleted by hand"
+        REMOVED = "removed", "deleted by hand"
+        PURGED = "purged", "emptied by hand"
+        ADJUSTED = "adjusted", "given other limits"
 
     queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="events")
     vhost = models.CharField(max_length=255)
@@ -169,6 +179,12 @@ class Notification(models.Model):
         REFUSED = "refused", "the broker refuses to delete a queue"
         UNRESPONSIVE = "unresponsive", "a queue's process doesn't answer"
         RESPONSIVE = "responsive", "all queues answer again"
+        NO_CONSUMERS = "no-consumers", "a queue has no consumer"
+        CONSUMERS_BACK = "consumers-back", "a queue has a consumer again"
+        WEEKLY = "weekly", "an owner's week"
+        CONFIRM_ADDRESS = "confirm-address", "whether an address may be told of an account's queues"
+        VOUCH_REQUEST = "vouch-request", "somebody asks to be vouched for"
+        VOUCHED = "vouched", "somebody may use the broker now"
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     kind = models.CharField(max_length=20, choices=Kind.choices)
@@ -176,7 +192,7 @@ class Notification(models.Model):
     about = models.CharField(
         max_length=40, help_text="What it is about. Messages about one thing reach one recipient in order."
     )
-    channel = models.CharField(max_length=20, default="email")
+    channel = models.CharField(max_length=40, default="email", help_text="email, or the hex UUID of a channel.")
     recipient = models.CharField(max_length=254)
     facts = models.JSONField(help_text="What the message tells, as it was when it was decided to tell it.")
     state = models.CharField(max_length=10, choices=State.choices, default=State.DUE)
@@ -186,20 +202,38 @@ class Notification(models.Model):
     claim = models.UUIDField(null=True, help_text="Who is sending it.")
     sent_at = models.DateTimeField(null=True)
     last_error = models.TextField(blank=True)
+    held_until = models.DateTimeField(null=True, help_text="The end of its recipient's quiet hours.")
 
     class Meta:
         ordering = ["id"]
         indexes = [
             models.Index(fields=["state", "due_at"]),
-            models.Index(
-                fields=["recipient", "about"],
-                name="notification_unsent",
-                condition=models.Q(state__in=["due", "sending"]),
-            ),
+            # Whole: SQLite uses no partial index where the states of its condition are given as parameters.
+            models.Index(fields=["recipient", "about"], name="notification_about"),
         ]
 
     def __str__(self) -> str:
         return f"{self.kind} to {self.recipient}"
+
+
+class Channel(models.Model):
+    """Where an owner is told beside e-mail. Its address has secrets in it, so it is sealed with ``SECRET_KEY``."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="channels")
+    name = models.CharField(max_length=100)
+    service = models.CharField(max_length=100, editable=False, help_text="What answers there, as it is shown.")
+    sealed_url = models.TextField(editable=False)
+    created = models.DateTimeField(auto_now_add=True)
+    last_sent_at = models.DateTimeField(null=True, editable=False)
+    last_error = models.CharField(max_length=300, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["owner", "name"], name="one_channel_of_a_name_for_an_owner")]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Lease(models.Model):
@@ -228,6 +262,7 @@ class Watch(models.Model):
     refused_since = models.DateTimeField(null=True, help_text="Since when the broker refuses to delete a queue.")
     unresponsive_since = models.DateTimeField(null=True, help_text="Since when a queue's process doesn't answer.")
     exchanges_listed_at = models.DateTimeField(null=True)
+    consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
     misnamed_exchanges = models.JSONField(default=list)
     thinned_by_minute = models.DateTimeField(null=True, help_text="Up to where samples are one a minute.")
     thinned_by_hour = models.DateTimeField(null=True, help_text="Up to where samples are one an hour.")

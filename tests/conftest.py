@@ -14,6 +14,7 @@ from django.conf import settings as django_settings
 from local.mail import MailCatcher
 from local.rabbitmq import PrivateNode
 from rabbit.management import Management
+from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.plugin import VAR
 
 DATABASE_FIXTURES = {"db", "transactional_db", "guarded"}

@@ -56,6 +56,15 @@ def test_good_settings_pass():
         ("GUARDIAN_OPERATOR_EMAILS", ["nobody"], "guardian.E014"),
         ("RABBITMQ_MANAGEMENT_URL", "", "guardian.W001"),
         ("GUARDIAN_OPERATOR_EMAILS", [], "guardian.W002"),
+        ("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", -1, "guardian.E017"),
+        ("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", 2000, "guardian.E017"),
+        ("GUARDIAN_NO_CONSUMER_MINUTES", -1, "guardian.E011"),
+        ("GUARDIAN_VOUCHED_DOMAINS", ["alice@example.org"], "guardian.E018"),
+        ("GUARDIAN_VOUCHED_DOMAINS", ["@example.org"], "guardian.E018"),
+        ("GUARDIAN_VOUCHED_DOMAINS", ["*.example.org"], "guardian.E018"),
+        ("GUARDIAN_VOUCHED_DOMAINS", [".example.org"], "guardian.E018"),
+        ("GUARDIAN_VOUCHED_DOMAINS", [""], "guardian.E018"),
+        ("OIDC_VOUCHED_GROUPS", ["builders"], "guardian.W004"),
     ],
 )
 def test_a_wrong_setting_is_told(settings, name, value, id_):
@@ -73,6 +82,31 @@ def test_the_tasks_on_the_guarded_broker_are_refused_whatever_the_loopback_is_ca
 
 def test_the_tasks_on_another_rabbitmq_are_allowed(settings):
     settings.CELERY_BROKER_URL = "amqp://guest:guest@other-rabbit:5672"
+    assert ids() == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "ids_"),
+    [
+        ({}, []),
+        ({"OIDC_VOUCHED_GROUPS": ["builders"]}, []),
+        ({"OIDC_CLIENT_ID": ""}, ["guardian.E019"]),
+        ({"OIDC_CLIENT_SECRET": ""}, ["guardian.E019"]),
+        ({"OIDC_ISSUER": "login.example.org"}, ["guardian.E002"]),
+        ({"OIDC_ISSUER": "ldap://login.example.org"}, ["guardian.E002"]),
+    ],
+)
+def test_openid_connect_needs_an_address_a_name_and_a_secret(settings, wrong, ids_):
+    good = {"OIDC_ISSUER": "https://login.example.org", "OIDC_CLIENT_ID": "guardian", "OIDC_CLIENT_SECRET": "word"}
+    for name, value in {**good, **wrong}.items():
+        setattr(settings, name, value)
+    assert ids() == ids_
+
+
+def test_settings_of_self_service_pass(settings):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org", "mail.example.org", "localhost"]
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 2001
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 60
     assert ids() == []
 
 

@@ -1,0 +1,16 @@
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+
+from accounts import vouching
+
+
+def navigation(request: HttpRequest) -> dict[str, Any]:
+    """Return what every page needs: how one may sign in, where the reader is, and what the reader may do."""
+    return {
+        "oidc_name": settings.OIDC_NAME if settings.OIDC_ISSUER else "",
+        "section": request.path.split("/")[1],
+        # A static file that isn't there has a request without anybody.
+        "may_vouch": hasattr(request, "user") and vouching.may_vouch(request.user),
+    }

@@ -1,0 +1,99 @@
+"""What readers and programs get instead of an answer: no stack trace, and the next step."""
+
+import logging
+
+import httpx
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.test import Client, RequestFactory, override_settings
+from django.urls import path
+
+from accounts.models import Owner
+from guardian_site import urls
+from guardian_site.errors import server_error
+from guardian_site.logs import WithoutSecrets
+from rabbit.management import BrokerAway
+
+pytestmark = pytest.mark.django_db
+
+
+def needs_the_broker(request):
+    raise BrokerAway("GET /api/queues: can't connect to http://10.0.0.1:15672")
+
+
+def not_allowed(request):
+    raise PermissionDenied("Only operators change this. Ask ops@example.org.")
+
+
+def broken(request):
+    raise RuntimeError("a secret of the inside")
+
+
+urlpatterns = [
+    path("away/", needs_the_broker),
+    path("not-allowed/", not_allowed),
+    path("broken/", broken),
+    path("api/broken/", broken),
+    *urls.urlpatterns,
+]
+handler500 = urls.handler500
+
+
+@pytest.fixture
+def visitor():
+    with override_settings(ROOT_URLCONF="tests.test_error_pages"):
+        yield Client(raise_request_exception=False)
+
+
+def test_what_is_not_there_is_404_with_a_way_on(visitor):
+    page = visitor.get("/no/such/page/")
+    assert page.status_code == 404
+    assert "To the front page" in page.text
+
+
+def test_a_page_that_needs_the_broker_is_503_without_it_and_tells_no_address(visitor):
+    page = visitor.get("/away/")
+    assert (page.status_code, page["Retry-After"]) == (503, "30")
+    assert "RabbitMQ does not answer" in page.text
+    assert "10.0.0.1" not in page.text
+
+
+def test_what_is_not_allowed_says_why(visitor):
+    page = visitor.get("/not-allowed/")
+    assert page.status_code == 403
+    assert "Ask ops@example.org" in page.text
+
+
+@pytest.mark.parametrize("address", ["/broken/", "/api/broken/"])
+def test_a_mistake_of_ours_tells_nothing_of_the_inside(visitor, address):
+    answer = visitor.get(address)
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_a_form_without_its_csrf_token_is_refused_with_the_next_step(visitor):
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(Owner.objects.create_user("alice@example.org"))
+    page = strict.post("/signout/")
+    assert page.status_code == 403
+    assert "load the page again" in page.text
+
+
+def test_the_page_for_a_mistake_of_ours_needs_no_session():
+    assert server_error(RequestFactory().get("/")).status_code == 500
+
+
+def test_a_static_file_that_is_not_there_is_404(live_server):
+    assert httpx.get(f"{live_server.url}/static/no-such.css", trust_env=False).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/signin/link/the-secret/", "/addresses/the-secret/"])
+def test_a_link_that_can_be_used_is_not_in_the_log(path):
+    record = logging.LogRecord("django.request", logging.ERROR, "", 0, "%s: %s", ("Bad Request", path), None)
+    assert WithoutSecrets().filter(record)
+    assert "the-secret" not in record.getMessage()
+    assert path.removesuffix("the-secret/") in record.getMessage()
+    record = logging.LogRecord("x", logging.ERROR, "", 0, f"Invalid HTTP_HOST for {path}", None, None)
+    WithoutSecrets().filter(record)
+    assert "the-secret" not in record.getMessage()
