@@ -5,6 +5,8 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from accounts.models import Owner, normal_address
+from accounts.signin import prove
+from accounts.vouching import vouch
 
 
 class Command(BaseCommand):
@@ -26,13 +28,14 @@ class Command(BaseCommand):
             owner = Owner(email=normal_address(options["email"]))
             owner.set_unusable_password()
         if options["operator"]:
-            owner.is_staff = owner.is_superuser = owner.vouched = True
-        if options["vouched"]:
-            owner.vouched = True
+            owner.is_staff = owner.is_superuser = True
         try:
             owner.full_clean(exclude=["password"])
         except ValidationError as error:
             raise CommandError(f"{options['email']!r} can't be an owner: {' '.join(error.messages)}") from error
         owner.save()
+        prove(owner)
+        if (options["operator"] or options["vouched"]) and not owner.vouched:
+            vouch(owner, None, "By the command create_owner")
         kind = "operator" if owner.is_staff else "vouched owner" if owner.vouched else "owner, not vouched yet"
         self.stdout.write(f"{owner.email}: {'made' if made else 'there already'}; {kind}")

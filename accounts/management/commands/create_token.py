@@ -1,0 +1,34 @@
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+
+from accounts.models import Owner, normal_address
+from accounts.tokens import DAYS, make_token
+from accounts.vouching import NotVouched
+
+
+class Command(BaseCommand):
+    """Make a token for an owner."""
+
+    help = "Make a token for the REST API, and print it and nothing else. It can't be had again."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the address and for how long."""
+        parser.add_argument("email")
+        parser.add_argument("--days", type=int, default=DAYS, help=f"how long it lives (default: {DAYS} days)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make the token."""
+        email = normal_address(options["email"])
+        owner = Owner.objects.filter(email=email).first()
+        if owner is None:
+            raise CommandError(f"There is no owner {email!r}; make one with: manage.py create_owner EMAIL --vouched")
+        try:
+            _, key = make_token(owner, "create_token", options["days"])
+        except NotVouched as error:
+            raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
+        except ValidationError as error:
+            raise CommandError(" ".join(error.messages)) from error
+        self.stdout.write(key)

@@ -1,0 +1,26 @@
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from accounts.models import Owner, normal_address
+from accounts.signin import make_link
+
+
+class Command(BaseCommand):
+    """Print a link that signs an owner in."""
+
+    help = "Print a link that signs this owner in, once, within 10 minutes. Give it to nobody else."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the address."""
+        parser.add_argument("email")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make the link."""
+        owner = Owner.objects.filter(email=normal_address(options["email"])).first()
+        if owner is None:
+            raise CommandError(f"No owner has the address {options['email']!r}. Make one: manage.py create_owner EMAIL")
+        if not owner.is_active:
+            raise CommandError(f"The account of {owner.email} is closed, so nothing signs it in.")
+        self.stdout.write(make_link(owner))

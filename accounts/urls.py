@@ -1,0 +1,44 @@
+"""Signing in, vouching, RabbitMQ accounts and tokens."""
+
+from django.urls import URLPattern, URLResolver, path, register_converter
+from django.urls.converters import StringConverter
+
+from accounts import signin, views
+
+
+class AccountName(StringConverter):
+    """A name in a path. A NUL, which no database would be asked for, is in none."""
+
+    regex = r"[^/\x00]+"
+
+
+register_converter(AccountName, "account")
+
+OIDC = {"provider_id": signin.PROVIDER_ID}
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    # Signing in
+    path("signin/", signin.SignInView.as_view(), name="account_login"),
+    path("signin/", signin.SignInView.as_view(), name="account_request_login_code"),
+    path("signin/code/", signin.CodeView.as_view(), name="account_confirm_login_code"),
+    path("signin/link/<str:token>/", signin.sign_in_link, name="sign_in_link"),
+    path("signin/oidc/", signin.openid_connect_login, OIDC, name="openid_connect_login"),
+    path("signin/oidc/callback/", signin.openid_connect_callback, OIDC, name="openid_connect_callback"),
+    path("signout/", signin.SignOutView.as_view(), name="account_logout"),
+    # Vouching
+    path("vouching/", views.vouching_page, name="vouching"),
+    path("owners/", views.owners_page, name="owners"),
+    path("owners/<uuid:uuid>/", views.owner_page, name="owner"),
+    # RabbitMQ accounts
+    path("pulse-users/", views.pulse_users_page, name="pulse_users"),
+    path("pulse-users/<account:username>/", views.pulse_user_page, name="pulse_user"),
+    path("pulse-users/<account:username>/password/", views.pulse_user_password, name="pulse_user_password"),
+    path("pulse-users/<account:username>/owners/", views.pulse_user_owners, name="pulse_user_owners"),
+    path("pulse-users/<account:username>/addresses/", views.pulse_user_addresses, name="pulse_user_addresses"),
+    path("pulse-users/<account:username>/thresholds/", views.pulse_user_thresholds, name="pulse_user_thresholds"),
+    path("pulse-users/<account:username>/delete/", views.pulse_user_delete, name="pulse_user_delete"),
+    path("addresses/<str:token>/", views.confirm_address, name="confirm_address"),
+    # Tokens
+    path("tokens/", views.tokens_page, name="tokens"),
+    path("tokens/<uuid:uuid>/revoke/", views.token_revoke, name="token_revoke"),
+]

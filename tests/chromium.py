@@ -1,0 +1,107 @@
+"""A real browser. A page fails its test when it breaks the policy, logs an error, or asks another host for anything."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
+
+from accounts.models import Owner
+from accounts.signin import make_link
+
+# Playwright keeps an event loop in this thread, beside which Django would refuse to use the database.
+os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+LOADED = {"stylesheet", "image", "font", "script", "other"}
+TELL_VIOLATIONS = """
+document.addEventListener("securitypolicyviolation", (event) => {
+  console.error(`violated: ${event.effectiveDirective} by ${event.blockedURI} on ${event.documentURI}`);
+});
+"""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Start Chromium once."""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def other_hosts() -> set[str]:
+    """Give the hosts, "localhost:1234", that the page may go to beside the live server; a test adds its own."""
+    return set()
+
+
+@contextmanager
+def watched(browser: Browser, url: str, other_hosts: set[str]) -> Iterator[Page]:
+    """Give a page of a fresh browser on the server with this URL, and see that it does nothing that it shouldn't.
+
+    A page that answers an error may be looked at; whatever else it loads has to be there. What other hosts' pages do is
+    their affair.
+    """
+    wrong: list[str] = []
+
+    def is_ours(request: Request) -> bool:
+        return request.is_navigation_request() or request.frame.url.startswith(url)
+
+    def hear(message: ConsoleMessage) -> None:
+        missing = message.text.startswith("Failed to load resource: the server responded")
+        is_wrong = (message.type == "error" and not missing) or "Content Security Policy" in message.text
+        if is_wrong and message.page is not None and message.page.url.startswith(url):
+            wrong.append(f"console: {message.text}")
+
+    def ask(request: Request) -> None:
+        host = urlsplit(request.url)
+        if (
+            host.scheme.startswith("http")
+            and is_ours(request)
+            and host.netloc not in {urlsplit(url).netloc, *other_hosts}
+        ):
+            wrong.append(f"another host: {request.url}")
+
+    def get(response: Response) -> None:
+        if response.status >= 400 and is_ours(response.request) and response.request.resource_type in LOADED:
+            wrong.append(f"{response.status}: {response.url}")
+
+    def fail(request: Request) -> None:
+        if is_ours(request) and request.failure != "net::ERR_ABORTED":  # as when a page is left while it loads
+            wrong.append(f"{request.failure}: {request.url}")
+
+    context = browser.new_context(base_url=url, locale="en-GB")
+    context.set_default_timeout(10_000)
+    context.add_init_script(TELL_VIOLATIONS)
+    context.on("console", hear)
+    context.on("weberror", lambda error: wrong.append(f"script: {error.error}"))
+    context.on("request", ask)
+    context.on("response", get)
+    context.on("requestfailed", fail)
+    yield context.new_page()
+    context.close()
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture
+def page(browser: Browser, live_server: Any, other_hosts: set[str]) -> Iterator[Page]:
+    """Give a page on the live server, whose paths can be gone to as they are: ``page.goto("/queues/")``."""
+    with watched(browser, live_server.url, other_hosts) as opened:
+        yield opened
+
+
+def sign_in(page: Page, owner: Owner) -> None:
+    """Sign the owner in on this page, by a link."""
+    page.goto(urlsplit(make_link(owner)).path)

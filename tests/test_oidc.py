@@ -1,0 +1,384 @@
+"""Signing in by OpenID Connect, at a running provider."""
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+from allauth.account.models import EmailAddress
+from allauth.socialaccount.models import SocialAccount
+from django.core.cache import cache
+from django.test import Client
+from oidc_provider_mock import run_server_in_thread
+
+from accounts import withdrawal
+from accounts.models import Owner
+from tests.proxy import Proxy, http_answer
+from tests.test_signin import code_for, enter, is_signed_in
+
+ALICE = {"email": "alice@example.org", "email_verified": True, "name": "Alice Example"}
+
+
+@pytest.fixture(autouse=True)
+def no_attempts_yet(db):
+    cache.clear()
+
+
+class Provider:
+    """A running provider, and what people do there."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def knows(self, sub, **claims):
+        requests.put(f"{self.url}/users/{sub}", json=claims, timeout=5).raise_for_status()
+
+    def sign_in(self, client, sub, path="/signin/oidc/", **choice):
+        """Go there, say who one is, and come back."""
+        return self.come_back(client, client.post(path).url, **(choice or {"sub": sub}))
+
+    def come_back(self, client, url, **choice):
+        answer = requests.post(url, data=choice, allow_redirects=False, timeout=5)
+        return client.get(answer.headers["Location"].removeprefix("http://testserver"))
+
+
+@pytest.fixture(scope="module")
+def running():
+    with run_server_in_thread() as server:
+        yield f"http://localhost:{server.server_port}"
+
+
+def use(settings, url):
+    settings.OIDC_ISSUER = url
+    settings.OIDC_NAME = "Example ID"
+    settings.SOCIALACCOUNT_PROVIDERS = {
+        "openid_connect": {
+            "OAUTH_PKCE_ENABLED": True,
+            "APPS": [
+                {
+                    "provider_id": "oidc",
+                    "name": "Example ID",
+                    "client_id": "guardian",
+                    "secret": "a-secret",
+                    "settings": {"server_url": url},
+                }
+            ],
+        }
+    }
+    directives = {**settings.CONTENT_SECURITY_POLICY["DIRECTIVES"], "form-action": ["'self'", url]}
+    settings.CONTENT_SECURITY_POLICY = {"DIRECTIVES": directives}
+    return Provider(url)
+
+
+@pytest.fixture
+def provider(running, settings):
+    return use(settings, running)
+
+
+@pytest.fixture
+def spoilt(running, settings):
+    """Give a proxy before the provider, which Guardian uses."""
+    with Proxy.before(running) as proxy:
+        use(settings, proxy.url(running))
+        yield proxy
+
+
+def test_a_verified_address_makes_the_owner_with_the_name(client, provider):
+    provider.knows("first", **ALICE)
+    answer = provider.sign_in(client, "first", "/signin/oidc/?next=/tokens/")
+    assert (answer.status_code, answer.url) == (302, "/tokens/")
+    owner = Owner.objects.get()
+    assert (owner.email, owner.full_name, owner.vouched) == ("alice@example.org", "Alice Example", False)
+    assert not owner.has_usable_password()
+    assert EmailAddress.objects.get(user=owner).verified
+    assert is_signed_in(client)
+    # What the provider said is not kept.
+    assert (SocialAccount.objects.get().extra_data, "first" in SocialAccount.objects.get().uid) == ({}, False)
+
+
+def test_a_verified_address_joins_the_owner_it_belongs_to_and_keeps_the_name(client, provider):
+    owner = Owner.objects.create_user("alice@example.org", full_name="Alice B.")
+    provider.knows("second", **{**ALICE, "email": "Alice@Example.Org"})
+    provider.sign_in(client, "second")
+    assert client.get("/signout/").context["user"] == owner
+    owner.refresh_from_db()
+    assert (owner.full_name, Owner.objects.count()) == ("Alice B.", 1)
+
+
+def test_who_is_known_stays_the_same_owner_with_another_address(client, provider):
+    provider.knows("third", **ALICE)
+    provider.sign_in(client, "third")
+    provider.knows("third", email="other@example.org", email_verified=True)
+    again = Client()
+    provider.sign_in(again, "third")
+    assert again.get("/signout/").context["user"].email == "alice@example.org"
+    assert Owner.objects.count() == 1
+
+
+@pytest.mark.parametrize("verified", [False, None, "false", "yes", 0, 1, [], "missing"])
+def test_an_address_that_is_not_verified_takes_nobody_over(client, provider, mailbox, verified):
+    victim = Owner.objects.create_user("alice@example.org", vouched=True)
+    claims = {"email": "alice@example.org"} if verified == "missing" else {**ALICE, "email_verified": verified}
+    provider.knows("attacker", **claims)
+    answer = provider.sign_in(client, "attacker", "/signin/oidc/?next=/tokens/")
+    assert answer.url == "/signin/code/?next=%2Ftokens%2F"
+    page = client.get(answer.url)
+    assert "Example ID doesn&#x27;t say whether this address is yours" in page.text
+    enter(client, "BBBB-BBBB")
+    assert not is_signed_in(client)
+    assert not SocialAccount.objects.exists()
+    assert len(mailbox.to(victim.email)) == 1
+
+
+def test_an_address_that_is_not_verified_is_proven_by_a_code_once(client, provider, mailbox, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["staff"]
+    provider.knows("fourth", email="alice@example.org", name="Alice Example", groups=["staff"])
+    answer = provider.sign_in(client, "fourth")
+    enter(client, code_for(mailbox, "alice@example.org"), answer.url)
+    assert is_signed_in(client)
+    assert (Owner.objects.get().vouched, Owner.objects.get().full_name) == (True, "Alice Example")
+    again = Client()
+    provider.sign_in(again, "fourth")
+    assert is_signed_in(again)
+    assert (Owner.objects.count(), len(mailbox.mails)) == (1, 1)
+
+
+def test_a_code_for_another_address_does_not_join_the_two(client, provider, mailbox):
+    provider.knows("fifth", email="alice@example.org")
+    provider.sign_in(client, "fifth")
+    client.post("/signin/", {"email": "bob@example.org"})
+    enter(client, code_for(mailbox, "bob@example.org"))
+    assert is_signed_in(client)
+    assert not SocialAccount.objects.exists()
+
+
+def test_a_group_vouches_and_who_left_it_is_vouched_for_no_longer(provider, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["staff"]
+    for groups, vouched in ((["other", 7], False), (["staff"], True), ("staff", True), ([], False)):
+        provider.knows("sixth", **ALICE, groups=groups)
+        client = Client()
+        provider.sign_in(client, "sixth")
+        assert is_signed_in(client)
+        assert Owner.objects.get().vouched is vouched
+
+
+def test_a_vouched_domain_counts_for_a_verified_address_alone(provider, settings, mailbox):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    provider.knows("seventh", **{**ALICE, "email_verified": False})
+    provider.sign_in(Client(), "seventh")
+    assert not Owner.objects.get().vouched
+    provider.knows("seventh", **ALICE)
+    provider.sign_in(Client(), "seventh")
+    assert Owner.objects.get().vouched
+
+
+def test_what_a_person_withdrew_is_not_given_back(client, provider, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["staff"]
+    operator = Owner.objects.create_superuser("ops@example.org")
+    provider.knows("eighth", **ALICE, groups=["staff"])
+    provider.sign_in(client, "eighth")
+    withdrawal.withdraw(Owner.objects.get(email="alice@example.org"), operator)
+    provider.sign_in(Client(), "eighth")
+    assert not Owner.objects.get(email="alice@example.org").vouched
+
+
+def test_an_inactive_owner_does_not_get_in(client, provider):
+    provider.knows("ninth", **ALICE)
+    Owner.objects.create_user("alice@example.org", is_active=False)
+    for _ in range(2):
+        page = provider.sign_in(client, "ninth")
+        assert (page.status_code, "This account is closed" in page.text) == (403, True)
+        assert not is_signed_in(client)
+
+
+def test_signing_in_ends_the_session_of_somebody_else(client, provider):
+    client.force_login(Owner.objects.create_user("bob@example.org"))
+    provider.knows("tenth", **ALICE)
+    provider.sign_in(client, "tenth")
+    assert client.get("/signout/").context["user"].email == "alice@example.org"
+
+
+@pytest.mark.parametrize("address", ["none", "", "x", "alice\u202e@example.org", "é" * 300, "a@b\n.org"])
+def test_without_an_address_that_can_be_used_the_page_says_what_to_do(client, provider, address):
+    provider.knows("eleventh", **({} if address == "none" else {"email": address, "email_verified": True}))
+    page = provider.sign_in(client, "eleventh")
+    assert (page.status_code, "told us no e-mail address" in page.text) == (403, True)
+    assert not Owner.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["\x00\x1bA\u202elice", None, "", "x" * 5000])
+def test_a_strange_name_is_shortened_and_cleaned(client, provider, name):
+    provider.knows("twelfth", **{**ALICE, "name": name})
+    provider.sign_in(client, "twelfth")
+    stored = Owner.objects.get().full_name
+    assert is_signed_in(client)
+    assert len(stored) <= 200
+    assert stored.isprintable()
+
+
+@pytest.mark.parametrize("claims", [{"email": 7}, {"name": 7}, {"name": {"a": 1}}])
+def test_claims_that_make_no_sense_are_the_providers_fault(client, provider, claims):
+    provider.knows("senseless", **{**ALICE, **claims})
+    answer = provider.sign_in(client, "senseless")
+    assert answer.status_code == 503
+    assert not is_signed_in(client)
+
+
+def test_two_providers_do_not_mean_the_same_person_by_one_number(provider, settings):
+    provider.knows("1", **ALICE)
+    provider.sign_in(Client(), "1")
+    with run_server_in_thread() as server:
+        other = use(settings, f"http://localhost:{server.server_port}")
+        other.knows("1", email="mallory@example.org", email_verified=True)
+        client = Client()
+        other.sign_in(client, "1")
+    assert client.get("/signout/").context["user"].email == "mallory@example.org"
+
+
+# What goes wrong
+
+
+def test_cancelling_leads_back(client, provider):
+    page = provider.sign_in(client, "", action="deny")
+    assert (page.status_code, "Signing in was cancelled" in page.text) == (403, True)
+    assert 'href="/signin/"' in page.text
+
+
+@pytest.mark.parametrize("query", ["", "?code=x", "?code=x&state=y", "?error=x", "?state=%00", "?error=<b>&state="])
+def test_who_comes_back_without_having_gone_is_asked_to_begin_again(client, provider, query):
+    page = client.get(f"/signin/oidc/callback/{query}")
+    assert (page.status_code, "was not begun here" in page.text) == (400, True)
+
+
+def test_an_error_of_the_provider_is_told_and_its_words_are_not_repeated(client, provider):
+    state = parse_qs(urlsplit(client.post("/signin/oidc/").url).query)["state"][0]
+    page = client.get(
+        "/signin/oidc/callback/", {"state": state, "error": "server_error", "error_description": "<b>call 555</b>"}
+    )
+    assert (page.status_code, "refused to sign you in" in page.text) == (403, True)
+    assert "555" not in page.text
+
+
+def test_a_code_of_the_provider_works_once(client, provider):
+    provider.knows("thirteenth", **ALICE)
+    url = client.post("/signin/oidc/").url
+    back = requests.post(url, data={"sub": "thirteenth"}, allow_redirects=False, timeout=5).headers["Location"]
+    assert client.get(back).status_code == 302
+    client.post("/signout/")
+    assert client.get(back).status_code == 400
+    state = parse_qs(urlsplit(client.post("/signin/oidc/").url).query)["state"][0]
+    page = client.get(re.sub(r"state=[^&]*", f"state={state}", back))
+    assert (page.status_code, "be reached" in page.text) == (503, True)
+    assert not is_signed_in(client)
+
+
+def test_a_provider_that_is_away_is_told(client, provider, settings, caplog):
+    use(settings, "http://localhost:1")
+    page = client.post("/signin/oidc/")
+    assert (page.status_code, "Example ID can't be reached" in page.text) == (503, True)
+    assert "OpenID Connect: ConnectionError" in caplog.text
+
+
+def test_a_provider_that_goes_away_in_between_is_told(client, provider, settings):
+    url = client.post("/signin/oidc/").url
+    use(settings, "http://localhost:1")
+    assert provider.come_back(client, url, sub="x").status_code == 503
+
+
+GARBAGE = [b"", b"[]", b"null", b"7", b"{}", b'{"issuer": 7}', b"<html>", b'"text"', b"\xff\xfe", b'{"error": "x"}',
+           b'{"access_token": 7}', b'{"access_token": "x", "id_token": "x", "expires_in": "soon"}']  # fmt: skip
+
+
+@pytest.mark.parametrize("body", GARBAGE)
+@pytest.mark.parametrize("header", ["Content-Type: application/json", "X-None: 1"])
+def test_garbage_of_the_provider_is_told_when_it_is_gone_to(client, spoilt, body, header):
+    spoilt.answer(http_answer("200 OK", body, header))
+    page = client.post("/signin/oidc/")
+    assert (page.status_code, "be reached" in page.text) == (503, True)
+
+
+@pytest.mark.parametrize("body", GARBAGE)
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+def test_garbage_of_the_provider_is_told_when_it_is_come_back_from(client, running, settings, spoilt, body, pieces):
+    """After so many good answers: the configuration, the token, who it is."""
+    url = client.post("/signin/oidc/").url
+    back = requests.post(url, data={"sub": "x@example.org"}, allow_redirects=False, timeout=5).headers["Location"]
+    seen = spoilt.requests
+    good, spoilt._from_client = spoilt._from_client, None
+
+    def from_client(*both):
+        if spoilt.requests >= seen + pieces:
+            spoilt.answer(http_answer("200 OK", body, "Content-Type: application/json"))
+        return good(*both)
+
+    spoilt._from_client = from_client
+    page = client.get(back)
+    assert (page.status_code, "be reached" in page.text) == (503, True)
+    assert not is_signed_in(client)
+
+
+def test_a_mail_server_that_is_away_when_an_address_is_to_be_proven_is_told(client, provider, mailbox):
+    mailbox.stop()
+    provider.knows("fourteenth", email="alice@example.org")
+    page = provider.sign_in(client, "fourteenth")
+    assert (page.status_code, "could not be sent" in page.text) == (503, True)
+
+
+def test_codes_are_limited_for_who_comes_from_the_provider_too(provider, mailbox):
+    provider.knows("fifteenth", email="alice@example.org")
+    codes = [provider.sign_in(Client(), "fifteenth").status_code for _ in range(4)]
+    assert codes == [302, 302, 302, 429]
+
+
+def test_only_a_button_starts_it_and_only_where_it_is_configured(client, provider, settings):
+    assert client.get("/signin/oidc/?next=/tokens/").url == "/signin/?next=%2Ftokens%2F"
+    assert "Sign in with Example ID" in client.get("/signin/").text
+    assert Client(enforce_csrf_checks=True).post("/signin/oidc/").status_code == 403
+    start = client.post("/signin/oidc/?process=connect&scope=everything&auth_params=prompt%3Dnone")
+    query = parse_qs(urlsplit(start.url).query)
+    assert set(query["scope"][0].split()) == {"openid", "profile", "email"}
+    assert ("prompt" in query, query["code_challenge_method"]) == (False, ["S256"])
+    settings.OIDC_ISSUER = ""
+    assert "Example ID" not in client.get("/signin/").text
+    assert client.post("/signin/oidc/").status_code == 404
+    assert client.get("/signin/oidc/callback/").status_code == 404
+
+
+# In a browser
+
+
+def test_a_person_signs_in_with_the_provider(page, live_server, provider, other_hosts):
+    other_hosts.add(urlsplit(provider.url).netloc)
+    provider.knows("browser", **ALICE)
+    page.goto("/tokens/")
+    page.get_by_role("button", name="Sign in with Example ID").click()
+    page.get_by_placeholder("sub").fill("browser")
+    page.get_by_role("button", name="Authorize").click()
+    page.wait_for_url(f"{live_server.url}/tokens/")
+    assert Owner.objects.get().email == "alice@example.org"
+
+
+def test_a_person_whose_address_is_not_verified_proves_it(page, live_server, provider, other_hosts, mailbox):
+    other_hosts.add(urlsplit(provider.url).netloc)
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    provider.knows("unproven", email=owner.email)
+    page.goto("/signin/")
+    page.get_by_role("button", name="Sign in with Example ID").click()
+    page.get_by_placeholder("sub").fill("unproven")
+    page.get_by_role("button", name="Authorize").click()
+    page.wait_for_url(f"{live_server.url}/signin/code/")
+    page.get_by_label("Code").fill(code_for(mailbox, owner.email))
+    page.get_by_role("button", name="Sign in", exact=True).click()
+    page.wait_for_url(f"{live_server.url}/queues/")
+    owner.refresh_from_db()
+    assert owner.last_login is not None
+
+
+def test_a_person_cancels(page, provider, other_hosts):
+    other_hosts.add(urlsplit(provider.url).netloc)
+    page.goto("/signin/")
+    page.get_by_role("button", name="Sign in with Example ID").click()
+    page.get_by_role("button", name="Deny").click()
+    page.get_by_role("heading", name="Signing in was cancelled").wait_for()
+    page.get_by_role("link", name="Back to signing in").click()
+    page.get_by_label("E-mail address").wait_for()

@@ -1,0 +1,617 @@
+"""Signing in by a code and by a link, signing out, and who gets in by no way."""
+
+import logging
+import re
+import threading
+from datetime import timedelta
+from io import StringIO
+from urllib.parse import urlsplit
+
+import pytest
+import time_machine
+from allauth.account.models import EmailAddress
+from axe_playwright_python.sync_playwright import Axe
+from django.contrib.sessions.models import Session
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test import Client
+from django.utils import timezone
+from django.utils.html import escape
+
+from accounts.models import Owner, PulseUser, SignInLink
+from accounts.signin import make_link, prune_visitors
+from accounts.tasks import prune_visitors as prune_visitors_task
+from tests.chromium import sign_in, watched
+
+CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def no_attempts_yet(db):
+    cache.clear()
+
+
+@pytest.fixture
+def at_once(transactional_db):
+    """Give what runs a function in so many threads at the same time, and returns what they returned."""
+
+    def run(function, times):
+        results = []
+        barrier = threading.Barrier(times)
+
+        def one():
+            barrier.wait(10)
+            try:
+                results.append(function())
+            finally:
+                connections.close_all()
+
+        threads = [threading.Thread(target=one) for _ in range(times)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(results) == times
+        return results
+
+    cache.clear()
+    return run
+
+
+def ask(client, address, **more):
+    return client.post("/signin/", {"email": address}, **more)
+
+
+def code_for(mailbox, address):
+    return CODE.search(mailbox.to(address)[-1].text).group()
+
+
+def enter(client, code, path="/signin/code/", **more):
+    return client.post(path, {"code": code}, **more)
+
+
+def is_signed_in(client):
+    return "_auth_user_id" in client.session
+
+
+def test_the_first_sign_in_makes_the_owner_with_one_code(client, mailbox):
+    assert ask(client, " Alice@Example.ORG ").url == "/signin/code/"
+    owner = Owner.objects.get()
+    assert (owner.email, owner.vouched, owner.has_usable_password()) == ("alice@example.org", False, False)
+    address = EmailAddress.objects.get()
+    assert (address.user, address.email, address.primary, address.verified) == (owner, owner.email, True, False)
+    page = client.get("/signin/code/")
+    assert "alice@example.org" in page.text
+    answer = enter(client, code_for(mailbox, "alice@example.org"))
+    assert (answer.status_code, answer.url) == (302, "/queues/")
+    assert is_signed_in(client)
+    assert EmailAddress.objects.get().verified
+    assert len(mailbox.mails) == 1
+
+
+def test_the_mail_says_what_it_is_for_and_what_to_do_if_one_did_not_ask(client, mailbox):
+    ask(client, "alice@example.org")
+    (mail,) = mailbox.mails
+    assert mail.subject == "[Guardian] Your sign-in code"
+    assert mail.html == ""
+    assert CODE.search(mail.text)
+    for words in ("signs you in to Guardian at testserver", "10 minutes", "You didn't ask for it?"):
+        assert words in mail.text
+    assert "&#" not in mail.text
+
+
+@pytest.mark.parametrize("change", [str.lower, lambda code: code.replace("-", ""), lambda code: f" {code} "])
+def test_a_code_is_taken_however_it_is_typed(client, mailbox, change):
+    ask(client, "alice@example.org")
+    enter(client, change(code_for(mailbox, "alice@example.org")))
+    assert is_signed_in(client)
+
+
+def test_an_owner_who_has_no_row_of_the_address_needs_one_code_too_and_goes_where_they_wanted(client, mailbox):
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    answer = client.post("/signin/?next=/tokens/", {"email": owner.email})
+    assert answer.url == "/signin/code/?next=%2Ftokens%2F"
+    before = client.cookies["sessionid"].value
+    assert enter(client, code_for(mailbox, owner.email), answer.url).url == "/tokens/"
+    assert client.cookies["sessionid"].value != before
+    assert (Owner.objects.count(), EmailAddress.objects.get().verified) == (1, True)
+    assert len(mailbox.mails) == 1
+
+
+@pytest.mark.parametrize("elsewhere", ["https://example.com/", "//example.com/", "javascript:alert(1)", "/\n/x", "\\x"])
+def test_nobody_is_sent_elsewhere(client, mailbox, elsewhere):
+    answer = client.post("/signin/", {"email": "alice@example.org", "next": elsewhere})
+    assert urlsplit(answer.url).netloc == ""
+    answer = client.post("/signin/code/", {"code": code_for(mailbox, "alice@example.org"), "next": elsewhere})
+    assert answer.status_code == 302
+    assert "example.com" not in answer.url
+    assert not answer.url.startswith(("javascript", "//", "\\"))
+
+
+def test_the_answer_is_the_same_for_a_known_an_unknown_and_an_inactive_address(mailbox):
+    Owner.objects.create_user("known@example.org")
+    Owner.objects.create_user("closed@example.org", is_active=False)
+    pages = []
+    for name in ("known", "unknown", "closed"):
+        client = Client()
+        answer = ask(client, f"{name}@example.org")
+        page = client.get(answer.url)
+        token = page.context["csrf_token"]
+        pages.append((answer.status_code, answer.url, page.text.replace(str(token), "").replace(f"{name}@", "x@")))
+        assert len(mailbox.to(f"{name}@example.org")) == 1
+    assert pages[0] == pages[1] == pages[2]
+
+
+def test_who_is_inactive_gets_a_mail_without_a_code_and_never_in(client, mailbox):
+    owner = Owner.objects.create_user("closed@example.org", is_active=False)
+    ask(client, owner.email)
+    (mail,) = mailbox.mails
+    assert mail.subject == "[Guardian] Your account is closed"
+    assert not CODE.search(mail.text)
+    for code in ("", "BCDF-GHJK", "none"):
+        enter(client, code)
+    assert not is_signed_in(client)
+
+
+def test_who_becomes_inactive_between_asking_and_entering_does_not_get_in(client, mailbox):
+    ask(client, "alice@example.org")
+    Owner.objects.update(is_active=False)
+    answer = enter(client, code_for(mailbox, "alice@example.org"))
+    assert (answer.status_code, "closed" in answer.text) == (403, True)
+    assert not is_signed_in(client)
+
+
+def test_an_owner_who_is_removed_between_asking_and_entering_is_asked_to_begin_again(client, mailbox):
+    ask(client, "alice@example.org")
+    code = code_for(mailbox, "alice@example.org")
+    Owner.objects.all().delete()
+    answer = enter(client, code, follow=True)
+    assert "Ask for a new one" in answer.text
+    assert not is_signed_in(client)
+
+
+def test_a_session_ends_at_once_when_its_owner_is_made_inactive(client, mailbox):
+    ask(client, "alice@example.org")
+    enter(client, code_for(mailbox, "alice@example.org"))
+    assert client.get("/signout/").status_code == 200
+    Owner.objects.update(is_active=False)
+    assert client.get("/signout/").status_code == 302
+    # Somebody else may sign in in the same browser.
+    ask(client, "bob@example.org")
+    enter(client, code_for(mailbox, "bob@example.org"))
+    assert client.get("/signout/").context["user"].email == "bob@example.org"
+
+
+def test_a_wrong_code_is_told_and_the_third_ends_it(client, mailbox):
+    ask(client, "alice@example.org")
+    for _ in range(2):
+        page = enter(client, "BBBB-BBBB")
+        assert (page.status_code, "the code that was sent last" in page.text) == (200, True)
+    page = enter(client, "BBBB-BBBB", follow=True)
+    assert page.redirect_chain == [("/signin/", 302)]
+    assert "no longer works. Ask for a new one" in page.text
+    page = enter(client, code_for(mailbox, "alice@example.org"), follow=True)
+    assert not is_signed_in(client)
+    ask(client, "alice@example.org")
+    enter(client, code_for(mailbox, "alice@example.org"))
+    assert is_signed_in(client)
+
+
+@pytest.mark.parametrize("code", ["", "x" * 5000, "é", "\x00", "\u202eBBBB", "<script>", "' OR 1=1"])
+def test_no_code_breaks_the_page(client, mailbox, code):
+    ask(client, "alice@example.org")
+    assert enter(client, code).status_code == 200
+    assert not is_signed_in(client)
+
+
+@pytest.mark.parametrize(("minutes", "works"), [(9, True), (11, False), (40, False)])
+def test_a_code_runs_out_after_ten_minutes(client, mailbox, minutes, works):
+    with time_machine.travel(timezone.now()) as traveller:
+        ask(client, "alice@example.org")
+        traveller.shift(timedelta(minutes=minutes))
+        page = enter(client, code_for(mailbox, "alice@example.org"), follow=works is False)
+    assert is_signed_in(client) is works
+    if not works:
+        assert "for ten minutes" in page.text
+        assert page.redirect_chain == [("/signin/", 302)]
+
+
+def test_a_code_works_once_and_only_where_it_was_asked_for(client, mailbox):
+    ask(client, "alice@example.org")
+    code = code_for(mailbox, "alice@example.org")
+    page = enter(Client(), code, follow=True)
+    assert "in the browser that it was asked for in" in page.text
+    enter(client, code)
+    client.post("/signout/")
+    page = enter(client, code, follow=True)
+    assert "a code works once" in page.text
+    assert not is_signed_in(client)
+
+
+def test_a_new_code_can_be_sent_and_the_one_before_no_longer_works(client, mailbox):
+    with time_machine.travel(timezone.now()) as traveller:
+        ask(client, "alice@example.org")
+        first = code_for(mailbox, "alice@example.org")
+        traveller.shift(timedelta(minutes=9))
+        page = client.post("/signin/code/?next=/tokens/", {"action": "resend"}, follow=True)
+        assert "A new code was sent" in page.text
+        traveller.shift(timedelta(minutes=9))
+        assert enter(client, first).status_code == 200
+        answer = enter(client, code_for(mailbox, "alice@example.org"), "/signin/code/?next=/tokens/")
+    assert answer.url == "/tokens/"
+
+
+def test_another_address_can_be_used_instead(client, mailbox):
+    ask(client, "alcie@example.org")
+    assert 'href="/signin/"' in client.get("/signin/code/").text
+    assert client.get("/signin/").status_code == 200
+    ask(client, "alice@example.org")
+    enter(client, code_for(mailbox, "alice@example.org"))
+    assert Owner.objects.get(last_login__isnull=False).email == "alice@example.org"
+
+
+def test_a_mail_server_that_is_away_is_told_and_it_works_when_it_is_back(client, mailbox):
+    mailbox.stop()
+    page = ask(client, "alice@example.org")
+    assert (page.status_code, "could not be sent" in page.text) == (503, True)
+    assert 'value="alice@example.org"' in page.text
+    assert client.get("/signin/code/").status_code == 302
+    mailbox.start()
+    ask(client, "alice@example.org")
+    mailbox.refuse(True)
+    page = client.post("/signin/code/", {"action": "resend"})
+    assert (page.status_code, "The code of before still" in page.text) == (503, True)
+    enter(client, code_for(mailbox, "alice@example.org"))
+    assert is_signed_in(client)
+    assert Owner.objects.count() == 1
+
+
+def test_an_address_that_takes_no_mail_is_told_at_the_field(client, mailbox):
+    mailbox.rejected.add("nobody@example.org")
+    page = ask(client, "nobody@example.org")
+    assert page.status_code == 200
+    assert "Check it, or use another one" in str(page.context["form"].errors["email"])
+
+
+REFUSED = [
+    "", "alice", "alice@", "@example.org", "alice@example", "a b@example.org", "alice@example.org\nBcc: x@example.org",
+    "alice@exam\nple.org", "<script>alert(1)</script>@example.org", '"alice"@exa"mple.org', "alice\u200f@example.org",
+    "alice@exam\u200bple.org", "alice@example.org\u202e", "alice@\uff45xample.org", "ålice@example.org",
+    "alice@example.org\x00", f"{'a' * 255}@example.org", f"{'a' * 60}@{'b' * 60}.{'c' * 60}.{'d' * 60}.{'e' * 60}.org",
+    "é" * 127 + "@example.org", "alice@example.org, bob@example.org",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", REFUSED)
+def test_what_is_no_address_is_refused_at_the_field(client, mailbox, address):
+    page = ask(client, address)
+    assert page.status_code == 200
+    assert page.context["form"].errors["email"]
+    assert "<script>alert" not in page.text
+    assert not Owner.objects.exists()
+    assert mailbox.mails == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "known"),
+    [
+        ("ALICE@EXAMPLE.ORG", "alice@example.org"),
+        ("o'hara+x@example.org", "o'hara+x@example.org"),
+        ("alice@BÜCHER.example", "alice@bücher.example"),
+        ('"a<b>"@example.org', '"a<b>"@example.org'),
+    ],
+)
+def test_what_is_an_address_is_taken_in_its_normal_form(client, mailbox, typed, known):
+    answer = ask(client, typed)
+    assert answer.status_code == 302
+    assert Owner.objects.get().email == known
+    assert escape(known) in client.get("/signin/code/").text
+    enter(client, CODE.search(mailbox.mails[-1].text).group())
+    assert is_signed_in(client)
+
+
+def test_codes_for_one_address_are_limited_wherever_they_are_asked_for(mailbox):
+    for number in range(3):
+        assert ask(Client(REMOTE_ADDR=f"192.0.2.{number}"), "alice@example.org").status_code == 302
+    client = Client(REMOTE_ADDR="192.0.2.9")
+    page = ask(client, "Alice@example.org")
+    assert (page.status_code, page["Retry-After"]) == (429, "60")
+    assert "Wait a minute and try again" in page.text
+    assert len(mailbox.mails) == 3
+    assert ask(client, "bob@example.org").status_code == 302
+    with time_machine.travel(timezone.now() + timedelta(seconds=61)):
+        assert ask(client, "alice@example.org").status_code == 302
+
+
+def test_a_new_code_counts_like_the_first(client, mailbox):
+    ask(client, "alice@example.org")
+    answers = [client.post("/signin/code/", {"action": "resend"}).status_code for _ in range(3)]
+    assert answers == [302, 302, 429]
+
+
+def test_codes_are_limited_from_one_place_behind_a_proxy_too(mailbox, settings):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
+    forged = iter(range(100))
+
+    def asked(place):
+        forwarded = f"203.0.113.{next(forged)}, {place}"
+        return ask(Client(HTTP_X_FORWARDED_FOR=forwarded), f"a{next(forged)}@example.org").status_code
+
+    assert [asked("192.0.2.1") for _ in range(21)] == [302] * 20 + [429]
+    assert asked("192.0.2.2") == 302
+
+
+def test_a_server_that_knows_no_client_address_lets_people_in(client, mailbox):
+    assert ask(Client(REMOTE_ADDR=""), "alice@example.org").status_code == 302
+
+
+def test_two_who_ask_at_once_for_a_new_address_make_one_owner(at_once, mailbox, settings):
+    settings.ACCOUNT_RATE_LIMITS = {"request_login_code": None}
+    clients = iter([Client() for _ in range(6)])
+    lock = threading.Lock()
+
+    def one():
+        with lock:
+            client = next(clients)
+        return ask(client, "alice@example.org").status_code
+
+    assert at_once(one, 6) == [302] * 6
+    assert Owner.objects.count() == EmailAddress.objects.count() == 1
+    assert len(mailbox.mails) == 6
+
+
+def test_the_address_of_before_signs_nobody_in_after_an_operator_changed_it(client, mailbox):
+    owner = Owner.objects.create_user("before@example.org")
+    make_link(owner)
+    Owner.objects.update(email="after@example.org")
+    ask(client, "before@example.org")
+    enter(client, code_for(mailbox, "before@example.org"))
+    assert Owner.objects.get(email="before@example.org").pk != owner.pk
+    assert client.get("/signout/").context["user"].pk != owner.pk
+    other = Client()
+    ask(other, "after@example.org")
+    enter(other, code_for(mailbox, "after@example.org"))
+    assert other.get("/signout/").context["user"].pk == owner.pk
+    assert sorted(EmailAddress.objects.values_list("email", "verified")) == [
+        ("after@example.org", True),
+        ("before@example.org", True),
+    ]
+
+
+def test_an_address_of_a_vouched_domain_is_vouched_for_once_it_is_proven(client, mailbox, settings):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    ask(client, "alice@example.org")
+    assert not Owner.objects.get().vouched
+    enter(client, code_for(mailbox, "alice@example.org"))
+    assert Owner.objects.get().vouched
+
+
+def test_who_is_signed_in_is_not_asked_again(client):
+    client.force_login(Owner.objects.create_user("alice@example.org"))
+    assert client.get("/signin/").url == "/queues/"
+    assert client.get("/signin/?next=/tokens/").url == "/tokens/"
+    assert client.get("/signin/code/").url == "/queues/"
+
+
+def test_forms_need_their_token():
+    client = Client(enforce_csrf_checks=True)
+    for path in ("/signin/", "/signin/code/", "/signout/"):
+        assert client.post(path, {"email": "alice@example.org"}).status_code == 403
+    assert not Owner.objects.exists()
+
+
+# Links
+
+
+def path_of(link):
+    return urlsplit(link).path
+
+
+def test_the_command_prints_a_link_that_signs_in_once(client, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    call_command("create_owner", "alice@example.org", stdout=StringIO())
+    out = StringIO()
+    call_command("login_link", "ALICE@example.org", stdout=out)
+    link = out.getvalue().strip()
+    assert re.fullmatch(r"https://guardian\.example\.org/signin/link/[\w-]{43}/", link)
+    assert link.split("/")[-2] not in str(SignInLink.objects.values())
+    answer = client.get(path_of(link))
+    assert (answer.status_code, answer.url) == (302, "/queues/")
+    assert is_signed_in(client)
+    other = Client()
+    page = other.get(path_of(link))
+    assert (page.status_code, 'href="/signin/"' in page.text) == (410, True)
+    assert not is_signed_in(other)
+
+
+def test_the_commands_make_a_proven_address(db):
+    call_command("create_owner", "alice@example.org", stdout=StringIO())
+    assert EmailAddress.objects.get(user__email="alice@example.org").verified
+    Owner.objects.create_user("bob@example.org")
+    call_command("login_link", "bob@example.org", stdout=StringIO())
+    assert EmailAddress.objects.get(user__email="bob@example.org").verified
+
+
+@pytest.mark.parametrize("address", ["nobody@example.org", "closed@example.org", "", "x"])
+def test_the_command_says_what_to_do_where_there_is_no_such_owner(address):
+    Owner.objects.create_user("closed@example.org", is_active=False)
+    with pytest.raises(CommandError, match=r"closed, so" if "closed" in address else r"manage.py create_owner"):
+        call_command("login_link", address)
+
+
+def test_a_link_runs_out_after_ten_minutes(client):
+    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    with time_machine.travel(timezone.now() + timedelta(minutes=10, seconds=1)):
+        assert client.get(path).status_code == 410
+    assert not is_signed_in(client)
+
+
+@pytest.mark.parametrize("token", ["x", "é", "a" * 5000, "%00", "<b>", "%2e%2e"])
+def test_a_made_up_link_signs_nobody_in(client, token):
+    page = client.get(f"/signin/link/{token}/")
+    assert page.status_code == 410
+    assert not is_signed_in(client)
+
+
+def test_of_those_who_open_a_link_at_once_one_gets_in(at_once):
+    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    assert sorted(at_once(lambda: Client().get(path).status_code, 6)) == [302] + [410] * 5
+
+
+def test_looking_at_a_link_does_not_use_it_up_and_logs_nothing(client, caplog):
+    caplog.set_level(logging.DEBUG)
+    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    token = path.split("/")[-2]
+    strict = Client(enforce_csrf_checks=True)
+    for method in ("head", "options", "post", "put", "delete"):
+        assert getattr(strict, method)(path).url == "/signin/"
+    assert strict.get(path.rstrip("/")).status_code == 301
+    assert client.get(path).url == "/queues/"
+    told = [record.getMessage() for record in caplog.records if record.name != "django.db.backends"]
+    assert not any(token in line for line in told)
+
+
+def test_a_link_of_an_inactive_owner_signs_nobody_in(client):
+    owner = Owner.objects.create_user("alice@example.org")
+    path = path_of(make_link(owner))
+    Owner.objects.update(is_active=False)
+    assert client.get(path).status_code == 403
+    assert not is_signed_in(client)
+
+
+def test_a_link_takes_over_from_whoever_was_signed_in(client):
+    client.force_login(Owner.objects.create_user("bob@example.org"))
+    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    client.get(path)
+    assert client.get("/signout/").context["user"].email == "alice@example.org"
+    page = client.get(path)
+    assert (page.status_code, 'href="/queues/"' in page.text) == (410, True)
+
+
+# Signing out, and the administration
+
+
+def test_signing_out_ends_the_session(client):
+    client.force_login(Owner.objects.create_user("alice@example.org"))
+    key = client.session.session_key
+    page = client.get("/signout/")
+    assert (page.status_code, "alice@example.org" in page.text) == (200, True)
+    assert is_signed_in(client)
+    answer = client.post("/signout/", follow=True)
+    assert "You are signed out." in answer.text
+    assert not Session.objects.filter(session_key=key).exists()
+    assert client.get("/signout/").url == "/"
+
+
+def test_the_administration_leads_to_signing_in_and_back(client, mailbox):
+    Owner.objects.create_superuser("ops@example.org")
+    page = client.get("/admin/queues/queue/", follow=True)
+    assert page.redirect_chain[-1][0] == "/signin/?next=%2Fadmin%2Fqueues%2Fqueue%2F"
+    assert client.post("/admin/login/", {"username": "x", "password": "y"}).url == "/signin/?next=%2Fadmin%2F"
+    answer = client.post(page.redirect_chain[-1][0], {"email": "ops@example.org"})
+    assert enter(client, code_for(mailbox, "ops@example.org"), answer.url).url == "/admin/queues/queue/"
+    assert client.get("/admin/queues/queue/").status_code == 200
+    assert client.get("/admin/login/").url == "/admin/"
+
+
+def test_the_administration_is_refused_to_who_is_no_operator(client):
+    client.force_login(Owner.objects.create_user("alice@example.org", vouched=True))
+    page = client.get("/admin/", follow=True)
+    assert (page.status_code, "This is for operators" in page.text) == (403, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["signup", "password/reset", "email", "3rdparty", "inactive", "reauthenticate", "login"]
+)
+def test_no_other_page_of_signing_in_is_there(client, name):
+    assert client.get(f"/signin/{name}/").status_code == 404
+    assert client.get(f"/accounts/{name}/").status_code == 404
+
+
+# Who never proved anything
+
+
+def test_visitors_who_never_proved_their_address_go_after_a_day(client, mailbox):
+    ask(client, "visitor@example.org")
+    ask(client, "proven@example.org")
+    enter(client, code_for(mailbox, "proven@example.org"))
+    kept = {"proven@example.org", "link@example.org", "vouched@example.org", "account@example.org", "ops@example.org",
+            "closed@example.org", "late@example.org"}  # fmt: skip
+    make_link(Owner.objects.create_user("link@example.org"))
+    Owner.objects.create_user("vouched@example.org", vouched=True)
+    PulseUser.objects.create(username="a").owners.add(Owner.objects.create_user("account@example.org"))
+    Owner.objects.create_superuser("ops@example.org")
+    Owner.objects.create_user("closed@example.org", is_active=False)
+    Owner.objects.create_user("late@example.org", date_joined=timezone.now() + timedelta(hours=3))
+    assert prune_visitors() == 0
+    with time_machine.travel(timezone.now() + timedelta(hours=25)):
+        prune_visitors_task()
+    assert set(Owner.objects.values_list("email", flat=True)) == kept
+    assert not SignInLink.objects.exists()
+    assert Session.objects.exists()
+    with time_machine.travel(timezone.now() + timedelta(days=15)):
+        prune_visitors()
+    assert not Session.objects.exists()
+
+
+def test_pruning_asks_for_nothing_more_when_there_are_more(db, django_assert_max_num_queries):
+    for number in range(60):
+        Owner.objects.create_user(f"v{number}@example.org", date_joined=timezone.now() - timedelta(days=2))
+    with django_assert_max_num_queries(30):
+        assert prune_visitors() == 60
+
+
+# In a browser
+
+
+def test_a_person_signs_in_by_a_code_with_the_keyboard_and_out_again(page, mailbox):
+    page.goto("/signin/")
+    assert Axe().run(page).violations_count == 0
+    page.keyboard.type("alice@example.org")  # the field has the focus
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/signin/code/")
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("the code that was sent last").wait_for()
+    assert Axe().run(page).violations_count == 0
+    page.get_by_label("Code").fill(code_for(mailbox, "alice@example.org"))
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/queues/")
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_text("You are signed out.").wait_for()
+    owner = Owner.objects.get()
+    assert owner.last_login is not None
+
+
+def test_a_link_signs_in_and_each_page_of_signing_in_keeps_the_policy(live_server, page):
+    sign_in(page, Owner.objects.create_user("alice@example.org"))
+    assert page.url == f"{live_server.url}/queues/"
+    for path, words in (
+        ("/signout/", "Sign out?"),
+        ("/signin/link/used/", "This link no longer works"),
+        ("/admin/", "This is for operators"),
+    ):
+        page.goto(path)
+        assert page.get_by_role("heading", level=1).inner_text() == words
+        assert Axe().run(page).violations_count == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("document.body.setAttribute('style', 'color: red')", "violated: style-src"),
+        ("document.body.append(Object.assign(new Image(), {src: 'https://other.example/x.png'}))", "violated: img-src"),
+        ("setTimeout(() => { throw new Error('broken') })", "script: broken"),
+        ("document.body.append(Object.assign(new Image(), {src: '/missing.png'}))", "404: "),
+    ],
+)
+def test_a_page_that_does_what_it_should_not_fails_its_test(browser, live_server, script, told):
+    def look():
+        with watched(browser, live_server.url, set()) as page:
+            page.goto("/signin/")
+            page.evaluate(script)
+            page.wait_for_timeout(300)
+
+    with pytest.raises(AssertionError, match=told):
+        look()
