@@ -1,92 +1,224 @@
-"""RabbitMQ accounts: making and removing them, on the broker and here together.
+"""RabbitMQ accounts: making, changing and adopting them, on the broker and here together.
 
 The row comes first, not ready yet, so that no account made here is ever without one; it is ready when the broker has
 the account. What a crash leaves in between is not ready: the same owner making it again finishes it.
 """
 
 import contextlib
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.contrib.auth.password_validation import validate_password
+from django.core.cache import cache
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import IntegrityError, models, transaction
 
-from accounts.models import Owner, PulseUser
+from accounts import addresses, vouching
+from accounts.models import (
+    Owner,
+    PulseUser,
+    check_thresholds,
+    has_control_characters,
+    normal_address,
+)
 from rabbit import connections, names, permissions
-from rabbit.management import BrokerError, Management, NotThere
+from rabbit.management import BrokerAway, BrokerError, Connection, Management, NotThere
+from rabbit.permissions import Permissions
+
+logger = logging.getLogger(__name__)
+
+MOST_OWNERS = 100
+
+LONGEST_PASSWORD = 255
+
+MAKING_SECONDS = 60
+"""How long a making that was killed keeps others from finishing it."""
+
+MOST_MESSAGES = 2**31 - 1
 
 
 class NameTaken(ValueError):
     """The name belongs to an account already, here or on the broker."""
 
 
-def make_pulse_user(username: str, owners: Sequence[Owner], password: str | None = None) -> tuple[PulseUser, str]:
-    """Make a RabbitMQ account that may use its own names, and return its row and its password.
+class NameReserved(ValueError):
+    """The name is kept for an account that is not made here."""
 
-    Without a password one is generated. It is on the broker alone afterwards, so this is the time to show it.
+
+class LastOwner(ValueError):
+    """An account would be without an owner."""
+
+
+class NotAnOwner(ValueError):
+    """Somebody who doesn't own the account can't leave it."""
+
+
+class CannotAdopt(ValueError):
+    """This account is not to be given to anybody. The text says why."""
+
+
+# Making
+
+
+def check_name(username: str) -> None:
+    """Make sure that an account can be made with this name, as far as is known here. The broker isn't asked.
+
+    A name whose making was broken off is left to :func:`make_pulse_user`, which knows whose it was.
 
     Raises:
         rabbit.names.BadName: the name can't be used; the text says why.
-        NameTaken: somebody has it.
-        BrokerError: the broker is away or refused; nothing was made.
+        NameReserved: it is kept for others.
+        NameTaken: an account here has it.
     """
     names.check_user_name(username)
+    if username.casefold() in {name.casefold() for name in (*settings.GUARDIAN_RESERVED_USERS, *own_accounts())}:
+        raise NameReserved(f"'{username}' is reserved; choose another name.")
+    row = PulseUser.objects.filter(username=username).first()
+    if row is None:
+        return
+    if row.removing_since is not None:
+        raise NameTaken(f"'{username}' is just being removed; wait until it is gone, or choose another name.")
+    if row.ready:
+        raise NameTaken(f"'{username}' is taken; choose another name.")
+
+
+def check_password(password: str, username: str) -> None:
+    """Make sure that this can be the password of the account with this name.
+
+    Raises:
+        ValidationError: it can't; of the field ``password``.
+    """
+    try:
+        # Logging in sends name and password with a NUL between them.
+        if has_control_characters(password):
+            raise ValidationError("The password has a character in it that can't be typed, such as a line break.")
+        if len(password) > LONGEST_PASSWORD:
+            raise ValidationError(f"The password is too long; {LONGEST_PASSWORD} characters are allowed.")
+        validate_password(password, PulseUser(username=username))  # type: ignore[arg-type]  # it has a username
+    except ValidationError as error:
+        raise ValidationError({"password": error.messages}) from None
+
+
+def make_pulse_user(
+    username: str,
+    owners: Sequence[Owner],
+    password: str | None = None,
+    notification_emails: Sequence[str] = (),
+    by: Owner | None = None,
+) -> tuple[PulseUser, str]:
+    """Make a RabbitMQ account that may use its own names, and return its row and its password.
+
+    Without a password one is generated. It is on the broker alone afterwards, so this is the time to show it. ``by`` is
+    who adds the further addresses; None: the first owner.
+
+    Raises:
+        rabbit.names.BadName: the name can't be used; the text says why.
+        NameReserved: it is kept for others.
+        NameTaken: somebody has it, or it is being made or removed right now.
+        NotVouched: an owner may not use the broker.
+        LastOwner: there is no owner.
+        ValidationError: the password or an address can't be used; of the field ``password`` or ``notification_emails``.
+        BrokerError: the broker is away or refused. Nothing was made; where that could not be made sure of, the row is
+            not ready, and making it again finishes it.
+    """
+    check_name(username)
+    if not owners:
+        raise LastOwner("An account has one owner at least.")
+    for owner in owners:
+        vouching.require_vouched(owner)
+    wanted = addresses.usable_addresses(notification_emails, owners)
+    if password is not None:
+        check_password(password, username)
+    with _alone(username):
+        return _make(username, owners, password or secrets.token_urlsafe(24), wanted, by or owners[0])
+
+
+def _make(
+    username: str, owners: Sequence[Owner], password: str, notification_emails: list[str], by: Owner
+) -> tuple[PulseUser, str]:
     management = connections.management()
     unfinished = PulseUser.objects.filter(username=username, ready=False, owners__in=owners).first()
-    if unfinished is None and _is_on_broker(management, username):
+    if not may_be_made(management, username, begun=unfinished is not None):
         raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
     pulse_user = unfinished or _new_row(username, owners)
-    password = password if password is not None else secrets.token_urlsafe(24)
     try:
         management.put_user(username, password)
-        management.set_permissions(settings.GUARDIAN_PULSE_VHOST, username, permissions.for_pulse_user(username))
+        _grant(management, username)
     except BrokerError:
         _unmake(management, pulse_user)
         raise
-    pulse_user.ready = True
-    pulse_user.save(update_fields=["ready"])
+    if not _mark_ready(management, pulse_user, owners, notification_emails, by):
+        raise NameTaken(f"'{username}' was removed by somebody while it was being made.")
     return pulse_user, password
 
 
-def remove_pulse_user(pulse_user: PulseUser) -> None:
-    """Remove an account with its queues and exchanges from the broker, and its row after them.
-
-    The account goes first, and its connections with it, so that nothing of it comes back in the meantime.
+@contextlib.contextmanager
+def _alone(username: str) -> Iterator[None]:
+    """Keep anybody else from making this account at the same time: who of two puts the last password, nobody knows.
 
     Raises:
-        BrokerError: the broker is away or refused. The row is still there, and doing it again goes on from here.
+        NameTaken: somebody is at it.
     """
-    management = connections.management()
-    vhost, username = settings.GUARDIAN_PULSE_VHOST, pulse_user.username
-    with contextlib.suppress(NotThere):
-        management.delete_user(username)
-    for row in management.list_queues(vhost, {"disable_stats": "true", "columns": "name"}):
-        if names.user_of_queue(row["name"]) == username:
-            with contextlib.suppress(NotThere):
-                management.delete_queue(vhost, row["name"])
-    for exchange in management.exchanges(vhost):
-        if names.user_of_exchange(exchange.name) == username:
-            with contextlib.suppress(NotThere):
-                management.delete_exchange(vhost, exchange.name)
-    pulse_user.delete()
-
-
-def _is_on_broker(management: Management, username: str) -> bool:
+    key = f"making-{username}"
+    if not cache.add(key, True, MAKING_SECONDS):
+        raise NameTaken(f"'{username}' is just being made; look again in a minute, or choose another name.")
     try:
-        management.user(username)
+        yield
+    finally:
+        cache.delete(key)
+
+
+def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
+    """Return whether the broker has no such account, or only what a making that was begun here has left of it."""
+    try:
+        tags = management.user(username).tags
     except NotThere:
+        return True
+    if not begun or tags:
         return False
-    return True
+    made = {settings.GUARDIAN_PULSE_VHOST: permissions.for_pulse_user(username)}
+    return management.permissions_of(username) in ({}, made)
 
 
 def _new_row(username: str, owners: Sequence[Owner]) -> PulseUser:
     try:
         with transaction.atomic():
+            for owner in sorted(owners, key=lambda owner: owner.pk):
+                # Somebody may be withdrawing it right now, with all accounts that this owner has.
+                vouching.require_vouched(vouching.lock(owner))
             pulse_user = PulseUser.objects.create(username=username)
             pulse_user.owners.set(owners)
     except IntegrityError as error:
         raise NameTaken(f"'{username}' is taken; choose another name.") from error
     return pulse_user
+
+
+def _grant(management: Management, username: str) -> None:
+    vhost = settings.GUARDIAN_PULSE_VHOST
+    try:
+        management.set_permissions(vhost, username, permissions.for_pulse_user(username))
+    except NotThere as error:
+        raise BrokerAway(
+            f"The broker has no vhost '{vhost}', or lost the account again; operators see GUARDIAN_PULSE_VHOST: {error}"
+        ) from error
+
+
+def _mark_ready(
+    management: Management, pulse_user: PulseUser, owners: Sequence[Owner], notification_emails: list[str], by: Owner
+) -> bool:
+    with transaction.atomic():
+        if still(pulse_user).update(ready=True):
+            pulse_user.ready = True
+            pulse_user.owners.set(owners)
+            for email in notification_emails:
+                if not pulse_user.notification_addresses.filter(email=email).exists():
+                    addresses.new_address(pulse_user, email, by)
+            return True
+    _delete_user(management, pulse_user)
+    return False
 
 
 def _unmake(management: Management, pulse_user: PulseUser) -> None:
@@ -98,3 +230,247 @@ def _unmake(management: Management, pulse_user: PulseUser) -> None:
     except BrokerError:
         return
     pulse_user.delete()
+
+
+def _delete_user(management: Management, pulse_user: PulseUser) -> None:
+    """Delete an account from the broker that was put there while somebody removed it, unless it is someone's again."""
+    if not PulseUser.objects.filter(username=pulse_user.username, removing_since=None).exists():
+        with contextlib.suppress(NotThere):
+            management.delete_user(pulse_user.username)
+
+
+def still(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
+    """Return the account's row, if it isn't gone or being removed."""
+    return PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None)
+
+
+# The password
+
+
+def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close_connections: bool = False) -> str:
+    """Give the account another password and return it; without one it is generated. This is the time to show it.
+
+    Permissions, tags and live connections stay; with ``close_connections`` these are closed. An account that vanished
+    from the broker, or was not ready, is made again with the permissions of a new one.
+
+    Raises:
+        ValidationError: the password can't be used (of the field ``password``), the account is being removed, or it is
+            another's of that name, made by hand before this one was ready.
+        BrokerError: the broker is away or refused. Where it is about the connections, the password is another already:
+            the text says so, and doing it again mends it.
+    """
+    username = pulse_user.username
+    if password is not None:
+        check_password(password, username)
+    if not still(pulse_user).exists():
+        raise ValidationError(f"'{username}' is being removed, so it gets no new password.")
+    management = connections.management()
+    try:
+        tags = management.user(username).tags
+    except NotThere:
+        tags = frozenset()
+        # Not ready until it has its permissions again, whatever comes in between.
+        still(pulse_user).update(ready=False)
+    is_ready = still(pulse_user).filter(ready=True).exists()
+    if not is_ready and not may_be_made(management, username, begun=True):
+        raise ValidationError(f"'{username}' is an account on the broker that somebody made by hand. Ask an operator.")
+    password = password or secrets.token_urlsafe(24)
+    is_new = management.put_user(username, password, sorted(tags))
+    if is_new or not is_ready:
+        _grant(management, username)
+    if not still(pulse_user).update(ready=True):
+        _delete_user(management, pulse_user)
+        raise ValidationError(f"'{username}' was removed by somebody meanwhile.")
+    pulse_user.ready = True
+    if close_connections:
+        _close_connections(management, username)
+    return password
+
+
+def _close_connections(management: Management, username: str) -> None:
+    try:
+        with contextlib.suppress(NotThere):
+            management.close_connections_of(username, "The password of this account was changed.")
+    except BrokerError as error:
+        raise BrokerAway(
+            "The password was changed, but the live connections could not be closed; "
+            f"change it once more, and it is shown then: {error}"
+        ) from error
+
+
+def connections_of(pulse_user: PulseUser) -> list[Connection]:
+    """Return the account's live connections.
+
+    Raises:
+        BrokerError: the broker is away or refused.
+    """
+    return connections.management().connections_of(pulse_user.username)
+
+
+# Adopting
+
+
+def adopt_pulse_user(username: str, owners: Sequence[Owner]) -> PulseUser:
+    """Give an account that was made by hand on the broker its owners. Nothing of it changes there.
+
+    Raises:
+        rabbit.names.BadName: no queue could be its own by this name.
+        CannotAdopt: it is Guardian's own, or an administrator's.
+        NameTaken: it has owners here already.
+        NotVouched: an owner may not use the broker.
+        LastOwner: there is no owner.
+        NotThere: the broker has no such account.
+        BrokerError: the broker is away or refused.
+    """
+    names.check_user_name(username)
+    if username in own_accounts():
+        raise CannotAdopt(f"'{username}' is the account that Guardian itself works with.")
+    if not owners:
+        raise LastOwner("An account has one owner at least.")
+    if "administrator" in connections.management().user(username).tags:
+        raise CannotAdopt(f"'{username}' is an administrator of the broker, who may do everything there.")
+    pulse_user = _new_row(username, owners)
+    still(pulse_user).update(ready=True)
+    pulse_user.ready = True
+    return pulse_user
+
+
+def adoptable() -> list[str]:
+    """Return the names of the accounts on the broker that can be adopted.
+
+    Raises:
+        BrokerError: the broker is away or refused.
+    """
+    users = connections.management().users()
+    known = {*PulseUser.objects.values_list("username", flat=True), *own_accounts()}
+    return sorted(
+        user.name
+        for user in users
+        if user.name not in known and "administrator" not in user.tags and _can_be_a_name(user.name)
+    )
+
+
+def own_accounts() -> set[str]:
+    """Return the names of the accounts that Guardian itself works with."""
+    urls = [urlsplit(url) for url in (settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL) if url]
+    return {unquote(url.username or "guest") for url in urls}
+
+
+def _can_be_a_name(name: str) -> bool:
+    try:
+        names.check_user_name(name)
+    except names.BadName:
+        return False
+    return True
+
+
+# Owners
+
+
+def find_owners(emails: Iterable[str]) -> list[Owner]:
+    """Return the owners with these addresses, each once, in one query.
+
+    Raises:
+        ValidationError: some are nobody's who may use the broker; the text names them, and not whether they are known.
+    """
+    wanted = list(dict.fromkeys(normal_address(email) for email in emails))
+    if len(wanted) > MOST_OWNERS:
+        raise ValidationError(f"An account can have {MOST_OWNERS} owners, and these are {len(wanted)}.")
+    may = models.Q(vouched=True) | models.Q(is_staff=True)
+    askable = [email for email in wanted if addresses.is_address(email)]
+    found = {owner.email: owner for owner in Owner.objects.filter(may, is_active=True, email__in=askable)}
+    missing = [email for email in wanted if email not in found]
+    if missing:
+        raise ValidationError(
+            f"Nobody who may use the broker has this address: {', '.join(missing)}. "
+            "An owner has signed in here and is vouched for."
+        )
+    return [found[email] for email in wanted]
+
+
+def add_owner(pulse_user: PulseUser, owner: Owner) -> None:
+    """Make somebody an owner of the account; who is one already stays it.
+
+    Raises:
+        NotVouched: they may not use the broker.
+        PulseUser.DoesNotExist: the account is gone meanwhile.
+    """
+    vouching.require_vouched(owner)
+    with transaction.atomic():
+        PulseUser.objects.locked(pulse_user).owners.add(owner)
+
+
+def remove_owner(pulse_user: PulseUser, owner: Owner) -> None:
+    """Take an owner off the account.
+
+    Raises:
+        NotAnOwner: they aren't one.
+        LastOwner: nobody would be left.
+        PulseUser.DoesNotExist: the account is gone meanwhile.
+    """
+    with transaction.atomic():
+        locked = PulseUser.objects.locked(pulse_user)
+        owners = set(locked.owners.values_list("pk", flat=True))
+        if owner.pk not in owners:
+            raise NotAnOwner(f"{owner.email} isn't an owner of '{pulse_user.username}'.")
+        if len(owners) == 1:
+            raise LastOwner(
+                f"{owner.email} is the last owner of '{pulse_user.username}', and can't leave it. "
+                "Add another owner first, or delete the account."
+            )
+        locked.owners.remove(owner)
+
+
+def set_owners(pulse_user: PulseUser, owners: Sequence[Owner]) -> None:
+    """Make these, and nobody else, the owners of the account.
+
+    Raises:
+        LastOwner: there are none.
+        NotVouched: one who isn't an owner yet may not use the broker.
+        PulseUser.DoesNotExist: the account is gone meanwhile.
+    """
+    if not owners:
+        raise LastOwner("An account has one owner at least.")
+    with transaction.atomic():
+        locked = PulseUser.objects.locked(pulse_user)
+        present = set(locked.owners.values_list("pk", flat=True))
+        for owner in owners:
+            if owner.pk not in present:
+                vouching.require_vouched(owner)
+        locked.owners.set(owners)
+
+
+# Thresholds
+
+
+def set_thresholds(pulse_user: PulseUser, warn: int | None, most: int | None, by: Owner) -> None:
+    """Set the thresholds of the account's queues, in messages; None: as the policy says.
+
+    Raises:
+        PermissionDenied: owners set none here.
+        ValidationError: they can't be used, or the second is above what owners may set.
+        PulseUser.DoesNotExist: the account is gone meanwhile.
+    """
+    limit = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
+    if not by.is_staff and not limit:
+        raise PermissionDenied("The thresholds are set by operators here. Ask one.")
+    check_thresholds(warn, most)
+    if max(warn or 0, most or 0) > MOST_MESSAGES:
+        raise ValidationError(f"No threshold can be above {MOST_MESSAGES} messages.")
+    with transaction.atomic():
+        locked = PulseUser.objects.locked(pulse_user)
+        if not by.is_staff and most is not None and most > limit and most != locked.max_length:
+            raise ValidationError(f"The largest maximum that owners may set is {limit} messages. Ask an operator.")
+        locked.warn_length, locked.max_length = warn, most
+        locked.save(update_fields=["warn_length", "max_length"])
+    pulse_user.warn_length, pulse_user.max_length = warn, most
+
+
+def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
+    """Return what the broker lets the account do, by vhost.
+
+    Raises:
+        NotThere: the broker has no such account.
+        BrokerError: the broker is away or refused.
+    """
+    return connections.management().permissions_of(pulse_user.username)

@@ -4,6 +4,7 @@ A Pulse user NAME owns the queues ``queue/NAME/…`` and the exchanges ``exchang
 """
 
 import re
+import unicodedata
 from enum import Enum
 
 MOST_BYTES = 100
@@ -83,6 +84,22 @@ def kind_of_exchange(name: str) -> Kind:
     if not name:
         return Kind.SYSTEM
     return _kind(name, own="exchange", others="queue")
+
+
+def readable(name: str) -> str:
+    """Return a name of the broker's as it can be shown anywhere: what has no shape of its own is written as an escape.
+
+    A queue's name may hold any character, such as ones that reverse the direction of the text behind them.
+    """
+    return "".join(
+        character if unicodedata.category(character)[0] not in "CZ" or character == " " else _escape(character)
+        for character in name
+    )
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _user_in(name: str, namespace: str) -> str | None:

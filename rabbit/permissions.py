@@ -34,3 +34,37 @@ def allows(pattern: str, name: str) -> bool:
     It searches over bytes, as the broker does, and the empty pattern allows nothing.
     """
     return re.search((pattern or "^$").encode(), name.encode()) is not None
+
+
+def in_words(granted: Permissions, username: str) -> list[str]:
+    """Return what the account of this name may do with such permissions on a vhost, in sentences."""
+    usual = for_pulse_user(username)
+    return [
+        _sentence("make and delete", granted.configure, usual.configure, _its_own(username)),
+        _sentence("publish to, and bind,", granted.write, usual.write, _its_own(username)),
+        _sentence(
+            "read from, and bind its queues to,",
+            granted.read,
+            usual.read,
+            f"queues whose names start with {queue_prefix(username)}, and all exchanges whose names start with "
+            "exchange/, whoever they belong to",
+        ),
+    ]
+
+
+def _its_own(username: str) -> str:
+    return (
+        f"queues whose names start with {queue_prefix(username)}, "
+        f"and exchanges whose names start with {exchange_prefix(username)}"
+    )
+
+
+def _sentence(what: str, pattern: str, usual: str, usually: str) -> str:
+    if pattern in ("", NOTHING.read):
+        return f"It may {what} nothing."
+    if pattern in (".*", "^.*$", "^.*", ".*$", "^"):
+        return f"It may {what} every queue and exchange, whoever they belong to."
+    # By hand the dash, which means nothing special there, is mostly written without a backslash.
+    if pattern.replace(r"\-", "-") == usual.replace(r"\-", "-"):
+        return f"It may {what} {usually}."
+    return f"It may {what} whatever has the pattern {pattern} in its name, whoever it belongs to."

@@ -3,11 +3,14 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rabbit.names import exchange_prefix, queue_prefix
 from rabbit.permissions import EVERYTHING, NOTHING, Permissions, allows, for_pulse_user
+
+# How long an example takes says nothing here, and on a busy machine it may be long.
+patiently = settings(deadline=None)
 
 # Few letters, so that names are often nearly the same.
 user_names = st.from_regex(r"[ab][ab._-]{0,5}", fullmatch=True)
@@ -24,6 +27,7 @@ def test_dots_and_dashes_are_escaped():
     assert not allows(for_pulse_user("a.b").configure, "queue/axb/x")
 
 
+@patiently
 @given(user_names, anything)
 def test_its_own_names_are_allowed(user, rest):
     permissions = for_pulse_user(user)
@@ -31,6 +35,7 @@ def test_its_own_names_are_allowed(user, rest):
     assert all(allows(pattern, exchange_prefix(user) + rest) for pattern in permissions)
 
 
+@patiently
 @given(user_names, user_names, anything)
 def test_other_users_names_are_not_allowed_but_their_exchanges_can_be_read(user, other, rest):
     assume(user != other)
@@ -41,12 +46,14 @@ def test_other_users_names_are_not_allowed_but_their_exchanges_can_be_read(user,
     assert allows(permissions.read, exchange_prefix(other) + rest)
 
 
+@patiently
 @given(user_names, anything)
 def test_names_outside_the_pattern_are_not_allowed(user, name):
     assume(not name.startswith("exchange/"))
     assert not any(allows(pattern, name) for pattern in for_pulse_user(user))
 
 
+@patiently
 @given(anything)
 def test_nothing_allows_no_name_and_everything_all(name):
     assert allows(NOTHING.read, name) is (name in ("", "\n"))  # to a regex a newline at the end is no character
@@ -126,3 +133,25 @@ def test_the_broker_lets_a_pulse_user_do_everything_to_its_own_and_nothing_to_an
 def publish_confirmed(channel, exchange: str) -> None:
     channel.confirm_delivery()
     channel.basic_publish(exchange, "key", b"body")
+
+
+def test_a_pulse_user_cannot_enter_another_vhost(open_as, broker, management, vhost):
+    name = f"alice-{vhost[-8:]}"
+    open_as(name)
+    password = secrets.token_urlsafe()
+    management.put_user(name, password)
+    address = broker.amqp_url.rpartition("@")[2]
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        pika.BlockingConnection(pika.URLParameters(f"amqp://{name}:{password}@{address}/%2F"))
+
+
+def test_a_pulse_user_gets_what_is_published_to_anothers_exchange_once_bound(open_as, vhost):
+    name, other = f"alice-{vhost[-8:]}", f"bob-{vhost[-8:]}"
+    mine, theirs = open_as(name).channel(), open_as(other).channel()
+    theirs.exchange_declare(f"exchange/{other}/events", "topic")
+    mine.queue_declare(f"queue/{name}/events")
+    mine.queue_bind(f"queue/{name}/events", f"exchange/{other}/events", "build.#")
+    theirs.confirm_delivery()
+    theirs.basic_publish(f"exchange/{other}/events", "build.done", b"done")
+    theirs.basic_publish(f"exchange/{other}/events", "test.done", b"not for me")
+    assert [mine.basic_get(f"queue/{name}/events", auto_ack=True)[2] for _ in range(2)] == [b"done", None]

@@ -1,20 +1,82 @@
-"""RabbitMQ accounts: made and removed on the broker and here together, or not at all."""
+"""RabbitMQ accounts: made, changed, adopted and removed on the broker and here together, or not at all."""
 
+import logging
+import threading
+import time
 import uuid
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from io import StringIO
+from urllib.parse import quote
 
 import pika
 import pytest
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.management import call_command
+from django.core.signing import BadSignature, SignatureExpired
+from django.db import connection
+from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
-from accounts.pulse_users import NameTaken, make_pulse_user, remove_pulse_user
-from rabbit.management import BrokerError, Management, NotThere
+from accounts import signals
+from accounts.addresses import (
+    add_address,
+    address_of_token,
+    confirm_address,
+    confirmation_token,
+    remove_address,
+    send_again,
+    set_addresses,
+)
+from accounts.models import NotificationAddress, Owner, PulseUser
+from accounts.pulse_users import (
+    CannotAdopt,
+    LastOwner,
+    NameReserved,
+    NameTaken,
+    NotAnOwner,
+    add_owner,
+    adopt_pulse_user,
+    adoptable,
+    check_name,
+    connections_of,
+    find_owners,
+    make_pulse_user,
+    permissions_of,
+    remove_owner,
+    rotate_password,
+    set_owners,
+    set_thresholds,
+)
+from accounts.removal import Goes, finish_removals, remove_pulse_user, what_goes
+from accounts.tasks import finish_removals as removals_task
+from accounts.vouching import NotVouched
+from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.names import BadName
+from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user, in_words
 from tests.conftest import Amqp
+from tests.proxy import Proxy
+
+NOBODY = "http://guest:guest@127.0.0.1:1"
+
+
+class Killed(BaseException):
+    """As sudden as SIGKILL, for this process."""
 
 
 @pytest.fixture
 def alice(guarded):
     return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def bob(guarded):
+    return Owner.objects.create_user("bob@example.org", vouched=True)
+
+
+@pytest.fixture
+def ops(guarded):
+    return Owner.objects.create_superuser("ops@example.org")
 
 
 @pytest.fixture
@@ -26,36 +88,187 @@ def name(management):
         management.delete_user(name)
 
 
+@pytest.fixture
+def removed():
+    """Collect the accounts that are said to be removed, and whether a transaction was open then."""
+    said = []
+
+    def collect(sender, pulse_user, **rest):
+        said.append(
+            (pulse_user.username, connection.in_atomic_block, PulseUser.objects.filter(pk=pulse_user.pk).exists())
+        )
+
+    signals.pulse_user_removed.connect(collect)
+    yield said
+    signals.pulse_user_removed.disconnect(collect)
+
+
+@pytest.fixture
+def asked():
+    """Collect the addresses that are asked to confirm."""
+    said = []
+
+    def collect(sender, address, **rest):
+        assert connection.in_atomic_block
+        said.append(address.email)
+
+    signals.address_added.connect(collect)
+    yield said
+    signals.address_added.disconnect(collect)
+
+
 def as_user(broker, vhost, name, password):
-    return Amqp(f"amqp://{name}:{password}@{broker.amqp_url.rpartition('@')[2]}", vhost)
+    return Amqp(f"amqp://{name}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2]}", vhost)
 
 
-def test_a_made_account_can_use_its_own_names_and_no_others(alice, name, broker, guarded):
+def can_log_in(broker, vhost, name, password):
+    try:
+        as_user(broker, vhost, name, password).connection.close()
+    except pika.exceptions.AMQPConnectionError:
+        return False
+    return True
+
+
+def refused(connection, action):
+    """Tell whether the broker refuses to let this be done for lack of permissions."""
+    channel = connection.channel()
+    try:
+        action(channel)
+    except pika.exceptions.ChannelClosedByBroker as error:
+        return error.reply_code == 403
+    channel.close()
+    return False
+
+
+@contextmanager
+def at_once(*calls):
+    """Call all of these at the same time, each in its thread, and give what they answered or raised."""
+    start, answers = threading.Barrier(len(calls)), [None] * len(calls)
+
+    def run(number, call):
+        start.wait()
+        try:
+            answers[number] = call()
+        except Exception as error:
+            answers[number] = error
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield answers
+
+
+def until(question, seconds=10):
+    end = time.monotonic() + seconds
+    while not question():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+# Making
+
+
+def test_a_made_account_can_use_its_own_names_and_no_others(alice, name, broker, guarded, amqp):
     pulse_user, password = make_pulse_user(name, [alice])
     assert (pulse_user.ready, list(pulse_user.owners.all())) == (True, [alice])
+    amqp.queue("queue/somebody/builds")
+    amqp.channel.exchange_declare("exchange/somebody/events", "topic")
     mine = as_user(broker, guarded, name, password)
     mine.queue(f"queue/{name}/builds")
     mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="ACCESS_REFUSED"):
-        mine.channel.queue_declare("queue/somebody/builds")
+    mine.channel.queue_bind(f"queue/{name}/builds", "exchange/somebody/events", "#")
+    mine.channel.queue_bind(f"queue/{name}/builds", f"exchange/{name}/events", "#")
+    amqp.channel.basic_publish("exchange/somebody/events", "key", b"theirs")
+    mine.channel.basic_publish(f"exchange/{name}/events", "key", b"mine")
+    bodies = {mine.channel.basic_get(f"queue/{name}/builds", auto_ack=True)[2] for _ in range(2)}
+    assert bodies == {b"theirs", b"mine"}
+    for action in (
+        lambda channel: channel.queue_declare("queue/somebody/more"),
+        lambda channel: channel.basic_get("queue/somebody/builds"),
+        lambda channel: channel.queue_delete("queue/somebody/builds"),
+        lambda channel: channel.queue_bind("queue/somebody/builds", f"exchange/{name}/events", "#"),
+        lambda channel: channel.exchange_delete("exchange/somebody/events"),
+        lambda channel: channel.queue_declare(f"queue/{name}2/builds"),
+        lambda channel: channel.queue_declare("anything"),
+    ):
+        assert refused(mine.connection, action)
 
 
-def test_the_password_is_nowhere_in_the_database(alice, name):
-    from django.core.management import call_command
-
-    _, password = make_pulse_user(name, [alice])
-    from io import StringIO
-
+def test_the_password_is_nowhere_in_the_database_or_the_log(alice, name, caplog):
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="httpx")
+    pulse_user, generated = make_pulse_user(name, [alice])
+    rotated = rotate_password(pulse_user)
+    rotate_password(pulse_user, "a password of my own 7")
     dump = StringIO()
     call_command("dumpdata", stdout=dump)
     assert name in dump.getvalue()
-    assert password not in dump.getvalue()
+    assert name in caplog.text  # that is, what is asked of the broker is in there
+    for text in (dump.getvalue(), caplog.text):
+        for password in (generated, rotated, "a password of my own 7"):
+            assert password not in text
+    assert len({generated, rotated}) == 2
+
+
+@pytest.mark.parametrize("password", ["correct horse battery", "päßwörter: ✓/@%&?#"])
+def test_a_password_of_ones_own_is_taken_as_it_is(alice, name, broker, guarded, password):
+    assert make_pulse_user(name, [alice], password)[1] == password
+    assert can_log_in(broker, guarded, name, password)
+    assert not can_log_in(broker, guarded, name, password + " ")
+
+
+@pytest.mark.parametrize(
+    ("password", "said"),
+    [
+        ("", "too short"),
+        ("sh0rt", "too short"),
+        ("password123", "too common"),
+        ("8317409283", "entirely numeric"),
+        ("NAME", "too similar to the username"),
+        ("guest\0and another", "can't be typed"),
+        ("correct horse\nbattery", "can't be typed"),
+        ("half \ud800 a character", "can't be typed"),
+        ("x1" * 200, "too long"),
+    ],
+)
+def test_a_bad_password_is_refused_and_nothing_is_made(alice, name, management, password, said):
+    password = password.replace("NAME", name)
+    with pytest.raises(ValidationError, match=said) as error:
+        make_pulse_user(name, [alice], password)
+    assert list(error.value.message_dict) == ["password"]
+    assert not password or password not in str(error.value)
+    assert not PulseUser.objects.exists()
+    assert name not in {user.name for user in management.users()}
 
 
 @pytest.mark.parametrize("bad", ["", "1alice", "al ice", "alice\n", "a" * 101, "älice", "alice/builds"])
 def test_a_bad_name_is_refused_and_nothing_is_made(alice, bad):
     with pytest.raises(BadName):
         make_pulse_user(bad, [alice])
+    assert not PulseUser.objects.exists()
+
+
+@pytest.mark.parametrize("reserved", ["Guardian", "Admin", "ROOT", "watch.dog", "Watch.Dog"])
+def test_a_reserved_name_and_guardians_own_are_refused(alice, settings, reserved):
+    settings.GUARDIAN_RESERVED_USERS = ["admin", "Root"]
+    settings.RABBIT_URL = "amqp://watch%2Edog:word@rabbit"
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guardian:word@127.0.0.1:1"
+    for refuse in (check_name, lambda username: make_pulse_user(username, [alice])):
+        with pytest.raises(NameReserved):
+            refuse(reserved)
+    assert not PulseUser.objects.exists()
+
+
+def test_an_account_needs_owners_who_are_vouched_for(alice, name):
+    stranger = Owner.objects.create_user("stranger@example.org")
+    with pytest.raises(NotVouched):
+        make_pulse_user(name, [alice, stranger])
+    with pytest.raises(LastOwner):
+        make_pulse_user(name, [])
     assert not PulseUser.objects.exists()
 
 
@@ -69,24 +282,71 @@ def test_a_name_that_is_on_the_broker_already_is_refused_and_its_account_untouch
 
 def test_a_name_that_is_taken_here_is_refused(alice, name):
     PulseUser.objects.create(username=name, ready=True)
-    with pytest.raises(NameTaken):
-        make_pulse_user(name, [alice])
+    for refuse in (check_name, lambda username: make_pulse_user(username, [alice])):
+        with pytest.raises(NameTaken, match="is taken"):
+            refuse(name)
+
+
+def test_a_name_that_is_being_removed_is_refused_to_everybody(alice, name):
+    PulseUser.objects.create(username=name, removing_since=timezone.now()).owners.add(alice)
+    for refuse in (check_name, lambda username: make_pulse_user(username, [alice])):
+        with pytest.raises(NameTaken, match="just being removed"):
+            refuse(name)
+
+
+def test_names_differ_by_case_as_on_the_broker(alice, name, management):
+    make_pulse_user(name, [alice])
+    make_pulse_user(name.upper(), [alice])
+    assert {name, name.upper()} <= {user.name for user in management.users()}
+    management.delete_user(name.upper())
 
 
 def test_with_the_broker_away_nothing_is_made(alice, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
     with pytest.raises(BrokerError):
-        make_pulse_user(name, [alice])
+        make_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
 
 
-def test_where_the_broker_refuses_the_permissions_nothing_is_left_on_either_side(alice, name, settings, management):
+def test_where_the_broker_refuses_the_permissions_nothing_is_left_on_either_side(
+    alice, name, settings, management, asked
+):
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerError):
-        make_pulse_user(name, [alice])
+        make_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
+    assert asked == []
     with pytest.raises(NotThere):
         management.user(name)
+
+
+@pytest.mark.parametrize("lost", [2, 3], ids=["the account", "the permissions"])
+def test_a_broker_that_goes_away_half_way_leaves_a_row_that_says_so_and_can_be_finished(
+    alice, bob, name, settings, broker, guarded, monkeypatch, lost
+):
+    # Each request from this one on is lost.
+    url = settings.RABBITMQ_MANAGEMENT_URL
+    with Proxy.before(url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(url)
+        steps = iter(range(1, 10))
+        exchange = Management._exchange
+
+        def count(self, *arguments, **options):
+            if next(steps) == lost:
+                proxy.close_next(1000)
+            return exchange(self, *arguments, **options)
+
+        monkeypatch.setattr(Management, "_exchange", count)
+        with pytest.raises(BrokerAway):
+            make_pulse_user(name, [alice])
+        monkeypatch.undo()
+    assert not PulseUser.objects.get().ready
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    with pytest.raises(NameTaken):
+        make_pulse_user(name, [bob])
+    _, password = make_pulse_user(name, [alice])
+    assert PulseUser.objects.get().ready
+    assert can_log_in(broker, guarded, name, password)
 
 
 @pytest.mark.parametrize("step", ["put_user", "set_permissions"])
@@ -95,9 +355,6 @@ def test_a_making_that_dies_half_way_is_finished_by_doing_it_again(
     alice, name, monkeypatch, broker, guarded, step, done
 ):
     real = getattr(Management, step)
-
-    class Killed(BaseException):
-        """As sudden as SIGKILL, for this process."""
 
     def die(self, *arguments, **options):
         if done:
@@ -109,30 +366,680 @@ def test_a_making_that_dies_half_way_is_finished_by_doing_it_again(
         make_pulse_user(name, [alice])
     monkeypatch.setattr(Management, step, real)
     assert not PulseUser.objects.get().ready
+    check_name(name)
     _, password = make_pulse_user(name, [alice])
     assert PulseUser.objects.get().ready
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
-def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_elses(
-    alice, name, broker, guarded, management
-):
-    pulse_user, password = make_pulse_user(name, [alice])
-    mine = as_user(broker, guarded, name, password)
-    mine.queue(f"queue/{name}/builds")
-    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
-    management.make_queue(guarded, f"queue/{name}2/builds")
+def test_finishing_does_not_take_over_an_account_that_somebody_made_by_hand_meanwhile(alice, name, management, guarded):
+    PulseUser.objects.create(username=name).owners.add(alice)
+    management.put_user(name, "theirs")
+    management.set_permissions(guarded, name, EVERYTHING)
+    with pytest.raises(NameTaken, match="on the broker already"):
+        make_pulse_user(name, [alice])
+    assert management.permissions_of(name) == {guarded: EVERYTHING}
+    assert not PulseUser.objects.get().ready
+
+
+def test_nor_does_another_password_or_a_removal(alice, name, management, guarded, removed):
+    pulse_user = PulseUser.objects.create(username=name)
+    pulse_user.owners.add(alice)
+    management.put_user(name, "theirs", ["monitoring"])
+    management.make_queue(guarded, f"queue/{name}/theirs")
+    with pytest.raises(ValidationError, match="made by hand"):
+        rotate_password(pulse_user)
     remove_pulse_user(pulse_user)
-    assert [row["name"] for row in management.list_queues(guarded, {"columns": "name"})] == [f"queue/{name}2/builds"]
-    assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
+    assert management.user(name).tags == {"monitoring"}
+    assert [row["name"] for row in management.list_queues(guarded, {"columns": "name"})] == [f"queue/{name}/theirs"]
+    assert not PulseUser.objects.exists()
+    assert removed == [(name, True, True)]
+
+
+@pytest.mark.parametrize("same_owner", [True, False], ids=["one owner twice", "two owners"])
+def test_of_two_who_make_one_name_at_once_one_has_it(alice, bob, name, broker, guarded, same_owner):
+    owners = [alice, alice if same_owner else bob]
+    with at_once(*(partial(make_pulse_user, name, [owner]) for owner in owners)) as answers:
+        [won] = [answer for answer in answers if isinstance(answer, tuple)]
+        [lost] = [answer for answer in answers if isinstance(answer, NameTaken)]
+    assert PulseUser.objects.get() == won[0]
+    assert won[0].ready
+    assert can_log_in(broker, guarded, name, won[1])
+    assert won[1] not in str(lost)
+
+
+def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, name, monkeypatch, management):
+    real = Management.set_permissions
+
+    def meanwhile(self, *arguments):
+        PulseUser.objects.update(removing_since=timezone.now())
+        finish_removals()
+        management.put_user(name, "as if the order were another")
+        real(self, *arguments)
+
+    monkeypatch.setattr(Management, "set_permissions", meanwhile)
+    with pytest.raises(NameTaken, match="removed by somebody"):
+        make_pulse_user(name, [alice])
     assert not PulseUser.objects.exists()
     with pytest.raises(NotThere):
         management.user(name)
 
 
-def test_with_the_broker_away_a_removal_removes_nothing(alice, name, settings, broker):
+# The password
+
+
+def test_another_password_keeps_connections_permissions_and_tags(alice, name, broker, guarded, management):
+    pulse_user, old = make_pulse_user(name, [alice])
+    management.put_user(name, old, ["monitoring"])
+    before = management.permissions_of(name)
+    live = as_user(broker, guarded, name, old)
+    new = rotate_password(pulse_user)
+    live.queue(f"queue/{name}/builds")
+    assert (can_log_in(broker, guarded, name, old), can_log_in(broker, guarded, name, new)) == (False, True)
+    assert management.user(name).tags == {"monitoring"}
+    assert management.permissions_of(name) == before
+    live.queue(f"queue/{name}/more")
+
+
+def test_live_connections_are_closed_where_that_is_asked_for(alice, name, broker, guarded):
+    pulse_user, old = make_pulse_user(name, [alice])
+    live = as_user(broker, guarded, name, old)
+    until(lambda: connections_of(pulse_user))  # the management API hears of a connection some seconds later
+    [known] = connections_of(pulse_user)
+    assert known.vhost == guarded
+    rotate_password(pulse_user, close_connections=True)
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="password of this account was changed"):
+        live.connection.process_data_events(10)
+
+
+def test_where_the_connections_cant_be_closed_that_is_said_and_the_password_is_not(alice, name, monkeypatch, broker):
     pulse_user, _ = make_pulse_user(name, [alice])
-    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    with pytest.raises(BrokerError):
+
+    def away(self, *arguments):
+        raise BrokerAway("nobody answers")
+
+    monkeypatch.setattr(Management, "close_connections_of", away)
+    with pytest.raises(BrokerAway, match="The password was changed") as error:
+        rotate_password(pulse_user, "a password of my own 7", close_connections=True)
+    assert "of my own" not in str(error.value)
+
+
+def test_a_password_of_ones_own_is_checked_when_it_is_changed_too(alice, name, broker, guarded):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    with pytest.raises(ValidationError, match="too short"):
+        rotate_password(pulse_user, "short")
+    with pytest.raises(ValidationError, match="too short"):
+        rotate_password(pulse_user, "")
+    assert rotate_password(pulse_user, "a password of my own 7") == "a password of my own 7"
+    assert can_log_in(broker, guarded, name, "a password of my own 7")
+
+
+def test_an_account_that_vanished_from_the_broker_is_made_again(alice, name, broker, guarded, management):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    management.delete_user(name)
+    password = rotate_password(pulse_user)
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+
+
+def test_it_is_made_again_by_the_next_try_where_the_first_died(alice, name, broker, guarded, management, monkeypatch):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    management.delete_user(name)
+    real = Management.set_permissions
+
+    def die(self, *arguments):
+        raise Killed
+
+    monkeypatch.setattr(Management, "set_permissions", die)
+    with pytest.raises(Killed):
+        rotate_password(pulse_user)
+    monkeypatch.setattr(Management, "set_permissions", real)
+    assert not PulseUser.objects.get().ready
+    password = rotate_password(pulse_user)
+    assert PulseUser.objects.get().ready
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+
+
+def test_another_password_finishes_an_account_that_is_not_ready(alice, name, broker, guarded):
+    pulse_user = PulseUser.objects.create(username=name)
+    pulse_user.owners.add(alice)
+    password = rotate_password(pulse_user)
+    assert PulseUser.objects.get().ready
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+
+
+def test_with_the_broker_away_the_password_stays(alice, name, broker, guarded, settings):
+    pulse_user, password = make_pulse_user(name, [alice])
+    url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, NOBODY
+    with pytest.raises(BrokerAway):
+        rotate_password(pulse_user)
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    assert can_log_in(broker, guarded, name, password)
+    assert PulseUser.objects.get().ready
+
+
+def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, management, monkeypatch):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    real = Management.put_user
+
+    def meanwhile(self, *arguments):
+        remove_pulse_user(PulseUser.objects.get())
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Management, "put_user", meanwhile)
+    with pytest.raises(ValidationError, match="removed by somebody"):
+        rotate_password(pulse_user)
+    monkeypatch.undo()
+    with pytest.raises(ValidationError, match="being removed"):
+        rotate_password(pulse_user)
+    assert name not in {user.name for user in management.users()}
+
+
+# Adopting
+
+
+def test_an_adopted_account_stays_as_it_was_made_by_hand(alice, bob, name, broker, guarded, management, settings):
+    management.put_user(name, "made by hand", ["monitoring"])
+    by_hand = Permissions("^made-by-hand", ".*", "")
+    management.set_permissions(guarded, name, by_hand)
+    assert name in adoptable()
+    pulse_user = adopt_pulse_user(name, [alice, bob])
+    assert (pulse_user.ready, set(pulse_user.owners.all())) == (True, {alice, bob})
+    assert PulseUser.objects.get().ready
+    assert management.user(name).tags == {"monitoring"}
+    assert permissions_of(pulse_user) == {guarded: by_hand}
+    assert can_log_in(broker, guarded, name, "made by hand")
+    assert name not in adoptable()
+
+
+def test_what_must_not_be_adopted_isnt(alice, name, management, guarded):
+    stranger = Owner.objects.create_user("stranger@example.org")
+    with pytest.raises(NotThere):
+        adopt_pulse_user(name, [alice])
+    management.put_user(name, "word", ["administrator", "monitoring"])
+    with pytest.raises(CannotAdopt, match="administrator"):
+        adopt_pulse_user(name, [alice])
+    with pytest.raises(CannotAdopt, match="Guardian itself"):
+        adopt_pulse_user(management.whoami().name, [alice])
+    with pytest.raises(BadName):
+        adopt_pulse_user("../guest", [alice])
+    assert not {name, management.whoami().name} & set(adoptable())
+    management.put_user(name, "word")
+    with pytest.raises(LastOwner):
+        adopt_pulse_user(name, [])
+    with pytest.raises(NotVouched):
+        adopt_pulse_user(name, [stranger])
+    adopt_pulse_user(name, [alice])
+    with pytest.raises(NameTaken):
+        adopt_pulse_user(name, [alice])
+    assert PulseUser.objects.count() == 1
+
+
+def test_names_that_cant_own_anything_are_not_offered(guarded, management):
+    odd = f"no name {uuid.uuid4().hex[:8]}"
+    management.put_user(odd, None)
+    try:
+        assert odd not in adoptable()
+    finally:
+        management.delete_user(odd)
+
+
+def test_what_can_be_adopted_takes_one_request_and_one_query(
+    alice, name, management, settings, django_assert_num_queries
+):
+    management.put_user(name, None)
+    with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
+        with django_assert_num_queries(1):
+            assert name in adoptable()
+        assert proxy.requests == 1
+    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    with pytest.raises(BrokerAway):
+        adoptable()
+    with pytest.raises(BrokerAway):
+        adopt_pulse_user(name, [alice])
+    assert not PulseUser.objects.exists()
+
+
+# Owners
+
+
+def test_owners_are_found_in_one_query_and_in_the_order_given(alice, bob, ops, django_assert_num_queries):
+    with django_assert_num_queries(1):
+        found = find_owners(["Bob@example.org ", "ops@example.org", "alice@example.org", "bob@EXAMPLE.org"])
+    assert found == [bob, ops, alice]
+
+
+def test_unknown_and_not_vouched_for_is_said_alike(alice):
+    Owner.objects.create_user("stranger@example.org")
+    Owner.objects.create_user("gone@example.org", vouched=True, is_active=False)
+    texts = set()
+    for email in (
+        "stranger@example.org",
+        "gone@example.org",
+        "nobody@example.org",
+        "nonsense",
+        "a\0@b",
+        "\ud800@x.org",
+    ):
+        with pytest.raises(ValidationError) as error:
+            find_owners(["alice@example.org", email])
+        assert email in error.value.message
+        assert "alice" not in error.value.message
+        texts.add(error.value.message.replace(email, "…"))
+    assert len(texts) == 1
+
+
+def test_only_who_may_use_the_broker_becomes_an_owner(alice, name):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    stranger = Owner.objects.create_user("stranger@example.org")
+    with pytest.raises(NotVouched):
+        add_owner(pulse_user, stranger)
+    with pytest.raises(NotVouched):
+        set_owners(pulse_user, [alice, stranger])
+    assert list(pulse_user.owners.all()) == [alice]
+
+
+def test_owners_come_and_go_and_the_last_stays(alice, bob, name):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    add_owner(pulse_user, bob)
+    add_owner(pulse_user, bob)
+    assert set(pulse_user.owners.all()) == {alice, bob}
+    remove_owner(pulse_user, alice)
+    with pytest.raises(NotAnOwner):
+        remove_owner(pulse_user, alice)
+    with pytest.raises(LastOwner, match="can't leave it"):
+        remove_owner(pulse_user, bob)
+    with pytest.raises(LastOwner):
+        set_owners(pulse_user, [])
+    set_owners(pulse_user, [alice])
+    assert list(pulse_user.owners.all()) == [alice]
+
+
+def test_an_owner_nobody_vouches_for_any_more_may_stay(alice, bob, name):
+    pulse_user, _ = make_pulse_user(name, [alice, bob])
+    bob.vouched = False
+    bob.save()
+    set_owners(pulse_user, [bob])
+    assert list(pulse_user.owners.all()) == [bob]
+
+
+def test_of_two_owners_who_leave_at_once_one_stays(alice, bob):
+    for number in range(5):
+        pulse_user = PulseUser.objects.create(username=f"both-{number}", ready=True)
+        pulse_user.owners.set([alice, bob])
+        with at_once(*(partial(remove_owner, pulse_user, owner) for owner in (alice, bob))) as answers:
+            assert sorted(str(type(answer).__name__) for answer in answers) == ["LastOwner", "NoneType"]
+        assert pulse_user.owners.count() == 1
+
+
+def test_two_who_change_the_owners_at_once_leave_what_one_of_them_said(alice, bob, ops):
+    for number in range(5):
+        pulse_user = PulseUser.objects.create(username=f"set-{number}", ready=True)
+        pulse_user.owners.set([alice])
+        said = [{alice, bob}, {ops}]
+        with at_once(*(partial(set_owners, pulse_user, list(owners)) for owners in said)) as answers:
+            assert answers == [None, None]
+        assert set(pulse_user.owners.all()) in said
+
+
+def test_accounts_are_seen_by_their_owners_and_by_operators(alice, bob, ops):
+    from django.contrib.auth.models import AnonymousUser
+
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    pulse_user.owners.set([alice])
+    for visitor, seen in ((alice, [pulse_user]), (ops, [pulse_user]), (bob, []), (AnonymousUser(), [])):
+        assert list(PulseUser.objects.seen_by(visitor)) == seen
+
+
+# Further addresses
+
+
+def test_an_address_gets_nothing_until_it_is_confirmed(alice, name, asked):
+    pulse_user, _ = make_pulse_user(name, [alice], notification_emails=[" Team@Example.org", "team@example.org"])
+    address = pulse_user.notification_addresses.get()
+    assert (address.email, address.added_by, address.confirmed_at) == ("team@example.org", alice, None)
+    assert asked == ["team@example.org"]
+    token = confirmation_token(address)
+    assert address_of_token(token) == address
+    assert address_of_token(token).confirmed_at is None
+    confirmed = confirm_address(token)
+    assert confirmed.confirmed_at is not None
+    assert confirm_address(token).confirmed_at == confirmed.confirmed_at
+    send_again(address)
+    assert asked == ["team@example.org"]
+
+
+def test_an_address_is_asked_again_when_that_is_wanted(alice, asked):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    send_again(add_address(pulse_user, "team@example.org", alice))
+    assert asked == ["team@example.org"] * 2
+
+
+def test_a_token_of_an_address_that_was_removed_or_added_anew_is_void(alice):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    address = add_address(pulse_user, "team@example.org", alice)
+    token = confirmation_token(address)
+    remove_address(address)
+    remove_address(address)
+    with pytest.raises(BadSignature):
+        confirm_address(token)
+    add_address(pulse_user, "team@example.org", alice)
+    with pytest.raises(BadSignature):
+        confirm_address(token)
+    assert NotificationAddress.objects.get().confirmed_at is None
+
+
+def test_a_token_runs_out_after_seven_days(alice, time_machine):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    began = timezone.now()
+    token = confirmation_token(add_address(pulse_user, "team@example.org", alice))
+    time_machine.move_to(began + timedelta(days=7, seconds=10))
+    with pytest.raises(SignatureExpired):
+        confirm_address(token)
+    time_machine.move_to(began + timedelta(days=6, hours=23))
+    assert confirm_address(token).confirmed_at is not None
+
+
+@pytest.mark.parametrize("token", ["", "x", "a:b:c", "é", "\0", "x" * 10_000])
+def test_what_is_no_token_of_ours_confirms_nothing(alice, token):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    good = confirmation_token(add_address(pulse_user, "team@example.org", alice))
+    for wrong in (token, good[:-1], good + token + "x"):
+        with pytest.raises(BadSignature):
+            confirm_address(wrong)
+    assert NotificationAddress.objects.get().confirmed_at is None
+
+
+@pytest.mark.parametrize(
+    ("email", "said"),
+    [
+        ("nonsense", "not an e-mail address"),
+        ("a\n@example.org", "not an e-mail address"),
+        ("a@exam\ud800ple.org", "not an e-mail address"),
+        ("Alice@example.org", "is an owner's"),
+        ("team@example.org", "is there already"),
+        ("x" * 250 + "@example.org", "not an e-mail address"),
+    ],
+)
+def test_an_address_that_cant_be_used_is_refused_with_the_reason(alice, asked, email, said):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    pulse_user.owners.set([alice])
+    add_address(pulse_user, "team@example.org", alice)
+    with pytest.raises(ValidationError, match=said) as error:
+        add_address(pulse_user, email, alice)
+    assert list(error.value.message_dict) == ["email"]
+    assert asked == ["team@example.org"]
+
+
+def test_an_account_has_ten_addresses_at_most(alice, asked):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    ten = [f"team-{number}@example.org" for number in range(10)]
+    set_addresses(pulse_user, ten, alice)
+    with pytest.raises(ValidationError, match="10 further addresses"):
+        add_address(pulse_user, "one-more@example.org", alice)
+    with pytest.raises(ValidationError, match="these are 11"):
+        set_addresses(pulse_user, [*ten, "one-more@example.org"], alice)
+    assert asked == ten
+
+
+def test_setting_the_addresses_keeps_those_that_are_there(alice, asked):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    kept = add_address(pulse_user, "kept@example.org", alice)
+    add_address(pulse_user, "gone@example.org", alice)
+    confirm_address(confirmation_token(kept))
+    set_addresses(pulse_user, ["new@example.org", "KEPT@example.org"], alice)
+    addresses = {address.email: address.confirmed_at is not None for address in pulse_user.notification_addresses.all()}
+    assert addresses == {"kept@example.org": True, "new@example.org": False}
+    assert asked == ["kept@example.org", "gone@example.org", "new@example.org"]
+    with pytest.raises(ValidationError):
+        set_addresses(pulse_user, ["fine@example.org", "nonsense"], alice)
+    assert pulse_user.notification_addresses.count() == 2
+
+
+def test_a_bad_address_is_refused_before_anything_is_made(alice, name, management):
+    with pytest.raises(ValidationError) as error:
+        make_pulse_user(name, [alice], notification_emails=["nonsense"])
+    assert list(error.value.message_dict) == ["notification_emails"]
+    assert not PulseUser.objects.exists()
+    assert name not in {user.name for user in management.users()}
+
+
+# Thresholds
+
+
+def test_operators_set_any_thresholds_and_owners_where_the_settings_allow(alice, ops, settings):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    with pytest.raises(PermissionDenied):
+        set_thresholds(pulse_user, 6, 9, alice)
+    set_thresholds(pulse_user, 100_000, 200_000, ops)
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 50
+    set_thresholds(pulse_user, 50_000, 200_000, alice)  # the maximum is the one that the operator set
+    with pytest.raises(ValidationError, match="is 50 messages"):
+        set_thresholds(pulse_user, 6, 51, alice)
+    set_thresholds(pulse_user, 6, 50, alice)
+    set_thresholds(pulse_user, 7, None, alice)
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length) == (7, None)
+
+
+@pytest.mark.parametrize("pair", [(0, 5), (-1, 5), (5, 5), (9, 5), (10, None), (None, 5), (5, 2**31), (2**31, 2**32)])
+def test_thresholds_that_cant_be_used_are_refused(ops, pair):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    with pytest.raises(ValidationError):
+        set_thresholds(pulse_user, *pair, ops)
+    pulse_user.refresh_from_db()
+    assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
+
+
+# Removing
+
+
+def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_elses(
+    alice, name, broker, guarded, management, removed
+):
+    pulse_user, password = make_pulse_user(name, [alice])
+    mine = as_user(broker, guarded, name, password)
+    mine.queue(f"queue/{name}/builds", messages=0)
+    mine.queue(f"queue/{name}/mine alone", exclusive=True)
+    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
+    management.make_queue(guarded, f"queue/{name}2/builds")
+    goes = what_goes(pulse_user)
+    assert goes == Goes([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
+    remove_pulse_user(pulse_user)
+    assert [row["name"] for row in management.list_queues(guarded, {"columns": "name"})] == [f"queue/{name}2/builds"]
+    assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
+    assert not PulseUser.objects.exists()
+    assert removed == [(name, True, True)]
+    with pytest.raises(NotThere):
+        management.user(name)
+
+
+def test_with_the_broker_away_a_removal_changes_nothing(alice, name, settings, removed):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    with pytest.raises(BrokerAway):
         remove_pulse_user(pulse_user)
+    with pytest.raises(BrokerAway):
+        what_goes(pulse_user)
+    assert PulseUser.objects.get().removing_since is None
+    assert removed == []
+
+
+@pytest.mark.parametrize("step", ["delete_user", "list_queues", "delete_queue", "delete_exchange", "nodes"])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_a_removal_that_dies_half_way_is_finished_by_the_task(
+    alice, name, broker, guarded, management, monkeypatch, step, done
+):
+    pulse_user, password = make_pulse_user(name, [alice])
+    mine = as_user(broker, guarded, name, password)
+    for queue in ("one", "two"):
+        mine.queue(f"queue/{name}/{queue}")
+    mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
+    real = getattr(Management, step)
+
+    def die(self, *arguments, **options):
+        if done:
+            real(self, *arguments, **options)
+        raise Killed
+
+    monkeypatch.setattr(Management, step, die)
+    with pytest.raises(Killed):
+        remove_pulse_user(pulse_user)
+    monkeypatch.setattr(Management, step, real)
+    assert PulseUser.objects.get().removing_since is not None
+    removals_task()
+    assert not PulseUser.objects.exists()
+    assert name not in {user.name for user in management.users()}
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+    assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
+
+
+def test_a_queue_that_stays_listed_keeps_the_mark(alice, name, broker, guarded, management, monkeypatch, removed):
+    pulse_user, password = make_pulse_user(name, [alice])
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+    real = Management.delete_queue
+
+    def node_is_down(self, *arguments, **options):
+        raise NotThere("not there, or its node is down")
+
+    monkeypatch.setattr(Management, "delete_queue", node_is_down)
+    with pytest.raises(BrokerAway, match=f"still there: 'queue/{name}/builds'"):
+        remove_pulse_user(pulse_user)
+    assert finish_removals() == 0
+    assert PulseUser.objects.get().removing_since is not None
+    assert removed == []
+    monkeypatch.setattr(Management, "delete_queue", real)
+    assert finish_removals() == 1
+    assert removed == [(name, True, True)]
+
+
+def test_while_nodes_come_and_go_an_empty_list_is_not_believed(alice, name, monkeypatch):
+    from rabbit import snapshot
+
+    pulse_user, _ = make_pulse_user(name, [alice])
+    nodes = iter([frozenset({"a", "b"}), frozenset({"a"})])
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "members", lambda management: (next(nodes), frozenset()))
+        with pytest.raises(BrokerAway, match="a node that has just stopped or started"):
+            remove_pulse_user(pulse_user)
     assert PulseUser.objects.exists()
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+
+
+def test_unfinished_removals_go_on_past_one_that_fails(alice, guarded, management, monkeypatch, caplog):
+    for number in range(3):
+        PulseUser.objects.create(username=f"marked-{number}", removing_since=timezone.now())
+    kept = PulseUser.objects.create(username="kept", ready=True)
+    real = Management.delete_user
+
+    def refuse(self, user):
+        if user == "marked-0":
+            raise Refused("it won't", status=400, reason="it won't")
+        real(self, user)
+
+    monkeypatch.setattr(Management, "delete_user", refuse)
+    assert finish_removals() == 2
+    assert {pulse_user.username for pulse_user in PulseUser.objects.all()} == {"marked-0", kept.username}
+    assert "'marked-0' can't be removed yet" in caplog.text
+
+
+def test_unfinished_removals_stop_where_the_broker_is_away(guarded, settings):
+    for number in range(50):
+        PulseUser.objects.create(username=f"marked-{number}", removing_since=timezone.now())
+    with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
+        proxy.close_next(1000)
+        assert finish_removals() == 0
+        assert proxy.requests <= 2  # once, and once more on a fresh connection
+    assert PulseUser.objects.count() == 50
+
+
+def test_no_transaction_is_open_while_the_broker_is_asked(alice, name, broker, guarded, monkeypatch):
+    exchange = Management._exchange
+    requests = []
+
+    def look(self, method, path, **options):
+        requests.append((method, connection.in_atomic_block))
+        return exchange(self, method, path, **options)
+
+    monkeypatch.setattr(Management, "_exchange", look)
+    pulse_user, password = make_pulse_user(name, [alice], notification_emails=["team@example.org"])
+    as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
+    rotate_password(pulse_user)
+    remove_pulse_user(pulse_user)
+    assert {method for method, _ in requests} == {"GET", "PUT", "DELETE"}
+    assert not any(in_transaction for _, in_transaction in requests)
+
+
+def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, removed):
+    for number in range(5):
+        PulseUser.objects.create(username=f"twice-{number}", removing_since=timezone.now())
+        management.put_user(f"twice-{number}", None)
+        management.make_queue(guarded, f"queue/twice-{number}/q")
+    with at_once(finish_removals, finish_removals) as answers:
+        assert all(isinstance(answer, int) for answer in answers)
+    assert not PulseUser.objects.exists()
+    assert sorted(username for username, _, _ in removed) == [f"twice-{number}" for number in range(5)]
+    assert not {user.name for user in management.users()} & {f"twice-{number}" for number in range(5)}
+
+
+def test_a_removal_asks_the_broker_as_often_whatever_others_have(alice, name, guarded, management, monkeypatch):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    for number in range(30):
+        management.make_queue(guarded, f"queue/other-{number}/q")
+    exchange, requests = Management._exchange, []
+
+    def count(self, method, path, **options):
+        requests.append((method, path))
+        return exchange(self, method, path, **options)
+
+    monkeypatch.setattr(Management, "_exchange", count)
+    remove_pulse_user(pulse_user)
+    assert len(requests) <= 6, requests
+
+
+def test_an_account_whose_vhost_is_gone_can_be_removed(alice, name, guarded, management):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    management.delete_vhost(guarded)
+    try:
+        remove_pulse_user(pulse_user)
+    finally:
+        management.make_vhost(guarded)
+    assert not PulseUser.objects.exists()
+
+
+# Permissions
+
+
+def test_the_usual_permissions_in_words():
+    assert in_words(for_pulse_user("a-b.c"), "a-b.c") == [
+        "It may make and delete queues whose names start with queue/a-b.c/, "
+        "and exchanges whose names start with exchange/a-b.c/.",
+        "It may publish to, and bind, queues whose names start with queue/a-b.c/, "
+        "and exchanges whose names start with exchange/a-b.c/.",
+        "It may read from, and bind its queues to, queues whose names start with queue/a-b.c/, "
+        "and all exchanges whose names start with exchange/, whoever they belong to.",
+    ]
+    by_hand = "^(queue/a-b/.*|exchange/a-b/.*)"
+    assert in_words(Permissions(by_hand, by_hand, "^(queue/a-b/.*|exchange/.*)"), "a-b") == in_words(
+        for_pulse_user("a-b"), "a-b"
+    )
+
+
+def test_permissions_given_by_hand_in_words():
+    assert in_words(Permissions("", ".*", "builds"), "alice") == [
+        "It may make and delete nothing.",
+        "It may publish to, and bind, every queue and exchange, whoever they belong to.",
+        "It may read from, and bind its queues to, whatever has the pattern builds in its name, whoever it belongs to.",
+    ]
+    assert len({*in_words(NOTHING, "alice"), *in_words(EVERYTHING, "alice")}) == 6
+
+
+def test_permissions_are_told_for_every_vhost(alice, name, guarded, management):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    management.set_permissions("/", name, NOTHING)
+    assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NOTHING}
+    management.delete_user(name)
+    with pytest.raises(NotThere):
+        permissions_of(pulse_user)

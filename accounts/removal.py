@@ -1,0 +1,164 @@
+"""Removing RabbitMQ accounts with all they have, on the broker and here together.
+
+The row is marked first, then everything goes from the broker, and the row last. What is left of that, by a crash or a
+broker that went away, is finished by :func:`finish_removals`, every minute.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from accounts import signals
+from accounts.models import PulseUser
+from accounts.pulse_users import may_be_made, still
+from rabbit import connections, names, snapshot
+from rabbit.management import BrokerAway, BrokerError, Management, NotThere
+
+logger = logging.getLogger(__name__)
+
+PAUSES = (0.2, 1.0)
+"""Seconds between the rounds of a removal: the broker closes the connections of a deleted account in its own time."""
+
+
+class Goes(NamedTuple):
+    """The names of what goes with an account when it is removed."""
+
+    queues: list[str]
+    exchanges: list[str]
+
+
+def what_goes(pulse_user: PulseUser) -> Goes:
+    """Return what the broker has of this account right now, which goes with it.
+
+    Raises:
+        BrokerError: the broker is away or refused.
+    """
+    return _what_goes(connections.management(), pulse_user.username)
+
+
+def remove_pulse_user(pulse_user: PulseUser) -> None:
+    """Remove an account with its queues and exchanges from the broker, and its row after them.
+
+    The account goes first, and its connections with it, so that nothing of it comes back in the meantime.
+
+    Raises:
+        BrokerError: the broker is away or refused. Where that came before anything was done, nothing changed; else
+            ``removing_since`` is set, and the task goes on until all is gone.
+    """
+    management = connections.management()
+    with contextlib.suppress(NotThere):
+        management.user(pulse_user.username)
+    now = timezone.now()
+    if still(pulse_user).update(removing_since=now):
+        pulse_user.removing_since = now
+    left = _remove(management, pulse_user)
+    if left:
+        raise BrokerAway(f"'{pulse_user.username}' is being removed; still there: {left}. Guardian goes on by itself.")
+
+
+def finish_removals() -> int:
+    """Go on with all removals that were begun, past single failures, until the broker is away.
+
+    Return how many are finished now.
+    """
+    return remove_marked(PulseUser.objects.filter(removing_since__isnull=False).order_by("removing_since"))
+
+
+def remove_marked(marked: Iterable[PulseUser]) -> int:
+    """Remove these accounts, which are marked for it, past single failures, until the broker is away.
+
+    Return how many are gone now. What isn't is logged, and stays marked for :func:`finish_removals`.
+    """
+    gone = 0
+    for pulse_user in list(marked):
+        try:
+            left = _remove(connections.management(), pulse_user)
+        except BrokerAway as error:
+            logger.warning("Removing '%s' stops here, and goes on in a minute: %s", pulse_user.username, error)
+            break
+        except BrokerError as error:
+            logger.warning("'%s' can't be removed yet: %s", pulse_user.username, error)
+            continue
+        if left:
+            logger.warning("'%s' is not removed yet; still there: %s", pulse_user.username, left)
+        else:
+            gone += 1
+    return gone
+
+
+def _remove(management: Management, pulse_user: PulseUser) -> str:
+    """Remove what is marked from the broker, and then its row. Return what is left and keeps the row; empty: nothing.
+
+    Raises:
+        BrokerError: the broker is away, or refused to delete the account or to list what it has.
+    """
+    row = PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).first()
+    if row is None:
+        return ""  # somebody else was faster, and the name may be another's by now
+    # One that never was ready may be another's on the broker, made by hand; then only the row goes.
+    left = ""
+    if row.ready or may_be_made(management, row.username, begun=True):
+        left = _remove_from_broker(management, row.username)
+    if not left:
+        with transaction.atomic():
+            row = PulseUser.objects.select_for_update().filter(pk=pulse_user.pk).first()
+            if row is not None:
+                signals.pulse_user_removed.send(PulseUser, pulse_user=row)
+                row.delete()
+    return left
+
+
+def _remove_from_broker(management: Management, username: str) -> str:
+    with contextlib.suppress(NotThere):
+        management.delete_user(username)
+    nodes = snapshot.members(management)
+    goes = _what_goes(management, username)
+    for pause in PAUSES:
+        if not any(goes):
+            break
+        _delete(management, goes)
+        goes = _what_goes(management, username)
+        if any(goes):
+            time.sleep(pause)
+            goes = _what_goes(management, username)
+    if any(goes):
+        return ", ".join(f"'{name}'" for name in (*goes.queues, *goes.exchanges)[:5])
+    if snapshot.members(management) != nodes:
+        return "maybe queues of a node that has just stopped or started"  # such lists are short
+    return ""
+
+
+def _delete(management: Management, goes: Goes) -> None:
+    """Delete these queues and exchanges, past those that the broker refuses to."""
+    vhost = settings.GUARDIAN_PULSE_VHOST
+    for delete, those in ((management.delete_queue, goes.queues), (management.delete_exchange, goes.exchanges)):
+        for name in those:
+            try:
+                delete(vhost, name)
+            except NotThere:  # or its node is down: the next list says which
+                continue
+            except BrokerAway:
+                raise
+            except BrokerError as error:
+                logger.warning("'%s' in %s can't be deleted: %s", name, vhost, error)
+
+
+def _what_goes(management: Management, username: str) -> Goes:
+    vhost = settings.GUARDIAN_PULSE_VHOST
+    try:
+        queues = management.list_queues(vhost, {"disable_stats": "true", "columns": "name"})
+        exchanges = management.exchanges(vhost)
+    except NotThere as error:
+        if vhost in {there.name for there in management.vhosts()}:
+            raise BrokerAway(f"the vhost '{vhost}' is there and can't be listed; ask again later: {error}") from error
+        return Goes([], [])
+    return Goes(
+        sorted(row["name"] for row in queues if names.user_of_queue(row["name"]) == username),
+        sorted(exchange.name for exchange in exchanges if names.user_of_exchange(exchange.name) == username),
+    )

@@ -1,0 +1,49 @@
+"""The tokens by which programs speak for their owner. A token is shown once; here is only its digest."""
+
+from datetime import timedelta
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from accounts import vouching
+from accounts.models import AuthToken, Owner, check_line
+
+DAYS = 365
+"""How long a token lives unless said otherwise."""
+
+MOST_DAYS = 3650
+
+LONGEST_NAME = 100
+
+
+def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, str]:
+    """Make a token that expires after so many days, and return its row and the token itself.
+
+    The token can't be had again, so this is the time to show it.
+
+    Raises:
+        NotVouched: the owner may not use the broker.
+        ValidationError: the name or the number of days can't be used; the error is of that field.
+    """
+    name = name.strip()
+    try:
+        check_line(name, LONGEST_NAME)
+    except ValidationError as error:
+        raise ValidationError({"name": error.messages}) from error
+    if not 1 <= days <= MOST_DAYS:
+        raise ValidationError({"days": [f"A token lives 1 day at least, and {MOST_DAYS} at most."]})
+    with transaction.atomic():
+        locked = vouching.lock(owner)
+        vouching.require_vouched(locked)
+        token, key = AuthToken.objects.create(user=locked, expiry=timedelta(days=days), name=name)  # type: ignore[no-untyped-call]
+    return token, key
+
+
+def revoke_token(token: AuthToken) -> None:
+    """Revoke a token; one that is gone already is no error."""
+    AuthToken.objects.filter(pk=token.pk).delete()
+
+
+def revoke_tokens_of(owner: Owner) -> None:
+    """Revoke all tokens of an owner."""
+    AuthToken.objects.filter(user=owner).delete()

@@ -1,0 +1,611 @@
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from urllib.parse import quote, urlsplit
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.paginator import Page, Paginator
+from django.core.signing import BadSignature, SignatureExpired
+from django.db.models import Count, OuterRef, Q, QuerySet, Subquery
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from accounts import addresses, forms, pulse_users, removal, tokens, vouching, withdrawal
+from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, normal_address, people_like
+from rabbit import connections
+from rabbit.management import BrokerError, NotThere, Refused
+from rabbit.names import BadName, exchange_prefix, queue_prefix, readable
+from rabbit.permissions import in_words
+
+logger = logging.getLogger(__name__)
+
+PER_PAGE = 50
+RECORD_SHOWN = 50
+ASKING_SHOWN = 100
+
+page_with_forms = require_http_methods(["GET", "HEAD", "POST"])
+
+
+class OwnersRequest(HttpRequest):
+    """A request of somebody who signed in."""
+
+    user: Owner
+
+
+# RabbitMQ accounts
+
+
+@login_required
+@page_with_forms
+def pulse_users_page(request: OwnersRequest) -> HttpResponse:
+    """Show the visitor's accounts, to an operator all, and make another. Operators adopt what was made by hand."""
+    if request.method != "POST":
+        return _pulse_users(request)
+    if "adopt" in request.POST:
+        return _adopt(request)
+    return _make(request)
+
+
+def _pulse_users(
+    request: OwnersRequest,
+    form: forms.PulseUserForm | None = None,
+    adopt_form: forms.AdoptForm | None = None,
+    trouble: str = "",
+    status: int = 200,
+) -> HttpResponse:
+    # Counted for the accounts of this page alone: a plain annotation groups all there are.
+    itself = PulseUser.objects.filter(pk=OuterRef("pk")).order_by().values("pk")
+    queues = itself.annotate(number=Count("queues", filter=~Q(queues__state="gone"))).values("number")
+    accounts = PulseUser.objects.seen_by(request.user).annotate(number_of_queues=Subquery(queues))
+    accounts = accounts.prefetch_related("owners")
+    search = _search(request)
+    if search:
+        accounts = accounts.search(search)
+    if adopt_form is None and request.user.is_staff and "adopt" in request.GET:
+        try:
+            adopt_form = forms.AdoptForm(adoptable=pulse_users.adoptable())
+        except BrokerError as error:
+            trouble, status = _broker_trouble(request, error, "So what could be adopted isn't known."), 503
+    return render(
+        request,
+        "accounts/pulse_users.html",
+        {
+            "page": _page(request, accounts),
+            "search": search,
+            "may_make": _may_make(request.user),
+            "form": form or forms.PulseUserForm(),
+            "adopt_form": adopt_form,
+            "trouble": trouble,
+        },
+        status=status,
+    )
+
+
+def _make(request: OwnersRequest) -> HttpResponse:
+    form = forms.PulseUserForm(request.POST)
+    try:
+        vouching.require_vouched(request.user)
+        if form.is_valid():
+            own_password = form.cleaned_data["password"]
+            pulse_user, password = pulse_users.make_pulse_user(
+                form.cleaned_data["username"],
+                [request.user, *(owner for owner in form.cleaned_data["owners"] if owner != request.user)],
+                own_password or None,
+                form.cleaned_data["notification_emails"],
+                by=request.user,
+            )
+            return _password_page(request, pulse_user, "" if own_password else password, made=True)
+    except vouching.NotVouched as error:
+        return _pulse_users(request, trouble=str(error), status=403)
+    except (BadName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
+        form.add_error("username", str(error))
+    except ValidationError as error:
+        _add_error(form, error, "password")
+    except BrokerError as error:
+        trouble = _broker_trouble(request, error, "Nothing was made. What you typed is below, but for a password.")
+        return _pulse_users(request, form=form, trouble=trouble, status=503)
+    return _pulse_users(request, form=form)
+
+
+def _adopt(request: OwnersRequest) -> HttpResponse:
+    if not request.user.is_staff:
+        raise PermissionDenied("Only operators can adopt an account that was made by hand.")
+    try:
+        form = forms.AdoptForm(request.POST, adoptable=pulse_users.adoptable())
+    except BrokerError as error:
+        return _pulse_users(request, trouble=_broker_trouble(request, error, "Nothing was adopted."), status=503)
+    if form.is_valid():
+        try:
+            pulse_user = pulse_users.adopt_pulse_user(form.cleaned_data["username"], form.cleaned_data["owners"])
+        except (BadName, pulse_users.NameTaken, pulse_users.CannotAdopt) as error:
+            form.add_error("username", str(error))
+        except (pulse_users.LastOwner, vouching.NotVouched) as error:
+            form.add_error("owners", str(error))
+        except NotThere:
+            form.add_error("username", "There is no such account on RabbitMQ any more; choose another.")
+        except BrokerError as error:
+            trouble = _broker_trouble(request, error, "Nothing was adopted.")
+            return _pulse_users(request, adopt_form=form, trouble=trouble, status=503)
+        else:
+            messages.success(request, f"{pulse_user} has owners now. Its password and permissions are what they were.")
+            return redirect("pulse_user", pulse_user.username)
+    return _pulse_users(request, adopt_form=form)
+
+
+@login_required
+@require_safe
+def pulse_user_page(request: OwnersRequest, username: str) -> HttpResponse:
+    """Show one account to its owners and to operators, with what can be changed about it."""
+    return _pulse_user(request, get_object_or_404(PulseUser.objects.seen_by(request.user), username=username))
+
+
+def _pulse_user(
+    request: OwnersRequest,
+    pulse_user: PulseUser,
+    owner_form: forms.OwnerForm | None = None,
+    address_form: forms.AddressForm | None = None,
+    thresholds_form: forms.ThresholdsForm | None = None,
+    password_form: forms.PasswordForm | None = None,
+    trouble: str = "",
+    status: int = 200,
+) -> HttpResponse:
+    permissions: dict[str, list[str]] = {}
+    live = None
+    if pulse_user.ready and pulse_user.removing_since is None and not trouble:
+        try:
+            permissions = {
+                vhost: in_words(allowed, pulse_user.username)
+                for vhost, allowed in pulse_users.permissions_of(pulse_user).items()
+            }
+            live = pulse_users.connections_of(pulse_user)
+        except NotThere:
+            trouble = "RabbitMQ has no such account any more. A new password makes it again, or you delete it here too."
+        except BrokerError as error:
+            trouble = _broker_trouble(request, error, "So what it may do there isn't known.")
+    current = {"warn_length": pulse_user.warn_length, "max_length": pulse_user.max_length}
+    return render(
+        request,
+        "accounts/pulse_user.html",
+        {
+            "pulse_user": pulse_user,
+            "owners": pulse_user.owners.all(),
+            "addresses": pulse_user.notification_addresses.all(),
+            "permissions": permissions,
+            "connections": live,
+            "trouble": trouble,
+            "may_set_thresholds": request.user.is_staff or settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH,
+            "largest_max_length": 0 if request.user.is_staff else settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH,
+            "default_warn_length": settings.GUARDIAN_WARN_QUEUE_LENGTH,
+            "default_max_length": settings.GUARDIAN_MAX_QUEUE_LENGTH,
+            "owner_form": owner_form or forms.OwnerForm(),
+            "address_form": address_form or forms.AddressForm(),
+            "thresholds_form": thresholds_form or forms.ThresholdsForm(initial=current),
+            "password_form": password_form or forms.PasswordForm(),
+        },
+        status=status,
+    )
+
+
+def action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:
+    """Let those who see an account POST what is to be done with it; who has to sign in comes back to its page."""
+
+    @require_POST
+    @wraps(view)
+    def checked(request: OwnersRequest, username: str) -> HttpResponse:
+        if not request.user.is_authenticated:
+            return redirect_to_login(reverse("pulse_user", args=[username]))
+        pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
+        try:
+            return view(request, pulse_user)
+        except PulseUser.DoesNotExist:
+            messages.error(request, f"{username} was deleted by somebody meanwhile.")
+            return redirect("pulse_users")
+
+    return checked
+
+
+@action
+def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Give an account a new password, and show it this once where it was made here."""
+    form = forms.PasswordForm(request.POST)
+    if not form.is_valid():
+        return _pulse_user(request, pulse_user, password_form=form)
+    own_password = form.cleaned_data["password"]
+    close = form.cleaned_data["close_connections"]
+    try:
+        password = pulse_users.rotate_password(pulse_user, own_password or None, close_connections=close)
+    except ValidationError as error:
+        _add_error(form, error, "password")
+        return _pulse_user(request, pulse_user, password_form=form)
+    except BrokerError as error:
+        trouble = _broker_trouble(request, error, "Whether the password was changed isn't known: change it once more.")
+        return _pulse_user(request, pulse_user, trouble=trouble, status=503)
+    return _password_page(request, pulse_user, "" if own_password else password, closed=close)
+
+
+@action
+def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Add an owner by e-mail address, or remove one."""
+    if "remove" in request.POST:
+        owner = pulse_user.owners.filter(uuid__in=_uuids(request.POST["remove"])).first()
+        try:
+            if owner is None:
+                raise pulse_users.NotAnOwner("That isn't an owner of it any more.")
+            pulse_users.remove_owner(pulse_user, owner)
+        except (pulse_users.LastOwner, pulse_users.NotAnOwner) as error:
+            messages.error(request, str(error))
+        else:
+            messages.success(request, f"{owner} is no longer an owner of {pulse_user}.")
+        return _back_to(request, pulse_user)
+    form = forms.OwnerForm(request.POST)
+    if form.is_valid():
+        try:
+            [owner] = pulse_users.find_owners([form.cleaned_data["email"]])
+            pulse_users.add_owner(pulse_user, owner)
+        except ValidationError as error:
+            _add_error(form, error, "email")
+        except vouching.NotVouched as error:
+            form.add_error("email", str(error))
+        else:
+            messages.success(request, f"{owner} is an owner of {pulse_user} now.")
+            return _back_to(request, pulse_user)
+    return _pulse_user(request, pulse_user, owner_form=form)
+
+
+@action
+def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Add an address for an account's messages, ask it once more for its confirmation, or remove it."""
+    for what, do, done in (
+        ("remove", addresses.remove_address, "{} gets nothing more about {}."),
+        ("again", addresses.send_again, "{} is asked once more whether it wants the messages about {}."),
+    ):
+        if what not in request.POST:
+            continue
+        address = pulse_user.notification_addresses.filter(uuid__in=_uuids(request.POST[what])).first()
+        if address is None:
+            messages.error(request, "There is no such address any more.")
+            return _back_to(request, pulse_user)
+        try:
+            do(address)
+        except ValidationError as error:
+            messages.error(request, " ".join(error.messages))
+        else:
+            messages.success(request, done.format(address.email, pulse_user))
+        return _back_to(request, pulse_user)
+    form = forms.AddressForm(request.POST)
+    if form.is_valid():
+        try:
+            address = addresses.add_address(pulse_user, form.cleaned_data["email"], request.user)
+        except ValidationError as error:
+            _add_error(form, error, "email")
+        else:
+            messages.success(request, f"A mail is on its way to {address.email}, with a link to confirm it.")
+            return _back_to(request, pulse_user)
+    return _pulse_user(request, pulse_user, address_form=form)
+
+
+@action
+def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Set when the queues of an account are warned about and deleted."""
+    form = forms.ThresholdsForm(request.POST)
+    if form.is_valid():
+        try:
+            pulse_users.set_thresholds(
+                pulse_user, form.cleaned_data["warn_length"], form.cleaned_data["max_length"], request.user
+            )
+        except ValidationError as error:
+            _add_error(form, error, "max_length")
+        else:
+            messages.success(request, "The lengths are set, for its queues without their own.")
+            return _back_to(request, pulse_user)
+    return _pulse_user(request, pulse_user, thresholds_form=form)
+
+
+def _back_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+    """Return to an account's page, or to the list where the visitor has just left it."""
+    if PulseUser.objects.seen_by(request.user).filter(pk=pulse_user.pk).exists():
+        return redirect("pulse_user", pulse_user.username)
+    return redirect("pulse_users")
+
+
+@login_required
+@page_with_forms
+def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
+    """Say what goes with an account, and delete it once its name is typed."""
+    pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
+    if pulse_user.removing_since is not None:
+        return redirect("pulse_user", pulse_user.username)
+    form = forms.DeleteForm(_posted(request), username=pulse_user.username)
+    goes, trouble = None, ""
+    try:
+        if request.method == "POST" and form.is_valid():
+            removal.remove_pulse_user(pulse_user)
+            messages.success(request, f"{pulse_user} is deleted, with its queues and exchanges.")
+            return redirect("pulse_users")
+        goes = removal.what_goes(pulse_user)
+    except BrokerError as error:
+        left = PulseUser.objects.filter(pk=pulse_user.pk).first()
+        if left is None or left.removing_since is not None:
+            messages.warning(request, f"{pulse_user} is being deleted. Guardian goes on until all is gone.")
+            return redirect("pulse_users")
+        trouble = _broker_trouble(request, error, "Nothing was deleted.")
+    return render(
+        request,
+        "accounts/pulse_user_delete.html",
+        {
+            "pulse_user": pulse_user,
+            "owners": pulse_user.owners.all(),
+            "queues": [readable(name) for name in goes.queues] if goes else [],
+            "exchanges": [readable(name) for name in goes.exchanges] if goes else [],
+            "form": form,
+            "trouble": trouble,
+        },
+        status=503 if trouble else 200,
+    )
+
+
+def _password_page(
+    request: OwnersRequest, pulse_user: PulseUser, password: str, *, made: bool = False, closed: bool = False
+) -> HttpResponse:
+    """Show a password, this once, and how to connect with it; an empty one was the visitor's own choice."""
+    broker = urlsplit(connections.amqp_url())
+    port = broker.port or (5671 if broker.scheme == "amqps" else 5672)
+    host = f"[{broker.hostname}]" if ":" in (broker.hostname or "") else broker.hostname
+    vhost = settings.GUARDIAN_PULSE_VHOST
+    response = render(
+        request,
+        "accounts/password.html",
+        {
+            "pulse_user": pulse_user,
+            "password": password,
+            "made": made,
+            "closed": closed,
+            "host": host,
+            "port": port,
+            "encrypted": broker.scheme == "amqps",
+            "vhost": vhost,
+            "address": f"{broker.scheme}://{pulse_user.username}:PASSWORD@{host}:{port}/{quote(vhost, safe='')}",
+            "queue_prefix": queue_prefix(pulse_user.username),
+            "exchange_prefix": exchange_prefix(pulse_user.username),
+        },
+        status=201 if made else 200,
+    )
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@page_with_forms
+def confirm_address(request: HttpRequest, token: str) -> HttpResponse:
+    """Ask whoever reads the mails to an address whether it shall get those about an account. Needs no signing in."""
+    try:
+        if request.method == "POST":
+            address = addresses.confirm_address(token)
+        else:
+            address = addresses.address_of_token(token)
+    except SignatureExpired:
+        return render(request, "accounts/confirm_address.html", {"expired": True}, status=410)
+    except (BadSignature, NotificationAddress.DoesNotExist):
+        return render(request, "accounts/confirm_address.html", status=404)
+    return render(request, "accounts/confirm_address.html", {"address": address})
+
+
+# Vouching
+
+
+@login_required
+@page_with_forms
+def vouching_page(request: OwnersRequest) -> HttpResponse:
+    """Tell the visitor whether somebody vouched for them, and if not, how that comes about."""
+    form = forms.VouchRequestForm(_posted(request))
+    if request.method == "POST" and form.is_valid():
+        try:
+            vouching.ask(request.user, form.cleaned_data["reason"])
+        except vouching.AskedAlready as error:
+            form.add_error("reason", str(error))
+        except ValidationError as error:
+            _add_error(form, error, "reason")
+        else:
+            messages.success(request, "Those who may vouch for you are told. You get a mail when somebody did.")
+            return redirect("vouching")
+    return render(
+        request,
+        "accounts/vouching.html",
+        {
+            "last": request.user.vouchings.select_related("by").first(),
+            "domains": settings.GUARDIAN_VOUCHED_DOMAINS,
+            "groups": settings.OIDC_VOUCHED_GROUPS if settings.OIDC_ISSUER else [],
+            "owners_may_vouch": settings.GUARDIAN_OWNERS_MAY_VOUCH,
+            "form": form,
+        },
+    )
+
+
+@login_required
+@page_with_forms
+def owners_page(request: OwnersRequest) -> HttpResponse:
+    """Show who asks to be vouched for, to operators everybody, and vouch for somebody by address."""
+    if not vouching.may_vouch(request.user):
+        raise PermissionDenied("Only those who may vouch for others see who asks for it.")
+    form = forms.VouchForm(_posted(request))
+    if request.method == "POST" and form.is_valid():
+        owner = Owner.objects.filter(email=normal_address(form.cleaned_data["email"])).first()
+        if owner is None:
+            where = settings.GUARDIAN_BASE_URL
+            form.add_error("email", f"Nobody has signed in with this address yet. Ask them to do so first, at {where}.")
+        else:
+            try:
+                vouching.vouch(owner, request.user, form.cleaned_data["reason"])
+            except ValidationError as error:
+                _add_error(form, error, "reason")
+            else:
+                messages.success(request, f"{owner} may use RabbitMQ now.")
+                return redirect("owners")
+    search = _search(request)
+    owners = Owner.objects.annotate(number_of_accounts=Count("pulse_users")).order_by("email")
+    if search:
+        owners = owners.filter(people_like(search))
+    page = _page(request, owners if request.user.is_staff else owners.none())
+    records = Vouching.objects.filter(owner__in=list(page)).select_related("by").order_by("at", "id")
+    last = {record.owner_id: record for record in records}
+    asking = Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
+    return render(
+        request,
+        "accounts/owners.html",
+        {
+            "asking": asking.order_by("vouch_requested_at")[:ASKING_SHOWN],
+            "page": page,
+            "rows": [(owner, last.get(owner.pk)) for owner in page],
+            "search": search,
+            "form": form,
+        },
+    )
+
+
+@login_required
+@page_with_forms
+def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
+    """Show operators the record of one owner, and withdraw what somebody vouched for."""
+    if not request.user.is_staff:
+        raise PermissionDenied("Only operators see who vouched for whom, and withdraw it.")
+    owner = get_object_or_404(Owner, uuid=uuid)
+    form = forms.WithdrawForm(_posted(request))
+    if request.method == "POST" and form.is_valid():
+        remove = form.cleaned_data["remove"]
+        try:
+            withdrawal.withdraw(owner, request.user, remove=remove, reason=form.cleaned_data["reason"])
+        except ValidationError as error:
+            _add_error(form, error, "reason")
+        else:
+            kept = "Tokens and accounts are removed too" if remove else "Tokens and accounts stay"
+            messages.success(request, f"{owner} can make nothing new on RabbitMQ any more. {kept}.")
+            return redirect("owner", owner.uuid)
+    accounts = PulseUser.objects.annotate(number_of_owners=Count("owners")).filter(pk__in=owner.pulse_users.all())
+    return render(
+        request,
+        "accounts/owner.html",
+        {
+            "owner": owner,
+            "records": owner.vouchings.select_related("by")[:RECORD_SHOWN],
+            "owned_alone": accounts.filter(number_of_owners=1).count(),
+            "shared": accounts.filter(number_of_owners__gt=1).count(),
+            "number_of_tokens": AuthToken.objects.filter(user=owner).count(),
+            "form": form,
+        },
+    )
+
+
+# Tokens
+
+
+@login_required
+@page_with_forms
+def tokens_page(request: OwnersRequest) -> HttpResponse:
+    """Show the visitor's tokens, and make another, which is shown this once."""
+    if request.method != "POST":
+        return _tokens(request, forms.TokenForm())
+    form = forms.TokenForm(request.POST)
+    try:
+        vouching.require_vouched(request.user)
+        if form.is_valid():
+            token, key = tokens.make_token(request.user, form.cleaned_data["name"], form.cleaned_data["days"])
+            address = f"{settings.GUARDIAN_BASE_URL}/api/queues/"
+            made = {"token": token, "key": key, "address": address}
+            response = render(request, "accounts/token.html", made, status=201)
+            response["Cache-Control"] = "no-store"
+            return response
+    except vouching.NotVouched as error:
+        return _tokens(request, form, trouble=str(error), status=403)
+    except ValidationError as error:
+        _add_error(form, error, "name")
+    return _tokens(request, form)
+
+
+def _tokens(request: OwnersRequest, form: forms.TokenForm, trouble: str = "", status: int = 200) -> HttpResponse:
+    return render(
+        request,
+        "accounts/tokens.html",
+        {
+            "page": _page(request, AuthToken.objects.filter(user=request.user)),
+            "now": timezone.now(),
+            "may_make": _may_make(request.user),
+            "form": form,
+            "trouble": trouble,
+        },
+        status=status,
+    )
+
+
+@login_required
+@page_with_forms
+def token_revoke(request: OwnersRequest, uuid: UUID) -> HttpResponse:
+    """Ask whether a token of the visitor's shall be revoked, and revoke it."""
+    token = get_object_or_404(AuthToken, user=request.user, uuid=uuid)
+    if request.method == "POST":
+        tokens.revoke_token(token)
+        messages.success(request, "The token is revoked. What still presents it is refused from now on.")
+        return redirect("tokens")
+    return render(request, "accounts/token_revoke.html", {"token": token, "now": timezone.now()})
+
+
+# What these pages share
+
+
+def _page(request: OwnersRequest, rows: "QuerySet[Any]") -> "Page[Any]":
+    """Return the page of a list that is asked for, or the nearest there is."""
+    return Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+
+
+def _search(request: OwnersRequest) -> str:
+    """Return what a list is searched for; empty: nothing, or what no name and no address can have in it."""
+    form = forms.SearchForm(request.GET)
+    return str(form.cleaned_data["search"]) if form.is_valid() else ""
+
+
+def _may_make(visitor: Owner) -> bool:
+    """Return whether this visitor may make accounts and tokens, so that a page shows no form in vain."""
+    try:
+        vouching.require_vouched(visitor)
+    except vouching.NotVouched:
+        return False
+    return True
+
+
+def _posted(request: OwnersRequest) -> QueryDict | None:
+    """Return what a form is filled with; None: nothing yet."""
+    return request.POST if request.method == "POST" else None
+
+
+def _uuids(text: str) -> list[UUID]:
+    """Return the UUID that a button of these pages sent; none where something else sent the text."""
+    try:
+        return [UUID(text)]
+    except ValueError:
+        return []
+
+
+def _add_error(form: forms.Form, error: ValidationError, field: str) -> None:
+    """Show what can't be used at its own field, or at this one where the error names none of the form's."""
+    if not hasattr(error, "error_dict"):
+        form.add_error(field, error)
+        return
+    for name, errors in error.error_dict.items():
+        form.add_error(name if name in form.fields else field, errors)
+
+
+def _broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) -> str:
+    """Return what to tell a visitor whom the broker keeps from what they want; operators are told why."""
+    logger.warning("%s %s: %s", request.method, request.path, error)
+    if isinstance(error, Refused):
+        said = "RabbitMQ refused what Guardian asked for; tell an operator."
+    else:
+        said = "RabbitMQ can't be asked just now; try again in a minute."
+    return f"{said} {outcome}" + (f" For operators: {error}." if request.user.is_staff else "")

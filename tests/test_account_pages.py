@@ -1,0 +1,983 @@
+"""The pages about vouching, RabbitMQ accounts and tokens."""
+
+import re
+import uuid
+from datetime import timedelta
+from io import StringIO
+from urllib.parse import quote
+
+import pika
+import pytest
+import time_machine
+from django.core.management import call_command
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from accounts import addresses, pulse_users, tokens, vouching, withdrawal
+from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from queues.models import Queue
+from rabbit.management import NotThere
+from tests.conftest import Amqp
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+
+MARKUP = "<script>alert(1)</script>"
+RIGHT_TO_LEFT = "a\u202eb"
+LONG = "ä" * 127 + "x"  # 255 bytes
+HOSTILE = [
+    MARKUP,
+    "\"'",
+    "a\nb",
+    RIGHT_TO_LEFT,
+    LONG,
+    "\x00",
+    "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
+]
+
+
+@pytest.fixture
+def people(guarded):
+    """Give one of each kind, by what they are to the account."""
+    return {
+        "owner": Owner.objects.create_user("alice@example.org", vouched=True),
+        "co-owner": Owner.objects.create_user("bob@example.org", vouched=True),
+        "other": Owner.objects.create_user("carol@example.org", vouched=True),
+        "not vouched": Owner.objects.create_user("dora@example.org"),
+        "operator": Owner.objects.create_superuser("ops@example.org"),
+    }
+
+
+@pytest.fixture
+def visit(people):
+    """Return a client that one of the people is signed in with."""
+
+    def signed_in(who, **options):
+        client = Client(**options)
+        if who in people:
+            client.force_login(people[who])
+        return client
+
+    return signed_in
+
+
+@pytest.fixture
+def name(management):
+    """Give a name that no account has, and remove the accounts that begin with it afterwards."""
+    name = f"alice-{uuid.uuid4().hex[:8]}"
+    yield name
+    for user in management.users():
+        if user.name.startswith(name):
+            management.delete_user(user.name)
+
+
+@pytest.fixture
+def account(people, name):
+    """Give an account of two owners."""
+    return pulse_users.make_pulse_user(name, [people["owner"], people["co-owner"]])[0]
+
+
+def secret_in(page, id_="password"):
+    return re.search(rf'<code id="{id_}">([^<]+)</code>', page.text)[1]
+
+
+def can_log_in(broker, vhost, name, password):
+    try:
+        Amqp(f"amqp://{name}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2]}", vhost).connection.close()
+    except pika.exceptions.AMQPError:
+        return False
+    return True
+
+
+def error_at(page, field):
+    """Return what the page says is wrong with this field."""
+    found = re.search(rf'<ul class="errorlist" id="{field}_error">(.*?)</ul>', page.text, re.DOTALL)
+    return re.sub(r"<[^>]+>", "", found[1]) if found else ""
+
+
+# Who sees what
+
+
+PAGES = {
+    "/pulse-users/": {"owner": 200, "co-owner": 200, "other": 200, "not vouched": 200, "operator": 200},
+    "/pulse-users/NAME/": {"owner": 200, "co-owner": 200, "other": 404, "not vouched": 404, "operator": 200},
+    "/pulse-users/NAME/delete/": {"owner": 200, "co-owner": 200, "other": 404, "not vouched": 404, "operator": 200},
+    "/vouching/": {"owner": 200, "co-owner": 200, "other": 200, "not vouched": 200, "operator": 200},
+    "/owners/": {"owner": 403, "co-owner": 403, "other": 403, "not vouched": 403, "operator": 200},
+    "/owners/UUID/": {"owner": 403, "co-owner": 403, "other": 403, "not vouched": 403, "operator": 200},
+    "/tokens/": {"owner": 200, "co-owner": 200, "other": 200, "not vouched": 200, "operator": 200},
+    "/tokens/TOKEN/revoke/": {"owner": 200, "co-owner": 404, "other": 404, "not vouched": 404, "operator": 404},
+}
+ACTIONS = ["password", "owners", "addresses", "thresholds"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_page_is_there_for_those_it_is_for(account, people, visit, page):
+    token = tokens.make_token(people["owner"], "builds")[0]
+    path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
+    path = path.replace("TOKEN", str(token.uuid))
+    assert {who: visit(who).get(path).status_code for who in people} == PAGES[page]
+    answer = visit("nobody").get(path)
+    assert (answer.status_code, answer["Location"]) == (302, f"/signin/?next={path}")
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_is_done_with_an_account_is_done_by_those_who_see_it_and_by_post(account, visit, action):
+    path = f"/pulse-users/{account.username}/{action}/"
+    assert visit("owner").get(path).status_code == 405
+    for who in ("other", "not vouched"):
+        assert visit(who).post(path).status_code == 404
+    assert visit("owner").post(f"/pulse-users/nobody-has-it/{action}/").status_code == 404
+    assert visit("owner").post(f"/pulse-users/%00/{action}/").status_code == 404
+    answer = visit("nobody").post(path)
+    assert answer["Location"] == f"/signin/?next=/pulse-users/{account.username}/"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(f"/pulse-users/NAME/{action}/" for action in ACTIONS)])
+@pytest.mark.parametrize("method", ["put", "patch", "delete"])
+def test_other_methods_are_refused(account, people, visit, page, method):
+    token = tokens.make_token(people["operator"], "builds")[0]
+    path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
+    path = path.replace("TOKEN", str(token.uuid))
+    assert getattr(visit("operator"), method)(path).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *(page for page in PAGES if page != "/pulse-users/NAME/"),
+        *(f"/pulse-users/NAME/{action}/" for action in ACTIONS),
+    ],
+)
+def test_a_post_without_the_csrf_token_is_refused(account, people, visit, page):
+    token = tokens.make_token(people["operator"], "builds")[0]
+    path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
+    path = path.replace("TOKEN", str(token.uuid))
+    answer = visit("operator", enforce_csrf_checks=True).post(path, {"name": account.username, "username": "another"})
+    assert answer.status_code == 403
+    assert PulseUser.objects.filter(pk=account.pk).exists()
+    assert AuthToken.objects.filter(pk=token.pk).exists()
+
+
+def test_an_address_is_confirmed_with_the_csrf_token_only(account, people):
+    address = addresses.add_address(account, "team@example.org", people["owner"])
+    path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
+    assert Client(enforce_csrf_checks=True).post(path).status_code == 403
+    address.refresh_from_db()
+    assert address.confirmed_at is None
+
+
+# The list, and making
+
+
+def test_without_accounts_the_list_says_what_to_do_first(people, visit):
+    page = visit("owner").get("/pulse-users/")
+    assert "Make your first" in page.text
+    assert 'name="username"' in page.text
+
+
+def test_who_is_not_vouched_for_sees_why_and_no_form_and_makes_nothing(people, visit, name, management):
+    page = visit("not vouched").get("/pulse-users/")
+    assert 'name="username"' not in page.text
+    assert 'href="/vouching/"' in page.text
+    answer = visit("not vouched").post("/pulse-users/", {"username": name})
+    assert answer.status_code == 403
+    assert "Nobody has vouched for dora@example.org yet" in answer.text
+    assert not PulseUser.objects.exists()
+    with pytest.raises(NotThere):
+        management.user(name)
+
+
+def test_a_made_account_has_its_password_shown_once_and_works(people, visit, name, broker, guarded):
+    client = visit("owner")
+    made = client.post(
+        "/pulse-users/", {"username": name, "owners": "bob@example.org", "notification_emails": "a@b.org"}
+    )
+    assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
+    password = secret_in(made)
+    assert made.text.count(password) == 1
+    assert 'data-copy="password"' in made.text
+    host, _, port = broker.amqp_url.rpartition("@")[2].partition(":")
+    for fact in (host, port.rstrip("/"), guarded, f"queue/{name}/", f"exchange/{name}/"):
+        assert fact in made.text
+    assert can_log_in(broker, guarded, name, password)
+    pulse_user = PulseUser.objects.get(username=name)
+    assert {owner.email for owner in pulse_user.owners.all()} == {"alice@example.org", "bob@example.org"}
+    assert [address.email for address in pulse_user.notification_addresses.all()] == ["a@b.org"]
+    # And nowhere else, however it is looked for.
+    for path in ("/pulse-users/", f"/pulse-users/{name}/", f"/pulse-users/{name}/delete/"):
+        assert password not in client.get(path).text
+    dump = StringIO()
+    call_command("dumpdata", stdout=dump)
+    assert name in dump.getvalue()
+    assert password not in dump.getvalue()
+
+
+def test_the_example_on_the_page_of_a_made_account_runs(people, visit, name, broker, guarded):
+    made = visit("owner").post("/pulse-users/", {"username": name})
+    address = re.search(r"URLParameters\(&quot;(.+?)&quot;\)|URLParameters\(\"(.+?)\"\)", made.text)
+    url = (address[1] or address[2]).replace("PASSWORD", secret_in(made))
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        assert connection.channel().queue_declare(f"queue/{name}/first", durable=True).method.message_count == 0
+
+
+def test_a_password_of_ones_own_is_never_shown(people, visit, name, broker, guarded):
+    password = "correct <horse> battery"
+    made = visit("owner").post("/pulse-users/", {"username": name, "password": password})
+    assert made.status_code == 201
+    assert "battery" not in made.text
+    assert can_log_in(broker, guarded, name, password)
+
+
+def test_sending_the_form_again_makes_no_second_one_and_says_so_at_the_name(people, visit, name, broker, guarded):
+    client = visit("owner")
+    password = secret_in(client.post("/pulse-users/", {"username": name}))
+    again = client.post("/pulse-users/", {"username": name})
+    assert again.status_code == 200
+    assert "is taken" in error_at(again, "new-username")
+    assert can_log_in(broker, guarded, name, password)
+
+
+@pytest.mark.parametrize(
+    ("username", "why"),
+    [
+        ("", "required"),
+        ("1alice", "must start with a letter"),
+        ("alice\n", "has the character"),
+        (" alice", "has the character"),
+        ("a" * 101, "101 characters long"),
+        ("admin", "is reserved"),
+        *((hostile, "") for hostile in HOSTILE),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_at_its_field(people, visit, username, why):
+    page = visit("owner").post("/pulse-users/", {"username": username, "password": "not-to-be-echoed-1"})
+    assert page.status_code == 200
+    assert error_at(page, "new-username")
+    assert why in error_at(page, "new-username")
+    assert MARKUP not in page.text
+    assert "not-to-be-echoed" not in page.text
+    assert not PulseUser.objects.exists()
+
+
+def test_a_name_that_is_on_the_broker_already_is_refused_at_its_field(people, visit, name, management):
+    management.put_user(name, "theirs", ["monitoring"])
+    page = visit("owner").post("/pulse-users/", {"username": name})
+    assert "an account on the broker already" in error_at(page, "new-username")
+    assert management.user(name).tags == {"monitoring"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("password", "short", "too short"),
+        ("password", "password123", "too common"),
+        ("password", "line\nbreak-in-it", "can&#x27;t be typed"),
+        ("owners", "nobody@example.org", "Nobody who may use the broker has this address: nobody@example.org"),
+        ("owners", "dora@example.org", "Nobody who may use the broker has this address: dora@example.org"),
+        ("notification_emails", "no address", "is not an e-mail address"),
+        ("notification_emails", "alice@example.org", "is an owner&#x27;s"),
+        *((field, hostile, "") for field in ("owners", "notification_emails") for hostile in HOSTILE),
+    ],
+)
+def test_what_cannot_be_used_is_refused_at_its_field(people, visit, name, field, value, why):
+    page = visit("owner").post("/pulse-users/", {"username": name, field: value})
+    assert page.status_code == 200
+    assert error_at(page, f"new-{field}")
+    assert why in error_at(page, f"new-{field}")
+    assert MARKUP not in page.text
+    assert not PulseUser.objects.exists()
+
+
+def test_all_that_is_wrong_is_said_at_once_and_the_first_is_gone_to(people, visit):
+    page = visit("owner").post("/pulse-users/", {"username": "1", "owners": "nobody@example.org"})
+    assert error_at(page, "new-username")
+    assert error_at(page, "new-owners")
+    assert page.text.count("autofocus") == 1
+
+
+def test_with_the_broker_away_nothing_is_made_and_the_form_is_kept(people, visit, name, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    page = visit("owner").post(
+        "/pulse-users/", {"username": name, "password": "kept-to-myself-7", "owners": "bob@example.org"}
+    )
+    assert page.status_code == 503
+    assert "RabbitMQ can&#x27;t be asked just now" in page.text
+    assert "127.0.0.1:1" not in page.text
+    assert f'value="{name}"' in page.text
+    assert "bob@example.org" in page.text
+    assert "kept-to-myself-7" not in page.text
+    assert not PulseUser.objects.exists()
+
+
+def test_the_list_says_whose_each_is_and_how_it_stands(people, visit):
+    now = timezone.now()
+    for username, fields in (
+        ("in-use", {"ready": True}),
+        ("half", {}),
+        ("going", {"ready": True, "removing_since": now}),
+    ):
+        PulseUser.objects.create(username=username, **fields).owners.set([people["owner"], people["co-owner"]])
+    for number, state in enumerate(("ok", "warned", "gone")):
+        Queue.objects.create(
+            vhost="/", name=f"queue/in-use/{number}", type="classic", durable=True, auto_delete=False, exclusive=False,
+            state=state, pulse_user=PulseUser.objects.get(username="in-use"), first_seen=now, last_seen=now,
+        )  # fmt: skip
+    page = visit("owner").get("/pulse-users/").text
+    row = page[page.index("/pulse-users/in-use/") :]
+    assert re.search(r'pulse_user=in-use">2</a>', row)
+    for what in ("alice@example.org", "bob@example.org", "in use", "not finished", "being deleted"):
+        assert what in page
+    assert "in-use" not in visit("other").get("/pulse-users/").text
+
+
+def test_operators_search_by_name_and_by_owner(people, visit):
+    PulseUser.objects.create(username="one", ready=True).owners.add(people["owner"])
+    PulseUser.objects.create(username="two", ready=True).owners.add(people["owner"], people["other"])
+    client = visit("operator")
+    for search, found in (
+        ("tw", {"two"}),
+        ("CAROL@", {"two"}),
+        ("alice", {"one", "two"}),
+        (MARKUP, set()),
+        ("\x00", {"one", "two"}),
+    ):
+        page = client.get("/pulse-users/", {"search": search})
+        assert {name for name in ("one", "two") if f'href="/pulse-users/{name}/"' in page.text} == found
+        assert MARKUP not in page.text
+
+
+def test_the_lists_have_pages_and_their_statements_do_not_grow(people, visit, django_assert_max_num_queries):
+    made = PulseUser.objects.bulk_create([PulseUser(username=f"account-{n:03}", ready=True) for n in range(120)])
+    through = PulseUser.owners.through
+    through.objects.bulk_create([through(pulseuser=one, owner=people["owner"]) for one in made])
+    through.objects.bulk_create([through(pulseuser=one, owner=people["co-owner"]) for one in made])
+    asking = [
+        Owner(email=f"x{n}@example.org", vouch_requested_at=timezone.now(), vouch_request=MARKUP) for n in range(120)
+    ]
+    Vouching.objects.bulk_create(
+        [Vouching(owner=one, vouched=False, by=people["operator"]) for one in Owner.objects.bulk_create(asking)]
+    )
+    for n in range(60):
+        tokens.make_token(people["owner"], f"token {n}")
+    for who, path in (("owner", "/pulse-users/"), ("operator", "/pulse-users/"), ("owner", "/tokens/")):
+        client = visit(who)
+        with django_assert_max_num_queries(6):
+            page = client.get(path)
+        assert page.text.count("<tr>") == 51
+        assert 'rel="next"' in page.text
+        assert client.get(path, {"page": "99999999999999999999"}).status_code == 200
+        assert client.get(path, {"page": "x"}).status_code == 200
+    client = visit("operator")
+    with django_assert_max_num_queries(7):
+        page = client.get("/owners/")
+    assert page.text.count("<tr>") == 1 + 100 + 1 + 50
+    assert MARKUP not in page.text
+
+
+# Adopting
+
+
+def test_operators_adopt_what_was_made_by_hand(people, visit, name, management, broker, guarded):
+    management.put_user(name, "by-hand")
+    assert "Adopt an account" not in visit("owner").get("/pulse-users/?adopt=1").text
+    client = visit("operator")
+    assert "Adopt an account that was made by hand" in client.get("/pulse-users/").text
+    assert f'<option value="{name}">' in client.get("/pulse-users/?adopt=1").text
+    answer = client.post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
+    assert answer["Location"] == f"/pulse-users/{name}/"
+    assert visit("owner").get(f"/pulse-users/{name}/").status_code == 200
+    gone = client.post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
+    assert "There is no such account to adopt any more" in error_at(gone, "adopt-username")
+
+
+def test_nobody_else_adopts(people, visit, name, management):
+    management.put_user(name, "by-hand")
+    answer = visit("owner").post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
+    assert answer.status_code == 403
+    assert "Only operators" in answer.text
+    assert not PulseUser.objects.exists()
+
+
+@pytest.mark.parametrize("owners", ["", " , ", "nobody@example.org", *HOSTILE])
+def test_an_adopted_account_needs_owners_who_are_known(people, visit, name, management, owners):
+    management.put_user(name, "by-hand")
+    page = visit("operator").post("/pulse-users/", {"adopt": "1", "username": name, "owners": owners})
+    assert page.status_code == 200
+    assert error_at(page, "adopt-owners")
+    assert not PulseUser.objects.exists()
+
+
+def test_with_the_broker_away_nothing_is_adopted_and_the_list_is_there(people, visit, name, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client = visit("operator")
+    assert client.get("/pulse-users/").status_code == 200
+    for page in (client.get("/pulse-users/?adopt=1"), client.post("/pulse-users/", {"adopt": "1", "username": name})):
+        assert page.status_code == 503
+        assert "can&#x27;t be asked just now" in page.text
+
+
+# One account
+
+
+def test_the_page_of_an_account_says_what_it_may_do_and_whose_it_is(account, people, visit, name, broker, guarded):
+    password = pulse_users.rotate_password(account)
+    live = Amqp(f"amqp://{name}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded)
+    page = visit("owner").get(f"/pulse-users/{name}/").text
+    for what in (
+        f"queues whose names start with queue/{name}/",
+        "alice@example.org (you)",
+        "bob@example.org",
+        "as for every account",
+        f"/queues/?pulse_user={name}",
+        f"/pulse-users/{name}/delete/",
+    ):
+        assert what in page
+    assert re.search(r"<strong>1</strong> live connection\.|It has no live connection", page)  # its figures lag
+    live.connection.close()
+
+
+def test_with_the_broker_away_the_page_of_an_account_says_so(account, visit, name, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    page = visit("owner").get(f"/pulse-users/{name}/")
+    assert page.status_code == 200
+    assert "can&#x27;t be asked just now" in page.text
+    assert "How many live connections it has isn't known" in page.text
+    assert "bob@example.org" in page.text
+    assert "127.0.0.1:1" not in page.text
+    assert "127.0.0.1:1" in visit("operator").get(f"/pulse-users/{name}/").text
+
+
+def test_an_account_that_vanished_from_the_broker_can_be_made_again_there(
+    account, visit, name, management, broker, guarded
+):
+    management.delete_user(name)
+    client = visit("owner")
+    assert "A new password makes it again" in client.get(f"/pulse-users/{name}/").text
+    password = secret_in(client.post(f"/pulse-users/{name}/password/"))
+    assert can_log_in(broker, guarded, name, password)
+
+
+def test_an_account_that_is_being_deleted_offers_nothing_to_do(account, visit, name):
+    PulseUser.objects.update(removing_since=timezone.now())
+    client = visit("owner")
+    page = client.get(f"/pulse-users/{name}/").text
+    assert "It is being deleted since" in page
+    assert page.count("<form") == 1  # to sign out
+    assert client.get(f"/pulse-users/{name}/delete/")["Location"] == f"/pulse-users/{name}/"
+
+
+def test_the_statements_of_an_account_page_do_not_grow(account, people, visit, name, django_assert_max_num_queries):
+    account.owners.add(*(Owner.objects.create_user(f"o{n}@example.org", vouched=True) for n in range(30)))
+    for n in range(10):
+        addresses.add_address(account, f"a{n}@example.com", people["owner"])
+    client = visit("owner")
+    with django_assert_max_num_queries(6):
+        page = client.get(f"/pulse-users/{name}/")
+    assert page.text.count("@example.com") >= 10
+
+
+# Owners of an account
+
+
+def test_an_owner_is_added_and_removed(account, people, visit, name):
+    path = f"/pulse-users/{name}/owners/"
+    client = visit("owner")
+    page = client.post(path, {"email": "Carol@Example.org"}, follow=True)
+    assert page.redirect_chain == [(f"/pulse-users/{name}/", 302)]
+    assert f"carol@example.org is an owner of {name} now." in page.text
+    page = client.post(path, {"remove": str(people["other"].uuid)}, follow=True)
+    assert f"carol@example.org is no longer an owner of {name}." in page.text
+    assert set(account.owners.all()) == {people["owner"], people["co-owner"]}
+
+
+def test_who_leaves_comes_back_to_the_list_and_the_last_one_cannot(account, people, visit, name):
+    path = f"/pulse-users/{name}/owners/"
+    page = visit("owner").post(path, {"remove": str(people["owner"].uuid)}, follow=True)
+    assert page.redirect_chain == [("/pulse-users/", 302)]
+    page = visit("co-owner").post(path, {"remove": str(people["co-owner"].uuid)}, follow=True)
+    assert "is the last owner" in page.text
+    assert set(account.owners.all()) == {people["co-owner"]}
+
+
+@pytest.mark.parametrize("email", ["", "nobody@example.org", "dora@example.org", *HOSTILE])
+def test_who_cannot_be_an_owner_is_refused_at_the_field(account, people, visit, name, email):
+    page = visit("owner").post(f"/pulse-users/{name}/owners/", {"email": email})
+    assert page.status_code == 200
+    assert error_at(page, "owner-email")
+    assert MARKUP not in page.text
+    assert account.owners.count() == 2
+
+
+@pytest.mark.parametrize("who", ["carol", "no uuid", "unknown", *HOSTILE])
+def test_a_stale_page_removes_nobody_and_says_so(account, people, visit, name, who):
+    uuids = {"carol": str(people["other"].uuid), "unknown": str(uuid.uuid4())}
+    page = visit("owner").post(f"/pulse-users/{name}/owners/", {"remove": uuids.get(who, who)}, follow=True)
+    assert "isn&#x27;t an owner" in page.text
+    assert account.owners.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("owners", {"email": "carol@example.org"}),
+        ("addresses", {"email": "team@example.org"}),
+        ("thresholds", {"warn_length": "3", "max_length": "9"}),
+        ("password", {}),
+        ("delete", None),
+    ],
+)
+def test_an_account_that_is_gone_when_the_button_is_pressed_is_told_not_a_crash(
+    account, visit, name, monkeypatch, action, fields
+):
+    """It goes between the look at who may and the deed."""
+    import accounts.views
+
+    real = accounts.views.get_object_or_404
+
+    def then_gone(*arguments, **options):
+        found = real(*arguments, **options)
+        PulseUser.objects.all().delete()
+        return found
+
+    monkeypatch.setattr(accounts.views, "get_object_or_404", then_gone)
+    answer = visit("operator").post(
+        f"/pulse-users/{name}/{action}/", {"name": name} if fields is None else fields, follow=True
+    )
+    assert answer.status_code == 200
+    assert re.search("deleted by somebody meanwhile|is being removed|is deleted", answer.text)
+
+
+# Further addresses
+
+
+def test_an_address_is_added_asked_again_confirmed_and_removed(account, visit, name):
+    path = f"/pulse-users/{name}/addresses/"
+    client = visit("owner")
+    page = client.post(path, {"email": "team@example.org"}, follow=True)
+    assert "A mail is on its way to team@example.org" in page.text
+    assert "waits for confirmation" in page.text
+    address = NotificationAddress.objects.get()
+    page = client.post(path, {"again": str(address.uuid)}, follow=True)
+    assert "is asked once more" in page.text
+    addresses.confirm_address(addresses.confirmation_token(address))
+    page = client.get(f"/pulse-users/{name}/")
+    assert ">confirmed<" in page.text
+    assert "Ask again" not in page.text
+    page = client.post(path, {"remove": str(address.uuid)}, follow=True)
+    assert f"team@example.org gets nothing more about {name}." in page.text
+    for what in ("remove", "again"):
+        page = client.post(path, {what: str(address.uuid)}, follow=True)
+        assert "There is no such address any more." in page.text
+    assert not NotificationAddress.objects.exists()
+
+
+@pytest.mark.parametrize("email", ["", "alice@example.org", "team@example.org", *HOSTILE])
+def test_an_address_that_cannot_be_used_is_refused_at_its_field(account, people, visit, name, email):
+    addresses.add_address(account, "team@example.org", people["owner"])
+    page = visit("owner").post(f"/pulse-users/{name}/addresses/", {"email": email})
+    assert page.status_code == 200
+    assert error_at(page, "address-email")
+    assert MARKUP not in page.text
+    assert NotificationAddress.objects.count() == 1
+
+
+def test_another_accounts_address_is_not_touched(account, people, visit, name):
+    theirs = PulseUser.objects.create(username="theirs", ready=True)
+    address = addresses.add_address(theirs, "team@example.org", people["other"])
+    visit("owner").post(f"/pulse-users/{name}/addresses/", {"remove": str(address.uuid)})
+    assert NotificationAddress.objects.filter(pk=address.pk).exists()
+
+
+def test_an_address_is_confirmed_by_whoever_reads_its_mails_and_not_by_looking(account, people, name):
+    address = addresses.add_address(account, "team@example.org", people["owner"])
+    path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
+    nobody = Client()
+    page = nobody.get(path)
+    for what in ("team@example.org", name, "alice@example.org"):
+        assert what in page.text
+    address.refresh_from_db()
+    assert address.confirmed_at is None
+    for _ in range(2):
+        assert "The address is confirmed" in nobody.post(path).text
+    address.refresh_from_db()
+    assert address.confirmed_at is not None
+    assert "The address is confirmed" in nobody.get(path).text
+
+
+def test_a_link_that_has_run_out_or_is_none_says_what_to_do(account, people, visit):
+    address = addresses.add_address(account, "team@example.org", people["owner"])
+    path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
+    with time_machine.travel(timezone.now() + timedelta(days=8)):
+        for answer in (Client().get(path), Client().post(path)):
+            assert answer.status_code == 410
+            assert "Ask again" in answer.text
+    addresses.remove_address(address)
+    for bad in (path, path[:-3] + "/", "/addresses/%00/", f"/addresses/{quote(MARKUP.replace('/', ''))}/"):
+        for answer in (Client().get(bad), Client().post(bad)):
+            assert answer.status_code == 404
+            assert "ask an owner" in answer.text
+
+
+# Thresholds
+
+
+def test_operators_set_thresholds_and_owners_where_they_may(account, people, visit, name, settings):
+    path = f"/pulse-users/{name}/thresholds/"
+    both = {"warn_length": "3", "max_length": "9"}
+    assert 'name="max_length"' not in visit("owner").get(f"/pulse-users/{name}/").text
+    answer = visit("owner").post(path, both)
+    assert answer.status_code == 403
+    assert "set by operators" in answer.text
+    assert visit("operator").post(path, both).status_code == 302
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length) == (3, 9)
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 20
+    client = visit("owner")
+    assert "You can go up to 20 messages" in client.get(f"/pulse-users/{name}/").text
+    assert "largest maximum" in error_at(client.post(path, {"max_length": "21"}), "thresholds-max_length")
+    page = client.post(path, {"max_length": "20"}, follow=True)
+    assert "20 messages" in page.text
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length) == (None, 20)
+
+
+@pytest.mark.parametrize(
+    ("warn", "most"), [("9", "3"), ("0", "5"), ("x", "5"), ("1", "9" * 30), ("-1", ""), *((h, h) for h in HOSTILE)]
+)
+def test_thresholds_that_cannot_be_used_are_refused_at_their_field(account, visit, name, warn, most):
+    page = visit("operator").post(f"/pulse-users/{name}/thresholds/", {"warn_length": warn, "max_length": most})
+    assert page.status_code == 200
+    assert error_at(page, "thresholds-warn_length") or error_at(page, "thresholds-max_length")
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length) == (None, None)
+
+
+# The password
+
+
+def test_a_new_password_is_shown_once_and_works_and_the_permissions_stay(
+    account, visit, name, management, broker, guarded
+):
+    before = management.permissions_of(name)
+    client = visit("co-owner")
+    page = client.post(f"/pulse-users/{name}/password/")
+    assert (page.status_code, page["Cache-Control"]) == (200, "no-store")
+    password = secret_in(page)
+    assert "go on until they next connect" in page.text
+    assert can_log_in(broker, guarded, name, password)
+    assert management.permissions_of(name) == before
+    assert password not in client.get(f"/pulse-users/{name}/").text
+
+
+def test_a_new_password_of_ones_own_is_never_shown_and_its_connections_are_closed_on_demand(
+    account, visit, name, broker, guarded
+):
+    page = visit("owner").post(
+        f"/pulse-users/{name}/password/", {"password": "correct horse battery", "close_connections": "on"}
+    )
+    assert "battery" not in page.text
+    assert "Its live connections were closed" in page.text
+    assert can_log_in(broker, guarded, name, "correct horse battery")
+
+
+@pytest.mark.parametrize("password", ["short", "12345678901", *(hostile for hostile in HOSTILE if len(hostile) < 8)])
+def test_a_new_password_that_cannot_be_used_is_refused_at_its_field(account, visit, name, password):
+    page = visit("owner").post(f"/pulse-users/{name}/password/", {"password": password})
+    assert page.status_code == 200
+    assert error_at(page, "password-password")
+    assert f'value="{password}"' not in page.text
+
+
+def test_with_the_broker_away_no_password_is_shown(account, visit, name, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    page = visit("owner").post(f"/pulse-users/{name}/password/")
+    assert page.status_code == 503
+    assert "can&#x27;t be asked just now" in page.text
+    assert 'id="password"><' not in page.text
+    assert "data-copy" not in page.text
+
+
+# Deleting
+
+
+def test_the_page_before_deleting_lists_what_goes_and_wants_the_name_typed(account, visit, name, management, guarded):
+    for number in range(12):
+        management.make_queue(guarded, f"queue/{name}/{number}")
+    management.make_exchange(guarded, f"exchange/{name}/{MARKUP}\u202e")
+    client = visit("owner")
+    page = client.get(f"/pulse-users/{name}/delete/")
+    for what in ("<summary>12 queues</summary>", f"queue/{name}/11", "1 exchange", "bob@example.org"):
+        assert what in page.text
+    assert MARKUP not in page.text
+    assert "\u202e" not in page.text
+    assert "\\u202e" in page.text
+    for wrong in ("", name.upper(), f"{name}x", *HOSTILE):
+        page = client.post(f"/pulse-users/{name}/delete/", {"name": wrong})
+        assert page.status_code == 200
+        assert error_at(page, "delete-name")
+        assert f"queue/{name}/11" in page.text
+    assert management.user(name).name == name
+
+
+def test_a_deleted_account_is_gone_with_all_it_had(account, visit, name, management, guarded):
+    management.make_queue(guarded, f"queue/{name}/builds")
+    page = visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+    assert page.redirect_chain == [("/pulse-users/", 302)]
+    assert f"{name} is deleted" in page.text
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+    assert not PulseUser.objects.exists()
+    with pytest.raises(NotThere):
+        management.user(name)
+    assert visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}).status_code == 404
+
+
+def test_with_the_broker_away_nothing_is_deleted(account, visit, name, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client = visit("owner")
+    for page in (
+        client.get(f"/pulse-users/{name}/delete/"),
+        client.post(f"/pulse-users/{name}/delete/", {"name": name}),
+    ):
+        assert page.status_code == 503
+        assert "Nothing was deleted." in page.text
+    account.refresh_from_db()
+    assert account.removing_since is None
+
+
+# Vouching
+
+
+def test_who_is_not_vouched_for_sees_the_rules_and_asks(people, visit, settings):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["mozilla.example"]
+    settings.OIDC_ISSUER, settings.OIDC_VOUCHED_GROUPS = "https://login.example.org", ["builders"]
+    client = visit("not vouched")
+    page = client.get("/vouching/").text
+    for what in ("mozilla.example", "builders", "an operator", "What do you need RabbitMQ for?"):
+        assert what in page
+    page = client.post("/vouching/", {"reason": f"{MARKUP} {RIGHT_TO_LEFT}"}, follow=True)
+    assert "Those who may vouch for you are told" in page.text
+    assert "You asked on" in page.text
+    assert MARKUP not in page.text
+    again = client.post("/vouching/", {"reason": "Please."})
+    assert "ask again tomorrow" in error_at(again, "request-reason")
+
+
+@pytest.mark.parametrize("reason", ["", " \n", "a\x07b", "x" * 501, "\x00"])
+def test_a_reason_that_cannot_be_used_is_refused_at_its_field(people, visit, reason):
+    page = visit("not vouched").post("/vouching/", {"reason": reason})
+    assert page.status_code == 200
+    assert error_at(page, "request-reason")
+    assert people["not vouched"].vouchings.count() == 0
+
+
+def test_who_is_vouched_for_sees_since_when_and_by_whom_or_which_rule(people, visit):
+    vouching.vouch(people["not vouched"], people["operator"], "Works with alice.")
+    page = visit("not vouched").get("/vouching/").text
+    for what in ("You may use RabbitMQ since", "ops@example.org", "Works with alice."):
+        assert what in page
+    assert "You may use RabbitMQ." in visit("owner").get("/vouching/").text
+    withdrawal.withdraw(people["not vouched"], people["operator"], reason="Left the team.")
+    page = visit("not vouched").get("/vouching/").text
+    assert "was withdrawn on" in page
+    assert "Left the team." in page
+
+
+def test_an_operator_sees_who_asks_first_and_vouches_with_a_button(people, visit):
+    vouching.ask(people["not vouched"], MARKUP)
+    client = visit("operator")
+    page = client.get("/owners/").text
+    assert MARKUP not in page
+    assert page.index("dora@example.org") < page.index("alice@example.org")
+    page = client.post("/owners/", {"email": "dora@example.org"}, follow=True)
+    assert "dora@example.org may use RabbitMQ now." in page.text
+    assert "Nobody asks at the moment." in page.text
+    record = people["not vouched"].vouchings.get()
+    assert (record.vouched, record.by) == (True, people["operator"])
+
+
+def test_owners_who_may_vouch_see_only_who_asks(people, visit, settings):
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    vouching.ask(people["not vouched"], "For the builds.")
+    client = visit("owner")
+    page = client.get("/owners/?search=carol").text
+    assert "dora@example.org" in page
+    assert "carol@example.org" not in page
+    assert "All owners" not in page
+    assert client.post("/owners/", {"email": "dora@example.org"}).status_code == 302
+    people["not vouched"].refresh_from_db()
+    assert people["not vouched"].vouched
+    assert client.post(f"/owners/{people['not vouched'].uuid}/", {}).status_code == 403
+
+
+def test_nobody_else_vouches(people, visit):
+    for who in ("owner", "not vouched"):
+        answer = visit(who).post("/owners/", {"email": "dora@example.org"})
+        assert answer.status_code == 403
+        assert "Only those who may vouch" in answer.text
+    people["not vouched"].refresh_from_db()
+    assert not people["not vouched"].vouched
+
+
+@pytest.mark.parametrize("email", ["", "nobody@example.org", *HOSTILE])
+def test_who_never_signed_in_cannot_be_vouched_for(people, visit, email):
+    page = visit("operator").post("/owners/", {"email": email})
+    assert page.status_code == 200
+    assert error_at(page, "vouch-email")
+    assert MARKUP not in page.text
+    assert not Vouching.objects.exists()
+
+
+def test_operators_search_owners(people, visit):
+    client = visit("operator")
+    page = client.get("/owners/", {"search": "CAROL"}).text
+    assert "carol@example.org" in page
+    assert "alice@example.org" not in page
+    page = client.get("/owners/", {"search": MARKUP}).text
+    assert "No owner has" in page
+    assert MARKUP not in page
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_a_withdrawal_says_what_goes_and_goes_as_far_as_chosen(account, people, visit, name, management, remove):
+    tokens.make_token(people["owner"], "builds")
+    pulse_users.make_pulse_user(f"{name}-alone", [people["owner"]])
+    path = f"/owners/{people['owner'].uuid}/"
+    client = visit("operator")
+    page = client.get(path).text
+    for what in ("1 token", "1 account of nobody else", "1 shared account stays"):
+        assert what in " ".join(page.split())
+    page = client.post(path, {"reason": "Left the team.", **({"remove": "on"} if remove else {})}, follow=True)
+    assert "can make nothing new on RabbitMQ any more" in page.text
+    assert "Left the team." in page.text
+    people["owner"].refresh_from_db()
+    assert not people["owner"].vouched
+    assert AuthToken.objects.filter(user=people["owner"]).exists() is not remove
+    assert PulseUser.objects.filter(username=f"{name}-alone").exists() is not remove
+    assert PulseUser.objects.filter(username=name).exists()
+    assert visit("owner").post("/tokens/", {"name": "x", "days": "1"}).status_code == 403
+
+
+def test_an_operator_is_not_withdrawn(people, visit):
+    path = f"/owners/{people['operator'].uuid}/"
+    client = visit("operator")
+    assert "Withdraw it" not in client.get(path).text
+    answer = client.post(path)
+    assert answer.status_code == 403
+    assert "is an operator" in answer.text
+
+
+@pytest.mark.parametrize("reason", ["a\x07b", "x" * 301, "\x00"])
+def test_a_reason_of_a_withdrawal_that_cannot_be_used_is_refused_at_its_field(people, visit, reason):
+    page = visit("operator").post(f"/owners/{people['owner'].uuid}/", {"reason": reason})
+    assert error_at(page, "withdraw-reason")
+    people["owner"].refresh_from_db()
+    assert people["owner"].vouched
+    assert error_at(visit("operator").post("/owners/", {"email": "dora@example.org", "reason": reason}), "vouch-reason")
+
+
+# Tokens
+
+
+def test_a_token_is_shown_once_and_works(people, visit, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    client = visit("owner")
+    assert "Make your first" in client.get("/tokens/").text
+    made = client.post("/tokens/", {"name": "nightly clean-up", "days": "30"})
+    assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
+    key = secret_in(made, "token")
+    assert made.text.count(key) == 1
+    assert 'data-copy="token"' in made.text
+    assert "https://guardian.example.org/api/queues/" in made.text
+    page = client.get("/tokens/").text
+    assert key not in page
+    assert "nightly clean-up" in page
+    assert "never" in page
+    token = AuthToken.objects.get()
+    assert abs(token.expiry - timezone.now() - timedelta(days=30)) < timedelta(minutes=1)
+    dump = StringIO()
+    call_command("dumpdata", stdout=dump)
+    assert key not in dump.getvalue()
+
+
+def test_an_expired_token_is_called_so_and_others_tokens_are_not_listed(people, visit):
+    token = tokens.make_token(people["owner"], "old")[0]
+    tokens.make_token(people["other"], "carols")
+    AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
+    page = visit("owner").get("/tokens/").text
+    assert ">expired<" in page
+    assert "carols" not in page
+
+
+def test_a_token_is_revoked_after_a_question_and_once(people, visit):
+    token = tokens.make_token(people["owner"], MARKUP)[0]
+    path = f"/tokens/{token.uuid}/revoke/"
+    client = visit("owner")
+    page = client.get(path)
+    assert "&lt;script&gt;" in page.text
+    assert AuthToken.objects.exists()
+    assert visit("other").post(path).status_code == 404
+    page = client.post(path, follow=True)
+    assert "The token is revoked." in page.text
+    assert not AuthToken.objects.exists()
+    assert client.post(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""), ("name", "x" * 101), ("name", "a\x01b"), ("name", "\x00"), ("name", "ä" * 127),
+        ("days", ""), ("days", "0"), ("days", "-1"), ("days", "3651"), ("days", "9" * 5000), ("days", "x"),
+        ("days", MARKUP),
+    ],
+)  # fmt: skip
+def test_a_token_that_cannot_be_made_is_refused_at_its_field(people, visit, field, value):
+    page = visit("owner").post("/tokens/", {"name": "builds", "days": "30", field: value})
+    assert page.status_code == 200
+    assert error_at(page, f"token-{field}")
+    assert MARKUP not in page.text
+    assert not AuthToken.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "named", [MARKUP, "\"'", RIGHT_TO_LEFT, "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")]
+)
+def test_a_token_may_have_any_name_and_the_page_stays_what_it_is(people, visit, named):
+    client = visit("owner")
+    assert client.post("/tokens/", {"name": named, "days": "30"}).status_code == 201
+    page = client.get("/tokens/")
+    assert page.status_code == 200
+    assert MARKUP not in page.text
+
+
+def test_who_is_not_vouched_for_makes_no_token(people, visit):
+    client = visit("not vouched")
+    assert 'name="days"' not in client.get("/tokens/").text
+    answer = client.post("/tokens/", {"name": "builds", "days": "30"})
+    assert answer.status_code == 403
+    assert "Nobody has vouched for dora@example.org yet" in answer.text
+    assert not AuthToken.objects.exists()
+
+
+# The front page
+
+
+def test_the_front_page_says_what_to_do_first(people, visit):
+    assert 'href="/signin/"' in Client().get("/").text
+    assert "See how that comes about" in visit("not vouched").get("/").text
+    assert "Make an account" in visit("owner").get("/").text
+    PulseUser.objects.create(username="alice", ready=True).owners.add(people["owner"])
+    assert "Your queues" in visit("owner").get("/").text
+
+
+# In general
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/pulse-users/", "/pulse-users/NAME/", "/pulse-users/NAME/delete/", "/vouching/", "/owners/", "/tokens/"],
+)
+def test_nothing_on_a_page_is_inline_or_from_elsewhere(account, visit, name, path):
+    page = visit("operator").get(path.replace("NAME", name)).text
+    assert not re.search(r"<style|<script(?![^>]* src=)| style=| on[a-z]+=", page)
+    assert not re.search(r'(?:src|href)="(?:https?:)?//', page)

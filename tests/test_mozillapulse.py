@@ -1,0 +1,91 @@
+"""The consumers in the field: the mozillapulse package from PyPI, unchanged, with accounts made here."""
+
+import contextlib
+import threading
+import time
+import uuid
+from urllib.parse import urlsplit
+
+import pytest
+from mozillapulse.config import PulseConfiguration
+from mozillapulse.consumers import GenericConsumer
+from mozillapulse.messages.base import GenericMessage
+from mozillapulse.publishers import GenericPublisher
+
+from accounts.models import Owner
+from accounts.pulse_users import make_pulse_user, rotate_password
+
+
+class Received(Exception):
+    """Ends the consumer, which listens for ever."""
+
+
+class Build(GenericMessage):
+    def __init__(self, number):
+        super().__init__()
+        self.routing_parts = ["build", str(number)]
+        self.set_data("number", number)
+
+
+@pytest.fixture
+def names(management):
+    names = [f"{role}-{uuid.uuid4().hex[:8]}" for role in ("builder", "watcher")]
+    yield names
+    for name in {user.name for user in management.users()} & set(names):
+        management.delete_user(name)
+
+
+@pytest.fixture
+def configuration(broker, guarded):
+    """Return a function that gives the package the account of this name."""
+    address = urlsplit(broker.amqp_url)
+
+    def configure(name, password):
+        return PulseConfiguration(
+            user=name, password=password, host=address.hostname, port=address.port, vhost=guarded, ssl=False
+        )
+
+    return configure
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["passing", "durable"])
+def test_a_consumer_receives_what_a_publisher_sends(guarded, names, configuration, management, durable):
+    alice = Owner.objects.create_user("alice@example.org", vouched=True)
+    (_, publishing), (watcher, _) = (make_pulse_user(name, [alice]) for name in names)
+    watching = rotate_password(watcher)
+    exchange = f"exchange/{names[0]}/builds"
+    publisher = GenericPublisher(configuration(names[0], publishing), exchange)
+    publisher.publish(Build(1))  # which makes the exchange
+    received = []
+
+    def callback(body, message):
+        received.append(body)
+        message.ack()
+        raise Received
+
+    consumer = GenericConsumer(
+        configuration(names[1], watching),
+        exchange,
+        topic="build.#",
+        applabel="watch",
+        durable=durable,
+        callback=callback,
+        timeout=10,
+    )
+
+    def listen():
+        with contextlib.suppress(Received):
+            consumer.listen()
+
+    listening = threading.Thread(target=listen, daemon=True)
+    listening.start()
+    until = time.monotonic() + 10
+    while exchange not in {b.source for b in management.queue_bindings(guarded, f"queue/{names[1]}/watch")}:
+        assert time.monotonic() < until, "the consumer has bound no queue"
+        time.sleep(0.05)
+    publisher.publish(Build(2))
+    listening.join(10)
+    assert [body["payload"] for body in received] == [{"number": 2}]
+    assert received[0]["_meta"]["routing_key"] == "build.2"
+    consumer.disconnect()
+    publisher.disconnect()

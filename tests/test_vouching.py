@@ -1,0 +1,419 @@
+"""Who may use the broker: by whom, by which rule, and what happens when it is withdrawn."""
+
+import threading
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import connection
+from django.utils import timezone
+
+from accounts import signals
+from accounts.models import AuthToken, Owner, PulseUser, Vouching
+from accounts.pulse_users import make_pulse_user
+from accounts.removal import finish_removals
+from accounts.tokens import make_token
+from accounts.vouching import (
+    AskedAlready,
+    NotVouched,
+    apply_rules,
+    ask,
+    may_vouch,
+    require_vouched,
+    vouch,
+)
+from accounts.withdrawal import withdraw
+from tests.conftest import Amqp
+
+
+@pytest.fixture
+def alice(transactional_db):
+    return Owner.objects.create_user("alice@example.org")
+
+
+@pytest.fixture
+def bob(transactional_db):
+    return Owner.objects.create_user("bob@example.org", vouched=True)
+
+
+@pytest.fixture
+def ops(transactional_db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def told():
+    """Collect what is sent to others, and whether a transaction was open then."""
+    sent = []
+
+    def collect(sender, **what):
+        what.pop("signal")
+        sent.append({**what, "in a transaction": connection.in_atomic_block})
+
+    signals.vouched.connect(collect)
+    signals.vouch_requested.connect(collect)
+    yield sent
+    signals.vouched.disconnect(collect)
+    signals.vouch_requested.disconnect(collect)
+
+
+@pytest.fixture
+def names(management):
+    """Give names that no account has, and remove their accounts afterwards."""
+    names = [f"{owner}-{uuid.uuid4().hex[:8]}" for owner in ("alone", "shared")]
+    yield names
+    for name in {user.name for user in management.users()} & set(names):
+        management.delete_user(name)
+
+
+def records(owner):
+    return [(record.vouched, record.by, record.reason) for record in owner.vouchings.order_by("id")]
+
+
+def test_who_may_vouch(alice, bob, ops, settings):
+    from django.contrib.auth.models import AnonymousUser
+
+    everybody = [AnonymousUser(), alice, bob, ops]
+    assert [may_vouch(visitor) for visitor in everybody] == [False, False, False, True]
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    assert [may_vouch(visitor) for visitor in everybody] == [False, False, True, True]
+
+
+def test_an_owner_nobody_vouched_for_is_told_what_to_do(alice):
+    with pytest.raises(NotVouched, match=r"Nobody has vouched for alice@example\.org .* Ask for it"):
+        require_vouched(alice)
+
+
+def test_an_operator_is_as_good_as_vouched_for(transactional_db):
+    require_vouched(Owner.objects.create_user("ops@example.org", is_staff=True))
+
+
+def test_whoever_cant_sign_in_may_not_use_the_broker(bob):
+    bob.is_active = False
+    with pytest.raises(NotVouched, match="can't sign in"):
+        require_vouched(bob)
+
+
+def test_vouching_is_recorded_and_told_and_ends_the_request(alice, ops, told):
+    ask(alice, "I build things")
+    vouch(alice, ops, "  he builds\nthings ")
+    alice.refresh_from_db()
+    assert (alice.vouched, alice.vouch_requested_at, alice.vouch_request) == (True, None, "")
+    assert records(alice) == [(True, ops, "he builds things")]
+    assert told == [
+        {"owner": alice, "reason": "I build things", "in a transaction": True},
+        {"owner": alice, "by": ops, "in a transaction": True},
+    ]
+
+
+def test_vouching_twice_is_recorded_and_told_once(alice, ops, told):
+    stale = Owner.objects.get(pk=alice.pk)
+    vouch(alice, ops)
+    vouch(stale, ops)
+    assert len(records(alice)) == 1
+    assert len(told) == 1
+    assert stale.vouched
+
+
+def test_somebody_who_may_not_vouches_for_nobody(alice, bob):
+    with pytest.raises(PermissionDenied):
+        vouch(alice, bob)
+    alice.refresh_from_db()
+    assert not alice.vouched
+    assert not Vouching.objects.exists()
+
+
+@pytest.mark.parametrize("reason", ["x" * 301, "NUL\0", "half \ud800 a character"])
+def test_a_reason_that_cant_be_kept_is_refused(alice, ops, reason):
+    with pytest.raises(ValidationError):
+        vouch(alice, ops, reason)
+    assert not Vouching.objects.exists()
+
+
+def test_asking_is_once_a_day(alice, told):
+    ask(alice, "first")
+    with pytest.raises(AskedAlready, match="within a day"):
+        ask(alice, "second")
+    Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
+    ask(alice, "third")
+    assert [message["reason"] for message in told] == ["first", "third"]
+
+
+@pytest.mark.parametrize("reason", ["", " \n ", "x" * 501, "NUL\0"])
+def test_asking_needs_a_reason_that_can_be_kept(alice, told, reason):
+    with pytest.raises(ValidationError):
+        ask(alice, reason)
+    assert told == []
+
+
+def test_who_is_vouched_for_has_nothing_to_ask(bob, told):
+    with pytest.raises(AskedAlready, match="vouched for already"):
+        ask(bob, "again")
+    assert told == []
+
+
+def test_an_address_under_a_domain_is_vouched_for_once(alice, settings, told):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    for _ in range(2):
+        apply_rules(alice, address="Alice@Example.ORG", groups=None)
+    assert records(alice) == [(True, None, "By rule: an address under example.org")]
+    assert len(told) == 1
+    assert alice.vouched
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        None,
+        "",
+        "alice@sub.example.org",
+        "alice@notexample.org",
+        "alice@example.org.evil.com",
+        '"a@example.org"@evil.com',
+    ],
+)
+def test_an_address_under_another_domain_isnt(alice, settings, address):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    apply_rules(alice, address=address, groups=None)
+    assert records(alice) == []
+    assert not alice.vouched
+
+
+def test_a_member_of_a_group_is_vouched_for_until_no_longer_in_it(alice, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["builders", "testers"]
+    apply_rules(alice, address=None, groups=["others", "testers"])
+    assert alice.vouched
+    apply_rules(alice, address=None, groups=["builders"])
+    apply_rules(alice, address=None, groups=None)  # signed in by a code: nothing is known of groups
+    assert alice.vouched
+    apply_rules(alice, address=None, groups=["others"])
+    apply_rules(alice, address=None, groups=[])
+    assert not alice.vouched
+    apply_rules(alice, address=None, groups=["builders"])
+    assert [record[0] for record in records(alice)] == [True, False, True]
+    assert [record[2] for record in records(alice)][:2] == [
+        "By rule: a member of the group testers",
+        "By rule: no longer a member of a group that is vouched for",
+    ]
+
+
+def test_a_group_is_named_whole(alice, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["admins"]
+    apply_rules(alice, address=None, groups="superadmins")
+    apply_rules(alice, address=None, groups=["superadmins", "Admins"])
+    assert not alice.vouched
+    apply_rules(alice, address=None, groups="admins")
+    assert alice.vouched
+
+
+def test_what_a_person_withdrew_holds_against_the_rules_until_a_person_vouches(alice, ops, settings):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    settings.OIDC_VOUCHED_GROUPS = ["builders"]
+    apply_rules(alice, address="alice@example.org", groups=["builders"])
+    withdraw(alice, ops)
+    apply_rules(alice, address="alice@example.org", groups=["builders"])
+    assert not alice.vouched
+    vouch(alice, ops)
+    assert alice.vouched
+
+
+def test_what_an_operator_withdrew_no_other_owner_gives_back(alice, bob, ops, settings):
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    vouch(alice, bob)
+    withdraw(alice, ops)
+    with pytest.raises(PermissionDenied, match="An operator withdrew it"):
+        vouch(alice, bob)
+    assert [record[0] for record in records(alice)] == [True, False]
+
+
+def test_it_holds_when_the_person_is_gone(alice, ops, settings):
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+    withdraw(alice, ops)
+    ops.delete()
+    apply_rules(alice, address="alice@example.org", groups=None)
+    assert not alice.vouched
+
+
+def test_whom_a_person_vouches_for_too_stays_without_the_group(alice, ops, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["builders"]
+    apply_rules(alice, address=None, groups=["builders"])
+    vouch(alice, ops)
+    apply_rules(alice, address=None, groups=[])
+    assert alice.vouched
+
+
+def test_whom_a_command_made_vouched_for_stays_without_a_group(bob, settings):
+    settings.OIDC_VOUCHED_GROUPS = ["builders"]
+    apply_rules(bob, address=None, groups=[])
+    bob.refresh_from_db()
+    assert bob.vouched
+    assert records(bob) == []
+
+
+def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guarded, bob, ops, names, management):
+    make_pulse_user(names[0], [bob])
+    make_token(bob, "nightly")
+    withdraw(bob, ops, reason="left the project")
+    assert records(bob) == [(False, ops, "left the project")]
+    stale = Owner.objects.get(pk=bob.pk)
+    stale.vouched = True  # as a page had it that was opened before
+    for make in (lambda: make_pulse_user(names[1], [stale]), lambda: make_token(stale, "new")):
+        with pytest.raises(NotVouched):
+            make()
+    assert [user.username for user in PulseUser.objects.all()] == [names[0]]
+    assert management.user(names[0]).name == names[0]
+    assert AuthToken.objects.count() == 1
+
+
+def test_only_operators_withdraw_and_not_from_operators(alice, bob, ops, settings):
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    vouch(alice, bob)
+    with pytest.raises(PermissionDenied, match="Only operators"):
+        withdraw(alice, bob, remove=True)
+    with pytest.raises(PermissionDenied, match="is an operator"):
+        withdraw(ops, ops)
+    assert Owner.objects.filter(vouched=True).count() == 3
+
+
+def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, ops, names, management):
+    carol = Owner.objects.create_user("carol@example.org", vouched=True)
+    _, password = make_pulse_user(names[0], [bob])
+    shared, _ = make_pulse_user(names[1], [bob, carol])
+    make_token(bob, "bob's")
+    make_token(carol, "carol's")
+    Amqp(f"amqp://{names[0]}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded).queue(f"queue/{names[0]}/q")
+    withdraw(bob, ops, remove=True)
+    assert list(PulseUser.objects.all()) == [shared]
+    assert list(shared.owners.all()) == [carol]
+    assert [token.name for token in AuthToken.objects.all()] == ["carol's"]
+    assert {user.name for user in management.users()} & set(names) == {names[1]}
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+
+
+def test_with_the_broker_away_what_is_theirs_is_marked_and_removed_later(
+    guarded, bob, ops, names, management, settings
+):
+    url = settings.RABBITMQ_MANAGEMENT_URL
+    pulse_user, _ = make_pulse_user(names[0], [bob])
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    withdraw(bob, ops, remove=True)
+    pulse_user.refresh_from_db()
+    assert pulse_user.removing_since is not None
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+    assert names[0] not in {user.name for user in management.users()}
+
+
+def test_withdrawing_takes_as_many_queries_whatever_they_have(
+    guarded, bob, ops, settings, django_assert_max_num_queries
+):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    carol = Owner.objects.create_user("carol@example.org", vouched=True)
+    for number in range(40):
+        PulseUser.objects.create(username=f"bobs-{number}", ready=True).owners.set([bob, carol][: 1 + number % 2])
+        make_token(bob, "one of many")
+    with django_assert_max_num_queries(15):
+        withdraw(bob, ops, remove=True)
+    assert PulseUser.objects.filter(removing_since__isnull=False).count() == 20
+    assert not bob.pulse_users.filter(removing_since=None).exists()
+
+
+def test_two_who_share_an_account_and_lose_it_at_once_leave_none_without_an_owner(guarded, bob, ops, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    carol = Owner.objects.create_user("carol@example.org", vouched=True)
+    accounts = [PulseUser.objects.create(username=f"both-{number}", ready=True) for number in range(5)]
+    for account in accounts:
+        account.owners.set([bob, carol])
+    start = threading.Barrier(2)
+
+    def lose(owner):
+        start.wait()
+        try:
+            withdraw(owner, ops, remove=True)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=lose, args=[owner]) for owner in (bob, carol)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for account in accounts:
+        account.refresh_from_db()
+        assert (account.owners.count(), account.removing_since is not None) == (1, True)
+
+
+# In the admin
+
+
+@pytest.fixture
+def admin(client, ops):
+    client.force_login(ops)
+    return client
+
+
+def act(client, model, action, *rows):
+    chosen = {"action": action, "_selected_action": [row.pk for row in rows], "post": "yes"}
+    answer = client.post(f"/admin/accounts/{model}/", chosen, follow=True)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_operators_vouch_and_withdraw_in_the_admin_with_a_record(admin, alice, ops):
+    act(admin, "owner", "vouch_for", alice)
+    alice.refresh_from_db()
+    assert alice.vouched
+    assert "is an operator. Take that away first" in act(admin, "owner", "withdraw", alice, ops)
+    assert [record[:2] for record in records(alice)] == [(True, ops), (False, ops)]
+
+
+def test_nobody_is_vouched_for_by_a_tick_in_the_admin(admin, alice):
+    form = {"email": alice.email, "full_name": "Alice", "is_active": "on", "vouched": "on"}
+    assert admin.post(f"/admin/accounts/owner/{alice.pk}/change/", form).status_code == 302
+    alice.refresh_from_db()
+    assert (alice.full_name, alice.vouched) == ("Alice", False)
+
+
+def test_the_owners_of_an_account_are_not_changed_in_the_admin(admin, bob):
+    pulse_user = PulseUser.objects.create(username="bobs", ready=True)
+    pulse_user.owners.set([bob])
+    page = admin.get(f"/admin/accounts/pulseuser/{pulse_user.pk}/change/").content.decode()
+    assert "bob@example.org" in page
+    form = {"owners": [], "warn_length": "6", "max_length": "9"}
+    assert admin.post(f"/admin/accounts/pulseuser/{pulse_user.pk}/change/", form).status_code == 302
+    pulse_user.refresh_from_db()
+    assert (list(pulse_user.owners.all()), pulse_user.warn_length) == ([bob], 6)
+
+
+def test_tokens_are_listed_and_revoked_in_the_admin_and_no_more(admin, bob):
+    token, key = make_token(bob, "nightly")
+    page = admin.get("/admin/accounts/authtoken/").content.decode()
+    assert "nightly" in page
+    assert key not in page
+    assert admin.get("/admin/accounts/authtoken/add/").status_code == 403
+    act(admin, "authtoken", "delete_selected", token)
+    assert not AuthToken.objects.exists()
+
+
+def test_the_logs_are_read_only_in_the_admin(admin, alice, ops):
+    vouch(alice, ops, "a reason of mine")
+    assert "a reason of mine" in admin.get("/admin/accounts/vouching/").content.decode()
+    record = Vouching.objects.get()
+    for model, row in (("vouching", record), ("notificationaddress", None)):
+        assert admin.get(f"/admin/accounts/{model}/").status_code == 200
+        assert admin.get(f"/admin/accounts/{model}/add/").status_code == 403
+        if row is not None:
+            assert admin.post(f"/admin/accounts/{model}/{row.pk}/change/", {"reason": "another"}).status_code == 403
+            assert admin.post(f"/admin/accounts/{model}/{row.pk}/delete/", {"post": "yes"}).status_code == 403
+    record.refresh_from_db()
+    assert record.reason == "a reason of mine"
+
+
+def test_who_owns_an_account_is_not_deleted_in_the_admin(admin, alice, bob):
+    PulseUser.objects.create(username="bobs", ready=True).owners.set([bob])
+    assert admin.post(f"/admin/accounts/owner/{bob.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert admin.post(f"/admin/accounts/owner/{alice.pk}/delete/", {"post": "yes"}).status_code == 302
+    act(admin, "owner", "delete_selected", bob)
+    assert set(Owner.objects.values_list("email", flat=True)) == {"bob@example.org", "ops@example.org"}
