@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import steady_pass
+from benchmarks import queue_list, steady_pass
 from benchmarks.figures import Figure, show
 from benchmarks.services import PROJECT, ChildError, Services, running
 from local.processes import StartError
@@ -24,6 +24,7 @@ from rabbit.management import BrokerError
 
 BENCHMARKS: dict[str, Callable[[Services], list[Figure]]] = {
     "steady_pass": steady_pass.measure,
+    "queue_list": queue_list.measure,
 }
 RESULTS = PROJECT / "var" / "bench"
 

@@ -1,9 +1,12 @@
-from typing import Any
+from typing import Any, cast
 
+from django import forms
 from django.contrib import admin
 from django.db.models import Model
 from django.http import HttpRequest
 
+from accounts.models import Owner
+from queues import by_hand
 from queues.models import Notification, Pass, Queue, QueueEvent
 
 
@@ -19,10 +22,21 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
 
+class QueueForm(forms.ModelForm):
+    """What operators change of a queue, checked as it is wherever else they change it."""
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse limits by which it would be deleted before anybody is warned."""
+        cleaned = super().clean() or self.cleaned_data
+        by_hand.check_limits(self.instance.pulse_user, cleaned.get("warn_length"), cleaned.get("max_length"))
+        return cleaned
+
+
 @admin.register(Queue)
 class QueueAdmin(ReadOnlyAdmin):
     """Queues. Their thresholds and the unbounded flag are the operators'; all else is what was seen."""
 
+    form = QueueForm
     list_display = ["name", "vhost", "state", "ready", "unacknowledged", "pulse_user", "unbounded"]
     list_filter = ["state", "unbounded", "vhost", "type"]
     list_select_related = ["pulse_user"]
@@ -33,8 +47,8 @@ class QueueAdmin(ReadOnlyAdmin):
     ]  # fmt: skip
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        """Write what was changed and nothing else: a pass may have written the rest in the meantime."""
-        obj.save(update_fields=form.changed_data)
+        """Set the limits, and nothing else: a pass may have written the rest in the meantime."""
+        by_hand.set_limits(obj, cast(Owner, request.user), **{name: getattr(obj, name) for name in by_hand.LIMITS})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         """Return all fields but the operators' own."""
@@ -63,7 +77,7 @@ class QueueEventAdmin(LogAdmin):
 class NotificationAdmin(LogAdmin):
     """The outbox."""
 
-    list_display = ["created", "kind", "recipient", "state", "attempts", "sent_at"]
+    list_display = ["created", "kind", "recipient", "channel", "state", "held_until", "attempts", "sent_at"]
     list_filter = ["state", "kind"]
     search_fields = ["recipient"]
 

@@ -1,32 +1,546 @@
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 from uuid import UUID
 
+from django import forms
+from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_safe
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_safe
+from django_htmx.http import HttpResponseClientRefresh
+from django_htmx.middleware import HtmxDetails
 
-from queues import thresholds
-from queues.mails import readable
-from queues.models import Queue
+from accounts.models import Owner, PulseUser
+from queues import by_hand, charts, exchanges, growth, thresholds
+from queues.exchanges import OwnExchange
+from queues.listing import ORDERINGS, QueueFilter, Standing, standing
+from queues.mails import duration, pace
+from queues.models import Queue, QueueEvent, QueueSample, Watch
+from queues.thresholds import Thresholds
+from rabbit.management import Binding, BrokerAway, BrokerError, Refused
+from rabbit.names import readable
+
+logger = logging.getLogger(__name__)
 
 EVENTS_SHOWN = 50
+ROWS = 50
+ACCOUNTS_TO_CHOOSE_FROM = 50
+"""Up to so many accounts are a list to choose from; of more the name is typed."""
+BINDINGS_SHOWN = 50
+LATE_AFTER_POLLS = 3
+
+OFFERED_ORDERS = [order for order in ORDERINGS if order[0] in ("state", "-length", "-share", "name")]
+
+View = Callable[..., HttpResponse]
 
 
-@login_required
+class Request(HttpRequest):
+    """A request of somebody who is signed in, which htmx may have made."""
+
+    user: Owner
+    htmx: HtmxDetails
+
+
+def signed_in(view: View) -> View:
+    """Let only those in who are signed in; others sign in first. A page that refreshes itself is loaded anew then."""
+    required = login_required(view)
+
+    @wraps(view)
+    def decorated(request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
+        if request.htmx and not request.user.is_authenticated:
+            return HttpResponseClientRefresh()
+        return required(request, *args, **kwargs)
+
+    return decorated
+
+
+# The list
+
+
+class Row(NamedTuple):
+    """A queue as the list shows it. ``bar`` is None where its length is unknown."""
+
+    queue: Queue
+    name: str
+    vhost: str
+    thresholds: Thresholds
+    spared: bool
+    bar: charts.Bar | None
+
+
+@signed_in
 @require_safe
-def queue_page(request: HttpRequest, uuid: UUID) -> HttpResponse:
+def queues_page(request: Request) -> HttpResponse:
+    """Show the visitor's queues, to an operator all; to htmx the figures of the rows that are shown already."""
+    mine = Queue.objects.seen_by(request.user)
+    groups = standing(mine)
+    context = {"summary": _summary(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
+    if request.htmx:
+        shown = mine.filter(uuid__in=_uuids(request.GET.get("shown", "")))
+        return render(request, "queues/_live.html", {**context, "rows": _rows(shown)})
+    names = list(_accounts(request.user).values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
+    if not groups:
+        return render(request, "queues/none.html", {**context, "accounts": names})
+    vhosts = sorted({group.vhost for group in groups})
+    asked = QueueFilter(request.GET, mine)
+    form = _offer(asked.form, vhosts, names)
+    paginator = Paginator(asked.qs, ROWS)
+    if not set(request.GET) - {"page", "ordering"}:
+        # Nothing is searched for, so the number is known; counting once more would read all rows again.
+        paginator.count = sum(group.number for group in groups if group.state != Queue.State.GONE)
+    page = paginator.get_page(request.GET.get("page"))
+    rows = _rows(page.object_list)
+    filters = {name: value for name, value in request.GET.items() if value and name in form.fields}
+    return render(
+        request,
+        "queues/queues.html",
+        {
+            **context,
+            "form": form,
+            "page": page,
+            "filters": urlencode(filters),
+            "filtered": bool(filters.keys() - {"ordering"}),
+            "rows": rows,
+            "shown": ",".join(row.queue.uuid.hex for row in rows),
+            "several_vhosts": len(vhosts) > 1,
+        },
+    )
+
+
+class Summary(NamedTuple):
+    """How the visitor's queues stand, in numbers of them. ``there`` are all but the gone ones."""
+
+    there: int
+    deleting: int
+    warned: int
+    ok: int
+    gone: int
+    unattended: int
+
+
+def _summary(groups: Iterable[Standing]) -> Summary:
+    by_state = dict.fromkeys(Queue.State.values, 0)
+    unattended = 0
+    for group in groups:
+        by_state[group.state] += group.number
+        unattended += group.unattended
+    return Summary(sum(by_state.values()) - by_state["gone"], unattended=unattended, **by_state)
+
+
+class Freshness(NamedTuple):
+    """When the broker's queues were last listed (None: never), and whether that is too long ago to be "now"."""
+
+    listed_at: datetime | None
+    late: bool
+    away: bool
+
+
+def _freshness(watch: Watch | None) -> Freshness:
+    if watch is None or watch.listed_at is None:
+        return Freshness(None, late=True, away=watch is not None and watch.outage_since is not None)
+    since = timezone.now() - watch.listed_at
+    late = since > timedelta(seconds=LATE_AFTER_POLLS * settings.GUARDIAN_POLL_SECONDS)
+    return Freshness(watch.listed_at, late, watch.outage_since is not None)
+
+
+def _uuids(text: str) -> list[UUID]:
+    """Return the UUIDs in a list with commas, those of one page at most; what is none is left out."""
+    found = []
+    for word in text.split(",")[:ROWS]:
+        try:
+            found.append(UUID(word))
+        except ValueError:
+            continue
+    return found
+
+
+def _rows(queues: Iterable[Queue] | QuerySet[Queue]) -> list[Row]:
+    if isinstance(queues, QuerySet):
+        queues = queues.select_related("pulse_user")
+    rows = []
+    for queue in queues:
+        limits = thresholds.of_queue(queue)
+        bar = charts.bar(queue.length, limits) if queue.length is not None else None
+        rows.append(Row(queue, readable(queue.name), readable(queue.vhost), limits, _is_spared(queue), bar))
+    return rows
+
+
+def _is_spared(queue: Queue) -> bool:
+    return queue.unbounded or queue.exclusive or queue.registered
+
+
+def _accounts(visitor: Owner) -> QuerySet[PulseUser]:
+    return PulseUser.objects.all() if visitor.is_staff else visitor.pulse_users.all()
+
+
+def _offer(form: forms.Form, vhosts: list[str], accounts: list[str]) -> forms.Form:
+    """Make the filters choices where there are few, and leave out those between which there is nothing to choose."""
+    form.label_suffix = ""
+    form.fields["ordering"].widget.choices = OFFERED_ORDERS
+    form.fields["without_consumers"].widget = forms.CheckboxInput()
+    _choose(form, "vhost", [(vhost, readable(vhost)) for vhost in vhosts])
+    if len(accounts) <= ACCOUNTS_TO_CHOOSE_FROM:
+        _choose(form, "pulse_user", [(name, name) for name in accounts])
+    return form
+
+
+def _choose(form: forms.Form, name: str, choices: list[tuple[str, str]]) -> None:
+    if len(choices) > 1:
+        form.fields[name].widget = forms.Select(choices=[("", "all"), *choices])
+    elif not form.data.get(name):
+        form.fields[name].widget = forms.HiddenInput()
+
+
+# One queue
+
+
+@signed_in
+@require_safe
+def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     """Show one queue to its owners and to operators; to everybody else it isn't there."""
-    queue = get_object_or_404(Queue.objects.seen_by(request.user).select_related("pulse_user"), uuid=uuid)
+    queue = _queue(request, uuid)
+    there = queue.state != Queue.State.GONE
+    live = by_hand.live(queue) if there else by_hand.Live()
+    events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
+    context = _now(request, queue)
+    limits = LimitsForm(initial={name: getattr(queue, name) for name in by_hand.LIMITS})
     return render(
         request,
         "queues/queue.html",
         {
-            "queue": queue,
-            "name": readable(queue.name),
-            "vhost": readable(queue.vhost),
-            "thresholds": thresholds.of_queue(queue),
+            **context,
+            "there": there,
             "owners": queue.pulse_user.owners.all() if queue.pulse_user else [],
-            "spared": queue.unbounded or queue.exclusive or queue.registered,
-            "events": queue.events.all()[:EVENTS_SHOWN],
+            "live": live,
+            "bindings": _bindings_shown(live.bindings),
+            "arguments": _arguments_shown(live),
+            "limits": limits if request.user.is_staff else None,
+            "may_destroy": request.user.is_staff or not queue.registered,
+            "removing": _removing(queue, events, context["freshness"].listed_at),
+            "events": [(event, *_told(event)) for event in events],
         },
     )
+
+
+@signed_in
+@require_safe
+def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
+    """Give htmx the part of a queue's page that changes by itself. Nobody else comes here."""
+    queue = _queue(request, uuid)
+    if not request.htmx:
+        return redirect(f"{reverse('queue', args=[uuid])}?{urlencode({'span': _span(request).name})}")
+    if queue.state == Queue.State.GONE:
+        return HttpResponseClientRefresh()  # its page has no buttons any more
+    return render(request, "queues/_now.html", _now(request, queue))
+
+
+def _queue(request: Request, uuid: UUID) -> Queue:
+    return get_object_or_404(Queue.objects.seen_by(request.user).select_related("pulse_user"), uuid=uuid)
+
+
+def _span(request: HttpRequest) -> charts.Span:
+    return charts.SPANS.get(request.GET.get("span", ""), charts.SPANS["hour"])
+
+
+def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
+    """Return what a queue's page shows of it that changes from one pass to the next, all of it from the database."""
+    watch = Watch.objects.filter(id=1).first()
+    limits = thresholds.of_queue(queue)
+    span = _span(request)
+    there = queue.state != Queue.State.GONE
+    now = timezone.now() if there else queue.last_seen
+    samples = _samples(queue, now - span.long, now)
+    if queue.length is not None and (not samples or samples[-1][1] != queue.length):
+        # Samples are pruned: a length that didn't change for longer than they are kept has none, and held all along.
+        samples.append((now if samples else max(now - span.long, queue.first_seen), queue.length))
+    drawn = charts.chart(samples, now - span.long, now, limits, has_maximum=not _is_spared(queue))
+    recent = [sample for sample in samples if sample[0] >= now - timedelta(seconds=growth.WINDOW_SECONDS)]
+    grows = growth.growth([*recent, (now, queue.length)], limits.max) if queue.length is not None else None
+    (row,) = _rows([queue])
+    return {
+        "row": row,
+        "queue": queue,
+        "name": row.name,
+        "vhost": row.vhost,
+        "thresholds": limits,
+        "spared": row.spared,
+        "outlook": outlook(queue, limits, grows),
+        "pace": pace(grows.per_second) if grows else "",
+        "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared else "",
+        "chart": drawn,
+        "span": span,
+        "spans": charts.SPANS.values(),
+        "freshness": _freshness(watch),
+        "watch": watch,
+    }
+
+
+def _samples(queue: Queue, began: datetime, ended: datetime) -> list[charts.Sample]:
+    """Return the samples of this time, oldest first, and before them the one that held when it began."""
+    samples = QueueSample.objects.filter(queue=queue).order_by("at").values_list("at", "length")
+    earlier = samples.filter(at__lte=began).order_by("-at")[:1]
+    return [*earlier, *samples.filter(at__gt=began, at__lte=ended)]
+
+
+def outlook(queue: Queue, limits: Thresholds, grows: growth.Growth | None) -> str:
+    """Return whether a queue is all right, and what happens next, in a sentence or two."""
+    if queue.state == Queue.State.GONE:
+        return "It is no longer on the broker. Whoever declares it again gets an empty one."
+    if queue.length is None:
+        if queue.type == "stream":
+            return "A stream keeps what is read from it, so it is not judged by the number of its messages."
+        return "The broker doesn't tell its length. Nothing is done to it until it does."
+    spared = _is_spared(queue)
+    if queue.state == Queue.State.DELETING:
+        if queue.length > limits.max:
+            return "It is over its maximum. It is deleted with all that is in it, if another look says the same."
+        return "It is about to be deleted, since its name is outside the pattern that this broker asks for."
+    if queue.length >= limits.warn:
+        if spared:
+            return (
+                "It is over its warn length. It is not deleted for its length, but what nobody takes out stays in the "
+                "broker's memory."
+            )
+        when = ""
+        if grows and grows.seconds_to_max is not None:
+            when = f" At its pace that is in {duration(grows.seconds_to_max)}."
+        elif grows and grows.per_second < 0:
+            when = " At the moment it shrinks."
+        return f"It is over its warn length. Past {limits.max:,} messages it is deleted with all that is in it.{when}"
+    if grows and grows.per_second > 0:
+        seconds = (limits.warn - queue.length) / grows.per_second
+        if seconds < timedelta(days=1).total_seconds():
+            return f"It is all right, and grows. At its pace its owner is warned in {duration(seconds)}."
+    return f"It is all right. Its owner is warned from {limits.warn:,} messages on."
+
+
+def _bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
+    told = [(readable(one.source), readable(one.routing_key)) for one in bindings or []]
+    return {"shown": told[:BINDINGS_SHOWN], "more": max(0, len(told) - BINDINGS_SHOWN)}
+
+
+def _arguments_shown(live: by_hand.Live) -> list[tuple[str, str]]:
+    return sorted((readable(key), readable(str(value))) for key, value in (live.arguments or {}).items())
+
+
+def _removing(queue: Queue, events: list[QueueEvent], listed_at: datetime | None) -> QueueEvent | None:
+    """Return the event of a deletion by hand of which nothing is known yet. The next list of the queues tells."""
+    if queue.state == Queue.State.GONE or not events or events[0].kind != QueueEvent.Kind.REMOVING:
+        return None
+    return events[0] if listed_at is None or events[0].at > listed_at else None
+
+
+BY_PEOPLE = (QueueEvent.Kind.REMOVING, QueueEvent.Kind.REMOVED, QueueEvent.Kind.PURGED, QueueEvent.Kind.ADJUSTED)
+
+
+def _told(event: QueueEvent) -> tuple[str, str]:
+    """Return who did what an event tells, and what of it the kind alone doesn't say."""
+    who = event.by.email if event.by else "somebody whose account is gone" if event.kind in BY_PEOPLE else "Guardian"
+    if "with" in event.details:
+        return "Guardian", f"with the Pulse user {event.details['with']}"
+    if event.kind != QueueEvent.Kind.ADJUSTED:
+        return who, ""
+    before, after = event.details.get("before", {}), event.details.get("after", {})
+    changed = [name for name in by_hand.LIMITS if before.get(name) != after.get(name)]
+    return who, "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed)
+
+
+LIMITS_IN_WORDS = {"unbounded": "unbounded", "warn_length": "warn length", "max_length": "maximum"}
+
+
+def _limit(value: bool | int | None) -> str:
+    if value is None:
+        return "as usual"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:,}"
+
+
+# What people do to a queue
+
+
+class NameForm(forms.Form):
+    """Whoever destroys something types its name, as the page shows it."""
+
+    typed = forms.CharField(
+        strip=False,
+        label="Its name, typed or pasted",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false"}),
+    )
+
+    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.name = name
+
+    def clean_typed(self) -> str:
+        """Refuse any other name."""
+        typed: str = self.cleaned_data["typed"]
+        if typed != self.name:
+            raise ValidationError("This is another name. Nothing was done.")
+        return typed
+
+
+class LimitsForm(forms.Form):
+    """A queue's own limits. Which of them can be is said where they are set, in ``by_hand.set_limits``."""
+
+    unbounded = forms.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
+    warn_length = forms.IntegerField(required=False, label="Warn length", help_text="In messages; empty: as usual.")
+    max_length = forms.IntegerField(required=False, label="Maximum", help_text="In messages; empty: as usual.")
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
+    """Delete a queue, once its name was typed."""
+    return _destroy(request, uuid, "queues/delete.html", by_hand.delete_queue, "deleted", reverse("queues"))
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
+    """Empty a queue, once its name was typed."""
+    its_page = reverse("queue", args=[uuid])
+    return _destroy(request, uuid, "queues/purge.html", by_hand.purge_queue, "emptied", its_page)
+
+
+def _destroy(
+    request: Request, uuid: UUID, template: str, destroy: Callable[[Queue, Owner], None], done: str, afterwards: str
+) -> HttpResponse:
+    queue = _queue(request, uuid)
+    if queue.state == Queue.State.GONE:
+        messages.warning(request, "The queue isn't on the broker any more. There is nothing left to do.")
+        return redirect("queue", uuid)
+    name = readable(queue.name)
+    form = NameForm(name, request.POST if request.method == "POST" else None)
+    trouble, status = "", 200
+    try:
+        by_hand.require_may_destroy(queue, request.user)
+        if form.is_valid():
+            destroy(queue, request.user)
+            messages.success(request, f"The queue {name} is {done}.")
+            return redirect(afterwards)
+    except PermissionDenied as error:
+        return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)
+    except by_hand.Gone:
+        messages.warning(request, f"The queue {name} was gone already.")
+        return redirect("queue", uuid)
+    except BrokerError as error:
+        trouble, status = in_words(error, f"not {done}")
+    live = by_hand.live(queue) if not trouble else by_hand.Live()
+    context = {
+        "queue": queue,
+        "name": name,
+        "vhost": readable(queue.vhost),
+        "form": form,
+        "trouble": trouble,
+        "ready": live.ready if live.ready is not None else queue.ready,
+        "consumers": live.consumers if live.consumers is not None else queue.consumers,
+        "bindings": _bindings_shown(live.bindings) if live.bindings is not None else None,
+    }
+    return render(request, template, context, status=status)
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
+    """Give a queue limits of its own; operators may."""
+    queue = _queue(request, uuid)
+    name = readable(queue.name)
+    if not request.user.is_staff:
+        why = "Only operators set the limits of a queue. Ask one, and say which queue it is and what it needs."
+        return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": why}, status=403)
+    initial = {field: getattr(queue, field) for field in by_hand.LIMITS}
+    form = LimitsForm(request.POST if request.method == "POST" else None, initial=initial)
+    if form.is_valid():
+        try:
+            by_hand.set_limits(queue, request.user, **form.cleaned_data)
+        except ValidationError as error:
+            form.add_error(None, error)
+        else:
+            messages.success(request, "The limits are set. The next pass goes by them.")
+            return redirect("queue", uuid)
+    usual = thresholds.of_queue(queue)
+    return render(request, "queues/limits.html", {"queue": queue, "name": name, "form": form, "thresholds": usual})
+
+
+def in_words(error: BrokerError, undone: str) -> tuple[str, int]:
+    """Return what a page says of what the broker didn't do, and its status. ``undone``: as in "not deleted"."""
+    logger.warning("By hand: %s", error)
+    if isinstance(error, Refused):
+        reason = readable(error.reason)
+        if error.status in (401, 403):
+            return f"It was {undone}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
+        return f"It was {undone}, since the broker refuses: {reason}", 409
+    if isinstance(error, BrokerAway) and error.timed_out:
+        return "The broker didn't answer in time, so it isn't known whether it did this. Look again in a minute.", 503
+    return f"It was {undone}, since the broker doesn't answer. Try again in a minute.", 503
+
+
+# Exchanges
+
+
+class ExchangeShown(NamedTuple):
+    """An exchange as its page shows it; ``bindings`` are what kind of thing it feeds, its name and the routing key."""
+
+    exchange: OwnExchange
+    name: str
+    bindings: list[tuple[str, str, str]]
+    more: int
+
+
+def _shown(exchange: OwnExchange) -> ExchangeShown:
+    told = [
+        (one.destination_type, readable(one.destination), readable(one.routing_key))
+        for one in exchange.bindings[:BINDINGS_SHOWN]
+    ]
+    return ExchangeShown(exchange, readable(exchange.name), told, max(0, len(exchange.bindings) - BINDINGS_SHOWN))
+
+
+@signed_in
+@require_safe
+def exchanges_page(request: Request) -> HttpResponse:
+    """Show the visitor's own exchanges and what is bound to each, as the broker has them now."""
+    context: dict[str, Any] = {"accounts": _accounts(request.user).exists()}
+    try:
+        found = exchanges.own_exchanges(request.user)
+    except BrokerError as error:
+        logger.warning("The exchanges could not be listed: %s", error)
+        return render(request, "exchanges/exchanges.html", {**context, "away": True}, status=503)
+    return render(request, "exchanges/exchanges.html", {**context, "exchanges": [_shown(one) for one in found]})
+
+
+@signed_in
+@require_http_methods(["GET", "HEAD", "POST"])
+def exchange_delete(request: Request) -> HttpResponse:
+    """Delete an exchange, once its name was typed. ``?name=`` says which."""
+    name = request.GET.get("name", "")
+    try:
+        exchanges.require_own(request.user, name)
+    except LookupError as error:
+        raise Http404(str(error)) from error
+    form = NameForm(readable(name), request.POST if request.method == "POST" else None)
+    context: dict[str, Any] = {"name": readable(name), "form": form}
+    try:
+        if form.is_valid():
+            exchanges.delete_exchange(request.user, name)
+            messages.success(request, f"The exchange {readable(name)} is deleted.")
+            return redirect("exchanges")
+        found = [one for one in exchanges.own_exchanges(request.user) if one.name == name]
+    except by_hand.Gone:
+        found = []
+    except BrokerError as error:
+        trouble, status = in_words(error, "not deleted")
+        return render(request, "exchanges/delete.html", {**context, "trouble": trouble}, status=status)
+    if not found:
+        messages.warning(request, f"There is no exchange {readable(name)} on the broker any more.")
+        return redirect("exchanges")
+    return render(request, "exchanges/delete.html", {**context, "shown": _shown(found[0])})

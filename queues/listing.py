@@ -1,0 +1,96 @@
+"""Which queues a list shows, and in which order: the same on the page and in the API."""
+
+from typing import NamedTuple
+
+from django.db.models import Case, Count, F, FloatField, Q, QuerySet, Value, When
+from django.db.models.expressions import Expression, OrderBy
+from django.db.models.functions import Cast, Coalesce
+from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  # type: ignore[import-untyped]
+
+from queues.models import Queue
+from queues.thresholds import BrokerState, policy
+
+WORST_FIRST = "state"
+
+ORDERINGS = [
+    (WORST_FIRST, "worst first"),
+    ("-state", "best first"),
+    ("-length", "longest first"),
+    ("length", "shortest first"),
+    ("-share", "nearest to their maximum"),
+    ("share", "farthest from their maximum"),
+    ("name", "name"),
+    ("-name", "name, backwards"),
+]
+
+LENGTH = F("ready") + F("unacknowledged")
+BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
+
+
+class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
+    """Part of the name, state, vhost, Pulse user, and the order. Queues that are gone are left out unless asked for."""
+
+    search = CharFilter(field_name="name", lookup_expr="icontains", label="Part of the name", max_length=255)
+    state = ChoiceFilter(choices=Queue.State.choices, label="State", empty_label="all but gone")
+    vhost = CharFilter(label="Virtual host")
+    pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
+    without_consumers = BooleanFilter(method="with_no_consumer", label="Without consumers")
+    ordering = ChoiceFilter(choices=ORDERINGS, method="in_order", label="Order", empty_label=None)
+
+    class Meta:
+        model = Queue
+        fields: list[str] = []
+
+    def filter_queryset(self, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
+        """Return the queues that are asked for. What is asked in a way that can't be understood is left out."""
+        asked = self.form.cleaned_data
+        queryset = super().filter_queryset(queryset)
+        if not asked.get("state"):
+            queryset = queryset.exclude(state=Queue.State.GONE)
+        if not asked.get("ordering"):
+            queryset = self.in_order(queryset, "ordering", WORST_FIRST)
+        return queryset
+
+    def with_no_consumer(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
+        """Return the queues that are known to have no consumer; where it isn't asked for, all."""
+        return queryset.filter(consumers=0) if value else queryset
+
+    def in_order(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
+        """Return the queues in one of ``ORDERINGS``. What is unknown comes last, equals are by name."""
+        backwards = value.startswith("-")
+        key = value.removeprefix("-")
+        if key == "name":
+            return queryset.order_by(*(OrderBy(term.expression, descending=backwards) for term in BY_NAME))
+        if key == "state":
+            longest = OrderBy(LENGTH, descending=True, nulls_last=True)
+            return queryset.order_by(OrderBy(_severity(), descending=backwards), longest, *BY_NAME)
+        by = _share() if key == "share" else LENGTH
+        return queryset.order_by(OrderBy(by, descending=backwards, nulls_last=True), *BY_NAME)
+
+
+class Standing(NamedTuple):
+    """How many queues stand where: by state and vhost, and how many of them have no consumer."""
+
+    state: str
+    vhost: str
+    number: int
+    unattended: int
+
+
+def standing(queues: QuerySet[Queue]) -> list[Standing]:
+    """Return how many of these queues stand where, in one statement; gone ones too."""
+    groups = queues.order_by().values("state", "vhost")
+    counts = groups.annotate(number=Count("id"), unattended=Count("id", filter=Q(consumers=0)))
+    return [Standing(*row) for row in counts.values_list("state", "vhost", "number", "unattended")]
+
+
+def _severity() -> Expression:
+    order = [Queue.State.DELETING, Queue.State.WARNED, Queue.State.OK]
+    return Case(*(When(state=state, then=Value(place)) for place, state in enumerate(order)), default=Value(len(order)))
+
+
+def _share() -> Expression:
+    """The length as a part of the maximum that applies, as ``thresholds.of_queue`` has it. No maximum is below 1."""
+    by_policy = policy()(None, BrokerState()).max
+    most = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
+    return Cast(LENGTH, FloatField()) / Cast(most, FloatField())

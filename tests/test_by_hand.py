@@ -1,0 +1,323 @@
+"""What people do to queues by hand, on a real broker."""
+
+import threading
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import connection
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues import by_hand
+from queues.models import Queue, QueueEvent
+from queues.monitor import run_pass
+from rabbit.management import BrokerAway, Refused
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+
+
+@pytest.fixture
+def alice():
+    """Give an owner with the Pulse user "alice"."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    return owner
+
+
+@pytest.fixture
+def operator():
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def queue(amqp, alice):
+    """Give Alice's queue with 3 messages, as a pass has seen it."""
+    amqp.queue("queue/alice/builds", 3)
+    run_pass()
+    return Queue.objects.get()
+
+
+def told(queue):
+    events = QueueEvent.objects.filter(queue=queue).order_by("id").select_related("by")
+    return [(event.kind, event.by.email if event.by else None) for event in events]
+
+
+def listed(management, vhost):
+    return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
+
+
+def test_a_queue_is_deleted_and_it_is_written_down_by_whom(queue, alice, management, vhost):
+    by_hand.delete_queue(queue, alice)
+    assert listed(management, vhost) == set()
+    queue.refresh_from_db()
+    assert (queue.state, queue.length) == ("gone", None)
+    assert told(queue) == [("removing", "alice@example.org"), ("removed", "alice@example.org")]
+    assert QueueEvent.objects.get(kind="removed").details == {"length": 3}
+
+
+def test_a_deletion_by_hand_is_no_news_to_the_passes_that_follow(queue, alice):
+    by_hand.delete_queue(queue, alice)
+    reports = [run_pass() for _ in range(3)]
+    assert [(report.gone, report.errors) for report in reports] == [(0, [])] * 3
+    assert told(queue)[-1] == ("removed", "alice@example.org")
+
+
+def test_a_queue_that_was_deleted_by_hand_and_is_declared_again_is_the_same_row(queue, alice, amqp):
+    by_hand.delete_queue(queue, alice)
+    amqp.queue("queue/alice/builds", 1)
+    run_pass()
+    assert Queue.objects.get() == queue
+    assert Queue.objects.get().length == 1
+
+
+def test_a_queue_that_is_gone_meanwhile_is_marked_so(queue, alice, management, vhost):
+    management.delete_queue(vhost, queue.name)
+    with pytest.raises(by_hand.Gone):
+        by_hand.delete_queue(queue, alice)
+    queue.refresh_from_db()
+    assert queue.state == "gone"
+    assert told(queue) == [("gone", None)]
+
+
+def test_with_the_broker_away_nothing_is_changed(queue, alice, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    for do in (by_hand.delete_queue, by_hand.purge_queue):
+        with pytest.raises(BrokerAway):
+            do(queue, alice)
+    queue.refresh_from_db()
+    assert (queue.state, queue.length, told(queue)) == ("ok", 3, [])
+
+
+def test_where_the_broker_does_not_answer_in_time_it_stays_written_down(queue, alice, settings, broker):
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.delay(5)
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
+        with pytest.raises(BrokerAway):
+            by_hand.delete_queue(queue, alice)
+    assert told(queue) == [("removing", "alice@example.org")]
+
+
+def test_a_crash_right_after_the_decision_leaves_it_written_down(queue, alice, monkeypatch, management, vhost):
+    def crash(queue):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(by_hand, "_delete_on_broker", crash)
+    with pytest.raises(KeyboardInterrupt):
+        by_hand.delete_queue(queue, alice)
+    assert told(queue) == [("removing", "alice@example.org")]
+    assert listed(management, vhost) == {queue.name}
+
+
+def test_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, management, vhost):
+    amqp.queue("queue/alice/mine", durable=False, exclusive=True)
+    run_pass()
+    queue = Queue.objects.get()
+    with pytest.raises(Refused) as refused:
+        by_hand.delete_queue(queue, alice)
+    assert "exclusive" in refused.value.reason
+    assert told(queue) == []
+    assert listed(management, vhost) == {"queue/alice/mine"}
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_no_url_can_have_goes_by_amqp(amqp, operator, management, vhost, name):
+    amqp.queue(name)
+    run_pass()
+    by_hand.delete_queue(Queue.objects.get(), operator)
+    assert listed(management, vhost) == set()
+    assert Queue.objects.get().state == "gone"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["queue/alice/<script>", "queue/alice/'\"", "queue/alice/\x07\t\x1b", "queue/alice/\u202eabc",
+     "queue/alice/%2F../a", "queue/alice/" + "\N{PILE OF POO}" * 60 + "abc"],
+)  # fmt: skip
+def test_any_name_can_be_emptied_and_deleted(amqp, alice, management, vhost, name):
+    amqp.queue(name, 2)
+    run_pass()
+    queue = Queue.objects.get()
+    by_hand.purge_queue(queue, alice)
+    run_pass()
+    assert Queue.objects.get().length == 0
+    by_hand.delete_queue(queue, alice)
+    assert listed(management, vhost) == set()
+
+
+def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amqp):
+    amqp.channel.basic_get(queue.name)  # one is unacknowledged now
+    by_hand.purge_queue(queue, alice)
+    run_pass()
+    queue.refresh_from_db()
+    assert (queue.ready, queue.unacknowledged) == (0, 1)
+    assert told(queue) == [("purged", "alice@example.org")]
+
+
+def test_emptying_a_queue_that_is_gone_marks_it_so(queue, alice, management, vhost):
+    management.delete_queue(vhost, queue.name)
+    with pytest.raises(by_hand.Gone):
+        by_hand.purge_queue(queue, alice)
+    assert Queue.objects.get().state == "gone"
+    assert told(queue) == [("gone", None)]
+
+
+def test_a_404_for_a_queue_that_is_listed_does_not_make_it_gone(queue, alice, monkeypatch):
+    # A queue whose node is down: the broker lists it, and answers 404 for it. Here the list has it, and the row another
+    # spelling of its name is asked for by.
+    listed = by_hand.snapshot.names
+    queue.name = "queue/alice/not-there"
+    monkeypatch.setattr(
+        by_hand.snapshot, "names", lambda *args: {*listed(*args), (queue.vhost, "queue/alice/not-there")}
+    )
+    for do in (by_hand.delete_queue, by_hand.purge_queue):
+        with pytest.raises(BrokerAway, match="node is down"):
+            do(queue, alice)
+    assert Queue.objects.get().state == "ok"
+    assert told(queue) == []
+
+
+def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, management, vhost):
+    outcomes = []
+
+    def delete(by):
+        try:
+            by_hand.delete_queue(Queue.objects.get(), by)
+            outcomes.append("deleted")
+        except by_hand.Gone:
+            outcomes.append("gone")
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=delete, args=[by]) for by in (alice, operator)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # RabbitMQ may tell both that they deleted it; never are both told that it was gone.
+    assert "deleted" in outcomes
+    assert len(outcomes) == 2
+    assert listed(management, vhost) == set()
+    assert Queue.objects.get().state == "gone"
+    kinds = [kind for kind, _ in told(queue)]
+    assert kinds.count("removed") == outcomes.count("deleted")
+
+
+def test_only_operators_destroy_what_an_agent_registered(queue, alice, operator, management, vhost):
+    Queue.objects.update(registered=True)
+    queue.refresh_from_db()
+    for do in (by_hand.delete_queue, by_hand.purge_queue):
+        with pytest.raises(PermissionDenied, match="registration"):
+            do(queue, alice)
+    assert listed(management, vhost) == {queue.name}
+    by_hand.delete_queue(queue, operator)
+    assert listed(management, vhost) == set()
+
+
+# Limits
+
+
+def test_operators_set_limits_and_it_is_written_down(queue, operator):
+    by_hand.set_limits(queue, operator, unbounded=True, warn_length=4, max_length=None)
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 4, None)
+    event = QueueEvent.objects.get(kind="adjusted")
+    assert event.by == operator
+    assert event.details == {
+        "before": {"unbounded": False, "warn_length": None, "max_length": None},
+        "after": {"unbounded": True, "warn_length": 4, "max_length": None},
+    }
+
+
+def test_limits_that_are_as_they_were_are_no_event(queue, operator):
+    by_hand.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
+    assert told(queue) == []
+
+
+def test_owners_set_no_limits(queue, alice):
+    with pytest.raises(PermissionDenied):
+        by_hand.set_limits(queue, alice, unbounded=True, warn_length=None, max_length=None)
+
+
+@pytest.mark.parametrize(("warn", "most"), [(10, None), (5, 5), (0, 8), (None, 5), (-1, 8), (2**63, 2**63 + 1)])
+def test_limits_that_delete_before_they_warn_are_refused(queue, operator, warn, most):
+    with pytest.raises(ValidationError):
+        by_hand.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
+    queue.refresh_from_db()
+    assert (queue.warn_length, queue.max_length, told(queue)) == (None, None, [])
+
+
+def test_an_empty_limit_is_held_against_the_one_of_the_pulse_user(queue, operator):
+    PulseUser.objects.update(warn_length=2, max_length=4)
+    with pytest.raises(ValidationError):
+        by_hand.set_limits(queue, operator, unbounded=False, warn_length=4, max_length=None)
+    by_hand.set_limits(queue, operator, unbounded=False, warn_length=3, max_length=None)
+    queue.refresh_from_db()
+    assert queue.warn_length == 3
+
+
+def test_limits_leave_what_a_pass_wrote_meanwhile(queue, operator):
+    Queue.objects.update(state="deleting", ready=11)
+    by_hand.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
+    queue.refresh_from_db()
+    assert (queue.state, queue.ready, queue.unbounded) == ("deleting", 11, True)
+
+
+# What its page asks
+
+
+def test_live_tells_what_the_broker_says_now(queue, amqp):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.channel.queue_bind(queue.name, "exchange/alice/events", "build.#")
+    amqp.publish(queue.name, 2)
+    live = by_hand.live(queue)
+    assert (live.ready, live.consumers, live.arguments) == (5, 0, {})
+    assert [(binding.source, binding.routing_key) for binding in live.bindings] == [
+        ("exchange/alice/events", "build.#")
+    ]
+
+
+def test_live_has_gaps_where_the_broker_is_away(queue, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert by_hand.live(queue) == (None, None, None, None)
+
+
+def test_live_knows_by_amqp_what_no_url_can_name(amqp, alice):
+    amqp.queue("..", 2)
+    run_pass()
+    assert by_hand.live(Queue.objects.get()) == (2, 0, None, None)
+
+
+# With a Pulse user
+
+
+@pytest.mark.parametrize("queues", [1, 60])
+def test_the_queues_of_a_pulse_user_that_is_removed_are_gone_with_it(
+    amqp, alice, management, vhost, queues, django_assert_max_num_queries
+):
+    amqp.queue("celery")
+    for number in range(queues):
+        amqp.queue(f"queue/alice/{number}")
+    run_pass()
+    account = PulseUser.objects.get()
+    with django_assert_max_num_queries(5):  # two of them begin and end the transaction
+        assert by_hand.forget_queues_of(account) == queues
+    assert Queue.objects.filter(state="gone").count() == queues
+    assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
+    assert Queue.objects.get(name="celery").state == "ok"
+    for number in range(queues):
+        with suppress(Exception):
+            management.delete_queue(vhost, f"queue/alice/{number}")
+    report = run_pass()
+    assert (report.gone, report.errors) == (0, [])
+
+
+def test_a_queue_that_is_gone_already_is_not_removed_again(queue, alice):
+    Queue.objects.update(state="gone", last_seen=timezone.now() - timedelta(days=1))
+    assert by_hand.forget_queues_of(PulseUser.objects.get()) == 0
+    assert told(queue) == []

@@ -1,0 +1,111 @@
+"""The geometry of the bar and of the length over time."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queues import charts
+from queues.thresholds import Thresholds
+
+BEGAN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+ENDED = BEGAN + timedelta(hours=1)
+LIMITS = Thresholds(5, 10)
+
+
+def samples(*figures):
+    """Return samples at these minutes of the window, of these lengths."""
+    return [(BEGAN + timedelta(minutes=minute), length) for minute, length in figures]
+
+
+def chart(figures, limits=LIMITS, *, has_maximum=True):
+    return charts.chart(figures, BEGAN, ENDED, limits, has_maximum=has_maximum)
+
+
+def places(path):
+    """Return the x and the y coordinates of a path."""
+    x = [float(number) for number in re.findall(r"[MH]([\d.-]+)", path)]
+    y = [float(number) for number in re.findall(r"(?:V|M[\d.]+ )([\d.-]+)", path)]
+    return x, y
+
+
+def test_the_last_length_before_the_window_holds_at_its_beginning():
+    drawn = chart(samples((-90, 7), (-30, 4), (30, 8)))
+    assert drawn.line.startswith("M0 ")
+    assert (drawn.lowest, drawn.highest, drawn.last) == (4, 8, 8)
+
+
+def test_a_length_holds_until_the_next_one():
+    drawn = chart(samples((0, 0), (30, 11)))
+    assert drawn.line == "M0 1000H500V90.9H1000"  # 11 at 10 % below the top, all the way to the end
+    assert drawn.area == "M0 1000H500V90.9H1000V1000H0Z"
+
+
+def test_a_queue_that_is_seen_for_the_first_time_begins_where_it_was_seen():
+    drawn = chart(samples((30, 3)))
+    assert drawn.line.startswith("M500 ")
+    assert drawn.lowest == 3
+
+
+def test_without_a_sample_there_is_no_chart():
+    assert chart([]) is None
+    assert chart(samples((61, 3))) is None
+
+
+def test_both_thresholds_are_on_the_sheet_and_the_maximum_is_above():
+    drawn = chart(samples((0, 3)))
+    assert 0 < drawn.max_at < drawn.warn_at < 100
+
+
+def test_a_queue_that_is_never_deleted_for_its_length_has_no_maximum_in_its_chart():
+    drawn = chart(samples((0, 3)), has_maximum=False)
+    assert drawn.max_at is None
+    assert 0 < drawn.warn_at < 100
+
+
+many = st.lists(
+    st.tuples(st.floats(-3600, 3600, allow_nan=False), st.integers(0, 2**63 - 1)), min_size=1, max_size=1500
+).map(lambda figures: sorted((BEGAN + timedelta(seconds=seconds), length) for seconds, length in figures))
+
+
+@given(many, st.integers(1, 10_000), st.integers(1, 10_000), st.booleans())
+def test_whatever_the_samples_are_the_chart_stays_on_its_sheet(figures, warn, more, has_maximum):
+    drawn = chart(figures, Thresholds(warn, warn + more), has_maximum=has_maximum)
+    x, y = places(drawn.line)
+    assert x == sorted(x)
+    assert all(0 <= place <= 1000 for place in x + y)
+    assert x[-1] == 1000
+    assert 0 <= drawn.warn_at <= 100
+    assert drawn.lowest <= drawn.last <= drawn.highest
+
+
+@given(many)
+def test_thinning_keeps_the_highest_the_first_and_the_last(figures):
+    steps = charts.within(figures, BEGAN, ENDED)
+    if steps:
+        thinned = charts.thinned(steps, BEGAN, ENDED)
+        assert len(thinned) <= charts.MOST_POINTS + 1
+        assert max(length for _, length in thinned) == max(length for _, length in steps)
+        assert (thinned[0], thinned[-1]) == (steps[0], steps[-1])
+        assert [at for at, _ in thinned] == sorted(at for at, _ in thinned)
+
+
+def test_a_week_of_samples_is_thinned_and_its_peak_stays():
+    figures = [(BEGAN + timedelta(seconds=second), 9 if second == 1801 else second % 3) for second in range(3600)]
+    drawn = chart(figures)
+    assert drawn.highest == 9
+    assert drawn.line.count("H") <= charts.MOST_POINTS + 2
+    assert min(places(drawn.line)[1]) == pytest.approx(1000 * (1 - 9 / 11), abs=0.1)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.integers(1, 2**31 - 1))
+def test_a_bar_is_never_more_than_full(length, warn, most):
+    bar = charts.bar(length, Thresholds(warn, most))
+    assert 0 <= bar.full <= 100
+    assert 0 <= bar.warn <= 100
+
+
+def test_a_bar_shows_how_much_of_the_maximum_there_is():
+    assert charts.bar(2_000, Thresholds(4_000, 8_000)) == (25, 50)

@@ -1,0 +1,181 @@
+"""People's own exchanges."""
+
+import pytest
+
+from accounts.models import Owner, PulseUser
+from benchmarks.passes import counted_requests
+from queues import exchanges
+from queues.by_hand import Gone
+from rabbit.management import BrokerAway
+from rabbit.names import readable
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+
+
+@pytest.fixture
+def alice():
+    """Give an owner with the Pulse user "alice"."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    return owner
+
+
+@pytest.fixture
+def operator():
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def events(amqp):
+    """Give the name of Alice's exchange, to which a queue and an exchange are bound; there are others, too."""
+    for name in ("exchange/alice/events", "exchange/bob/events", "queue/alice/misnamed", "exchange/alice"):
+        amqp.channel.exchange_declare(name, "topic", durable=True)
+    amqp.queue("queue/bob/builds")
+    amqp.channel.queue_bind("queue/bob/builds", "exchange/alice/events", "build.#")
+    amqp.channel.exchange_bind("exchange/bob/events", "exchange/alice/events", "test.<b>\u202e")
+    return "exchange/alice/events"
+
+
+def there(management, vhost):
+    return {exchange.name for exchange in management.exchanges(vhost) if exchange.name.startswith("exchange/")}
+
+
+def test_an_owner_sees_their_own_and_what_is_bound_to_each(events, alice):
+    (found,) = exchanges.own_exchanges(alice)
+    assert (found.name, found.type, found.durable, found.pulse_user) == (events, "topic", True, "alice")
+    assert [(one.destination_type, one.destination, one.routing_key) for one in found.bindings] == [
+        ("exchange", "exchange/bob/events", "test.<b>\u202e"),
+        ("queue", "queue/bob/builds", "build.#"),
+    ]
+
+
+def test_an_operator_sees_all_that_follow_the_pattern(events, operator):
+    names = [exchange.name for exchange in exchanges.own_exchanges(operator)]
+    assert names == ["exchange/alice/events", "exchange/bob/events"]
+
+
+@pytest.mark.parametrize("number", [1, 30])
+def test_two_requests_whatever_the_number(amqp, alice, number, django_assert_max_num_queries):
+    for one in range(number):
+        amqp.channel.exchange_declare(f"exchange/alice/{one}", "fanout", durable=True)
+    with counted_requests() as sent, django_assert_max_num_queries(1):
+        assert len(exchanges.own_exchanges(alice)) == number
+    assert len(sent) == 2
+
+
+def test_whoever_has_no_account_has_no_exchange_and_the_broker_is_not_asked(client):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    with counted_requests() as sent:
+        assert exchanges.own_exchanges(bob) == []
+    assert sent == []
+    client.force_login(bob)
+    assert "First you need an account on RabbitMQ." in client.get("/exchanges/").text
+
+
+def test_the_page_shows_them(events, alice, client):
+    client.force_login(alice)
+    page = client.get("/exchanges/").text
+    assert "queue/bob/builds" in page
+    assert "test.&lt;b&gt;\\u202e" in page
+    assert 'href="/exchanges/delete/?name=exchange%2Falice%2Fevents"' in page
+    assert '<span class="name">exchange/bob/events</span>' not in page
+
+
+@pytest.mark.parametrize(("bound", "folded", "more"), [(5, False, 0), (6, True, 0), (53, True, 3)])
+def test_many_bindings_are_folded_and_a_great_many_counted(amqp, alice, client, bound, folded, more):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.queue("queue/alice/builds")
+    for number in range(bound):
+        amqp.channel.queue_bind("queue/alice/builds", "exchange/alice/events", f"build.{number}")
+    client.force_login(alice)
+    page = client.get("/exchanges/").text
+    assert page.count("routing key <code") == bound - more
+    assert (f"<summary>{bound} bindings</summary>" in page) is folded
+    assert (f"and {more} more" in page) is bool(more)
+    assert "<summary>" not in client.get("/exchanges/delete/", {"name": "exchange/alice/events"}).text
+
+
+def test_an_owner_without_an_exchange_is_told_how_to_make_one(alice, client):
+    client.force_login(alice)
+    assert "No exchange yet." in client.get("/exchanges/").text
+
+
+def test_with_the_broker_away_the_pages_say_so(events, alice, client, settings, management, vhost):
+    client.force_login(alice)
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    with pytest.raises(BrokerAway):
+        exchanges.own_exchanges(alice)
+    for answer in (
+        client.get("/exchanges/"),
+        client.get("/exchanges/delete/", {"name": events}),
+        client.post(f"/exchanges/delete/?name={events}", {"typed": events}),
+    ):
+        assert answer.status_code == 503
+        assert "answer" in answer.text
+    assert events in there(management, vhost)
+
+
+def test_an_exchange_is_deleted_once_its_name_is_typed(events, alice, client, management, vhost):
+    client.force_login(alice)
+    page = client.get("/exchanges/delete/", {"name": events})
+    assert "queue/bob/builds" in page.text
+    wrong = client.post(f"/exchanges/delete/?name={events}", {"typed": events + "x"})
+    assert (wrong.status_code, events in there(management, vhost)) == (200, True)
+    done = client.post(f"/exchanges/delete/?name={events}", {"typed": events}, follow=True)
+    assert done.redirect_chain == [("/exchanges/", 302)]
+    assert "The exchange exchange/alice/events is deleted." in done.text
+    assert events not in there(management, vhost)
+
+
+def test_an_exchange_that_is_gone_when_the_button_is_pressed(events, alice, client, management, vhost):
+    client.force_login(alice)
+    management.delete_exchange(vhost, events)
+    with pytest.raises(Gone):
+        exchanges.delete_exchange(alice, events)
+    for answer in (
+        client.get("/exchanges/delete/", {"name": events}, follow=True),
+        client.post(f"/exchanges/delete/?name={events}", {"typed": events}, follow=True),
+    ):
+        assert answer.redirect_chain == [("/exchanges/", 302)]
+        assert "There is no exchange exchange/alice/events on the broker any more." in answer.text
+
+
+@pytest.mark.parametrize(
+    "name", ["exchange/bob/events", "amq.topic", "", "queue/alice/misnamed", "exchange/alice", "exchange/Alice/x", "\0"]
+)
+def test_what_is_not_ones_own_is_not_there(events, alice, client, management, vhost, name):
+    client.force_login(alice)
+    before = there(management, vhost)
+    for answer in (client.get("/exchanges/delete/", {"name": name}),
+                   client.post("/exchanges/delete/", {"typed": name}, query_params={"name": name})):  # fmt: skip
+        assert answer.status_code == 404
+    with pytest.raises(LookupError):
+        exchanges.delete_exchange(alice, name)
+    assert there(management, vhost) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["exchange/alice/<script>", "exchange/alice/'\"&?#", "exchange/alice/\x01\u202e", "exchange/alice/%2F/..",
+             "exchange/alice/" + "\N{PILE OF POO}" * 59 + "abc"],
+)  # fmt: skip
+def test_any_name_can_be_shown_and_deleted(amqp, alice, client, management, vhost, name):
+    amqp.channel.exchange_declare(name, "topic", durable=True)
+    client.force_login(alice)
+    page = client.get("/exchanges/").text
+    link = page.partition('href="/exchanges/delete/')[2].partition('"')[0].replace("&amp;", "&")
+    assert client.post(f"/exchanges/delete/{link}", {"typed": readable(name)}).status_code == 302
+    assert there(management, vhost) == set()
+
+
+def test_an_operator_deletes_anybodys(events, operator, management, vhost):
+    exchanges.delete_exchange(operator, events)
+    assert there(management, vhost) == {"exchange/bob/events", "exchange/alice"}
+    with pytest.raises(LookupError):
+        exchanges.delete_exchange(operator, "amq.topic")
+
+
+def test_whoever_is_not_signed_in_signs_in_first(client):
+    for address in ("/exchanges/", "/exchanges/delete/?name=exchange/alice/events"):
+        assert client.get(address).status_code == 302

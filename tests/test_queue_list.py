@@ -1,0 +1,289 @@
+"""The list of queues."""
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues.models import Queue, Watch
+from queues.monitor import run_pass
+
+pytestmark = pytest.mark.django_db
+
+
+def make_queue(name="queue/alice/builds", *, account=None, **fields):
+    now = timezone.now()
+    given = {
+        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 3,
+        "unacknowledged": 0, "first_seen": now, "last_seen": now,
+    }  # fmt: skip
+    return Queue.objects.create(name=name, pulse_user=account, **{**given, **fields})
+
+
+@pytest.fixture
+def alice():
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def account(alice):
+    made = PulseUser.objects.create(username="alice", ready=True)
+    made.owners.add(alice)
+    return made
+
+
+@pytest.fixture
+def visit(client, alice):
+    """Give a function that returns the list as Alice sees it."""
+    Watch.objects.update_or_create(id=1, defaults={"listed_at": timezone.now()})
+    client.force_login(alice)
+
+    def get(**query):
+        return client.get("/queues/", query)
+
+    return get
+
+
+def names(page):
+    return re.findall(r'<th scope="row"><a class="name"[^>]*>(.*?)</a>', page.text)
+
+
+def test_whoever_is_not_signed_in_signs_in_first(client):
+    answer = client.get("/queues/")
+    assert (answer.status_code, answer["Location"]) == (302, "/signin/?next=/queues/")
+
+
+def test_a_list_that_refreshes_itself_is_loaded_anew_when_the_session_is_over(client):
+    answer = client.get("/queues/", headers={"HX-Request": "true"})
+    assert answer["HX-Refresh"] == "true"
+
+
+def test_without_an_account_the_list_says_to_make_one(visit):
+    page = visit()
+    assert "First you need an account on RabbitMQ." in page.text
+    assert 'href="/pulse-users/"' in page.text
+
+
+def test_without_a_queue_the_list_says_how_to_make_one(visit, account):
+    page = visit()
+    assert "No queue yet." in page.text
+    assert "queue/alice/jobs" in page.text
+
+
+def test_an_owner_sees_their_own_and_an_operator_all(visit, account, client):
+    make_queue(account=account)
+    make_queue("queue/bob/jobs", account=PulseUser.objects.create(username="bob", ready=True))
+    make_queue("celery")
+    assert names(visit()) == ["queue/alice/builds"]
+    client.force_login(Owner.objects.create_superuser("ops@example.org"))
+    assert sorted(names(visit())) == ["celery", "queue/alice/builds", "queue/bob/jobs"]
+
+
+def test_the_worst_come_first_and_then_the_longest(visit, account):
+    make_queue("a", account=account, ready=10)
+    make_queue("b", account=account, ready=4_000, state="warned")
+    make_queue("c", account=account, ready=9_000, state="deleting")
+    make_queue("d", account=account, ready=5_000, state="warned")
+    make_queue("e", account=account, ready=20)
+    make_queue("f", account=account, ready=None)
+    assert names(visit()) == ["c", "d", "b", "e", "a", "f"]
+
+
+@pytest.mark.parametrize(
+    ("ordering", "order"),
+    [
+        ("name", "abcd"), ("-name", "dcba"), ("-length", "cabd"), ("length", "bacd"), ("-share", "bcad"),
+        ("share", "acbd"), ("state", "cabd"), ("-state", "abdc"),
+    ],
+)  # fmt: skip
+def test_it_can_be_sorted_and_what_is_unknown_comes_last(visit, account, ordering, order):
+    make_queue("a", account=account, ready=20)
+    make_queue("b", account=account, ready=10, max_length=20, warn_length=15)
+    make_queue("c", account=account, ready=3_000, state="warned")
+    make_queue("d", account=account, ready=None)
+    assert "".join(names(visit(ordering=ordering))) == order
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"search": "BUILD"}, ["queue/alice/builds"]),
+        ({"search": "%"}, ["100%"]),
+        ({"search": "'; --"}, []),
+        ({"state": "warned"}, ["100%"]),
+        ({"state": "gone"}, ["old"]),
+        ({"vhost": "other"}, ["elsewhere"]),
+        ({"vhost": "nowhere"}, []),
+        ({"pulse_user": "alice"}, ["100%", "elsewhere", "queue/alice/builds"]),
+        ({"pulse_user": "bob"}, []),
+        ({"without_consumers": "true"}, ["100%"]),
+        ({"without_consumers": "on"}, ["100%"]),
+        ({"search": "e", "vhost": "/"}, ["queue/alice/builds"]),
+    ],
+)
+def test_it_can_be_filtered(visit, account, query, found):
+    make_queue(account=account, consumers=2)
+    make_queue("100%", account=account, state="warned", consumers=0)
+    make_queue("old", account=account, state="gone", ready=None, unacknowledged=None)
+    make_queue("elsewhere", account=account, vhost="other")
+    page = visit(**query, ordering="name")
+    assert names(page) == found
+    if not found:
+        assert "No queue is like that." in page.text
+
+
+@pytest.mark.parametrize(
+    "query", [{"search": "\0"}, {"state": "nonsense"}, {"ordering": "password"}, {"page": "0"}, {"page": "x"},
+              {"page": "9999999999"}, {"vhost": "\0"}]
+)  # fmt: skip
+def test_a_filter_that_cannot_be_understood_is_no_error(visit, account, query):
+    make_queue(account=account)
+    make_queue("old", account=account, state="gone")
+    page = visit(**query)
+    assert page.status_code == 200
+    assert names(page) == ["queue/alice/builds"]
+
+
+def test_few_accounts_are_a_choice_and_of_many_the_name_is_typed(visit, account, alice):
+    make_queue(account=account)
+    assert 'name="pulse_user"' not in visit().text
+    others = PulseUser.objects.bulk_create(PulseUser(username=f"robot-{number}", ready=True) for number in range(51))
+    alice.pulse_users.add(*others[:2])
+    assert '<option value="robot-1">robot-1</option>' in visit().text
+    alice.pulse_users.add(*others)
+    text = visit(pulse_user="alice").text
+    assert '<input type="text" name="pulse_user" value="alice"' in text
+    assert "robot-1" not in text
+
+
+def test_it_says_at_its_top_how_the_queues_stand(visit, account):
+    for number in range(3):
+        make_queue(f"long {number}", account=account, state="warned", consumers=0)
+    make_queue("condemned", account=account, state="deleting")
+    make_queue("fine", account=account)
+    make_queue("old", account=account, state="gone", consumers=None)
+    text = visit().text
+    assert "Of 5 queues, 1 is all right." in text
+    assert 'href="?state=warned">3 over their warn length</a>' in text
+    assert 'href="?state=deleting">1 about to be deleted</a>' in text
+    assert 'href="?without_consumers=true">3 without consumers</a>' in text
+    assert 'href="?state=gone">1 gone</a>' in text
+
+
+def test_all_is_well_in_few_words(visit, account):
+    make_queue("a", account=account)
+    assert "The one queue is all right." in visit().text
+    make_queue("b", account=account)
+    assert "All 2 queues are all right." in visit().text
+
+
+def test_a_row_says_the_state_in_words_and_draws_the_bar(visit, account):
+    make_queue(account=account, ready=2_000, unacknowledged=500, state="warned", consumers=0, max_length=5_000)
+    text = visit().text
+    assert '<span class="state warned">over its warn length</span>' in text
+    assert "no consumers" in text
+    assert '<span class="count">2,500</span>' in text
+    assert 'aria-label="of 5,000 at most; warned from 2,000"' in text
+    assert '<rect class="full" width="50.0%"' in text
+    assert 'x1="40.0%"' in text
+    assert "style=" not in text
+
+
+def test_names_are_shown_as_they_can_be_read(visit, account):
+    make_queue("queue/alice/<script>\u202e'\"\x07", account=account)
+    make_queue("\N{PILE OF POO}" * 63 + "abc", account=account, ready=0)
+    assert names(visit()) == [
+        "queue/alice/&lt;script&gt;\\u202e&#x27;&quot;\\x07",
+        "\N{PILE OF POO}" * 63 + "abc",
+    ]
+
+
+def test_the_vhost_is_shown_where_there_are_several(visit, account):
+    make_queue(account=account)
+    assert "Virtual host" not in visit().text
+    make_queue(account=account, vhost="other")
+    assert "Virtual host</th>" in visit().text
+
+
+def test_pages_of_fifty_keep_the_filters(visit, account):
+    for number in range(120):
+        make_queue(f"jobs {number:03}", account=account)
+    make_queue("other", account=account)
+    page = visit(search="jobs", ordering="-name", page=2)
+    assert names(page) == [f"jobs {number:03}" for number in range(69, 19, -1)]
+    assert "51 to 100 of 120; page 2 of 3" in page.text
+    assert 'href="?search=jobs&amp;ordering=-name&amp;page=1" rel="prev"' in page.text
+    assert 'href="?search=jobs&amp;ordering=-name&amp;page=3" rel="next"' in page.text
+    assert "101 to 121 of 121" in visit(page=3).text
+
+
+def live(client, *queues):
+    shown = ",".join(queue.uuid.hex for queue in queues)
+    return client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
+
+
+def test_the_rows_that_are_shown_are_brought_up_to_date_one_by_one(visit, account, client):
+    queue, other = make_queue(account=account), make_queue("other", account=account)
+    assert f'{{"shown": "{queue.uuid.hex},{other.uuid.hex}"}}' in visit(ordering="name").text.replace(
+        f"{other.uuid.hex},{queue.uuid.hex}", f"{queue.uuid.hex},{other.uuid.hex}"
+    )
+    Queue.objects.filter(id=queue.id).update(ready=2_345, state="warned")
+    text = live(client, queue).text
+    assert f'id="length-{queue.uuid.hex}" class="length" hx-swap-oob="true"' in text
+    assert "2,345" in text
+    assert "1 over its warn length" in text
+    assert other.uuid.hex not in text
+    for what in ("<html", '<a class="name"', "aria-live"):
+        assert what not in text
+
+
+def test_nobody_gets_the_figures_of_other_peoples_queues(visit, account, client):
+    others = make_queue("queue/bob/jobs", ready=777)
+    text = live(client, others).text
+    assert "777" not in text
+    assert others.uuid.hex not in text
+
+
+@pytest.mark.parametrize("shown", ["", ",", "x", "0" * 32 + ",1", "\0", "'" * 300])
+def test_rows_that_are_none_are_no_error(visit, account, client, shown):
+    answer = client.get("/queues/", {"shown": shown}, headers={"HX-Request": "true"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("polls", "noted"), [(2.5, False), (3.5, True)])
+def test_figures_that_are_not_of_now_say_so(visit, account, settings, polls, noted):
+    make_queue(account=account)
+    since = timezone.now() - timedelta(seconds=polls * settings.GUARDIAN_POLL_SECONDS)
+    Watch.objects.update(listed_at=since)
+    text = visit().text
+    assert ("nobody has looked at the broker since" in text) is noted
+    Watch.objects.update(outage_since=since)
+    assert ("the broker does not answer" in visit().text) is noted
+
+
+@pytest.mark.parametrize("queues", [1, 120])
+def test_the_number_of_statements_does_not_grow(visit, account, client, alice, queues, django_assert_max_num_queries):
+    made = [make_queue(f"jobs {number:03}", account=account) for number in range(queues)]
+    for query in ({}, {"search": "jobs", "state": "ok", "vhost": "/"}):
+        with django_assert_max_num_queries(8):
+            assert visit_again(client, query).status_code == 200
+    with django_assert_max_num_queries(5):
+        live(client, *made[:50])
+
+
+def visit_again(client, query):
+    return client.get("/queues/", query)
+
+
+def test_what_a_pass_saw_is_on_the_list(guarded, amqp, client):
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    amqp.queue("queue/alice/builds", 6)
+    run_pass()
+    client.force_login(owner)
+    page = client.get("/queues/")
+    assert names(page) == ["queue/alice/builds"]
+    assert "1 over its warn length" in page.text
+    assert "nobody has looked" not in page.text

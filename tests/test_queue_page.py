@@ -1,0 +1,463 @@
+"""The page of a queue, and what people do to it there."""
+
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues.mails import compose
+from queues.models import Notification, Queue, QueueEvent, QueueSample, Watch
+from queues.monitor import run_pass
+from rabbit.names import readable
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+
+
+@pytest.fixture
+def alice(db):
+    """Give an owner with the Pulse user "alice"."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    return owner
+
+
+@pytest.fixture
+def operator(db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def alices_queue(alice):
+    now = timezone.now()
+    queue = Queue.objects.create(
+        vhost="/", name="queue/alice/<b>\u202e", type="classic", durable=True, auto_delete=False, exclusive=False,
+        ready=2100, unacknowledged=4, state="warned", pulse_user=PulseUser.objects.get(), first_seen=now, last_seen=now,
+        consumers=2,
+    )  # fmt: skip
+    QueueEvent.objects.create(
+        queue=queue, vhost="/", queue_name=queue.name, kind="warned", at=now, details={"length": 7}
+    )
+    Watch.objects.create(listed_at=now, consumers_counted_at=now)
+    return queue
+
+
+@pytest.fixture
+def watched(guarded, amqp, alice, client):
+    """Give Alice's queue with 3 messages as a pass has seen it, with Alice signed in."""
+    amqp.queue("queue/alice/builds", 3)
+    run_pass()
+    client.force_login(alice)
+    return Queue.objects.get()
+
+
+# Who sees it
+
+
+@pytest.mark.parametrize(
+    ("visitor", "status"),
+    [(None, 302), ("alice@example.org", 200), ("bob@example.org", 404), ("ops@example.org", 200)],
+)
+@pytest.mark.parametrize("page", ["", "chart/", "delete/", "purge/"])
+def test_the_page_of_a_queue_is_there_for_its_owners_and_for_operators(alices_queue, client, visitor, status, page):
+    Owner.objects.create_user("bob@example.org", vouched=True)
+    Owner.objects.create_superuser("ops@example.org")
+    if visitor:
+        client.force_login(Owner.objects.get(email=visitor))
+    headers = {"HX-Request": "true"} if page == "chart/" and visitor else {}
+    assert client.get(f"/queues/{alices_queue.uuid}/{page}", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("page", ["delete/", "purge/", "limits/"])
+def test_a_form_without_its_token_is_refused(alices_queue, alice, page):
+    visitor = Client(enforce_csrf_checks=True)
+    visitor.force_login(alice)
+    assert visitor.post(f"/queues/{alices_queue.uuid}/{page}", {"typed": "x"}).status_code == 403
+
+
+@pytest.mark.parametrize("page", ["", "chart/"])
+def test_a_page_to_look_at_takes_no_form(alices_queue, client, alice, page):
+    client.force_login(alice)
+    assert client.post(f"/queues/{alices_queue.uuid}/{page}").status_code == 405
+
+
+def test_a_mail_links_to_the_page_of_its_queue(alices_queue, client, alice, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    notification = Notification(kind="recovery", recipient="alice@example.org", facts={"length": 1}, queue=alices_queue)
+    path = f"/queues/{alices_queue.uuid}/"
+    assert f"https://guardian.example.org{path}" in compose(notification).body
+    client.force_login(alice)
+    assert client.get(path).status_code == 200
+
+
+# What it says
+
+
+def page_of(queue, client, **query):
+    return client.get(f"/queues/{queue.uuid}/", query).text
+
+
+def test_the_page_of_a_queue_says_how_it_stands(alices_queue, client, alice):
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    for what in ("over its warn length", "2,104", "8,000", "warned from 2,000", "alice@example.org", "passed its warn"):
+        assert what in page
+    assert "queue/alice/&lt;b&gt;\\u202e" in page
+    assert "<b>\u202e" not in page
+
+
+def test_it_says_what_the_broker_knows_right_now(watched, client, amqp):
+    amqp.channel.exchange_declare("exchange/alice/ev<i>ents", "topic", durable=True)
+    amqp.channel.queue_bind(watched.name, "exchange/alice/ev<i>ents", "build.\u202e#")
+    page = page_of(watched, client)
+    for what in ("exchange/alice/ev&lt;i&gt;ents", "build.\\u202e#", "none: nothing takes messages out of it"):
+        assert what in page
+
+
+def test_it_shows_the_arguments(guarded, amqp, alice, client):
+    amqp.queue("queue/alice/short", arguments={"x-max-length": 12, "x-overflow": "reject-publish"})
+    run_pass()
+    client.force_login(alice)
+    page = page_of(Queue.objects.get(), client)
+    assert '<code class="name">x-max-length</code> = <code class="name">12</code>' in page
+    assert "reject-publish" in page
+
+
+def test_with_the_broker_away_it_shows_what_was_last_known(watched, client, settings):
+    Queue.objects.update(consumers=4)
+    Watch.objects.update(consumers_counted_at=timezone.now(), outage_since=timezone.now())
+    Watch.objects.update(listed_at=timezone.now() - timedelta(minutes=5))
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    answer = client.get(f"/queues/{watched.uuid}/")
+    assert answer.status_code == 200
+    assert "4, as of 20" in answer.text
+    assert answer.text.count("not known; it could not be asked") == 2
+    assert "the broker does not answer.</p>" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"ready": 10}, "It is all right. Its owner is warned from 2,000 messages on."),
+        ({"ready": 3000, "state": "warned"}, "Past 8,000 messages it is deleted with all that is in it."),
+        ({"ready": 3000, "state": "warned", "unbounded": True}, "what nobody takes out stays in the broker"),
+        ({"ready": 9000, "state": "deleting"}, "It is over its maximum. It is deleted with all that is in it"),
+        ({"ready": 1, "state": "deleting"}, "its name is outside the pattern"),
+        ({"ready": None}, "The broker doesn&#x27;t tell its length. Nothing is done to it until it does."),
+        ({"ready": None, "type": "stream"}, "A stream keeps what is read from it"),
+        ({"unbounded": True}, "never: it is unbounded"),
+        ({"exclusive": True}, "one connection has it to itself"),
+        ({"auto_delete": True}, "when its last consumer leaves"),
+        ({"durable": False}, "gone when the broker is restarted"),
+        ({"registered": True}, "only operators delete or empty it"),
+        ({"consumers": 0}, "no consumers"),
+    ],
+)
+def test_it_says_what_that_means_and_what_happens_next(alices_queue, client, alice, fields, said):
+    Queue.objects.update(**fields)
+    client.force_login(alice)
+    assert said in page_of(alices_queue, client)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (1000, 1300, "At its pace its owner is warned in 23 minutes."),
+        (4000, 5000, "At its pace that is in 30 minutes."),
+        (4000, 3000, "At the moment it shrinks."),
+    ],
+)
+def test_it_says_how_fast_it_goes(alices_queue, client, alice, then, now, said):
+    began = timezone.now() - timedelta(seconds=599)
+    QueueSample.objects.create(queue=alices_queue, at=began, length=then)
+    Queue.objects.update(ready=now, unacknowledged=0, state="warned" if now >= 2000 else "ok")
+    client.force_login(alice)
+    assert said in page_of(alices_queue, client)
+
+
+def test_a_queue_that_is_gone_says_so_and_has_no_buttons(alices_queue, client, alice):
+    Queue.objects.update(state="gone", ready=None, unacknowledged=None)
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    assert "Gone: it was last seen on the broker at" in page
+    for what in ("/delete/", "/purge/", "/limits/", "hx-get"):
+        assert what not in page
+
+
+def test_its_events_say_who_did_what(alices_queue, client, alice, operator):
+    for kind, by, details in (
+        ("purged", alice, {"length": 12_345}),
+        ("adjusted", operator, {"before": {"warn_length": None}, "after": {"warn_length": 3000}}),
+        ("removed", None, {"length": 1, "with": "alice"}),
+    ):
+        QueueEvent.objects.create(
+            queue=alices_queue, vhost="/", queue_name="q", kind=kind, at=timezone.now(), by=by, details=details
+        )
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    for what in ("emptied by hand", "12,345", "given other limits (warn length: 3,000)", "ops@example.org",
+                 "deleted by hand (with the Pulse user alice)"):  # fmt: skip
+        assert what in page
+
+
+@pytest.mark.parametrize(("later", "shown"), [(1, True), (-1, False)])
+def test_a_deletion_of_which_nothing_is_known_yet_is_told(alices_queue, client, alice, later, shown):
+    at = Watch.objects.get().listed_at + timedelta(seconds=later)
+    QueueEvent.objects.create(queue=alices_queue, vhost="/", queue_name="q", kind="removing", at=at, by=alice)
+    client.force_login(alice)
+    assert ("for it to be deleted by hand" in page_of(alices_queue, client)) is shown
+
+
+# The chart
+
+
+@pytest.mark.parametrize(
+    ("span", "words"),
+    [("hour", "over the last hour: 5"), ("day", "over the last day: 1"), ("week", "over the last week: 1"),
+     ("nonsense", "over the last hour: 5")],
+)  # fmt: skip
+def test_the_chart_goes_back_as_far_as_it_is_asked_to(alices_queue, client, alice, span, words):
+    now = timezone.now()
+    for ago, length in ((timedelta(days=3), 1), (timedelta(hours=5), 2), (timedelta(hours=2), 5)):
+        QueueSample.objects.create(queue=alices_queue, at=now - ago, length=length)
+    Queue.objects.update(ready=5, unacknowledged=0, state="ok")
+    client.force_login(alice)
+    page = page_of(alices_queue, client, span=span)
+    assert f"Messages {words} at the lowest, 5 at the highest, 5 now." in page
+    assert "deleted past 8,000" in page
+    assert "style=" not in page
+
+
+def test_a_length_that_did_not_change_for_so_long_that_its_samples_are_gone_is_drawn(alices_queue, client, alice):
+    client.force_login(alice)
+    Queue.objects.update(first_seen=timezone.now() - timedelta(days=30))
+    assert "over the last week: 2,104 at the lowest, 2,104 at the highest" in page_of(alices_queue, client, span="week")
+
+
+def test_without_samples_the_chart_says_that_nothing_is_known(alices_queue, client, alice):
+    Queue.objects.update(ready=None)
+    client.force_login(alice)
+    assert "Nothing is known of its length over the last hour." in page_of(alices_queue, client)
+
+
+def test_the_changing_part_is_given_to_htmx_without_asking_the_broker(watched, client, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    run_pass()
+    Queue.objects.update(ready=7, state="warned")
+    answer = client.get(f"/queues/{watched.uuid}/chart/?span=day", headers={"HX-Request": "true"})
+    assert answer.status_code == 200
+    assert "over its warn length" in answer.text
+    assert "over the last day" in answer.text
+    assert "<html" not in answer.text
+
+
+def test_whoever_opens_the_changing_part_by_itself_gets_the_page(watched, client):
+    answer = client.get(f"/queues/{watched.uuid}/chart/?span=day")
+    assert answer["Location"] == f"/queues/{watched.uuid}/?span=day"
+
+
+def test_the_page_of_a_queue_that_went_meanwhile_is_loaded_anew(watched, client):
+    Queue.objects.update(state="gone")
+    answer = client.get(f"/queues/{watched.uuid}/chart/", headers={"HX-Request": "true"})
+    assert answer["HX-Refresh"] == "true"
+
+
+def test_the_number_of_statements_does_not_grow(alices_queue, client, alice, django_assert_max_num_queries):
+    now = timezone.now()
+    QueueSample.objects.bulk_create(
+        QueueSample(queue=alices_queue, at=now - timedelta(seconds=number), length=number) for number in range(500)
+    )
+    QueueEvent.objects.bulk_create(
+        QueueEvent(queue=alices_queue, vhost="/", queue_name="q", kind="purged", at=now, by=alice) for _ in range(60)
+    )
+    client.force_login(alice)
+    with django_assert_max_num_queries(8):
+        page_of(alices_queue, client)
+    with django_assert_max_num_queries(6):
+        client.get(f"/queues/{alices_queue.uuid}/chart/", headers={"HX-Request": "true"})
+
+
+# Deleting and emptying
+
+
+def listed(management, vhost):
+    return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_the_confirmation_shows_what_goes_and_asks_for_the_name(watched, client, amqp, page):
+    amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
+    amqp.channel.queue_bind(watched.name, "exchange/alice/events", "build.#")
+    text = client.get(f"/queues/{watched.uuid}/{page}/").text
+    for what in ('id="name">queue/alice/builds</code>', "<dd>3</dd>", "exchange/alice/events", "build.#",
+                 "be taken back"):  # fmt: skip
+        assert what in text
+
+
+def test_a_queue_is_deleted_once_its_name_is_typed(watched, client, management, vhost):
+    answer = client.post(f"/queues/{watched.uuid}/delete/", {"typed": watched.name}, follow=True)
+    assert answer.redirect_chain == [("/queues/", 302)]
+    assert "The queue queue/alice/builds is deleted." in answer.text
+    assert listed(management, vhost) == set()
+    page = page_of(watched, client)
+    assert "deleted by hand" in page
+    assert "alice@example.org" in page
+
+
+def test_a_queue_is_emptied_once_its_name_is_typed(watched, client):
+    answer = client.post(f"/queues/{watched.uuid}/purge/", {"typed": watched.name}, follow=True)
+    assert answer.redirect_chain == [(f"/queues/{watched.uuid}/", 302)]
+    assert "The queue queue/alice/builds is emptied." in answer.text
+    run_pass()
+    assert Queue.objects.get().length == 0
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "queue/alice/build", " queue/alice/builds", "queue/alice/builds ", "QUEUE/alice"]
+)
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_another_name_does_nothing(watched, client, management, vhost, page, typed):
+    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": typed})
+    assert answer.status_code == 200
+    assert 'aria-invalid="true"' in answer.text
+    assert listed(management, vhost) == {watched.name}
+    run_pass()
+    assert Queue.objects.get().length == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["queue/alice/<b>&'\"", "queue/alice/ two  blanks ", "queue/alice/\x01\x1b\u202e\u200f", "queue/alice/\\u202e",
+     "queue/alice/" + "\N{GREEK SMALL LETTER OMEGA}" * 121 + "x"],
+)  # fmt: skip
+def test_any_name_can_be_typed_as_it_is_shown(guarded, amqp, alice, client, management, vhost, name):
+    amqp.queue(name)
+    run_pass()
+    queue = Queue.objects.get()
+    client.force_login(alice)
+    assert client.get(f"/queues/{queue.uuid}/delete/").status_code == 200
+    assert client.post(f"/queues/{queue.uuid}/delete/", {"typed": readable(name)}).status_code == 302
+    assert listed(management, vhost) == set()
+    assert page_of(queue, client).count("no longer on the broker") == 1
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_a_queue_that_is_gone_when_the_button_is_pressed(watched, client, management, vhost, page):
+    management.delete_queue(vhost, watched.name)
+    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}, follow=True)
+    assert answer.redirect_chain == [(f"/queues/{watched.uuid}/", 302)]
+    assert "was gone already" in answer.text
+    assert "Gone: it was last seen" in answer.text
+    again = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}, follow=True)
+    assert "There is nothing left to do." in again.text
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_with_the_broker_away_the_form_says_so_and_nothing_changed(watched, client, settings, page):
+    before = list(Queue.objects.values())
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert client.get(f"/queues/{watched.uuid}/{page}/").status_code == 200
+    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name})
+    assert answer.status_code == 503
+    assert "since the broker doesn&#x27;t answer. Try again in a minute." in answer.text
+    assert f'value="{watched.name}"' in answer.text
+    assert list(Queue.objects.values()) == before
+    assert not QueueEvent.objects.exists()
+
+
+def test_the_brokers_reason_is_shown_where_it_refuses(guarded, amqp, alice, client):
+    amqp.queue("queue/alice/mine", durable=False, exclusive=True)
+    run_pass()
+    queue = Queue.objects.get()
+    client.force_login(alice)
+    answer = client.post(f"/queues/{queue.uuid}/delete/", {"typed": queue.name})
+    assert answer.status_code == 409
+    assert "It was not deleted, since the broker refuses:" in answer.text
+    assert "exclusive" in answer.text
+
+
+@pytest.mark.parametrize("page", ["delete", "purge"])
+def test_what_an_agent_registered_is_the_operators_to_destroy(watched, client, operator, management, vhost, page):
+    Queue.objects.update(registered=True)
+    answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name})
+    assert answer.status_code == 403
+    assert "belongs to an agent" in answer.text
+    assert listed(management, vhost) == {watched.name}
+    client.force_login(operator)
+    assert client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}).status_code == 302
+
+
+# Limits
+
+
+def test_owners_see_the_limits_and_who_can_change_them(alices_queue, client, alice):
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    assert "Operators can set others for a queue." in page
+    assert "/limits/" not in page
+    for answer in (client.get(f"/queues/{alices_queue.uuid}/limits/"),
+                   client.post(f"/queues/{alices_queue.uuid}/limits/", {"unbounded": "on"})):  # fmt: skip
+        assert answer.status_code == 403
+        assert "Only operators set the limits of a queue." in answer.text
+    alices_queue.refresh_from_db()
+    assert not alices_queue.unbounded
+
+
+def test_operators_set_limits_on_the_page(alices_queue, client, operator):
+    client.force_login(operator)
+    assert f'action="/queues/{alices_queue.uuid}/limits/"' in page_of(alices_queue, client)
+    answer = client.post(
+        f"/queues/{alices_queue.uuid}/limits/", {"warn_length": "100", "max_length": "9000"}, follow=True
+    )
+    assert "The limits are set." in answer.text
+    assert "9,000 messages, set for this queue" in answer.text
+    assert "given other limits (warn length: 100; maximum: 9,000)" in answer.text
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"warn_length": "9000", "max_length": ""}, {"warn_length": "x"}, {"warn_length": "-1"}, {"max_length": "1" * 40},
+     {"warn_length": "0", "max_length": "5"}],
+)  # fmt: skip
+def test_limits_that_cannot_be_are_refused_at_the_form(alices_queue, client, operator, limits):
+    client.force_login(operator)
+    answer = client.post(f"/queues/{alices_queue.uuid}/limits/", limits)
+    assert answer.status_code == 200
+    assert 'class="errorlist' in answer.text
+    alices_queue.refresh_from_db()
+    assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
+
+
+# The administration
+
+
+@pytest.mark.parametrize(("warn", "most"), [("2000", "0"), ("9000", ""), ("", "100"), ("0", "10")])
+def test_thresholds_that_delete_before_they_warn_are_refused_in_the_administration(
+    alices_queue, client, operator, warn, most
+):
+    client.force_login(operator)
+    page = client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": warn, "max_length": most})
+    assert page.status_code == 200
+    assert "below the second" in page.text
+    alices_queue.refresh_from_db()
+    assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
+
+
+def test_the_administration_writes_the_limits_and_who_set_them_and_nothing_else(
+    alices_queue, client, operator, monkeypatch
+):
+    from queues.admin import QueueAdmin
+
+    client.force_login(operator)
+    save = QueueAdmin.save_model
+
+    def save_after_a_pass(self, request, queue, form, change):
+        Queue.objects.update(state="deleting", said="warned")
+        save(self, request, queue, form, change)
+
+    monkeypatch.setattr(QueueAdmin, "save_model", save_after_a_pass)
+    client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": "10", "max_length": "20"})
+    alices_queue.refresh_from_db()
+    assert (alices_queue.state, alices_queue.said, alices_queue.max_length) == ("deleting", "warned", 20)
+    assert QueueEvent.objects.get(kind="adjusted").by == operator
