@@ -1,7 +1,8 @@
 """How a notification is said by e-mail. The words are in ``templates/mails/``, one pair for each kind."""
 
-import unicodedata
+from datetime import UTC
 from email.utils import parseaddr
+from typing import Any
 
 from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
@@ -9,33 +10,30 @@ from django.core.mail.backends.base import BaseEmailBackend
 from django.template.loader import render_to_string
 from django.urls import reverse
 
+from accounts import addresses
+from accounts.models import NotificationAddress
 from queues.models import Notification
+from rabbit.names import readable
 
 NAME_IN_SUBJECT = 80
 
 
+class Obsolete(Exception):
+    """What the notification is about isn't there any more, or was done in the meantime: there is nothing to say."""
+
+
 def compose(notification: Notification, connection: BaseEmailBackend | None = None) -> EmailMultiAlternatives:
-    """Return the mail, in text and HTML, that says what this notification tells."""
-    facts = notification.facts
-    context = {
-        **facts,
-        "queue": readable(facts.get("queue", "")),
-        "vhost": readable(facts.get("vhost", "")),
-        "bindings": _readable_bindings(facts.get("bindings")),
-        "pace": pace(facts.get("per_second")),
-        "time_to_max": duration(facts.get("seconds_to_max")),
-        "lasted": duration(facts.get("seconds")),
-        "to_operator": notification.recipient not in facts.get("owners", []),
-        "base_url": settings.GUARDIAN_BASE_URL,
-        "url": _url(notification),
-        "quiet_minutes": settings.GUARDIAN_QUIET_SECONDS // 60,
-    }
-    name = f"mails/{notification.kind}"
-    subject = render_to_string(f"{name}.subject.txt", {**context, "queue": _shortened(context["queue"])})
+    """Return the mail, in text and HTML, that says what this notification tells.
+
+    Raises:
+        Obsolete: there is nothing to say any more.
+    """
+    context = _context(notification)
+    subject, body = _in_text(notification.kind, context)
     domain = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].rpartition("@")[2] or "localhost"
     mail = EmailMultiAlternatives(
-        subject=" ".join(subject.split()),
-        body=render_to_string(f"{name}.txt", context),
+        subject=subject,
+        body=body,
         to=[notification.recipient],
         connection=connection,
         headers={
@@ -44,24 +42,68 @@ def compose(notification: Notification, connection: BaseEmailBackend | None = No
             "X-Guardian-Kind": notification.kind,
         },
     )
-    mail.attach_alternative(render_to_string(f"{name}.html", context), "text/html")
+    mail.attach_alternative(render_to_string(f"mails/{notification.kind}.html", context), "text/html")
     return mail
 
 
-def readable(name: str) -> str:
-    """Return a name of the broker's as it can be shown anywhere: what has no shape of its own is written as an escape.
+def in_text(notification: Notification) -> tuple[str, str]:
+    """Return the subject and the text of what this notification tells, for where there is no mail.
 
-    A queue's name may hold any character, such as ones that reverse the direction of the text behind them.
+    Raises:
+        Obsolete: there is nothing to say any more.
     """
-    return "".join(
-        character if unicodedata.category(character)[0] not in "CZ" or character == " " else _escape(character)
-        for character in name
-    )
+    return _in_text(notification.kind, _context(notification))
 
 
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+def _in_text(kind: str, context: dict[str, Any]) -> tuple[str, str]:
+    shortened = {**context, "queue": _shortened(context["queue"])}
+    subject = render_to_string(f"mails/{kind}.subject.txt", shortened)
+    return " ".join(subject.split()), render_to_string(f"mails/{kind}.txt", context)
+
+
+def _context(notification: Notification) -> dict[str, Any]:
+    """Return what the templates say."""
+    facts = notification.facts
+    base_url = settings.GUARDIAN_BASE_URL
+    context = {
+        **facts,
+        "queue": readable(facts.get("queue", "")),
+        "vhost": readable(facts.get("vhost", "")),
+        "bindings": _readable_bindings(facts.get("bindings")),
+        "pace": pace(facts.get("per_second")),
+        "time_to_max": duration(facts.get("seconds_to_max")),
+        "lasted": duration(facts.get("seconds")),
+        "to_operator": notification.recipient not in facts.get("owners", []) and "account" not in facts,
+        "as_of": f"{notification.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC",  # it may be read hours later
+        "base_url": base_url,
+        "settings_url": f"{base_url}{reverse('settings')}",
+        "url": "" if "account" in facts else _url(notification),  # it is no page of theirs
+        "quiet_minutes": settings.GUARDIAN_QUIET_SECONDS // 60,
+    }
+    if notification.kind == Notification.Kind.CONFIRM_ADDRESS:
+        context["confirm_url"] = _confirm_url(facts["address"])
+    if notification.kind == Notification.Kind.VOUCH_REQUEST:
+        context |= {"reason": _readable_lines(facts["reason"]), "owners_url": f"{base_url}{reverse('owners')}"}
+    if notification.kind == Notification.Kind.VOUCHED:
+        context["pulse_users_url"] = f"{base_url}{reverse('pulse_users')}"
+    if notification.kind == Notification.Kind.WEEKLY:
+        context["queues_url"] = f"{base_url}{reverse('queues')}"
+        for name in ("longest", "unattended", "happened"):
+            context[name] = [{**line, "queue": readable(line["queue"])} for line in facts[name]]
+    return context
+
+
+def _confirm_url(uuid: str) -> str:
+    """Return the link that confirms an added address. It signs for whoever has it, so it is stored nowhere."""
+    address = NotificationAddress.objects.filter(uuid=uuid, confirmed_at=None).first()
+    if address is None:
+        raise Obsolete("The address was confirmed or removed in the meantime.")
+    link = reverse("confirm_address", args=[addresses.confirmation_token(address)])
+    return f"{settings.GUARDIAN_BASE_URL}{link}"
+
+
+def _readable_lines(text: str) -> str:
+    return "\n".join(readable(line) for line in text.splitlines())
 
 
 def _shortened(name: str) -> str:

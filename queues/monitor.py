@@ -314,8 +314,8 @@ def _count(report: Report, changes: Changes, seen: Snapshot) -> None:
 def _gather_facts(management: Management, changes: Changes, now: datetime) -> Facts:
     """Ask about the queues that somebody is to be told about."""
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
-    owners = outbox.owners_of(queue.pulse_user_id for queue in candidates)
-    told = [queue for queue in candidates if outbox.is_anybody_told(queue.pulse_user_id, owners)]
+    people = outbox.recipients_of(queue.pulse_user_id for queue in candidates)
+    told = [queue for queue in candidates if outbox.is_anybody_told(queue.pulse_user_id, people)]
     return Facts.gather(management, connections.amqp_url(), told, now)
 
 

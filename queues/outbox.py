@@ -3,27 +3,37 @@
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
 Two senders never send one row at once, as each claims its rows by a conditional update. A sender that is killed between
 the mail server's "accepted" and its own note of it makes the mail go out again; it has the same Message-ID.
+
+A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
+Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
+at most.
 """
 
 import logging
 import smtplib
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from datetime import time as time_of_day
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from celery import current_app
 from django.conf import settings
 from django.core.mail import get_connection
 from django.core.mail.backends.base import BaseEmailBackend
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, Value
+from django.db.models.lookups import Exact
 from django.utils import timezone
 
-from accounts.models import PulseUser, normal_address
-from queues import bulk, mails
-from queues.models import Notification
+from accounts.models import NotificationAddress, Owner, PulseUser, normal_address
+from queues import bulk, channels, mails
+from queues.lease import LeaseTaken, lease
+from queues.models import Channel, Notification
+from queues.preferences import LONGEST, held_until
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +47,21 @@ GIVE_UP_AFTER = timedelta(hours=24)
 GIVE_UP_ATTEMPTS = 100
 """So many attempts take a day. Both have to be over: a clock that jumps a day ahead is no day of trying."""
 
+EMAIL = "email"
+MAIL_SECONDS = 30
+"""For so long one call sends mails. What is due after that is the next one's."""
+
+LEASE = "channels"
+CHANNEL_SECONDS = 30
+"""For so long one call sends to channels. With the last answers, of 12 s at most, it ends before the lease does."""
+
+CHANNELS_AT_ONCE = 8
+
 FIELDS = (
-    "uuid", "recipient", "kind", "queue", "about", "facts", "channel", "state", "created", "due_at", "attempts",
-    "last_error",
+    "uuid", "recipient", "channel", "kind", "queue", "about", "facts", "held_until", "state", "created", "due_at",
+    "attempts", "last_error",
 )  # fmt: skip
+T = TypeVar("T")
 Unsent = Q(state__in=[Notification.State.DUE, Notification.State.SENDING])
 
 
@@ -48,22 +69,55 @@ Unsent = Q(state__in=[Notification.State.DUE, Notification.State.SENDING])
 class Telling:
     """One thing to tell, before it is known whom.
 
-    Owners of ``pulse_user_id`` are told, and operators get a copy of everything. ``facts`` is what the message says.
+    Whoever is to hear of the queues of ``pulse_user_id`` is told, and operators get a copy of everything. Where
+    ``recipients`` are given, these addresses alone are told instead, by mail, once ``held_until`` is over.
+    ``facts`` is what the message says.
     """
 
     kind: str
     facts: dict[str, Any]
     queue_id: int | None = None
     pulse_user_id: int | None = None
+    recipients: Sequence[str] = ()
+    held_until: datetime | None = None
+
+    @property
+    def about(self) -> str:
+        """What it is about: messages about one thing reach one recipient in order."""
+        if self.queue_id is not None:
+            return f"queue {self.queue_id}"
+        return self.kind if self.recipients else "the broker"
+
+
+class Recipient(NamedTuple):
+    """Where a message goes: an address by mail, or one of the channels of the owner who has that address.
+
+    ``quiet`` are the owner's quiet hours and their time zone. ``account`` and ``added_by`` are there for an address
+    that an owner added to a RabbitMQ account.
+    """
+
+    address: str
+    channel: str = EMAIL
+    quiet: tuple[time_of_day | None, time_of_day | None, str] = (None, None, "UTC")
+    account: str = ""
+    added_by: str = ""
 
 
 @dataclass
 class Delivery:
-    """What became of the notifications that were due, as numbers of them."""
+    """What became of the notifications that were due, as numbers of them.
 
+    What was ``claimed`` and is nothing of the rest was given up quietly, or is still due as the time was over.
+    """
+
+    claimed: int = 0
     sent: int = 0
     postponed: int = 0
     failed: int = 0
+
+    def __add__(self, other: "Delivery") -> "Delivery":
+        """Return what became of both."""
+        return Delivery(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def operators() -> list[str]:
@@ -71,21 +125,34 @@ def operators() -> list[str]:
     return list(dict.fromkeys(normal_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 
-def owners_of(pulse_users: Iterable[int | None]) -> dict[int, list[str]]:
-    """Return the addresses of the owners of these Pulse users, by the Pulse user's id."""
-    wanted = {pulse_user for pulse_user in pulse_users if pulse_user is not None}
-    owners: dict[int, list[str]] = {}
+def recipients_of(pulse_users: Iterable[int | None]) -> dict[int, list[Recipient]]:
+    """Return who is told of the queues of these Pulse users, by the Pulse user's id.
+
+    That is their owners, by mail and in their channels, and the addresses that owners added and somebody confirmed.
+    """
+    wanted = [(pulse_user,) for pulse_user in dict.fromkeys(pulse_users) if pulse_user is not None]
+    told: dict[int, dict[Recipient, None]] = {}
     if not wanted:
-        return owners
+        return {}
     through = PulseUser.owners.through
-    these = bulk.among(through, ("pulseuser",), [(pulse_user,) for pulse_user in wanted])
-    rows = through.objects.filter(these, owner__is_active=True).order_by("owner__email")
-    for pulse_user, address in rows.values_list("pulseuser", "owner__email"):
-        owners.setdefault(pulse_user, []).append(address)
-    return owners
+    owners = through.objects.filter(bulk.among(through, ("pulseuser",), wanted), owner__is_active=True)
+    facts = ("owner__email", "owner__quiet_from", "owner__quiet_until", "owner__time_zone", "owner__channels__uuid")
+    for pulse_user, address, *quiet, channel in owners.order_by("owner__email").values_list("pulseuser", *facts):
+        recipient = Recipient(address, quiet=(quiet[0], quiet[1], quiet[2]))
+        told.setdefault(pulse_user, {})[recipient] = None
+        if channel is not None:
+            told[pulse_user][recipient._replace(channel=channel.hex)] = None
+    these = bulk.among(NotificationAddress, ("pulse_user",), wanted)
+    added = NotificationAddress.objects.filter(these, confirmed_at__isnull=False).order_by("email")
+    for pulse_user, address, *why in added.values_list(
+        "pulse_user", "email", "pulse_user__username", "added_by__email"
+    ):
+        recipient = Recipient(address, account=why[0], added_by=why[1] or "")
+        told.setdefault(pulse_user, {})[recipient] = None
+    return {pulse_user: list(recipients) for pulse_user, recipients in told.items()}
 
 
-def is_anybody_told(pulse_user_id: int | None, owners: dict[int, list[str]]) -> bool:
+def is_anybody_told(pulse_user_id: int | None, owners: dict[int, list[Recipient]]) -> bool:
     """Return whether a message about a queue of this Pulse user has a recipient at all."""
     return bool(settings.GUARDIAN_OPERATOR_EMAILS) or bool(pulse_user_id is not None and owners.get(pulse_user_id))
 
@@ -95,16 +162,46 @@ def tell(tellings: Sequence[Telling], now: datetime) -> int:
 
     Call it in the transaction that writes the state that caused them, and ``nudge`` once that is committed.
     """
-    owners = owners_of(telling.pulse_user_id for telling in tellings)
-    rows = []
+    people = recipients_of(telling.pulse_user_id for telling in tellings)
+    copies = operators()
+    rows: list[tuple[Any, ...]] = []
+    brought_forward = []
     for telling in tellings:
-        told = owners.get(telling.pulse_user_id, []) if telling.pulse_user_id is not None else []
-        facts = {**telling.facts, "owners": told}
-        about = f"queue {telling.queue_id}" if telling.queue_id is not None else "the broker"
-        common = (telling.kind, telling.queue_id, about, facts, "email", Notification.State.DUE, now, now, 0, "")
-        rows += [(uuid.uuid4(), recipient, *common) for recipient in dict.fromkeys([*told, *operators()])]
+        told = people.get(telling.pulse_user_id, []) if telling.pulse_user_id is not None else []
+        owners = [one.address for one in told if one.channel == EMAIL and not one.account]
+        is_deletion = telling.kind == Notification.Kind.DELETION
+        for to in _recipients(telling, told, copies):
+            held = telling.held_until
+            if not is_deletion and (to.channel != EMAIL or to.address not in copies):
+                held = held or held_until(*to.quiet, now)
+            facts = {**telling.facts, "owners": owners}
+            if to.account:
+                facts |= {"account": to.account, "added_by": to.added_by}
+            common = (telling.kind, telling.queue_id, telling.about, facts, held)
+            state = (Notification.State.DUE, now, now, 0, "")
+            rows.append((uuid.uuid4(), to.address, to.channel, *common, *state))
+            if is_deletion:
+                brought_forward.append((telling.about, to.address, to.channel))
+    if brought_forward:
+        _release(brought_forward)
     bulk.insert(Notification, FIELDS, rows)
     return len(rows)
+
+
+def _recipients(telling: Telling, told: list[Recipient], copies: list[str]) -> list[Recipient]:
+    """Return where this goes, each place once: an owner is told as an owner, whatever else the address stands for."""
+    if telling.recipients:
+        return [Recipient(address) for address in dict.fromkeys(telling.recipients)]
+    places: dict[tuple[str, str], Recipient] = {}
+    for recipient in [*told, *map(Recipient, copies)]:
+        places.setdefault((recipient.address, recipient.channel), recipient)
+    return list(places.values())
+
+
+def _release(keys: Sequence[tuple[str, str, str]]) -> None:
+    """Hold nothing back any more about these things, given with recipient and channel: what follows can't wait."""
+    these = bulk.among(Notification, ("about", "recipient", "channel"), keys)
+    Notification.objects.filter(Unsent, these, held_until__isnull=False).update(held_until=None)
 
 
 def nudge() -> None:
@@ -116,34 +213,47 @@ def nudge() -> None:
 
 
 def send_due() -> Delivery:
-    """Send everything that is due now, and return what became of it.
+    """Send what is due now, mails first, and return what became of it. Where the time is over, the rest stays due.
 
-    It stops early where the mail server can't be reached: everything stays in the outbox, to be tried again.
+    It stops early where the mail server can't be reached: everything stays in the outbox, to be tried again. Channels
+    are left to whoever is sending to them already.
     """
     delivery = Delivery()
-    while batch := claim(BATCH):
-        if not _send(batch, delivery):
+    until = time.monotonic() + MAIL_SECONDS
+    while time.monotonic() < until and (batch := claim(BATCH)):
+        delivery.claimed += len(batch)
+        if not _send(_still_to_tell(batch), until, delivery):
             break
+    try:
+        with lease(LEASE):
+            _send_to_channels(delivery)
+    except LeaseTaken:
+        logger.debug("Another process is sending to channels.")
     return delivery
 
 
-def claim(limit: int) -> list[Notification]:
-    """Claim up to so many notifications that are due, oldest first, and return them.
+def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
+    """Claim up to so many mails, or messages to channels, that are due, oldest first, and return them.
 
     A notification waits for the earlier ones about the same thing to the same recipient, so that the last message that
-    a person has is the last one that was written.
+    a person has is the last one that was written. Only a deletion doesn't wait for what is held: ``tell`` releases that,
+    but can't see what another process had written and not committed.
     """
     now = timezone.now()
+    is_free = Q(held_until=None) | Q(held_until__lte=now) | Q(held_until__gt=now + LONGEST)
+    is_before_deletion = Q(Exact(OuterRef("kind"), Value(Notification.Kind.DELETION.value)))
+    wanted = Unsent & (~Q(channel=EMAIL) if to_channels else Q(channel=EMAIL))
     earlier = Notification.objects.filter(
         Unsent,
+        is_free | ~is_before_deletion,
         about=OuterRef("about"),
         recipient=OuterRef("recipient"),
         channel=OuterRef("channel"),
         id__lt=OuterRef("id"),
     )
-    # Due, or due later than anything is ever put off: then the clock was set back.
-    is_due = Q(due_at__lte=now) | Q(due_at__gt=now + timedelta(seconds=RETRY_MOST_SECONDS))
-    due = Notification.objects.filter(Unsent, is_due, ~Exists(earlier)).order_by("id")
+    # Due, or due later than anything is ever put off or held: then the clock was set back.
+    is_due = (Q(due_at__lte=now) | Q(due_at__gt=now + timedelta(seconds=RETRY_MOST_SECONDS))) & is_free
+    due = Notification.objects.filter(wanted, is_due, ~Exists(earlier)).order_by("id")
     ids = list(due.values_list("id", flat=True)[:limit])
     if not ids:
         return []
@@ -151,20 +261,52 @@ def claim(limit: int) -> list[Notification]:
     Notification.objects.filter(Unsent, is_due, id__in=ids).update(
         state=Notification.State.SENDING, claim=mine, due_at=now + timedelta(seconds=CLAIM_SECONDS)
     )
-    mails_of_mine = Notification.objects.filter(claim=mine, state=Notification.State.SENDING)
-    return list(mails_of_mine.select_related("queue").order_by("id"))
+    of_mine = Notification.objects.filter(claim=mine, state=Notification.State.SENDING)
+    return list(of_mine.select_related("queue").order_by("id"))
 
 
-def _send(batch: list[Notification], delivery: Delivery) -> bool:
-    """Send these, and return whether the mail server could be reached."""
-    began = time.monotonic()
+def _still_to_tell(batch: list[Notification]) -> list[Notification]:
+    """Return those of these whose recipients still are to hear of it. The others are given up quietly.
+
+    Messages can be held for hours, and meanwhile somebody is taken off an account, or can't sign in any more. What
+    operators get as such is sent, and so is a deletion of a queue whose account went with it.
+    """
+    told = {
+        (pulse_user, recipient.address, recipient.channel)
+        for pulse_user, recipients in recipients_of(one.queue.pulse_user_id for one in batch if one.queue).items()
+        for recipient in recipients
+    }
+    addresses = {one.recipient for one in batch}
+    inactive = set(Owner.objects.filter(is_active=False, email__in=addresses).values_list("email", flat=True))
+    copies = operators()
+    still = []
+    for one in batch:
+        if one.channel == EMAIL and one.recipient in copies:
+            still.append(one)
+        elif one.recipient in inactive:
+            _finish(one, state=Notification.State.FAILED, last_error="The recipient can't sign in any more.")
+        elif (
+            one.queue is None
+            or (one.kind == Notification.Kind.DELETION and one.queue.pulse_user_id is None)
+            or (one.queue.pulse_user_id, one.recipient, one.channel) in told
+        ):
+            still.append(one)
+        else:
+            _finish(one, state=Notification.State.FAILED, last_error="The recipient is not told of it any more.")
+    return still
+
+
+def _send(batch: list[Notification], until: float, delivery: Delivery) -> bool:
+    """Send these, as long as there is time, and return whether the mail server could be reached."""
     connection: BaseEmailBackend = get_connection()
     left = list(batch)
     try:
         connection.open()
-        while left and time.monotonic() - began < CLAIM_SECONDS / 2:
+        while left and time.monotonic() < until:
             _send_one(left[0], connection, delivery)
             left.pop(0)
+        for notification in left:
+            _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
     except (OSError, ValueError) as error:  # ValueError: an address or a host name that is none
         # Each of the others would wait for it as long, and passes for a free worker.
         logger.warning("The mail server can't be reached (%s); %d notifications wait.", error, len(left))
@@ -178,12 +320,8 @@ def _send(batch: list[Notification], delivery: Delivery) -> bool:
 
 def _send_one(notification: Notification, connection: BaseEmailBackend, delivery: Delivery) -> None:
     """Send one, or put it off where the mail server refuses this one. Anything else that fails is raised."""
-    try:
-        message = mails.compose(notification, connection)
-    except Exception as error:  # a template that can't be filled in never will be; the others must not wait for it
-        logger.exception("Notification %s can't be put into words.", notification.uuid)
-        _finish(notification, state=Notification.State.FAILED, last_error=repr(error)[:1000])
-        delivery.failed += 1
+    message = _in_words(notification, partial(mails.compose, notification, connection), delivery)
+    if message is None:
         return
     try:
         message.send()
@@ -191,8 +329,116 @@ def _send_one(notification: Notification, connection: BaseEmailBackend, delivery
         _postpone(notification, error, delivery)
         _close(connection)  # the next one opens it anew
     else:
-        _finish(notification, state=Notification.State.SENT, sent_at=timezone.now(), last_error="")
-        delivery.sent += 1
+        _note_sent(notification, delivery)
+
+
+def _note_sent(notification: Notification, delivery: Delivery) -> None:
+    _finish(notification, state=Notification.State.SENT, sent_at=timezone.now(), last_error="")
+    delivery.sent += 1
+    if notification.kind == Notification.Kind.DELETION:
+        # Held until after it, as ``claim`` tells: it would not be true any more.
+        before = Notification.objects.filter(
+            state=Notification.State.DUE,
+            about=notification.about,
+            recipient=notification.recipient,
+            channel=notification.channel,
+            id__lt=notification.id,
+        )
+        before.update(state=Notification.State.FAILED, last_error="The queue was deleted in the meantime.")
+
+
+def _in_words(notification: Notification, words: Callable[[], T], delivery: Delivery) -> T | None:
+    """Return what ``words`` does, or None where there is nothing to send any more, which is written down."""
+    try:
+        return words()
+    except mails.Obsolete as error:
+        _finish(notification, state=Notification.State.FAILED, last_error=str(error))
+    except Exception as error:  # a template that can't be filled in never will be; the others must not wait for it
+        logger.exception("Notification %s can't be put into words.", notification.uuid)
+        _finish(notification, state=Notification.State.FAILED, last_error=repr(error)[:1000])
+        delivery.failed += 1
+    return None
+
+
+Message = tuple[Notification, str, str]
+
+
+def _send_to_channels(delivery: Delivery) -> None:
+    """Send what is due to channels, several at once, until nothing is or the time is over."""
+    until = time.monotonic() + CHANNEL_SECONDS
+    with ThreadPoolExecutor(CHANNELS_AT_ONCE) as pool:
+        while time.monotonic() < until and (batch := claim(BATCH, to_channels=True)):
+            delivery.claimed += len(batch)
+            _send_side_by_side(pool, _by_channel(_still_to_tell(batch), delivery), until, delivery)
+
+
+def _send_side_by_side(
+    pool: ThreadPoolExecutor, waiting: dict[Channel, list[Message]], until: float, delivery: Delivery
+) -> None:
+    """Send these to their channels, and write down what became of each as soon as it is known.
+
+    The first message to a channel that fails is the last that is tried: the others would wait for it as long.
+    """
+
+    def begin(channel: Channel, messages: list[Message]) -> None:
+        sending[pool.submit(_send_to_one, channel, messages[0], until)] = channel, messages
+
+    sending: dict[Future[bool], tuple[Channel, list[Message]]] = {}
+    for channel, messages in waiting.items():
+        begin(channel, messages)
+    while sending:
+        for future in wait(sending, return_when=FIRST_COMPLETED).done:
+            channel, messages = sending.pop(future)
+            try:
+                arrived = future.result()
+            except channels.ChannelFailed as error:
+                channels.note(channel, str(error))
+                for notification, _, _ in messages:
+                    _postpone(notification, error, delivery)
+                continue
+            if not arrived:
+                for notification, _, _ in messages:
+                    _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
+                continue
+            channels.note(channel)
+            _note_sent(messages[0][0], delivery)
+            if len(messages) > 1:
+                begin(channel, messages[1:])
+
+
+def _by_channel(batch: list[Notification], delivery: Delivery) -> dict[Channel, list[Message]]:
+    """Return these in words, by the channel they go to. What goes to one that was removed is given up quietly."""
+    there = {one.uuid.hex: one for one in Channel.objects.filter(uuid__in={uuid.UUID(n.channel) for n in batch})}
+    found: dict[Channel, list[Message]] = {}
+    for notification in batch:
+        channel = there.get(notification.channel)
+        if channel is None:
+            _finish(notification, state=Notification.State.FAILED, last_error="The channel was removed.")
+            continue
+        words = _in_words(notification, partial(mails.in_text, notification), delivery)
+        if words is not None:
+            found.setdefault(channel, []).append((notification, *words))
+    return found
+
+
+def _send_to_one(channel: Channel, message: Message, until: float) -> bool:
+    """Send a message to its channel, unless the time is over, and return whether it was sent.
+
+    Raises:
+        ChannelFailed: it did not arrive, whatever the reason.
+    """
+    if time.monotonic() >= until:
+        return False
+    _, title, body = message
+    try:
+        channels.post(channel, title, body)
+    except channels.ChannelFailed:
+        raise
+    except Exception as error:
+        # Nothing of one channel keeps the others from being sent to. Its text may have the address in it.
+        logger.error("Channel %s can't be sent to: %s", channel.uuid, type(error).__name__)  # noqa: TRY400
+        raise channels.ChannelFailed("it could not be sent") from None
+    return True
 
 
 def _postpone(notification: Notification, error: Exception, delivery: Delivery) -> None:

@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from queues import monitor, outbox, pruning
+from queues import monitor, outbox, pruning, unattended, weekly
 
 
 @shared_task
@@ -22,3 +22,15 @@ def send_notifications() -> None:
 def prune() -> None:
     """Remove what is old."""
     pruning.prune()
+
+
+@shared_task
+def count_consumers() -> None:
+    """Count the consumers of the guarded queues."""
+    unattended.count_consumers()
+
+
+@shared_task
+def tell_the_week() -> None:
+    """Write the weekly summaries that are due."""
+    weekly.tell_the_week()

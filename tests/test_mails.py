@@ -2,6 +2,7 @@
 
 import email
 import email.policy
+import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
@@ -9,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.mails import compose, duration, pace, readable
+from accounts import addresses
+from accounts.models import NotificationAddress, Owner, PulseUser
+from queues.mails import Obsolete, compose, duration, in_text, pace
 from queues.models import Notification
+from rabbit.names import readable
 
 FACTS = {
     "queue": "queue/alice/builds", "vhost": "/", "state": "warned",
@@ -18,6 +22,10 @@ FACTS = {
     "per_second": 3.5, "seconds_to_max": 1684, "consumers": 0, "folded": 3, "owners": ["alice@example.org"],
     "bindings": [{"exchange": "exchange/ci/events", "routing_key": "build.#"}], "more_bindings": 0,
     "error": "no answer", "seconds": 90, "count": 60, "seen": 100, "missing": 70,
+    "asks": "bob@example.org", "reason": "I run the nightly builds.", "by": "ops@example.org",
+    "queues": 3, "ok": 1, "warned": 2, "deleting": 0, "deleted": 1, "more_happened": 0, "more_unattended": 4,
+    "happened": [{"queue": "queue/alice/builds", "warnings": 2, "deletions": 1}],
+    "longest": [{"queue": "queue/alice/long", "length": 2104}], "unattended": [{"queue": "queue/alice/lonely"}],
 }  # fmt: skip
 
 
@@ -35,12 +43,64 @@ def part(mail, kind):
     return parsed(mail).get_body((kind,)).get_content()
 
 
+@pytest.fixture
+def address(db):
+    alice = Owner.objects.create_user("alice@example.org")
+    pulse_user = PulseUser.objects.create(username="alice")
+    return NotificationAddress.objects.create(pulse_user=pulse_user, email="team@example.org", added_by=alice)
+
+
 @pytest.mark.parametrize("kind", Notification.Kind.values)
 @pytest.mark.parametrize("form", ["plain", "html"])
-def test_every_kind_of_notification_can_be_put_into_words(kind, form):
-    mail = compose(notification(kind))
+def test_every_kind_of_notification_can_be_put_into_words(kind, form, address):
+    mail = compose(notification(kind, address=str(address.uuid)))
     assert len(part(mail, form)) > 100
     assert mail.subject.startswith("[Guardian] ")
+    assert "{" not in part(mail, form).replace("color-scheme", "")
+
+
+def test_what_asks_for_a_confirmation_has_a_link_that_confirms_this_address(address):
+    text = part(compose(notification("confirm-address", address=str(address.uuid), account="alice")), "plain")
+    token = re.search(r"/addresses/([^/\s]+)/", text)[1]
+    assert addresses.address_of_token(token) == address
+
+
+@pytest.mark.parametrize("what", ["confirmed", "removed"])
+def test_nothing_asks_for_a_confirmation_that_is_not_wanted_any_more(address, what):
+    if what == "confirmed":
+        NotificationAddress.objects.update(confirmed_at=datetime.now(UTC))
+    else:
+        address.delete()
+    with pytest.raises(Obsolete):
+        compose(notification("confirm-address", address=str(address.uuid)))
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize(
+    "what",
+    ["3 queues", "1 all right", "2 over the warn length", "2 warnings", "deleted", "queue/alice/long", "2,104 messages",
+     "queue/alice/lonely", "and 4 more", "/queues/", "/settings/"],
+)  # fmt: skip
+def test_the_weekly_summary_tells_how_the_queues_stand_and_what_happened(what, form):
+    assert what in part(compose(notification("weekly")), form)
+
+
+def test_a_weekly_summary_without_anything_bad_says_so_in_short():
+    quiet_week = notification("weekly", happened=[], longest=[], unattended=[], deleted=0, warned=0, queues=1)
+    mail = compose(quiet_week)
+    assert mail.subject == "[Guardian] Your week: 1 queue"
+    assert "Nothing that anybody had to be told" in part(mail, "plain")
+    assert "longest" not in part(mail, "plain")
+
+
+def test_the_subject_of_a_weekly_summary_tells_what_matters():
+    assert (
+        compose(notification("weekly")).subject == "[Guardian] Your week: 3 queues, 1 deleted, 2 over their warn length"
+    )
+
+
+def test_a_channel_gets_the_subject_and_the_text_of_the_mail():
+    assert in_text(notification()) == (compose(notification()).subject, compose(notification()).body)
 
 
 @pytest.mark.parametrize("form", ["plain", "html"])

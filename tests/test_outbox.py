@@ -9,9 +9,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from queues import outbox
-from queues.models import Notification
+from accounts.models import NotificationAddress, Owner, PulseUser
+from queues import channels, outbox
+from queues.models import Channel, Notification
 from queues.outbox import Telling, send_due
+from tests.webhooks import Webhook, make_certificate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -188,3 +190,310 @@ def test_many_senders_at_once_send_each_row_once(mailbox, settings):
         thread.join()
     assert len(mailbox.mails) == 60
     assert Notification.objects.filter(state="sent").count() == 60
+
+
+# Who is told
+
+
+@pytest.fixture
+def alice():
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def account(alice):
+    pulse_user = PulseUser.objects.create(username="alice", ready=True)
+    pulse_user.owners.add(alice)
+    return pulse_user
+
+
+WARNING = {
+    "queue": "queue/alice/builds", "vhost": "/", "state": "warned", "length": 6, "ready": 6, "unacknowledged": 0,
+    "warn": 5, "max": 10, "spared": False, "per_second": None, "seconds_to_max": None, "folded": 0, "consumers": None,
+    "bindings": None, "more_bindings": 0,
+}  # fmt: skip
+
+
+def tell_of(account, *kinds, now=None):
+    with transaction.atomic():
+        tellings = [Telling(kind, {**WARNING}, queue_id=None, pulse_user_id=account.id) for kind in kinds]
+        return outbox.tell(tellings, now or timezone.now())
+
+
+def places():
+    return sorted(Notification.objects.values_list("recipient", "channel"))
+
+
+def test_owners_and_confirmed_addresses_are_told_and_each_mail_says_why(account, alice, mailbox):
+    confirmed = timezone.now()
+    NotificationAddress.objects.create(
+        pulse_user=account, email="team@example.org", added_by=alice, confirmed_at=confirmed
+    )
+    NotificationAddress.objects.create(pulse_user=account, email="waiting@example.org", added_by=alice)
+    tell_of(account, "warning")
+    send_due()
+    texts = {mail.recipients[0]: (mail.text, mail.html) for mail in mailbox.mails}
+    assert sorted(texts) == ["alice@example.org", "ops@example.org", "team@example.org"]
+    for text in texts["alice@example.org"]:
+        assert "because the queue is yours" in text
+        assert "/settings/" in text
+    for text in texts["ops@example.org"]:
+        assert "as an operator" in text
+    for text in texts["team@example.org"]:
+        assert "because alice@example.org added your address to the RabbitMQ account" in text
+        assert "To be taken off, ask its owners: alice@example.org" in text
+
+
+def test_an_address_that_stands_for_several_things_gets_one_mail(account, alice, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org", "team@example.org"]
+    for email in ("alice@example.org", "team@example.org"):
+        NotificationAddress.objects.create(pulse_user=account, email=email, confirmed_at=timezone.now())
+    assert tell_of(account, "warning") == 2
+
+
+def test_owners_who_may_not_sign_in_any_more_are_not_told(account, alice):
+    Owner.objects.update(is_active=False)
+    tell_of(account, "warning")
+    assert places() == [("ops@example.org", "email")]
+
+
+@pytest.mark.parametrize("many", [1, 30])
+def test_telling_takes_as_many_statements_for_many_as_for_few(django_assert_num_queries, many, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(many)]
+    accounts = []
+    for number in range(many):
+        owner = Owner.objects.create_user(f"o{number}@example.org")
+        account = PulseUser.objects.create(username=f"u{number}")
+        account.owners.add(owner)
+        NotificationAddress.objects.create(pulse_user=account, email="a@example.org", confirmed_at=timezone.now())
+        for name in "ab":
+            Channel.objects.create(owner=owner, name=name, service="x", sealed_url="x")
+        accounts.append(account)
+    tellings = [Telling("warning", {}, pulse_user_id=account.id) for account in accounts]
+    with transaction.atomic(), django_assert_num_queries(3):
+        assert outbox.tell(tellings, timezone.now()) == many * (4 + many)
+    with transaction.atomic(), django_assert_num_queries(4):
+        outbox.tell([Telling("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
+
+
+def test_who_is_named_is_told_alone_and_once(account, mailbox):
+    with transaction.atomic():
+        recipients = ["bob@example.org", "bob@example.org"]
+        assert outbox.tell([Telling("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
+    assert send_due().sent == 1
+    assert [mail.recipients[0] for mail in mailbox.mails] == ["bob@example.org"]
+
+
+# Channels
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def webhook(settings, monkeypatch, certificate):
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    with Webhook(certificate) as hook:
+        yield hook
+
+
+@pytest.fixture
+def room(alice, webhook):
+    return channels.make_channel(alice, "room", webhook.url())
+
+
+def test_a_message_goes_to_the_channels_of_each_owner_beside_the_mail(account, room, webhook, mailbox):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    channels.make_channel(bob, "not told", webhook.url("/bob"))
+    tell_of(account, "warning")
+    assert places() == sorted(
+        [("alice@example.org", "email"), ("alice@example.org", room.uuid.hex), ("ops@example.org", "email")]
+    )
+    assert send_due().sent == 3
+    (request,) = webhook.received
+    assert request.json["title"] == "[Guardian] Warning: queue/alice/builds has 6 messages"
+    assert request.json["message"].strip() == mailbox.to("alice@example.org")[0].text.strip()
+    room.refresh_from_db()
+    assert room.last_sent_at is not None
+
+
+def test_a_channel_that_fails_is_tried_again_in_order_and_mails_go_on(account, room, webhook, mailbox):
+    webhook.status = 503
+    tell_of(account, "warning")
+    assert (send_due().sent, len(webhook.received)) == (2, 1)
+    tell_of(account, "recovery")
+    assert (send_due().sent, len(webhook.received)) == (2, 1)
+    room.refresh_from_db()
+    assert "it answered 503" in room.last_error
+    assert "503" in Notification.objects.get(channel=room.uuid.hex, kind="warning").last_error
+    webhook.status = 200
+    later(seconds=30)
+    assert send_due().sent == 2
+    assert ["Warning" in request.json["title"] for request in webhook.received] == [True, True, False]
+    assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
+
+
+def test_the_first_failure_of_a_channel_is_the_last_that_is_tried_for_now(account, alice, room, webhook, mailbox):
+    webhook.status = 503
+    with transaction.atomic():
+        tellings = [Telling("warning", WARNING, queue_id=None, pulse_user_id=account.id)] * 3
+        outbox.tell(tellings, timezone.now())
+    for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
+        Notification.objects.filter(id=row.id).update(about=f"queue {number}")
+    assert send_due().postponed == 3
+    assert len(webhook.received) == 1
+
+
+def test_what_waits_for_a_removed_channel_is_given_up_quietly(account, room, webhook, mailbox, caplog):
+    tell_of(account, "warning")
+    channels.remove_channel(room)
+    delivery = send_due()
+    assert (delivery.sent, delivery.failed) == (2, 0)
+    row = Notification.objects.get(channel=room.uuid.hex)
+    assert (row.state, row.last_error) == ("failed", "The channel was removed.")
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
+
+
+def test_a_sender_that_is_killed_sends_to_a_channel_again(account, room, webhook, mailbox):
+    tell_of(account, "warning")
+    assert len(outbox.claim(10, to_channels=True)) == 1
+    assert send_due().sent == 2
+    later(seconds=outbox.CLAIM_SECONDS)
+    assert send_due().sent == 1
+    assert len(webhook.received) == 1
+
+
+@pytest.mark.slow
+def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
+    account, alice, webhook, mailbox, certificate
+):
+    with Webhook(certificate) as stuck:
+        stuck.slowly = lambda write: time.sleep(60)
+        for number in range(5):
+            channels.make_channel(alice, f"stuck {number}", stuck.url())
+        channels.make_channel(alice, "room", webhook.url())
+        tell_of(account, "warning")
+        began = time.monotonic()
+        sending = threading.Thread(target=lambda: (send_due(), connection.close()))
+        sending.start()
+        mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
+        while not webhook.received:
+            assert time.monotonic() - began < 3
+            time.sleep(0.05)
+        sending.join()
+        assert time.monotonic() - began < 15
+        assert Notification.objects.filter(state="due", attempts=1).count() == 5
+
+
+def test_what_takes_longer_than_the_time_for_channels_is_sent_all_the_same(
+    account, alice, webhook, mailbox, monkeypatch
+):
+    monkeypatch.setattr(outbox, "CHANNEL_SECONDS", 0.2)
+    monkeypatch.setattr(outbox, "CHANNELS_AT_ONCE", 1)
+    webhook.slowly = lambda write: (time.sleep(0.15), write(b"HTTP/1.0 200 OK\r\n\r\n"))
+    for number in range(4):
+        channels.make_channel(alice, f"room {number}", webhook.url())
+    tell_of(account, "warning")
+    assert send_due().sent == 6
+    assert set(Notification.objects.values_list("state", "attempts")) == {("sent", 0)}
+
+
+@pytest.mark.slow
+def test_many_senders_at_once_send_each_row_to_its_channel_once(account, alice, webhook, mailbox):
+    for number in range(10):
+        channels.make_channel(alice, f"room {number}", webhook.url(f"/{number}"))
+    tell_of(account, "warning")
+    begin = threading.Barrier(4)
+
+    def send():
+        begin.wait()
+        try:
+            send_due()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(request.path for request in webhook.received) == [f"/{number}" for number in range(10)]
+
+
+# Quiet hours
+
+
+@pytest.fixture
+def quiet(alice):
+    """Let it be quiet for Alice for the next hour."""
+    now = timezone.now()
+    alice.quiet_from, alice.quiet_until = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
+    alice.save()
+
+
+def pass_time(**delta):
+    """Let so much time pass for everything in the outbox, and the quiet hours with it."""
+    moved = timedelta(**delta)
+    later(**delta)
+    for row in Notification.objects.filter(held_until__isnull=False):
+        row.held_until -= moved
+        row.save()
+
+
+def test_what_is_told_in_quiet_hours_is_held_in_mail_and_channels_and_operators_hear_of_it(
+    account, quiet, room, webhook, mailbox
+):
+    tell_of(account, "warning")
+    assert send_due().sent == 1
+    assert mailbox.mails[0].recipients[0] == "ops@example.org"
+    assert webhook.received == []
+    pass_time(minutes=61)
+    assert send_due().sent == 2
+    assert len(webhook.received) == 1
+
+
+def test_an_operators_copy_is_not_held_when_the_operator_owns_the_queue(account, quiet, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
+    tell_of(account, "warning")
+    assert list(Notification.objects.values_list("held_until", flat=True)) == [None]
+
+
+def test_a_deletion_is_never_held_and_brings_forward_what_came_before_it(account, quiet, room, webhook, mailbox):
+    tell_of(account, "warning")
+    tell_of(account, "recovery")
+    assert send_due().sent == 2
+    tell_of(account, "deletion")
+    send_due()
+    subjects = [mail.subject for mail in mailbox.to("alice@example.org")]
+    assert [subject.split(":")[0] for subject in subjects] == [
+        "[Guardian] Warning", "[Guardian] Back to normal", "[Guardian] Deleted",
+    ]  # fmt: skip
+    assert [request.json["title"] for request in webhook.received] == subjects
+
+
+def test_a_deletion_brings_forward_nothing_about_other_things(account, quiet):
+    tell_of(account, "warning")
+    Notification.objects.update(about="queue 7")
+    tell_of(account, "deletion")
+    assert Notification.objects.get(recipient="alice@example.org", kind="warning").held_until is not None
+
+
+def test_a_clock_that_is_set_back_holds_nothing_for_more_than_a_day(account, quiet, mailbox):
+    tell_of(account, "warning")
+    Notification.objects.filter(held_until__isnull=False).update(held_until=timezone.now() + timedelta(hours=25))
+    assert send_due().sent == 2
+
+
+def test_what_is_told_after_the_quiet_hours_waits_for_what_was_held(account, alice, quiet, mailbox):
+    tell_of(account, "warning")
+    Owner.objects.update(quiet_from=None, quiet_until=None)
+    tell_of(account, "recovery")
+    send_due()
+    assert mailbox.to("alice@example.org") == []
+    pass_time(minutes=61)
+    send_due()
+    send_due()
+    assert ["Warning" in mail.subject for mail in mailbox.to("alice@example.org")] == [True, False]

@@ -1,0 +1,11 @@
+from django.apps import AppConfig
+
+
+class QueuesConfig(AppConfig):
+    """What is guarded, and who is told of it."""
+
+    name = "queues"
+
+    def ready(self) -> None:
+        """Listen to what happens to owners and their accounts."""
+        from queues import receivers  # noqa: F401 - models can't be imported before

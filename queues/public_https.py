@@ -1,0 +1,234 @@
+"""Requests to addresses that people typed in: over HTTPS, to public addresses alone, and soon over.
+
+Apprise sends with ``requests``, whose sessions it makes itself. So for as long as a thread is inside ``limited`` every
+session in it gets an adapter that looks at the address it really connects to, after the name was resolved: a name that
+leads elsewhere the second time, and a redirect, get no further than the first. All other users of ``requests`` in this
+process, such as the sign-in by OpenID Connect, keep theirs.
+"""
+
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import requests
+from django.conf import settings
+from requests.adapters import BaseAdapter, HTTPAdapter
+from urllib3.connection import HTTPSConnection
+from urllib3.connectionpool import HTTPSConnectionPool
+from urllib3.util.connection import create_connection
+
+CONNECT_SECONDS = 4.0
+READ_SECONDS = 8.0
+MOST_BYTES = 1024 * 1024
+"""So much of an answer is read. What services answer has some hundred bytes."""
+
+GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class Unreachable(Exception):
+    """What was asked for isn't to be reached, or can't be; the text says why, without the address."""
+
+
+class Attempt:
+    """What became of the requests of one ``limited`` call."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        """The HTTP status of the last answer."""
+        self.reason = ""
+        """Why there was no answer."""
+        self._over = False
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def watch(self, connected: socket.socket) -> None:
+        """Have this connection ended with the attempt."""
+        with self._lock:
+            if self._over:
+                connected.close()
+                raise Unreachable("it took too long")
+            # TLS takes the socket over and leaves this object empty, hence a second one for the same connection.
+            self._sockets.append(connected.dup())
+
+    def end(self) -> None:
+        """End its connections, and make no more."""
+        with self._lock:
+            self._over = True
+            for one in self._sockets:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+                one.close()
+            self._sockets.clear()
+
+
+_attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+
+
+def limited(action: Callable[[], bool]) -> tuple[bool, Attempt]:
+    """Return what this returns, which makes its requests in this thread of its own, and what became of them.
+
+    It is over within 12 seconds, whatever answers, and however slowly.
+    """
+    attempt = Attempt()
+    done: list[bool] = []
+
+    def act() -> None:
+        _attempt.set(attempt)
+        try:
+            done.append(action())
+        except Exception as error:  # whatever a service's code makes of an answer
+            attempt.reason = attempt.reason or f"the answer can't be read ({type(error).__name__})"
+
+    thread = threading.Thread(target=copy_context().run, args=(act,), daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS + READ_SECONDS)
+    if thread.is_alive():
+        attempt.reason = f"no whole answer came within {CONNECT_SECONDS + READ_SECONDS:.0f} s"
+    attempt.end()
+    return bool(done and done[0]), attempt
+
+
+def is_public(text: str) -> bool:
+    """Return whether this IP address is one of the internet's, and leads to no other kind by way of a gateway."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv4Address):
+        return _is_global(address)
+    if address.ipv4_mapped is not None:
+        return _is_global(address.ipv4_mapped)
+    if address in NAT64:
+        return _is_global(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    wrapped = [address.sixtofour] if address.sixtofour else address.teredo or ()
+    return address in GLOBAL_UNICAST and _is_global(address) and all(map(_is_global, wrapped))
+
+
+def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def require_public_literal(host: str) -> None:
+    """Make sure that a host which is an IP address, in whatever notation, or this machine's own name, is public.
+
+    Other names are looked up when they are connected to, and only then.
+
+    Raises:
+        Unreachable: it isn't.
+    """
+    if settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE:
+        return
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        raise Unreachable(NOT_PUBLIC)
+    try:
+        # Takes 2130706433, 0x7f.1 and 017700000001 for 127.0.0.1, as connecting does, and asks nobody about a name.
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return
+    if not all(is_public(str(one[4][0])) for one in found):
+        raise Unreachable(NOT_PUBLIC)
+
+
+NOT_PUBLIC = (
+    "it is a private address, and messages go to public ones only; an operator can allow others "
+    "with GUARDIAN_CHANNELS_MAY_BE_PRIVATE"
+)
+
+
+class _Connection(HTTPSConnection):
+    def _new_conn(self) -> socket.socket:
+        """Connect to one of the host's addresses, if all of them are allowed."""
+        host, port, attempt = self._dns_host.strip("[]"), self.port or 443, _attempt.get()
+        assert attempt is not None  # noqa: S101 - there is no adapter of ours without
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(f"there is no host '{host}'; see that it is spelt right") from error
+        addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+        if not settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE and not all(map(is_public, addresses)):
+            raise Unreachable(NOT_PUBLIC)
+        until = time.monotonic() + CONNECT_SECONDS
+        failure: OSError | None = None
+        for address in addresses:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                connected = create_connection((address, port), left, socket_options=self.socket_options)
+            except OSError as error:
+                failure = error
+            else:
+                attempt.watch(connected)
+                return connected
+        why = "nobody answers there" if failure is None or isinstance(failure, TimeoutError) else failure.strerror
+        raise Unreachable(f"'{host}' can't be connected to ({why})")
+
+
+class _Pool(HTTPSConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _Adapter(HTTPAdapter):
+    """Sends one request over HTTPS, with the certificate verified and without a proxy."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"https": _Pool}
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        attempt = _attempt.get()
+        assert attempt is not None  # noqa: S101 - there is no adapter of ours without
+        try:
+            if not (request.url or "").lower().startswith("https://"):
+                raise Unreachable("it leads to a plain http:// address, and messages go over https:// only")
+            response = super().send(
+                request, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS), verify=verify or True
+            )
+            # An answer without an end, or one that grows when it is unpacked, must not fill the memory.
+            content = response.raw.read(MOST_BYTES, decode_content=True)
+        except Unreachable as error:
+            attempt.reason = str(error)
+            raise requests.ConnectionError("not reached") from error
+        except requests.exceptions.SSLError:
+            attempt.reason = "its certificate can't be verified; the host needs one of a known authority"
+            raise
+        except Exception as error:
+            timed_out = isinstance(error, requests.Timeout)
+            attempt.reason = attempt.reason or (
+                f"no answer came within {READ_SECONDS:.0f} s" if timed_out else "the connection was cut, or isn't HTTPS"
+            )
+            raise requests.ConnectionError("no answer") from error
+        finally:
+            self.close()
+        response._content, response._content_consumed = content, True
+        attempt.status = response.status_code
+        return response
+
+
+def _adapter_of(self: requests.Session, url: str) -> BaseAdapter:
+    return _usual_adapter(self, url) if _attempt.get() is None else _Adapter()
+
+
+_usual_adapter = requests.Session.get_adapter
+requests.Session.get_adapter = _adapter_of  # type: ignore[method-assign]
+
+
+def _is_not_ours(_: logging.LogRecord) -> bool:
+    return _attempt.get() is None
+
+
+# At DEBUG, urllib3 logs the paths that are asked for. Those of webhooks are secrets.
+logging.getLogger("urllib3.connectionpool").addFilter(_is_not_ours)

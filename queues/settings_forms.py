@@ -1,0 +1,52 @@
+"""What people type about how they are told. What may be typed is decided by the functions that it is for."""
+
+from django import forms
+
+from accounts.forms import Form
+from queues import channels
+
+
+class ChannelForm(Form):
+    """A channel to be added."""
+
+    about = "channel"
+    name = forms.CharField(
+        max_length=channels.LONGEST_NAME, help_text="How you call it, such as the name of the chat room."
+    )
+    url = forms.CharField(
+        label="Address",
+        max_length=channels.LONGEST_URL,
+        help_text=(
+            "The https:// address that the service gives you for incoming messages (a webhook): Slack, Discord, "
+            "Microsoft Teams, Google Chat, Mattermost, or a program of yours that takes JSON. "
+            "It is a secret, and not shown again."
+        ),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "inputmode": "url", "spellcheck": "false"}),
+    )
+
+
+class QuietHoursForm(Form):
+    """The times of the day between which an owner is not to be told."""
+
+    about = "quiet"
+    quiet_from = forms.TimeField(
+        label="From",
+        required=False,
+        widget=forms.TimeInput(format="%H:%M", attrs={"type": "time"}),
+        help_text="Such as 22:00. Leave both empty for no quiet hours.",
+    )
+    quiet_until = forms.TimeField(
+        label="Until", required=False, widget=forms.TimeInput(format="%H:%M", attrs={"type": "time"})
+    )
+    time_zone = forms.CharField(
+        max_length=64,
+        help_text="Such as Europe/Berlin. The weekly summary comes on Monday at eight there.",
+        widget=forms.TextInput(attrs={"list": "time-zones", "autocomplete": "off", "spellcheck": "false"}),
+    )
+
+
+class WeeklyForm(Form):
+    """Whether an owner gets the weekly summary."""
+
+    about = "weekly"
+    weekly_summary = forms.BooleanField(label="Send me a summary of my queues every week", required=False)

@@ -1,0 +1,132 @@
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import ValidationError
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST
+
+from accounts.models import Owner
+from accounts.views import OwnersRequest, page_with_forms
+from accounts.vouching import NotVouched, require_vouched
+from queues import channels, preferences
+from queues.models import Channel
+from queues.settings_forms import ChannelForm, QuietHoursForm, WeeklyForm
+
+
+@login_required
+@page_with_forms
+def settings_page(request: OwnersRequest) -> HttpResponse:
+    """Show how the visitor is told, and change it: the button that was pressed says what."""
+    if request.method != "POST":
+        return _settings(request)
+    if "weekly" in request.POST:
+        return _set_weekly_summary(request)
+    if "quiet" in request.POST:
+        return _set_quiet_hours(request)
+    return _add_channel(request)
+
+
+@login_required
+@require_POST
+def channel_test(request: OwnersRequest, uuid: UUID) -> HttpResponse:
+    """Send a test message to a channel of the visitor's, and say whether it arrived."""
+    channel = get_object_or_404(Channel.objects.select_related("owner"), owner=request.user, uuid=uuid)
+    try:
+        channels.test_channel(channel)
+    except channels.ChannelFailed as error:
+        messages.error(request, f"The test message to {channel.name} did not arrive: {error}.")
+    else:
+        messages.success(request, f"The test message to {channel.name} is sent. See that it is there.")
+    return redirect("settings")
+
+
+@login_required
+@page_with_forms
+def channel_delete(request: OwnersRequest, uuid: UUID) -> HttpResponse:
+    """Ask whether a channel of the visitor's shall be deleted, and delete it."""
+    channel = get_object_or_404(Channel, owner=request.user, uuid=uuid)
+    if request.method == "POST":
+        channels.remove_channel(channel)
+        messages.success(request, f"The channel {channel.name} is deleted. Nothing is sent there any more.")
+        return redirect("settings")
+    return render(request, "settings/channel_delete.html", {"channel": channel})
+
+
+def _add_channel(request: OwnersRequest) -> HttpResponse:
+    form = ChannelForm(request.POST)
+    if form.is_valid():
+        try:
+            channel = channels.make_channel(request.user, form.cleaned_data["name"], form.cleaned_data["url"])
+        except NotVouched as error:
+            return _settings(request, channel_form=form, trouble=str(error), status=403)
+        except channels.BadChannel as error:
+            form.add_error("url", str(error))
+        except ValidationError as error:
+            form.add_error(None, error)
+        else:
+            messages.success(request, f"The channel {channel.name} is added. Send a test, to see that it works.")
+            return redirect("settings")
+    return _settings(request, channel_form=form)
+
+
+def _set_quiet_hours(request: OwnersRequest) -> HttpResponse:
+    form = QuietHoursForm(request.POST)
+    if form.is_valid():
+        wanted = form.cleaned_data
+        try:
+            preferences.set_quiet_hours(
+                request.user, wanted["quiet_from"], wanted["quiet_until"], wanted["time_zone"].strip()
+            )
+        except ValidationError as error:
+            form.add_error(None, error)
+        else:
+            messages.success(
+                request, "Your quiet hours are saved." if wanted["quiet_from"] else "You have no quiet hours."
+            )
+            return redirect("settings")
+    return _settings(request, quiet_form=form)
+
+
+def _set_weekly_summary(request: OwnersRequest) -> HttpResponse:
+    wanted = request.POST.get("weekly_summary") is not None
+    preferences.set_weekly_summary(request.user, wanted)
+    messages.success(request, "You get a summary every week." if wanted else "You get no weekly summary any more.")
+    return redirect("settings")
+
+
+def _settings(
+    request: OwnersRequest,
+    *,
+    channel_form: ChannelForm | None = None,
+    quiet_form: QuietHoursForm | None = None,
+    trouble: str = "",
+    status: int = 200,
+) -> HttpResponse:
+    owner = request.user
+    hours = {name: getattr(owner, name) for name in ("quiet_from", "quiet_until", "time_zone")}
+    mine = list(owner.channels.all())
+    return render(
+        request,
+        "settings/settings.html",
+        {
+            "channels": mine,
+            "may_add": _may_use(owner) and len(mine) < channels.MOST_CHANNELS,
+            "is_full": len(mine) >= channels.MOST_CHANNELS,
+            "channel_form": channel_form or ChannelForm(),
+            "quiet_form": quiet_form or QuietHoursForm(initial=hours),
+            "weekly_form": WeeklyForm(initial={"weekly_summary": owner.weekly_summary}),
+            "time_zones": sorted(preferences.time_zones()),
+            "trouble": trouble,
+        },
+        status=status,
+    )
+
+
+def _may_use(owner: Owner) -> bool:
+    try:
+        require_vouched(owner)
+    except NotVouched:
+        return False
+    return True

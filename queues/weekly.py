@@ -1,0 +1,196 @@
+"""The weekly summary: how an owner's queues stand, and what happened to them in the week.
+
+It is due on Monday at eight in the owner's time zone. Who could not be told then is told later in the week.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, time, timedelta
+from typing import Any, NamedTuple
+
+from django.db import transaction
+from django.db.models import Count, F, Q, Window
+from django.db.models.functions import RowNumber
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues import bulk, outbox
+from queues.models import Notification, Queue, QueueEvent
+from queues.outbox import Telling
+from queues.preferences import held_until, zone_of
+
+BATCH = 500
+WEEK = timedelta(days=7)
+APART = timedelta(days=4)
+"""Two summaries are further apart, so that an owner who moves to another time zone doesn't get one after the other."""
+
+DUE_AT = time(8)
+
+HAPPENED_TOLD = 20
+LONGEST_TOLD = 5
+UNATTENDED_TOLD = 10
+
+Line = dict[str, Any]
+Week = dict[str, Any]
+
+
+class Subscriber(NamedTuple):
+    """An owner who wants the summary. The fields are those of ``accounts.models.Owner``."""
+
+    id: int
+    email: str
+    time_zone: str
+    quiet_from: time | None
+    quiet_until: time | None
+    weekly_summary_at: datetime | None
+    date_joined: datetime
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether this week's summary is to be written. Who joined in the week has had no week yet."""
+        last = self.weekly_summary_at or self.date_joined
+        if last > now + WEEK:  # the clock was set back
+            return True
+        is_apart = self.weekly_summary_at is None or now - self.weekly_summary_at > APART
+        return is_apart and last < last_monday(now, self.time_zone)
+
+
+def last_monday(now: datetime, time_zone: str) -> datetime:
+    """Return the last Monday, eight o'clock, that is over in this time zone."""
+    zone = zone_of(time_zone)
+    today = now.astimezone(zone).date()
+    for weeks in (0, 1):
+        monday = datetime.combine(today - timedelta(days=today.weekday(), weeks=weeks), DUE_AT, zone).astimezone(UTC)
+        if monday <= now:
+            break
+    return monday
+
+
+def tell_the_week() -> int:
+    """Write the weekly summaries that are due, and return their number.
+
+    An owner with nothing to tell gets none, and is asked about again next week. It takes a constant number of
+    statements for each 500 owners.
+    """
+    now = timezone.now()
+    told = 0
+    wanting = Owner.objects.filter(is_active=True, weekly_summary=True).order_by("id").values_list(*Subscriber._fields)
+    due = [one for row in wanting if (one := Subscriber._make(row)).is_due(now)]
+    for start in range(0, len(due), BATCH):
+        told += _tell(due[start : start + BATCH], now)
+    if told:
+        outbox.nudge()
+    return told
+
+
+def _tell(owners: Sequence[Subscriber], now: datetime) -> int:
+    weeks = _weeks([owner.id for owner in owners], now)
+    with transaction.atomic():
+        # Another process may be at it: whoever has these rows first writes the summaries, and the other finds it done.
+        these = bulk.among(Owner, ("id",), [(owner.id,) for owner in owners])
+        locked = Owner.objects.select_for_update().filter(these, is_active=True, weekly_summary=True)
+        mine = [one for row in locked.values_list(*Subscriber._fields) if (one := Subscriber._make(row)).is_due(now)]
+        bulk.update(Owner, ("weekly_summary_at",), [(owner.id, now) for owner in mine])
+        tellings = [
+            Telling(
+                Notification.Kind.WEEKLY,
+                weeks[owner.id],
+                recipients=[owner.email],
+                held_until=held_until(owner.quiet_from, owner.quiet_until, owner.time_zone, now),
+            )
+            for owner in mine
+            if owner.id in weeks
+        ]
+        return outbox.tell(tellings, now)
+
+
+def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
+    """Return what there is to tell each of these owners; nothing of those who have neither queues nor events."""
+    through = PulseUser.owners.through
+    theirs = through.objects.filter(bulk.among(through, ("owner",), [(owner,) for owner in owners]))
+    owned: dict[int, list[int]] = {}
+    for owner, pulse_user in theirs.order_by("pulseuser").values_list("owner", "pulseuser"):
+        owned.setdefault(owner, []).append(pulse_user)
+    accounts = list(dict.fromkeys(pulse_user for pulse_users in owned.values() for pulse_user in pulse_users))
+    if not accounts:
+        return {}
+    there = Queue.objects.filter(bulk.among(Queue, ("pulse_user",), [(account,) for account in accounts]))
+    there = there.exclude(state=Queue.State.GONE).order_by()
+    states = _states(there)
+    happened = _happened(accounts, now)
+    longest = _first(there.filter(ready__isnull=False, unacknowledged__isnull=False), LONGEST_TOLD)
+    unattended = _first(there.filter(consumers=0, exclusive=False), UNATTENDED_TOLD)
+    weeks = {}
+    for owner, pulse_users in owned.items():
+        week = _week(pulse_users, states, happened, longest, unattended)
+        if week["queues"] or week["happened"]:
+            weeks[owner] = week
+    return weeks
+
+
+def _states(there: Any) -> Mapping[int, Mapping[str, int]]:
+    """Return the number of queues in each state, and of those without a consumer, by account."""
+    unattended = Count("id", filter=Q(consumers=0, exclusive=False))
+    rows = there.values_list("pulse_user", "state").annotate(queues=Count("id"), unattended=unattended)
+    found: dict[int, dict[str, int]] = {}
+    for account, state, queues, unattended_ones in rows:
+        of_account = found.setdefault(account, {"unattended": 0})
+        of_account[state] = queues
+        of_account["unattended"] += unattended_ones
+    return found
+
+
+def _happened(accounts: Iterable[int], now: datetime) -> dict[int, list[Line]]:
+    """Return the warnings and deletions of the week, as one line for each queue, by account."""
+    kinds = {QueueEvent.Kind.WARNED.value: "warnings", QueueEvent.Kind.DELETED.value: "deletions"}
+    these = bulk.among(Queue, ("pulse_user",), [(account,) for account in accounts])
+    events = QueueEvent.objects.filter(queue__isnull=False, at__gt=now - WEEK, at__lte=now, kind__in=list(kinds))
+    rows = events.values("queue__pulse_user", "queue__name", "kind").filter(these).order_by("queue__name")
+    found: dict[int, dict[str, Line]] = {}
+    for row in rows.annotate(times=Count("id")):
+        lines = found.setdefault(row["queue__pulse_user"], {})
+        line = lines.setdefault(row["queue__name"], {"queue": row["queue__name"], "warnings": 0, "deletions": 0})
+        line[kinds[row["kind"]]] += row["times"]
+    return {account: list(lines.values()) for account, lines in found.items()}
+
+
+def _first(queues: Any, number: int) -> dict[int, list[Line]]:
+    """Return so many of the longest of these queues, by account."""
+    length = F("ready") + F("unacknowledged")
+    place = Window(RowNumber(), partition_by="pulse_user", order_by=[length.desc(nulls_last=True), "name"])
+    rows = queues.annotate(length_now=length, place=place).filter(place__lte=number).order_by("pulse_user", "place")
+    found: dict[int, list[Line]] = {}
+    for account, name, messages in rows.values_list("pulse_user", "name", "length_now"):
+        found.setdefault(account, []).append({"queue": name, "length": messages})
+    return found
+
+
+def _week(
+    accounts: Sequence[int],
+    states: Mapping[int, Mapping[str, int]],
+    happened: Mapping[int, list[Line]],
+    longest: Mapping[int, list[Line]],
+    unattended: Mapping[int, list[Line]],
+) -> Week:
+    """Return what there is to tell the owner of these accounts."""
+
+    def number(what: str) -> int:
+        return sum(states.get(account, {}).get(what, 0) for account in accounts)
+
+    def lines(by_account: Mapping[int, list[Line]]) -> list[Line]:
+        return [line for account in accounts for line in by_account.get(account, [])]
+
+    worst_first = sorted(lines(happened), key=lambda line: (-line["deletions"], -line["warnings"], line["queue"]))
+    long = sorted((line for line in lines(longest) if line["length"]), key=lambda line: -line["length"])
+    lonely = lines(unattended)[:UNATTENDED_TOLD]
+    ok, warned, deleting = number(Queue.State.OK), number(Queue.State.WARNED), number(Queue.State.DELETING)
+    return {
+        "queues": ok + warned + deleting,
+        "ok": ok,
+        "warned": warned,
+        "deleting": deleting,
+        "deleted": sum(line["deletions"] for line in worst_first),
+        "happened": worst_first[:HAPPENED_TOLD],
+        "more_happened": max(0, len(worst_first) - HAPPENED_TOLD),
+        "longest": long[:LONGEST_TOLD],
+        "unattended": lonely,
+        "more_unattended": number("unattended") - len(lonely),
+    }

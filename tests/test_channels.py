@@ -1,0 +1,438 @@
+"""Channels: what can be one, that no message goes where it may not, and that no secret gets out. Over real HTTPS."""
+
+import gzip
+import logging
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+import requests
+from django.core.exceptions import ValidationError
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from accounts.models import Owner
+from accounts.vouching import NotVouched
+from queues import channels, public_https
+from queues.channels import BadChannel, ChannelFailed, make_channel
+from queues.models import Channel
+from tests.webhooks import Webhook, make_certificate, trickle
+
+pytestmark = pytest.mark.django_db
+
+SLACK = "https://hooks.slack.com/services/T12345678/B12345678/abcdefghijklmnopqrstuvwx"
+
+
+@pytest.fixture
+def alice():
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def private(settings, monkeypatch, certificate):
+    """Allow this machine's own addresses, and trust the test's certificate."""
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+
+
+@pytest.fixture
+def webhook(certificate):
+    with Webhook(certificate) as hook:
+        yield hook
+
+
+@pytest.fixture
+def channel(alice, private, webhook):
+    return make_channel(alice, "room", webhook.url())
+
+
+def failure(channel):
+    with pytest.raises(ChannelFailed) as caught:
+        channels.send(channel, "title", "body")
+    assert "s3cr3t" not in str(caught.value)
+    channel.refresh_from_db()
+    assert channel.last_error == str(caught.value)[:300]
+    return str(caught.value)
+
+
+# What can be a channel
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (SLACK, "Slack at slack.com"),
+        ("https://discord.com/api/webhooks/123456789012345678/abcdefgABCDEFG_-123", "Discord at discord.com"),
+        ("https://chat.googleapis.com/v1/spaces/AAA/messages?key=abc&token=def", "Google Chat at chat.googleapis.com"),
+        ("https://ntfy.sh/our-secret-topic", "ntfy at ntfy.sh"),
+        ("ntfys://ntfy.example.org/topic", "ntfy at ntfy.example.org"),
+        ("gotifys://push.example.org/AbCdEf123456789", "Gotify at push.example.org"),
+        ("mmosts://chat.example.org/abcdefghijklmnopqrstuvwxyz", "Mattermost at chat.example.org"),
+        ("https://example.org/hook/s3cr3t?token=s3cr3t", "Webhook at example.org"),
+        ("https://me:s3cr3t@example.org:8443/", "Webhook at example.org"),
+        ("jsons://me:s3cr3t@example.org/hook", "Webhook at example.org"),
+        ("https://[2001:4860:4860::8888]/hook", "Webhook at 2001:4860:4860::8888"),
+    ],
+)
+def test_an_address_is_shown_as_its_service_and_host_and_nothing_more(alice, url, shown):
+    channel = make_channel(alice, "room", f"  {url} ")
+    assert channel.service == shown
+    stored = str(Channel.objects.values().get())
+    assert url not in stored
+    assert "s3cr3t" not in stored
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://example.org/hook", "https:// only"),
+        ("json://example.org/hook", "Enter the https:// address"),
+        ("mmost://example.org/abcdefghijklmnopqrstuvwxyz", "Enter the https:// address"),
+        ("mailto://me:word@example.org", "Enter the https:// address"),
+        ("mailtos://me:word@example.org", "Enter the https:// address"),
+        ("syslog://", "Enter the https:// address"),
+        ("dbus://", "Enter the https:// address"),
+        ("gnome://", "Enter the https:// address"),
+        ("windows://", "Enter the https:// address"),
+        ("exec://touch", "Enter the https:// address"),
+        ("file:///etc/passwd", "Enter the https:// address"),
+        ("amqps://example.org/queue", "Enter the https:// address"),
+        ("mqtts://example.org/topic", "Enter the https:// address"),
+        ("twilio://sid:token@15551234567", "Enter the https:// address"),
+        ("apprises://example.org/token", "Enter the https:// address"),
+        ("opsgenie://s3cr3t-key", "Enter the https:// address"),
+        ("", "Enter the https:// address"),
+        ("nonsense", "Enter the https:// address"),
+        ("slack://", "no complete slack:// address|would not know this address"),
+        ("https://", "names no host"),
+        ("https:///hook", "names no host"),
+        ("https://[::1", "no address"),
+        ("https://example.org:99999/", "no address"),
+        ("https://exam ple.org/", "no spaces"),
+        ("https://example.org/\r\nX: y", "no spaces"),
+        ("https://example.org/\u202egro", "no spaces"),
+        ("https://example.org/" + "x" * 2000, "2000 characters"),
+        (SLACK + "?template=/etc/passwd", "option 'template'"),
+        (SLACK + "?verify=no", "option 'verify'"),
+        ("jsons://example.org/hook?verify=no", "option 'verify'"),
+        ("jsons://example.org/hook?redirect=yes", "option 'redirect'"),
+        ("ntfys://example.org/topic?attach=/etc/passwd", "option 'attach'"),
+    ],
+)
+def test_what_is_no_address_over_https_is_refused_with_the_reason(alice, url, why):
+    with pytest.raises(BadChannel, match=why):
+        make_channel(alice, "room", url)
+    assert not Channel.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "127.1", "2130706433", "0x7f000001", "0x7f.1", "017700000001", "0", "0.0.0.0",
+        "localhost", "LOCALHOST.", "guardian.localhost", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]",
+        "10.0.0.7", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "224.0.1.1", "240.0.0.1",
+        "255.255.255.255", "[fe80::1]", "[fc00::1]", "[ff02::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]",
+        "[::7f00:1]", "[fec0::1]", "[64:ff9b:1::7f00:1]", "[2001:db8::1]", "[100::1]",
+    ],
+)  # fmt: skip
+def test_a_private_address_is_refused_in_whatever_form_it_is_written(alice, host):
+    with pytest.raises(BadChannel, match="private address"):
+        make_channel(alice, "room", f"https://{host}/hook")
+    with pytest.raises(BadChannel, match=r"private address|no complete"):
+        make_channel(alice, "room", f"jsons://{host}/hook")
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
+)
+def test_an_address_of_the_internet_is_public(address):
+    assert public_https.is_public(address)
+
+
+def test_a_private_address_can_be_allowed(alice, settings):
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    assert make_channel(alice, "room", "https://10.0.0.7/hook").service == "Webhook at 10.0.0.7"
+
+
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.text(), st.text().map("https://{}".format), st.text().map("slack://{}".format)))
+def test_whatever_is_typed_makes_a_sender_or_is_refused_in_words(text):
+    with suppress(BadChannel):
+        assert channels._sender(text).host
+
+
+@pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\0b", "a\u202eb"])
+def test_a_name_has_one_to_a_hundred_characters_that_can_be_seen(alice, name):
+    with pytest.raises(ValidationError, match="all of which can be seen"):
+        make_channel(alice, name, SLACK)
+
+
+def test_an_owner_has_each_name_once_and_others_may_have_it_too(alice):
+    make_channel(alice, "room", SLACK)
+    with pytest.raises(ValidationError, match="a channel of this name"):
+        make_channel(alice, " room ", SLACK)
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    assert make_channel(bob, "room", SLACK).owner == bob
+
+
+def test_an_owner_has_ten_channels_at_most(alice):
+    for number in range(10):
+        make_channel(alice, f"room {number}", SLACK)
+    with pytest.raises(ValidationError, match="the most"):
+        make_channel(alice, "one more", SLACK)
+    assert alice.channels.count() == 10
+
+
+def test_who_is_not_vouched_for_makes_guardian_send_nothing_anywhere(channel, webhook):
+    Owner.objects.update(vouched=False)
+    channel.owner.refresh_from_db()
+    with pytest.raises(NotVouched):
+        channels.test_channel(channel)
+    with pytest.raises(NotVouched):
+        make_channel(channel.owner, "another", SLACK)
+    assert webhook.connections == 0
+
+
+# Sending
+
+
+def test_a_test_message_arrives_and_is_noted(channel, webhook):
+    channels.test_channel(channel)
+    (request,) = webhook.received
+    assert request.path == "/hooks/s3cr3t"
+    assert request.json["title"] == "This is a test from Guardian"
+    assert "about your queues" in request.json["message"]
+    channel.refresh_from_db()
+    assert channel.last_sent_at is not None
+    assert channel.last_error == ""
+
+
+def test_an_address_arrives_as_it_was_entered(alice, private, webhook):
+    channel = make_channel(alice, "room", webhook.url("/a%2Fb/c?token=x%26y&token=z&empty="))
+    channels.send(channel, "title", "body")
+    assert webhook.received[0].path == "/a%2Fb/c?token=x%26y&token=z&empty="
+
+
+def test_name_and_password_of_an_address_are_sent_as_such(alice, private, webhook):
+    url = webhook.url().replace("https://", "https://me:p%40ss@")
+    channels.send(make_channel(alice, "room", url), "title", "body")
+    assert webhook.received[0].headers["Authorization"] == "Basic bWU6cEBzcw=="
+
+
+def test_a_long_message_is_shortened_to_what_the_service_takes(channel, webhook):
+    channels.send(channel, "t" * 1000, "b" * 100_000)
+    assert len(webhook.received[0].json["title"]) <= 250
+    assert 1000 < len(webhook.received[0].json["message"]) <= 32768
+
+
+def test_a_name_with_markup_arrives_as_text(channel, webhook):
+    channels.send(channel, "<b>&amp;", "queue/alice/<script>*_`&lt;")
+    assert webhook.received[0].json["message"] == "queue/alice/<script>*_`&lt;"
+
+
+def test_a_name_that_would_call_everybody_in_a_room_calls_nobody(alice, private, webhook):
+    url = f"mmosts://localhost:{webhook.port}/abcdefghijklmnopqrstuvwxyz"
+    channels.send(make_channel(alice, "room", url), "queue/alice/@channel", "@all and bob@all.example.org")
+    text = webhook.received[0].json["text"]
+    assert "@\u200bchannel" in text
+    assert "@\u200ball" in text
+    assert "bob@all.example.org" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "what"),
+    [(400, "does not take this message"), (401, "make a new one"), (403, "make a new one"), (404, "make a new one"),
+     (410, "make a new one"), (429, "too many messages"), (500, "something is wrong there"), (503, "status page")],
+)  # fmt: skip
+def test_an_answer_that_is_no_success_is_told_with_what_can_be_done(channel, webhook, status, what):
+    webhook.status = status
+    assert f"it answered {status}" in failure(channel)
+    assert what in channel.last_error
+
+
+def test_a_failure_is_forgotten_when_a_message_arrives(channel, webhook):
+    webhook.status = 500
+    failure(channel)
+    webhook.status = 200
+    channels.send(channel, "title", "body")
+    channel.refresh_from_db()
+    assert channel.last_error == ""
+
+
+def test_nobody_listening_is_told(channel, webhook):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    channel = make_channel(channel.owner, "another", f"https://localhost:{port}/s3cr3t")
+    assert "can't be connected to (Connection refused)" in failure(channel)
+
+
+def test_a_host_that_is_none_is_told(alice):
+    channel = make_channel(alice, "room", "https://no-such-host.invalid/s3cr3t")
+    assert "there is no host 'no-such-host.invalid'" in failure(channel)
+
+
+def test_a_certificate_of_nobody_known_is_not_trusted(channel, webhook, monkeypatch):
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE")
+    assert "certificate can't be verified" in failure(channel)
+    assert webhook.received == []
+
+
+def test_a_certificate_for_another_host_is_not_trusted(alice, private, certificate):
+    with Webhook(certificate, "127.0.0.2") as other:
+        assert "certificate can't be verified" in failure(make_channel(alice, "room", other.url(host="127.0.0.2")))
+        assert other.received == []
+
+
+def test_a_server_without_tls_gets_no_message(alice, private):
+    with Webhook(None) as plain:
+        channel = make_channel(alice, "room", plain.url())
+        assert "isn't HTTPS" in failure(channel) or "certificate can't be verified" in channel.last_error
+        assert plain.received == []
+
+
+# Where messages don't go, whatever was entered
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_an_address_that_becomes_private_after_it_was_saved_is_not_connected_to(
+    alice, private, settings, certificate, host
+):
+    with Webhook(certificate, "::1" if "::" in host else "127.0.0.1") as hook:
+        channel = make_channel(alice, "room", hook.url(host=host))
+        channels.send(channel, "title", "body")
+        assert len(hook.received) == 1
+        settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = False
+        before = hook.connections
+        assert "private address" in failure(channel)
+        assert hook.connections == before
+
+
+def test_a_name_that_leads_to_this_machine_is_found_out_when_it_is_connected_to(alice, webhook, monkeypatch):
+    # What has no other way: a name in the public DNS that resolves to a private address, and changes in between.
+    channel = make_channel(alice, "room", webhook.url(host="rebinding.example.org"))
+    real = socket.getaddrinfo
+
+    def resolve(host, *args, **kwargs):
+        return real("127.0.0.1" if host == "rebinding.example.org" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert "private address" in failure(channel)
+    assert webhook.connections == 0
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("to", ["http", "https"])
+def test_a_redirect_is_not_followed(channel, webhook, certificate, status, to):
+    with Webhook(certificate if to == "https" else None) as elsewhere:
+        webhook.status, webhook.headers = status, {"Location": f"{to}://localhost:{elsewhere.port}/elsewhere"}
+        assert "a redirect, which isn't followed" in failure(channel)
+        assert elsewhere.connections == 0
+
+
+def test_a_request_that_follows_redirects_all_the_same_gets_no_further(settings, private, webhook, certificate):
+    with Webhook(None) as plain:
+        webhook.status, webhook.headers = 307, {"Location": f"http://localhost:{plain.port}/elsewhere"}
+        url = webhook.url()
+        arrived, attempt = public_https.limited(lambda: requests.post(url, data="{}", timeout=5).ok)
+        assert not arrived
+        assert "plain http://" in attempt.reason
+        assert plain.connections == 0
+
+
+def test_a_request_that_would_not_verify_a_certificate_does_all_the_same(settings, webhook):
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    url = webhook.url()
+    arrived, attempt = public_https.limited(lambda: requests.post(url, data="{}", verify=False, timeout=5).ok)
+    assert not arrived
+    assert "certificate" in attempt.reason
+
+
+def test_a_proxy_of_the_environment_is_not_used(channel, webhook, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    channels.send(channel, "title", "body")
+    assert len(webhook.received) == 1
+
+
+def test_other_requests_of_this_process_go_where_they_want(webhook, certificate):
+    # Such as the sign-in by OpenID Connect, whose provider may well be at a private address.
+    assert requests.post(webhook.url(), data="{}", verify=str(certificate), timeout=5).ok
+    with Webhook(None) as plain:
+        assert requests.post(f"http://127.0.0.1:{plain.port}/", data="{}", timeout=5).ok
+
+
+# Time and size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["silent", "trickling"])
+def test_a_service_that_does_not_answer_in_time_is_left(channel, webhook, how):
+    webhook.slowly = trickle() if how == "trickling" else lambda write: time.sleep(20)
+    began = time.monotonic()
+    assert "answer came within" in failure(channel)
+    assert time.monotonic() - began < 13
+
+
+@pytest.mark.slow
+def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        channel = make_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")
+        began = time.monotonic()
+        assert failure(channel)
+        assert time.monotonic() - began < 13
+
+
+def test_an_answer_that_grows_when_it_is_unpacked_does_no_harm(channel, webhook):
+    webhook.body = gzip.compress(b"0" * 200_000_000)
+    webhook.headers = {"Content-Encoding": "gzip"}
+    began = time.monotonic()
+    channels.send(channel, "title", "body")
+    assert time.monotonic() - began < 3
+
+
+# Secrets
+
+
+def test_no_secret_of_an_address_is_logged_at_any_level(channel, webhook, caplog, capfd):
+    caplog.set_level(1)
+    logging.getLogger("apprise").setLevel(1)
+    logging.getLogger("urllib3").setLevel(1)
+    channels.send(channel, "title", "body")
+    webhook.status = 404
+    failure(channel)
+    webhook.headers = {"Location": webhook.url("/other-s3cr3t")}
+    webhook.status = 302
+    failure(channel)
+    with pytest.raises(BadChannel):
+        make_channel(channel.owner, "x", "slack://s3cr3t")
+    with pytest.raises(BadChannel):
+        make_channel(channel.owner, "x", "jsons://me:s3cr3t@example.org/s3cr3t?verify=no")
+    out = capfd.readouterr()
+    assert "s3cr3t" not in caplog.text + out.out + out.err
+    logging.getLogger("apprise").setLevel(logging.NOTSET)
+    logging.getLogger("urllib3").setLevel(logging.NOTSET)
+
+
+def test_an_address_that_may_not_be_used_any_more_is_told(channel, settings):
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = False
+    with pytest.raises(ChannelFailed, match="private address"):
+        channels.test_channel(channel)
+
+
+def test_an_address_sealed_with_another_key_is_told_and_harms_nothing(channel, webhook, settings):
+    settings.SECRET_KEY = "another"
+    assert "SECRET_KEY was changed; delete it and enter it anew" in failure(channel)
+    settings.SECRET_KEY_FALLBACKS = ["for-the-tests-alone"]
+    channels.send(channel, "title", "body")
+    assert len(webhook.received) == 1
+
+
+def test_sealing_the_same_address_twice_gives_nothing_away(alice):
+    one, other = make_channel(alice, "one", SLACK), make_channel(alice, "other", SLACK)
+    assert one.sealed_url != other.sealed_url

@@ -1,0 +1,149 @@
+"""Quiet hours, in whatever time zone, and what is held when they change."""
+
+import zoneinfo
+from datetime import UTC, datetime, time, timedelta
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import timezone
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from accounts.models import Owner
+from queues.models import Notification
+from queues.preferences import held_until, set_quiet_hours, set_weekly_summary, zone_of
+
+ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Apia"]
+
+zones = st.sampled_from(ZONES)
+moments = st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+minutes = st.times().map(lambda value: value.replace(second=0, microsecond=0))
+
+
+def at(text):
+    return datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize(
+    ("from_", "until", "zone", "now", "end"),
+    [
+        # Berlin is an hour ahead of UTC in winter, two in summer.
+        ("22:00", "07:00", "Europe/Berlin", "2026-01-10T20:59:59+00:00", None),
+        ("22:00", "07:00", "Europe/Berlin", "2026-01-10T21:00:00+00:00", "2026-01-11T06:00:00+00:00"),
+        ("22:00", "07:00", "Europe/Berlin", "2026-01-11T05:59:59+00:00", "2026-01-11T06:00:00+00:00"),
+        ("22:00", "07:00", "Europe/Berlin", "2026-01-11T06:00:00+00:00", None),
+        ("09:00", "17:00", "Europe/Berlin", "2026-07-10T07:00:00+00:00", "2026-07-10T15:00:00+00:00"),
+        ("09:00", "17:00", "Europe/Berlin", "2026-07-10T15:00:00+00:00", None),
+        # The night in which the clocks go forward is an hour shorter, and the one in which they go back longer.
+        ("22:00", "07:00", "Europe/Berlin", "2026-03-28T22:00:00+00:00", "2026-03-29T05:00:00+00:00"),
+        ("22:00", "07:00", "Europe/Berlin", "2026-10-24T21:00:00+00:00", "2026-10-25T06:00:00+00:00"),
+        # Half past two isn't there in the first of them.
+        ("22:00", "02:30", "Europe/Berlin", "2026-03-28T23:00:00+00:00", "2026-03-29T01:30:00+00:00"),
+        # A whole day but a minute.
+        ("00:00", "23:59", "UTC", "2026-01-10T23:59:30+00:00", None),
+        ("12:00", "11:59", "UTC", "2026-01-10T12:00:00+00:00", "2026-01-11T11:59:00+00:00"),
+    ],
+)
+def test_quiet_hours_are_those_of_the_owners_clock(from_, until, zone, now, end):
+    expected = at(end) if end else None
+    assert held_until(time.fromisoformat(from_), time.fromisoformat(until), zone, at(now)) == expected
+
+
+@given(moments, minutes, zones)
+def test_without_quiet_hours_nothing_is_held(now, one, zone):
+    assert held_until(None, None, zone, now) is None
+    assert held_until(one, None, zone, now) is None
+    assert held_until(None, one, zone, now) is None
+    assert held_until(one, one, zone, now) is None
+
+
+@given(minutes, minutes, zones, moments)
+def test_what_is_held_is_held_for_less_than_a_day_and_an_hour_and_free_at_its_end(from_, until, zone, now):
+    end = held_until(from_, until, zone, now)
+    assume(end is not None)
+    assert now < end <= now + timedelta(hours=24)
+    assert held_until(from_, until, zone, end) is None or end == now + timedelta(hours=24)
+
+
+@given(minutes, minutes, zones, moments)
+def test_it_is_quiet_just_when_the_clock_on_the_wall_says_so(from_, until, zone, now):
+    assume(from_ != until)
+    local = now.astimezone(zoneinfo.ZoneInfo(zone))
+    # On the few days on which the clocks change, the wall shows some times twice and others never.
+    offsets = {(local + timedelta(hours=hours)).astimezone(UTC) - now for hours in (-36, 36)}
+    assume(offsets == {timedelta(hours=-36), timedelta(hours=36)})
+    wall = local.time()
+    is_quiet = from_ <= wall < until if from_ < until else wall >= from_ or wall < until
+    assert (held_until(from_, until, zone, now) is not None) == is_quiet
+
+
+@given(minutes, minutes, zones, moments)
+def test_everything_in_one_stretch_of_quiet_is_held_until_the_same_moment(from_, until, zone, now):
+    end = held_until(from_, until, zone, now)
+    assume(end is not None)
+    between = now + (end - now) / 2
+    assert held_until(from_, until, zone, between) in (end, None) or end == now + timedelta(hours=24)
+
+
+def test_a_time_zone_that_is_none_any_more_counts_as_utc():
+    assert zone_of("Mars/Olympus").key == "UTC"
+    assert zone_of("../../etc/passwd").key == "UTC"
+    assert held_until(time(0), time(12), "Mars/Olympus", at("2026-01-10T06:00:00+00:00")) == at(
+        "2026-01-10T12:00:00+00:00"
+    )
+
+
+@pytest.fixture
+def alice(db):
+    return Owner.objects.create_user("alice@example.org")
+
+
+def test_quiet_hours_are_set_and_taken_away(alice):
+    set_quiet_hours(alice, time(22), time(7), "Europe/Berlin")
+    alice.refresh_from_db()
+    assert (alice.quiet_from, alice.quiet_until, alice.time_zone) == (time(22), time(7), "Europe/Berlin")
+    set_quiet_hours(alice, None, None, "UTC")
+    alice.refresh_from_db()
+    assert (alice.quiet_from, alice.quiet_until, alice.time_zone) == (None, None, "UTC")
+
+
+@pytest.mark.parametrize(
+    ("from_", "until", "zone", "field"),
+    [
+        (time(22), None, "UTC", "quiet_until"),
+        (None, time(7), "UTC", "quiet_from"),
+        (time(7), time(7), "UTC", "quiet_until"),
+        (time(22), time(7), "Mars/Olympus", "time_zone"),
+        (None, None, "", "time_zone"),
+        (None, None, "../../etc/passwd", "time_zone"),
+        (None, None, "europe/berlin\n", "time_zone"),
+    ],
+)
+def test_what_cannot_be_quiet_hours_is_refused_at_the_field(alice, from_, until, zone, field):
+    with pytest.raises(ValidationError) as caught:
+        set_quiet_hours(alice, from_, until, zone)
+    assert list(caught.value.message_dict) == [field]
+    alice.refresh_from_db()
+    assert alice.time_zone == "UTC"
+
+
+def test_what_is_held_goes_by_the_new_quiet_hours(alice):
+    now = timezone.now()
+    for recipient in ("alice@example.org", "bob@example.org"):
+        Notification.objects.create(
+            recipient=recipient, kind="warning", facts={}, created=now, due_at=now, held_until=now + timedelta(hours=5)
+        )
+    later = (now + timedelta(hours=2)).time().replace(microsecond=0)
+    set_quiet_hours(alice, (now - timedelta(hours=1)).time(), later, "UTC")
+    held = Notification.objects.get(recipient="alice@example.org").held_until
+    assert held.time() == later
+    set_quiet_hours(alice, None, None, "UTC")
+    assert Notification.objects.get(recipient="alice@example.org").held_until is None
+    assert Notification.objects.get(recipient="bob@example.org").held_until == now + timedelta(hours=5)
+
+
+def test_the_weekly_summary_is_turned_off_and_on(alice):
+    set_weekly_summary(alice, False)
+    assert not Owner.objects.get().weekly_summary
+    set_weekly_summary(alice, True)
+    assert Owner.objects.get().weekly_summary

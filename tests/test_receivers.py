@@ -1,0 +1,110 @@
+"""What people hear when something happens to them and their accounts: with it, or not at all."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from accounts import addresses, signals, vouching
+from accounts.models import NotificationAddress, Owner, PulseUser
+from queues.models import Notification, Queue
+from queues.outbox import send_due
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def operators(settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+
+
+@pytest.fixture
+def alice():
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def account(alice):
+    pulse_user = PulseUser.objects.create(username="alice", ready=True)
+    pulse_user.owners.add(alice)
+    return pulse_user
+
+
+def test_an_added_address_is_asked_and_what_it_is_sent_confirms_it(account, alice, mailbox):
+    addresses.add_address(account, "team@example.org", alice)
+    stored = str(list(Notification.objects.values()))
+    assert send_due().sent == 1
+    (mail,) = mailbox.to("team@example.org")
+    assert "alice@example.org wants this address to be told" in mail.text
+    token = mail.text.partition("/addresses/")[2].partition("/")[0]
+    assert token not in stored + str(list(Notification.objects.values()))
+    assert addresses.confirm_address(token).confirmed_at is not None
+
+
+def test_an_address_that_was_removed_meanwhile_is_not_asked(account, alice, mailbox):
+    addresses.add_address(account, "team@example.org", alice)
+    NotificationAddress.objects.all().delete()
+    delivery = send_due()
+    assert (delivery.sent, delivery.failed) == (0, 0)
+    assert Notification.objects.get().state == "failed"
+
+
+def test_asking_again_sends_another_mail(account, alice, mailbox):
+    address = addresses.add_address(account, "team@example.org", alice)
+    send_due()
+    NotificationAddress.objects.update(created=timezone.now() - timedelta(days=1))
+    address.refresh_from_db()
+    addresses.send_again(address)
+    send_due()
+    assert len(mailbox.to("team@example.org")) == 2
+
+
+def test_whoever_runs_the_installation_hears_of_a_request_once_each(mailbox):
+    Owner.objects.create_superuser("ops@example.org")
+    Owner.objects.create_superuser("second@example.org")
+    Owner.objects.create_superuser("left@example.org", is_active=False)
+    bob = Owner.objects.create_user("bob@example.org")
+    vouching.ask(bob, "I run the <b>nightly</b> builds.\nPlease \u202e help.")
+    send_due()
+    assert sorted(mail.recipients[0] for mail in mailbox.mails) == ["ops@example.org", "second@example.org"]
+    mail = mailbox.mails[0]
+    assert mail.subject == "[Guardian] bob@example.org asks to use the broker"
+    assert "I run the <b>nightly</b> builds." in mail.text
+    assert "\\u202e" in mail.text
+    assert "&lt;b&gt;nightly" in mail.html
+    assert "/owners/" in mail.text
+
+
+def test_a_request_that_nobody_can_hear_of_breaks_nothing(settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = []
+    vouching.ask(Owner.objects.create_user("bob@example.org"), "please")
+    assert not Notification.objects.exists()
+
+
+def test_who_is_vouched_for_hears_by_whom_and_what_to_do_next(alice, mailbox):
+    ops = Owner.objects.create_superuser("ops@example.org")
+    vouching.vouch(Owner.objects.create_user("bob@example.org"), ops, "works here")
+    send_due()
+    (mail,) = mailbox.mails
+    assert mail.recipients[0] == "bob@example.org"
+    assert "ops@example.org has vouched for you" in mail.text
+    assert "/pulse-users/" in mail.text
+
+
+def test_nothing_is_told_of_what_was_rolled_back(account, alice):
+    with transaction.atomic():
+        addresses.add_address(account, "team@example.org", alice)
+        transaction.set_rollback(True)
+    assert not Notification.objects.exists()
+
+
+def test_the_queues_of_an_account_go_with_it(account):
+    now = timezone.now()
+    Queue.objects.create(
+        vhost="/", name="queue/alice/builds", type="classic", durable=True, auto_delete=False, exclusive=False,
+        first_seen=now, last_seen=now, pulse_user=account,
+    )  # fmt: skip
+    with transaction.atomic():
+        signals.pulse_user_removed.send(PulseUser, pulse_user=account)
+    assert Queue.objects.get().state == "gone"

@@ -1,0 +1,209 @@
+"""The settings page: what one is told, when and where. One's own alone."""
+
+import pytest
+from django.urls import reverse
+
+from accounts.models import Owner
+from queues import channels
+from queues.models import Channel
+from tests.webhooks import Webhook, make_certificate
+
+pytestmark = pytest.mark.django_db
+
+URL = "https://hooks.example.org/s3cr3t-path"
+
+
+@pytest.fixture
+def alice():
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def page(client, alice):
+    client.force_login(alice)
+    return client
+
+
+@pytest.fixture
+def room(alice):
+    return channels.make_channel(alice, "the room", URL)
+
+
+@pytest.fixture
+def webhook(settings, monkeypatch, tmp_path):
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    certificate = make_certificate(tmp_path)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    with Webhook(certificate) as hook:
+        yield hook
+
+
+def text_of(response):
+    return response.content.decode()
+
+
+def test_it_says_where_one_is_told_and_what_to_do_first(page):
+    text = text_of(page.get("/settings/"))
+    assert "<strong>alice@example.org</strong>" in text
+    assert "You have no channel." in text
+    assert '<option value="Europe/Berlin">' in text
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_who_is_not_signed_in_is_asked_to(client, room, method):
+    for path in ("/settings/", reverse("channel_test", args=[room.uuid]), reverse("channel_delete", args=[room.uuid])):
+        response = getattr(client, method)(path)
+        assert response.status_code == 302
+        assert response["Location"].startswith("/signin/")
+    assert Channel.objects.count() == 1
+
+
+def test_a_channel_is_added_and_its_address_shown_nowhere(page, alice):
+    response = page.post("/settings/", {"channel": "add", "name": "the room", "url": URL}, follow=True)
+    text = text_of(response)
+    assert response.redirect_chain == [("/settings/", 302)]
+    assert "The channel the room is added" in text
+    assert "Webhook at hooks.example.org" in text
+    assert "s3cr3t" not in text
+    assert alice.channels.get().name == "the room"
+
+
+@pytest.mark.parametrize(
+    ("form", "error"),
+    [
+        ({"name": "", "url": URL}, "This field is required"),
+        ({"name": "room", "url": ""}, "This field is required"),
+        ({"name": "room", "url": "http://example.org/"}, "over https:// only"),
+        ({"name": "room", "url": "https://127.0.0.1/"}, "private address"),
+        ({"name": "the room", "url": URL}, "You have a channel of this name"),
+        ({"name": "a\u202eb", "url": URL}, "all of which can be seen"),
+        ({"name": "x" * 101, "url": URL}, "at most 100 characters"),
+    ],
+)
+def test_what_cannot_be_a_channel_is_said_at_the_field(page, room, form, error):
+    response = page.post("/settings/", {"channel": "add", **form})
+    assert response.status_code == 200
+    assert error in text_of(response)
+    assert 'aria-invalid="true"' in text_of(response)
+    assert Channel.objects.count() == 1
+
+
+def test_with_ten_channels_there_is_no_form_for_more_and_what_is_sent_all_the_same_is_refused(page, alice):
+    for number in range(10):
+        channels.make_channel(alice, f"room {number}", URL)
+    assert "Delete one to add another" in text_of(page.get("/settings/"))
+    assert "Add it" not in text_of(page.get("/settings/"))
+    page.post("/settings/", {"channel": "add", "name": "room", "url": URL})
+    assert alice.channels.count() == 10
+
+
+def test_who_is_not_vouched_for_has_no_form_and_is_refused(page, alice):
+    Owner.objects.update(vouched=False)
+    assert "as soon as somebody has vouched for you" in text_of(page.get("/settings/"))
+    response = page.post("/settings/", {"channel": "add", "name": "room", "url": URL})
+    assert response.status_code == 403
+    assert "Nobody has vouched" in text_of(response)
+    assert not Channel.objects.exists()
+
+
+def test_names_with_markup_are_shown_as_text(page, alice):
+    channels.make_channel(alice, "<script>alert(1)</script>", URL)
+    text = text_of(page.get("/settings/"))
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+
+
+def test_the_button_sends_a_test_and_says_so(page, alice, webhook):
+    room = channels.make_channel(alice, "the room", webhook.url())
+    response = page.post(reverse("channel_test", args=[room.uuid]), follow=True)
+    assert "The test message to the room is sent." in text_of(response)
+    assert len(webhook.received) == 1
+
+
+def test_the_button_says_why_a_test_did_not_arrive(page, alice, webhook):
+    room = channels.make_channel(alice, "the room", webhook.url())
+    webhook.status = 404
+    text = text_of(page.post(reverse("channel_test", args=[room.uuid]), follow=True))
+    assert "did not arrive: it answered 404" in text
+    assert '<span class="state deleting">failed</span>' in text
+    assert "s3cr3t" not in text
+
+
+def test_a_test_is_sent_by_a_post_alone(page, room):
+    assert page.get(reverse("channel_test", args=[room.uuid])).status_code == 405
+
+
+def test_a_channel_is_deleted_after_a_question(page, room):
+    address = reverse("channel_delete", args=[room.uuid])
+    assert "Delete the channel <bdi>the room</bdi>?" in text_of(page.get(address))
+    assert Channel.objects.exists()
+    assert "is deleted" in text_of(page.post(address, follow=True))
+    assert not Channel.objects.exists()
+    assert page.post(address).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["channel_test", "channel_delete"])
+@pytest.mark.parametrize("other", ["owner", "operator"])
+def test_another_ones_channel_is_not_there(client, room, name, other):
+    make = Owner.objects.create_superuser if other == "operator" else Owner.objects.create_user
+    client.force_login(make("bob@example.org"))
+    assert client.post(reverse(name, args=[room.uuid])).status_code == 404
+    assert "the room" not in text_of(client.get("/settings/"))
+    assert Channel.objects.exists()
+
+
+def test_quiet_hours_are_saved_and_shown(page, alice):
+    form = {"quiet": "save", "quiet_from": "22:00", "quiet_until": "07:00", "time_zone": "Europe/Berlin"}
+    text = text_of(page.post("/settings/", form, follow=True))
+    assert "Your quiet hours are saved." in text
+    for value in ("22:00", "07:00", "Europe/Berlin"):
+        assert f'value="{value}"' in text
+    form.update(quiet_from="", quiet_until="")
+    assert "You have no quiet hours." in text_of(page.post("/settings/", form, follow=True))
+    alice.refresh_from_db()
+    assert alice.quiet_from is None
+
+
+@pytest.mark.parametrize(
+    ("form", "error"),
+    [
+        ({"quiet_from": "25:00"}, "Enter a valid time"),
+        ({"quiet_until": ""}, "a beginning and an end"),
+        ({"quiet_until": "22:00"}, "another time than they begin"),
+        ({"time_zone": "Mars/Olympus"}, "is no time zone"),
+        ({"time_zone": ""}, "This field is required"),
+    ],
+)
+def test_what_cannot_be_quiet_hours_is_said_at_the_field(page, alice, form, error):
+    whole = {"quiet": "save", "quiet_from": "22:00", "quiet_until": "07:00", "time_zone": "UTC", **form}
+    response = page.post("/settings/", whole)
+    assert response.status_code == 200
+    assert error in text_of(response)
+    alice.refresh_from_db()
+    assert alice.quiet_from is None
+
+
+def test_the_weekly_summary_is_turned_off_and_on(page, alice):
+    assert "no weekly summary any more" in text_of(page.post("/settings/", {"weekly": "save"}, follow=True))
+    alice.refresh_from_db()
+    assert not alice.weekly_summary
+    page.post("/settings/", {"weekly": "save", "weekly_summary": "on"})
+    alice.refresh_from_db()
+    assert alice.weekly_summary
+
+
+def test_a_form_of_another_site_changes_nothing(alice):
+    from django.test import Client
+
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(alice)
+    assert strict.post("/settings/", {"weekly": "save"}).status_code == 403
+    alice.refresh_from_db()
+    assert alice.weekly_summary
+
+
+def test_the_page_takes_few_statements(page, alice, django_assert_max_num_queries):
+    for number in range(10):
+        channels.make_channel(alice, f"room {number}", URL)
+    with django_assert_max_num_queries(5):
+        page.get("/settings/")

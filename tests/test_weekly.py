@@ -1,0 +1,202 @@
+"""The weekly summary: to whom, when, once, and what is in it."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues import weekly
+from queues.models import Notification, Queue, QueueEvent
+from queues.outbox import send_due
+from queues.weekly import last_monday, tell_the_week
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WEEKS_AGO = timedelta(days=30)
+
+
+@pytest.fixture(autouse=True)
+def operators(settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+
+
+def owner_of(name, **fields):
+    owner = Owner.objects.create_user(f"{name}@example.org", **{"date_joined": timezone.now() - WEEKS_AGO, **fields})
+    account = PulseUser.objects.create(username=name)
+    account.owners.add(owner)
+    return owner, account
+
+
+def queue(account, name, **fields):
+    now = timezone.now()
+    defaults = {
+        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 0,
+        "unacknowledged": 0, "first_seen": now, "last_seen": now, "pulse_user": account,
+    }  # fmt: skip
+    return Queue.objects.create(name=f"queue/{account.username}/{name}", **{**defaults, **fields})
+
+
+def event(of, kind, days=1):
+    at = timezone.now() - timedelta(days=days)
+    QueueEvent.objects.create(queue=of, vhost=of.vhost, queue_name=of.name, kind=kind, at=at)
+
+
+def told():
+    return sorted(Notification.objects.filter(kind="weekly").values_list("recipient", flat=True))
+
+
+def facts():
+    return Notification.objects.get(kind="weekly").facts
+
+
+def test_an_owner_with_queues_is_told_once_a_week(mailbox):
+    _, account = owner_of("alice")
+    queue(account, "builds")
+    assert tell_the_week() == 1
+    assert tell_the_week() == 0
+    assert told() == ["alice@example.org"]
+    assert send_due().sent == 1
+    assert "Your week: 1 queue" in mailbox.mails[0].subject
+    Owner.objects.update(weekly_summary_at=timezone.now() - timedelta(days=8))
+    assert tell_the_week() == 1
+
+
+def test_what_there_is_to_tell():
+    _, account = owner_of("alice")
+    long = queue(account, "long", ready=900, unacknowledged=100, state="warned", consumers=0)
+    short = queue(account, "short", ready=3, consumers=2)
+    queue(account, "unknown", ready=None, unacknowledged=None)
+    gone = queue(account, "gone", state="gone", ready=5000, consumers=0)
+    for kind in ("warned", "warned", "recovered"):
+        event(long, kind)
+    event(short, "warned", days=8)
+    event(gone, "deleted")
+    tell_the_week()
+    week = facts()
+    assert (week["queues"], week["ok"], week["warned"], week["deleted"]) == (3, 2, 1, 1)
+    assert week["happened"] == [
+        {"queue": "queue/alice/gone", "warnings": 0, "deletions": 1},
+        {"queue": "queue/alice/long", "warnings": 2, "deletions": 0},
+    ]
+    assert week["longest"] == [
+        {"queue": "queue/alice/long", "length": 1000}, {"queue": "queue/alice/short", "length": 3},
+    ]  # fmt: skip
+    assert [line["queue"] for line in week["unattended"]] == ["queue/alice/long"]
+    assert week["more_unattended"] == 0
+
+
+def test_long_lists_are_cut_and_say_how_many_more_there_are():
+    owner, account = owner_of("alice")
+    second = PulseUser.objects.create(username="alice-2")
+    second.owners.add(owner)
+    for number in range(15):
+        for of in (account, second):
+            event(queue(of, f"{number}", ready=number, consumers=0), "warned")
+    tell_the_week()
+    week = facts()
+    assert week["queues"] == 30
+    assert [line["length"] for line in week["longest"]] == [14, 14, 13, 13, 12]
+    assert (len(week["unattended"]), week["more_unattended"]) == (10, 20)
+    assert (len(week["happened"]), week["more_happened"]) == (20, 10)
+
+
+def test_who_has_nothing_to_hear_of_gets_none_and_who_lost_all_queues_does():
+    owner_of("empty")
+    _, account = owner_of("lost")
+    event(queue(account, "gone", state="gone"), "deleted")
+    assert tell_the_week() == 1
+    assert told() == ["lost@example.org"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"weekly_summary": False}, {"is_active": False}, {"date_joined": timezone.now() + timedelta(minutes=1)}]
+)
+def test_who_turned_it_off_or_may_not_sign_in_or_just_came_gets_none(fields):
+    _, account = owner_of("alice", **fields)
+    queue(account, "builds")
+    assert tell_the_week() == 0
+
+
+@pytest.mark.parametrize(
+    ("now", "zone", "monday"),
+    [
+        ("2026-11-18T12:00:00+00:00", "UTC", "2026-11-16T08:00:00+00:00"),
+        ("2026-11-16T08:00:00+00:00", "UTC", "2026-11-16T08:00:00+00:00"),
+        ("2026-11-16T07:59:00+00:00", "UTC", "2026-11-09T08:00:00+00:00"),
+        ("2026-11-16T07:00:00+00:00", "Europe/Berlin", "2026-11-16T07:00:00+00:00"),
+        ("2026-11-16T06:59:00+00:00", "Europe/Berlin", "2026-11-09T07:00:00+00:00"),
+        ("2026-11-15T19:00:00+00:00", "Pacific/Auckland", "2026-11-15T19:00:00+00:00"),
+        ("2026-11-16T15:59:00+00:00", "America/Los_Angeles", "2026-11-09T16:00:00+00:00"),
+        ("2026-11-16T16:00:00+00:00", "America/Los_Angeles", "2026-11-16T16:00:00+00:00"),
+        ("2026-11-16T12:00:00+00:00", "Mars/Olympus", "2026-11-16T08:00:00+00:00"),
+    ],
+)
+def test_it_is_due_on_monday_at_eight_where_the_owner_is(now, zone, monday):
+    assert last_monday(datetime.fromisoformat(now), zone) == datetime.fromisoformat(monday)
+
+
+def test_a_clock_that_was_a_year_ahead_costs_nobody_the_summaries_of_a_year():
+    owner, account = owner_of("alice")
+    queue(account, "builds")
+    Owner.objects.update(weekly_summary_at=timezone.now() + timedelta(days=365))
+    assert tell_the_week() == 1
+    owner.refresh_from_db()
+    assert owner.weekly_summary_at <= timezone.now()
+
+
+def test_in_quiet_hours_it_is_held():
+    now = datetime.now(UTC)
+    _, account = owner_of(
+        "alice", quiet_from=(now - timedelta(hours=1)).time(), quiet_until=(now + timedelta(hours=1)).time()
+    )
+    queue(account, "builds")
+    tell_the_week()
+    assert Notification.objects.get().held_until is not None
+
+
+def test_co_owners_each_get_theirs_and_the_operators_no_copy():
+    _, account = owner_of("alice")
+    bob, _ = owner_of("bob")
+    account.owners.add(bob)
+    queue(account, "builds")
+    tell_the_week()
+    assert told() == ["alice@example.org", "bob@example.org"]
+
+
+@pytest.mark.parametrize("owners", [1, 40])
+def test_it_takes_as_many_statements_for_many_owners_as_for_few(django_assert_num_queries, owners):
+    for number in range(owners):
+        _, account = owner_of(f"o{number}")
+        event(queue(account, "builds", ready=3, consumers=0), "warned")
+    with django_assert_num_queries(11):
+        assert tell_the_week() == owners
+
+
+def test_more_owners_than_a_batch_are_all_told(monkeypatch):
+    monkeypatch.setattr(weekly, "BATCH", 2)
+    for number in range(5):
+        queue(owner_of(f"o{number}")[1], "builds")
+    assert tell_the_week() == 5
+
+
+def test_two_at_once_write_each_summary_once():
+    for number in range(10):
+        queue(owner_of(f"o{number}")[1], "builds")
+    begin = threading.Barrier(3)
+
+    def tell():
+        begin.wait()
+        try:
+            tell_the_week()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=tell) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told()) == 10
