@@ -1,0 +1,426 @@
+"""What the REST API tells and takes about owners, their tokens and their RabbitMQ accounts."""
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+
+from accounts.addresses import LONGEST_ADDRESS, MOST_ADDRESSES
+from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.pulse_users import LONGEST_PASSWORD, MOST_MESSAGES, MOST_OWNERS
+from accounts.tokens import DAYS, LONGEST_NAME, MOST_DAYS
+from accounts.vouching import LONGEST_REASON, LONGEST_REQUEST
+from rabbit.management import Connection
+from rabbit.permissions import Permissions, in_words
+
+ALICE = {
+    "username": "alice",
+    "url": "https://guardian.example.org/api/pulse-users/alice/",
+    "owners": ["alice@example.org"],
+    "notification_emails": ["team@example.org"],
+    "notification_addresses": [
+        {
+            "email": "team@example.org",
+            "added_by": "alice@example.org",
+            "created": "2026-01-05T09:00:00Z",
+            "confirmed_at": None,
+        }
+    ],
+    "warn_length": None,
+    "max_length": None,
+    "ready": True,
+    "created": "2026-01-05T09:00:00Z",
+    "removing_since": None,
+}
+
+
+OWNER = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "email": "alice@example.org",
+    "full_name": "Alice",
+    "operator": False,
+    "active": True,
+    "vouched": True,
+    "joined": "2026-01-05T09:00:00Z",
+    "vouch_requested_at": None,
+    "vouch_request": "",
+}
+VOUCHING = {"vouched": True, "by": "ops@example.org", "reason": "works with us", "at": "2026-01-05T10:00:00Z"}
+TOKEN = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "name": "the agent in the cellar",
+    "created": "2026-01-05T09:00:00Z",
+    "expires": "2027-01-05T09:00:00Z",
+    "last_used": None,
+}
+
+
+@extend_schema_field({"type": "string", "pattern": "^[0-9a-f]{32}$", "example": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e"})
+class HexUUIDField(serializers.UUIDField):
+    """A UUID, written as 32 hex digits."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(format="hex", read_only=True, **kwargs)
+
+
+class EmailOf(serializers.SlugRelatedField[Owner]):
+    """An owner, told by the e-mail address."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(slug_field="email", read_only=True, **kwargs)
+
+
+@extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})
+class UserNameField(serializers.CharField):
+    """The name of a RabbitMQ account, taken as it stands. ``rabbit.names`` says what is wrong with one."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(trim_whitespace=False, **kwargs)
+
+
+class MessagesField(serializers.IntegerField):
+    """A threshold of one's own, in messages; null: the policy's holds."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(min_value=1, max_value=MOST_MESSAGES, allow_null=True, required=False, **kwargs)
+
+
+class AddressesField(serializers.ListField):
+    """E-mail addresses."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(child=serializers.EmailField(max_length=LONGEST_ADDRESS), required=False, **kwargs)
+
+
+# RabbitMQ accounts
+
+
+class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddress]):
+    """An address that is told of an account's queues, once somebody there has confirmed it."""
+
+    added_by = EmailOf(allow_null=True)
+
+    class Meta:
+        model = NotificationAddress
+        fields = ["email", "added_by", "created", "confirmed_at"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An account", ALICE, response_only=True)])
+class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
+    """A RabbitMQ account."""
+
+    url = serializers.HyperlinkedIdentityField(view_name="api-pulse-user", lookup_field="username")
+    owners = EmailOf(many=True)
+    notification_emails = serializers.SerializerMethodField(
+        help_text="Who is told of its queues beside its owners, once the address is confirmed."
+    )
+    notification_addresses = NotificationAddressSerializer(many=True, read_only=True)
+
+    class Meta:
+        model = PulseUser
+        fields = list(ALICE)
+        read_only_fields = fields
+
+    def get_notification_emails(self, pulse_user: PulseUser) -> list[str]:
+        """Return the addresses alone, as they are written."""
+        return [address.email for address in pulse_user.notification_addresses.all()]
+
+
+class PermissionsSerializer(serializers.Serializer[Any]):
+    """What an account may do on one vhost: the broker's three patterns, and what they mean."""
+
+    vhost = serializers.CharField()
+    configure = serializers.CharField()
+    write = serializers.CharField()
+    read = serializers.CharField()
+    in_words = serializers.ListField(child=serializers.CharField())
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "An account",
+            {
+                **ALICE,
+                "permissions": [
+                    {
+                        "vhost": "/",
+                        "configure": "^(queue/alice/.*|exchange/alice/.*)",
+                        "write": "^(queue/alice/.*|exchange/alice/.*)",
+                        "read": "^(queue/alice/.*|exchange/.*)",
+                        "in_words": ["It may make and delete queues whose names begin with queue/alice/."],
+                    }
+                ],
+            },
+            response_only=True,
+        )
+    ]
+)
+class PulseUserDetailSerializer(PulseUserSerializer):
+    """A RabbitMQ account, and what it may do there."""
+
+    permissions = serializers.SerializerMethodField(help_text="By vhost; null where the broker can't be asked.")
+
+    class Meta(PulseUserSerializer.Meta):
+        fields = [*PulseUserSerializer.Meta.fields, "permissions"]
+        read_only_fields = fields
+
+    @extend_schema_field(PermissionsSerializer(many=True, allow_null=True))
+    def get_permissions(self, pulse_user: PulseUser) -> list[dict[str, Any]] | None:
+        """Return them as the view got them from the broker."""
+        by_vhost: dict[str, Permissions] | None = self.context["permissions"]
+        if by_vhost is None:
+            return None
+        return [
+            {"vhost": vhost, **permissions._asdict(), "in_words": in_words(permissions, pulse_user.username)}
+            for vhost, permissions in sorted(by_vhost.items())
+        ]
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "With a generated password",
+            {"username": "alice", "notification_emails": ["team@example.org"]},
+            request_only=True,
+        )
+    ]
+)
+class NewPulseUserSerializer(serializers.Serializer[Any]):
+    """What a new account is to be."""
+
+    username = UserNameField(help_text="Letters, digits, '.', '_' and '-', beginning with a letter; 100 at most.")
+    password = serializers.CharField(
+        required=False,
+        write_only=True,
+        trim_whitespace=False,
+        max_length=LONGEST_PASSWORD,
+        help_text="Left out: generated.",
+    )
+    owners = AddressesField(
+        min_length=1, max_length=MOST_OWNERS, help_text="E-mail addresses of owners. Left out: yourself."
+    )
+    notification_emails = AddressesField(max_length=MOST_ADDRESSES, help_text="Who else is told of its queues.")
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("Another owner", {"owners": ["alice@example.org", "bob@example.org"]}, request_only=True)]
+)
+class PulseUserChangesSerializer(serializers.Serializer[Any]):
+    """What is to change about an account; what is left out stays."""
+
+    owners = AddressesField(max_length=MOST_OWNERS, help_text="All owners there are to be; one at least.")
+    notification_emails = AddressesField(
+        max_length=MOST_ADDRESSES, help_text="All addresses there are to be; new ones are asked to confirm."
+    )
+    warn_length = MessagesField(help_text="Messages at which owners are warned; null: as the policy says.")
+    max_length = MessagesField(help_text="Messages past which a queue is deleted; null: as the policy says.")
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "With a generated password",
+            {**ALICE, "password": "vSfV4ztsQfsvPn4UwZ2H8kNW0TqE7xGd"},
+            response_only=True,
+        )
+    ]
+)
+class MadePulseUserSerializer(PulseUserSerializer):
+    """An account that was just made."""
+
+    password = serializers.CharField(
+        read_only=True, required=False, help_text="Shown this once, and only where it was generated here."
+    )
+
+    class Meta(PulseUserSerializer.Meta):
+        fields = [*PulseUserSerializer.Meta.fields, "password"]
+
+
+class NewPasswordSerializer(serializers.Serializer[Any]):
+    """How the password is to change."""
+
+    password = serializers.CharField(
+        required=False,
+        write_only=True,
+        trim_whitespace=False,
+        max_length=LONGEST_PASSWORD,
+        help_text="Left out: generated.",
+    )
+    close_connections = serializers.BooleanField(
+        default=False, help_text="Whether live connections, made with the old password, are closed."
+    )
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("Generated", {"username": "alice", "password": "vSfV4ztsQfsvPn4UwZ2H8kNW0TqE7xGd"}),
+        OpenApiExample("One's own", {"username": "alice"}),
+    ]
+)
+class PasswordSerializer(serializers.Serializer[Any]):
+    """An account whose password was changed."""
+
+    username = serializers.CharField()
+    password = serializers.CharField(required=False, help_text="Shown this once, and only where it was generated here.")
+
+
+class ConnectionSerializer(serializers.Serializer[Connection]):
+    """A live connection of an account."""
+
+    name = serializers.CharField()
+    vhost = serializers.CharField()
+    client_address = serializers.CharField()
+    connected_at = serializers.DateTimeField(allow_null=True, help_text="Null where the broker doesn't tell.")
+
+
+class BelongingsSerializer(serializers.Serializer[Any]):
+    """What is deleted with an account: the names of what is on the broker now."""
+
+    queues = serializers.ListField(child=serializers.CharField())
+    exchanges = serializers.ListField(child=serializers.CharField())
+
+
+class AddressSerializer(serializers.Serializer[Any]):
+    """One of an account's addresses."""
+
+    email = serializers.EmailField(max_length=LONGEST_ADDRESS)
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("An account", {"username": "old-worker", "owners": ["alice@example.org"]})]
+)
+class AdoptionSerializer(serializers.Serializer[Any]):
+    """An account that is on the broker already, and who is to own it."""
+
+    username = UserNameField()
+    owners = serializers.ListField(
+        child=serializers.EmailField(max_length=LONGEST_ADDRESS), min_length=1, max_length=MOST_OWNERS
+    )
+
+
+# Owners
+
+
+class VouchingSerializer(serializers.ModelSerializer[Vouching]):
+    """The record that an owner was vouched for, or that it was withdrawn."""
+
+    by = EmailOf(allow_null=True, help_text="Null: a rule, which the reason names.")
+
+    class Meta:
+        model = Vouching
+        fields = ["vouched", "by", "reason", "at"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An owner", OWNER, response_only=True)])
+class OwnerSerializer(serializers.ModelSerializer[Owner]):
+    """An owner, as operators see them."""
+
+    uuid = HexUUIDField()
+    operator = serializers.BooleanField(source="is_staff")
+    active = serializers.BooleanField(source="is_active")
+    joined = serializers.DateTimeField(source="date_joined")
+
+    class Meta:
+        model = Owner
+        fields = list(OWNER)
+        read_only_fields = fields
+
+
+@extend_schema_serializer(examples=[OpenApiExample("An owner", {**OWNER, "vouchings": [VOUCHING]}, response_only=True)])
+class OwnerDetailSerializer(OwnerSerializer):
+    """An owner with the record of who vouched for them, the last first."""
+
+    vouchings = VouchingSerializer(many=True)
+
+    class Meta(OwnerSerializer.Meta):
+        fields = [*OwnerSerializer.Meta.fields, "vouchings"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("Alice", {**OWNER, "may_vouch": False, "vouching": VOUCHING}, response_only=True)]
+)
+class MeSerializer(OwnerSerializer):
+    """Oneself."""
+
+    may_vouch = serializers.SerializerMethodField(help_text="Whether you may vouch for others.")
+    vouching = serializers.SerializerMethodField(help_text="The last record about it; null where there is none.")
+
+    class Meta(OwnerSerializer.Meta):
+        fields = [*OwnerSerializer.Meta.fields, "may_vouch", "vouching"]
+        read_only_fields = fields
+
+    def get_may_vouch(self, owner: Owner) -> bool:
+        """Return what the view found out."""
+        return bool(self.context["may_vouch"])
+
+    @extend_schema_field(VouchingSerializer(allow_null=True))
+    def get_vouching(self, owner: Owner) -> Any:
+        """Return the last record."""
+        last = owner.vouchings.select_related("by").first()
+        return None if last is None else VouchingSerializer(last).data
+
+
+class ReasonSerializer(serializers.Serializer[Any]):
+    """Why, in words."""
+
+    reason = serializers.CharField(required=False, allow_blank=True, max_length=LONGEST_REASON)
+
+
+class VouchSerializer(ReasonSerializer):
+    """For whom, and why."""
+
+    email = serializers.EmailField(max_length=LONGEST_ADDRESS)
+
+
+class WithdrawSerializer(ReasonSerializer):
+    """What happens to what the owner has."""
+
+    remove = serializers.BooleanField(
+        default=False, help_text="Whether tokens, and accounts that nobody else owns, are removed as well."
+    )
+
+
+class AskSerializer(serializers.Serializer[Any]):
+    """Why somebody should vouch for you."""
+
+    reason = serializers.CharField(max_length=LONGEST_REQUEST)
+
+
+# Tokens
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A token", TOKEN, response_only=True)])
+class TokenSerializer(serializers.ModelSerializer[AuthToken]):
+    """A token for this API, without its secret."""
+
+    uuid = HexUUIDField()
+    expires = serializers.DateTimeField(source="expiry", allow_null=True, read_only=True)
+
+    class Meta:
+        model = AuthToken
+        fields = list(TOKEN)
+        read_only_fields = fields
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("For a year", {"name": "the agent in the cellar"}, request_only=True)]
+)
+class NewTokenSerializer(serializers.Serializer[Any]):
+    """What a new token is for, and how long it lives."""
+
+    name = serializers.CharField(max_length=LONGEST_NAME)
+    days = serializers.IntegerField(min_value=1, max_value=MOST_DAYS, default=DAYS)
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A token", {**TOKEN, "token": 8 * "5f1e9c0a"}, response_only=True)])
+class MadeTokenSerializer(TokenSerializer):
+    """A token that was just made."""
+
+    token = serializers.CharField(read_only=True, help_text="Shown this once.")
+
+    class Meta(TokenSerializer.Meta):
+        fields = [*TokenSerializer.Meta.fields, "token"]

@@ -1,0 +1,173 @@
+"""How the REST API describes itself, in OpenAPI."""
+
+from http import HTTPStatus
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.plumbing import build_bearer_security_scheme_object
+from rest_framework.permissions import SAFE_METHODS, AllowAny
+
+from guardian_site.rest import PROBLEM
+
+PROBLEM_SCHEMA = {
+    "type": "object",
+    "description": "What went wrong, as problem details (RFC 9457).",
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string", "format": "uri-reference"},
+    },
+    "required": ["type", "title", "status", "detail", "instance"],
+}
+FIELD_ERRORS_SCHEMA = {
+    "type": "object",
+    "description": "What is wrong with each field or parameter. Of a list, the errors stand by their positions in it.",
+    "additionalProperties": {
+        "oneOf": [
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+        ]
+    },
+    "example": {"owners": ["Nobody with this address can own accounts here: carol@example.org"]},
+}
+
+
+def add_errors(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    """Add to the finished schema what errors look like, for drf-spectacular's ``POSTPROCESSING_HOOKS``."""
+    result["components"]["schemas"] |= {"FieldErrors": FIELD_ERRORS_SCHEMA, "Problem": PROBLEM_SCHEMA}
+    return result
+
+
+WHEN = {
+    400: ("The body, a field or a parameter can't be used.", "The body isn't JSON: unexpected end of data."),
+    401: ("No token, and no session; or the token is unknown, revoked or has run out.", "Invalid token."),
+    403: (
+        "It isn't allowed: nobody has vouched for you, it is for operators, or a session's request has no CSRF token.",
+        "Nobody has vouched for you yet.",
+    ),
+    404: ("It isn't there, or isn't yours.", "There is nothing at this address."),
+    409: ("It can't be done as things stand; the detail says why.", "The broker refuses: the queue is in use."),
+    413: ("The body is too large.", "The body is too large."),
+    415: ("The body isn't declared as application/json.", 'Unsupported media type "text/plain" in request.'),
+    503: ("The broker can't be asked; try again later.", "The broker can't be asked at the moment."),
+}
+
+RESULT_COUNT = {"description": "How many there are on all pages.", "schema": {"type": "integer"}, "required": True}
+LINK = {
+    "description": "The addresses of other pages: first, prev, next and last, as RFC 8288 has it.",
+    "schema": {"type": "string"},
+    "required": True,
+}
+NO_STORE = {
+    "description": "no-store: a secret is in it, which is shown this once.",
+    "schema": {"type": "string", "enum": ["no-store"]},
+    "required": True,
+}
+RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}, "required": True}
+AUTHENTICATE = {
+    "description": "How to sign in.",
+    "schema": {"type": "string", "example": "Token"},
+    "required": True,
+}
+
+
+class Schema(AutoSchema):
+    """The description of an endpoint.
+
+    Its summary and description are its docstring. To the answers that ``extend_schema`` names, those are added that
+    follow from what it is: who may ask, what it reads, whether it is a list. What an error looks like is the same
+    everywhere, so that naming its status is enough.
+    """
+
+    def get_summary(self) -> str | None:
+        """Return the first sentence of the docstring."""
+        return self._docstring()[0]
+
+    def get_description(self) -> str:  # type: ignore[override]  # as drf-spectacular has it
+        """Return the rest of the docstring."""
+        return self._docstring()[1]
+
+    def _docstring(self) -> tuple[str, str]:
+        summary, _, rest = super().get_description().partition("\n\n")
+        return summary.replace("\n", " ").rstrip("."), " ".join(rest.split())
+
+    def _get_response_bodies(self, direction: Any = "response") -> dict[str, Any]:
+        answers = super()._get_response_bodies(direction)
+        for status in self._that_follow():
+            answers.setdefault(str(status), self._error(str(status)))
+        return dict(sorted(answers.items()))
+
+    def _that_follow(self) -> list[int]:
+        statuses = []
+        if AllowAny not in self.view.permission_classes:
+            statuses.append(401)
+        if self.method not in SAFE_METHODS:
+            statuses.append(403)
+        if self._get_request_body():  # type: ignore[no-untyped-call]
+            statuses += [400, 413, 415]
+        parameters = self._get_parameters()
+        if any(parameter["in"] == "query" for parameter in parameters):
+            statuses.append(400)
+        if any(parameter["in"] == "path" for parameter in parameters) or self._is_paged():
+            statuses.append(404)
+        return statuses
+
+    def _is_paged(self) -> bool:
+        return bool(self._is_list_view() and self._get_paginator())  # type: ignore[no-untyped-call]
+
+    def _get_response_for_code(
+        self, serializer: Any, status_code: str, media_types: Any = None, direction: Any = "response"
+    ) -> dict[str, Any]:
+        if int(status_code) >= 400:
+            return self._error(status_code)
+        answer: dict[str, Any] = super()._get_response_for_code(  # type: ignore[no-untyped-call]
+            serializer, status_code, media_types, direction
+        )
+        answer["description"] = answer["description"] or HTTPStatus(int(status_code)).phrase
+        return answer
+
+    def _error(self, status: str) -> dict[str, Any]:
+        when, detail = WHEN[int(status)]
+        example = {
+            "type": "about:blank",
+            "title": HTTPStatus(int(status)).phrase,
+            "status": int(status),
+            "detail": detail,
+            "instance": self.path,
+        }
+        content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}}
+        if status == "400":
+            content["application/json"] = {"schema": {"$ref": "#/components/schemas/FieldErrors"}}
+        headers = self._get_response_headers_for_code(status)
+        return {"description": when, "content": content, **({"headers": headers} if headers else {})}
+
+    def _get_response_headers_for_code(self, status_code: str, direction: Any = "response") -> dict[str, Any]:
+        headers: dict[str, Any] = super()._get_response_headers_for_code(status_code, direction)
+        if status_code == "200" and self._is_paged():
+            headers |= {"X-Result-Count": RESULT_COUNT, "Link": LINK}
+        if status_code in ("200", "201") and getattr(self.view, "action", "") in getattr(
+            self.view, "tells_secrets", ()
+        ):
+            headers["Cache-Control"] = NO_STORE
+        if status_code == "401":
+            headers["WWW-Authenticate"] = AUTHENTICATE
+        if status_code == "503":
+            headers["Retry-After"] = RETRY_AFTER
+        return headers
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How a token is presented."""
+
+    target_class = "accounts.authentication.TokenAuthentication"
+    name = "tokenAuth"
+    priority = 1
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:
+        """Return it as the schema says it."""
+        definition: dict[str, Any] = build_bearer_security_scheme_object("Authorization", "Token")
+        definition["description"] = "`Token`, a space, and a token made at `/tokens/` or with POST `/api/tokens/`."
+        return definition

@@ -1,0 +1,62 @@
+"""The REST API's table of contents, under ``/api/``. A UUID in a path is taken with or without dashes."""
+
+from django.urls import URLPattern, URLResolver, path, re_path
+from drf_spectacular.views import SpectacularAPIView
+
+from accounts import api as accounts
+from guardian_site import api_docs
+from guardian_site.api_docs import NothingHere
+from queues import api as queues
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    # RabbitMQ accounts
+    path(
+        "pulse-users/",
+        accounts.PulseUsers.as_view({"get": "list", "post": "create"}),
+        name="api-pulse-users",
+    ),
+    path(
+        "pulse-users/<str:username>/",
+        accounts.PulseUsers.as_view({"get": "retrieve", "patch": "partial_update", "delete": "destroy"}),
+        name="api-pulse-user",
+    ),
+    path("pulse-users/<str:username>/rotate-password/", accounts.PulseUsers.as_view({"post": "rotate_password"})),
+    path("pulse-users/<str:username>/connections/", accounts.PulseUsers.as_view({"get": "connections"})),
+    path("pulse-users/<str:username>/belongings/", accounts.PulseUsers.as_view({"get": "belongings"})),
+    path("pulse-users/<str:username>/ask-again/", accounts.PulseUsers.as_view({"post": "ask_again"})),
+    # Owners
+    path("me/", accounts.Me.as_view({"get": "retrieve"})),
+    path("vouching/ask/", accounts.Me.as_view({"post": "ask"})),
+    path("owners/", accounts.Owners.as_view({"get": "list"})),
+    path("owners/vouch/", accounts.Owners.as_view({"post": "vouch_for"})),
+    path("owners/adopt/", accounts.Owners.as_view({"get": "adoptable", "post": "adopt"}, pagination_class=None)),
+    path("owners/<str:uuid>/", accounts.Owners.as_view({"get": "retrieve"})),
+    path("owners/<str:uuid>/vouch/", accounts.Owners.as_view({"post": "vouch"})),
+    path("owners/<str:uuid>/withdraw/", accounts.Owners.as_view({"post": "withdraw"})),
+    # Tokens
+    path("tokens/", accounts.Tokens.as_view({"get": "list", "post": "create"})),
+    path("tokens/<str:uuid>/", accounts.Tokens.as_view({"get": "retrieve", "delete": "destroy"})),
+    # Queues
+    path("queues/", queues.Queues.as_view({"get": "list"}), name="api-queues"),
+    path(
+        "queues/<str:uuid>/",
+        queues.Queues.as_view({"get": "retrieve", "patch": "partial_update", "delete": "destroy"}),
+        name="api-queue",
+    ),
+    path("queues/<str:uuid>/purge/", queues.Queues.as_view({"post": "purge"})),
+    path("queues/<str:uuid>/live/", queues.Queues.as_view({"get": "live"})),
+    path("queues/<str:uuid>/bindings/", queues.Queues.as_view({"get": "bindings"})),
+    path("queues/<str:uuid>/samples/", queues.Queues.as_view({"get": "samples"}, pagination_class=None)),
+    path("queues/<str:uuid>/events/", queues.Queues.as_view({"get": "events"})),
+    # Exchanges
+    path("exchanges/", queues.Exchanges.as_view({"get": "list", "delete": "destroy"}), name="api-exchanges"),
+    # Channels and settings
+    path("channels/", queues.Channels.as_view({"get": "list", "post": "create"})),
+    path("channels/<str:uuid>/", queues.Channels.as_view({"get": "retrieve", "delete": "destroy"})),
+    path("channels/<str:uuid>/test/", queues.Channels.as_view({"post": "test"})),
+    path("settings/", queues.Preferences.as_view({"get": "retrieve", "patch": "partial_update"})),
+    # What this is
+    path("schema/", SpectacularAPIView.as_view(), name="api-schema"),
+    path("docs/", api_docs.page, name="api-docs"),
+    re_path(r"^.*/$", NothingHere.as_view()),
+]

@@ -1,0 +1,225 @@
+"""How the REST API reads, pages and refuses. What it does is in each app's ``api.py``.
+
+REST framework imports this while it is being imported itself, so its views can't be had here.
+"""
+
+import logging
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+from django.conf import settings
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.core.exceptions import ValidationError as InvalidValue
+from django.core.paginator import InvalidPage, Page
+from django.http import Http404
+from django.utils.encoding import iri_to_uri
+from rest_framework import exceptions
+from rest_framework.metadata import BaseMetadata
+from rest_framework.negotiation import DefaultContentNegotiation
+from rest_framework.pagination import PageNumberPagination
+from rest_framework.parsers import BaseParser
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.utils.urls import remove_query_param, replace_query_param
+
+from rabbit.management import BrokerAway, BrokerError, Malformed, NotThere, Refused
+
+logger = logging.getLogger(__name__)
+
+PROBLEM = "application/problem+json"
+RETRY_AFTER_SECONDS = 30
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+MAY_BE_DONE = "If it did not answer in time, what you asked for may be done already; asking again does no harm."
+
+
+class TooLarge(exceptions.APIException):
+    """The body is larger than ``DATA_UPLOAD_MAX_MEMORY_SIZE``."""
+
+    status_code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    default_detail = "The body is too large."
+
+
+class Json(BaseParser):
+    """Reads JSON in UTF-8, whatever charset is named.
+
+    orjson refuses what the standard library lets through or falls over: halves of surrogate pairs, which no database
+    stores, and nesting without an end. A number too large for 64 bits becomes a float, and no integer field takes it.
+    """
+
+    media_type = "application/json"
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
+        """Return what the body holds.
+
+        Raises:
+            ParseError: it isn't JSON.
+            TooLarge: it has too many bytes.
+        """
+        most: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        body = stream.read(most + 1)
+        if len(body) > most:
+            raise TooLarge
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise exceptions.ParseError(f"The body isn't JSON: {error}.") from error
+
+
+class JsonWhateverIsAskedFor(DefaultContentNegotiation):
+    """Answers in JSON to whoever asks for something else, since there is nothing else."""
+
+    def select_renderer(
+        self, request: Request, renderers: Any, format_suffix: str | None = None
+    ) -> tuple[BaseRenderer, str]:
+        """Return the renderer that fits what is asked for, or the first."""
+        try:
+            chosen: tuple[BaseRenderer, str] = super().select_renderer(request, renderers, format_suffix)
+        except (exceptions.NotAcceptable, Http404):
+            return renderers[0], renderers[0].media_type
+        return chosen
+
+
+class Methods(BaseMetadata):
+    """Answers OPTIONS with the methods of an address. What they take and tell is in the schema."""
+
+    def determine_metadata(self, request: Request, view: Any) -> dict[str, list[str]]:
+        """Return the methods."""
+        return {"methods": view.allowed_methods}
+
+
+class Pages(PageNumberPagination):
+    """Plain arrays; how many there are, and where the other pages are, stands in headers."""
+
+    page_size = 10
+    page_size_query_param = "page_size"
+    max_page_size = 300
+    page_query_description = "Which page, from 1."
+    page_size_query_description = f"How many on a page: {page_size} unless told, {max_page_size} at most."
+
+    def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
+        """Return the page that is asked for.
+
+        Raises:
+            ValidationError: page or page_size isn't a number from 1.
+            NotFound: there are fewer pages.
+        """
+        number = self._number(request, self.page_query_param, 1)
+        size = min(self._number(request, self.page_size_query_param, self.page_size), self.max_page_size)
+        self.request = request
+        paginator = self.django_paginator_class(queryset, size)
+        try:
+            self.page = paginator.page(number)
+        except InvalidPage as error:
+            raise exceptions.NotFound(f"There is no page {number}; the last is {paginator.num_pages}.") from error
+        return list(self.page)
+
+    def get_paginated_response(self, data: Any) -> Response:
+        """Return the page, with ``X-Result-Count`` and ``Link``."""
+        page, url = cast(Page[Any], self.page), cast(Request, self.request).build_absolute_uri()
+        last = page.paginator.num_pages
+        pages = {"first": 1, "last": last}
+        if page.has_previous():
+            pages["prev"] = page.number - 1
+        if page.has_next():
+            pages["next"] = page.number + 1
+        links = ", ".join(f'<{self._url(url, pages[rel])}>; rel="{rel}"' for rel in LINKS if rel in pages)
+        return Response(data, headers={"X-Result-Count": str(page.paginator.count), "Link": links})
+
+    def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of a page: an array."""
+        return schema
+
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        """Return the two parameters, with their bounds."""
+        parameters: list[dict[str, Any]] = super().get_schema_operation_parameters(view)
+        for parameter in parameters:
+            parameter["schema"] |= {"minimum": 1}
+        return parameters
+
+    def _number(self, request: Request, name: str, default: int) -> int:
+        text = request.query_params.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text)):
+            raise exceptions.ValidationError({name: ["This has to be a number from 1."]})
+        return int(text)
+
+    def _url(self, url: str, number: int) -> str:
+        if number == 1:
+            return str(remove_query_param(url, self.page_query_param))
+        return str(replace_query_param(url, self.page_query_param, number))
+
+
+LINKS = ("first", "prev", "next", "last")
+
+
+def problem(error: Exception, context: dict[str, Any]) -> Response | None:
+    """Return the answer to what went wrong, for REST framework's ``EXCEPTION_HANDLER``.
+
+    Errors of input say at which field, as REST framework's own do. All others are problem details (RFC 9457). What
+    isn't the client's doing, nor the broker's, is None: a 500.
+    """
+    request: Request = context["request"]
+    if isinstance(error, InvalidValue):
+        error = _of_fields(error)
+    elif isinstance(error, BrokerError):
+        error = _of_broker(error, request)
+    elif isinstance(error, PermissionDenied):
+        error = exceptions.PermissionDenied(str(error) or None)
+    elif isinstance(error, Http404 | ObjectDoesNotExist):  # the second: removed by somebody in between
+        error = exceptions.NotFound()
+    if isinstance(error, exceptions.ValidationError):
+        by_field = error.detail if isinstance(error.detail, dict) else {"non_field_errors": error.detail}
+        return Response(by_field, HTTPStatus.BAD_REQUEST)
+    if not isinstance(error, exceptions.APIException):
+        return None
+    details = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status_code).phrase,
+        "status": error.status_code,
+        "detail": str(error.detail["detail"] if isinstance(error.detail, dict) else error.detail),
+        "instance": iri_to_uri(request.path),
+    }
+    headers = {}
+    if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
+        headers["WWW-Authenticate"] = str(getattr(error, "auth_header", "Token"))
+    if isinstance(error, Away):
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return Response(details, error.status_code, headers=headers, content_type=PROBLEM)
+
+
+def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
+    """Return REST framework's form of Django's error."""
+    if not hasattr(error, "error_dict"):
+        return exceptions.ValidationError({"non_field_errors": error.messages})
+    by_field = error.message_dict
+    if "__all__" in by_field:
+        by_field["non_field_errors"] = by_field.pop("__all__")
+    return exceptions.ValidationError(by_field)
+
+
+class Away(exceptions.APIException):
+    """The broker can't be asked, or doesn't let Guardian in. Its address is for operators: it stands in the log."""
+
+    status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    default_detail = "The broker can't be asked at the moment. Try again in a minute."
+
+
+class RefusedByBroker(exceptions.APIException):
+    """The broker won't, and says why."""
+
+    status_code = HTTPStatus.CONFLICT
+
+
+def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
+    """Return the answer to what the broker did, or did not do."""
+    if isinstance(error, NotThere):
+        return exceptions.NotFound("It isn't on the broker.")
+    logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)
+    if isinstance(error, BrokerAway | Malformed):
+        return Away() if request.method in SAFE_METHODS else Away(f"{Away.default_detail} {MAY_BE_DONE}")
+    if isinstance(error, Refused) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return Away("The broker doesn't let Guardian do this. An operator has to look at Guardian's own account there.")
+    return RefusedByBroker(f"The broker refuses: {error.reason if isinstance(error, Refused) else error}")

@@ -1,0 +1,269 @@
+"""What the REST API tells and takes about queues, exchanges, and how their owners are told of them."""
+
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.reverse import reverse
+
+from accounts.models import Owner, PulseUser
+from accounts.serializers import EmailOf, HexUUIDField, MessagesField
+from queues import thresholds
+from queues.channels import LONGEST_NAME, LONGEST_URL
+from queues.charts import SPANS
+from queues.exchanges import OwnExchange
+from queues.models import Channel, Queue, QueueEvent, QueueSample
+from rabbit.management import Binding
+
+QUEUE = {
+    "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+    "url": "https://guardian.example.org/api/queues/8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e/",
+    "vhost": "/",
+    "name": "queue/alice/builds",
+    "type": "classic",
+    "durable": True,
+    "pulse_user": "alice",
+    "owners": ["alice@example.org"],
+    "state": "warned",
+    "length": 2104,
+    "ready": 2100,
+    "unacknowledged": 4,
+    "consumers": 1,
+    "warn_length": 2000,
+    "max_length": 8000,
+    "unbounded": False,
+    "first_seen": "2026-01-05T09:00:00Z",
+    "last_seen": "2026-01-05T12:00:00Z",
+}
+BINDING = {
+    "source": "exchange/builder/jobs",
+    "destination": "queue/alice/builds",
+    "destination_type": "queue",
+    "routing_key": "build.#",
+    "arguments": {},
+}
+
+
+class QueueAddressField(serializers.HyperlinkedIdentityField):
+    """Where a queue is read, with its UUID as it is written everywhere here."""
+
+    def get_url(self, obj: Any, view_name: str, request: Any, format: str | None) -> str:  # noqa: A002 - it is named so
+        """Return it."""
+        return str(self.reverse(view_name, kwargs={"uuid": obj.uuid.hex}, request=request))
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A queue", QUEUE, response_only=True)])
+class QueueSerializer(serializers.ModelSerializer[Queue]):
+    """A queue as last seen. What is unknown is null, which is not 0."""
+
+    uuid = HexUUIDField()
+    url = QueueAddressField(view_name="api-queue")
+    pulse_user: serializers.SlugRelatedField[PulseUser] = serializers.SlugRelatedField(
+        slug_field="username", read_only=True, allow_null=True
+    )
+    owners = serializers.SerializerMethodField(help_text="Their e-mail addresses.")
+    length = serializers.IntegerField(allow_null=True, help_text="Ready and unacknowledged messages.")
+    warn_length = serializers.SerializerMethodField(help_text="Messages at which its owners are warned.")
+    max_length = serializers.SerializerMethodField(help_text="Messages past which it is deleted, unless unbounded.")
+    last_seen = serializers.SerializerMethodField(help_text="When it was last there.")
+
+    class Meta:
+        model = Queue
+        fields = list(QUEUE)
+        read_only_fields = fields
+
+    def get_owners(self, queue: Queue) -> list[str]:
+        """Return the addresses of its Pulse user's owners."""
+        return [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
+
+    def get_warn_length(self, queue: Queue) -> int:
+        """Return the one that applies."""
+        return thresholds.of_queue(queue).warn
+
+    def get_max_length(self, queue: Queue) -> int:
+        """Return the one that applies."""
+        return thresholds.of_queue(queue).max
+
+    def get_last_seen(self, queue: Queue) -> datetime:
+        """Return when it was last there: at the last list, where that had it; the row is written when it changes."""
+        listed_at: datetime | None = self.context["listed_at"]
+        there = queue.state != Queue.State.GONE and queue.misses == 0
+        return max(queue.last_seen, listed_at) if there and listed_at else queue.last_seen
+
+
+@extend_schema_serializer(examples=[OpenApiExample("Its own maximum", {"max_length": 50000}, request_only=True)])
+class LimitsSerializer(serializers.Serializer[Any]):
+    """Limits of a queue's own; what is left out stays."""
+
+    unbounded = serializers.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
+    warn_length = MessagesField(help_text="Messages; null: as its Pulse user or the policy says.")
+    max_length = MessagesField(help_text="Messages; null: as its Pulse user or the policy says.")
+
+
+@extend_schema_serializer(examples=[OpenApiExample("A binding", BINDING, response_only=True)])
+class BindingSerializer(serializers.Serializer[Binding]):
+    """What carries messages from an exchange to a queue or to another exchange."""
+
+    source = serializers.CharField()  # type: ignore[assignment]  # the field, not where it comes from
+    destination = serializers.CharField()
+    destination_type = serializers.CharField()
+    routing_key = serializers.CharField()
+    arguments = serializers.DictField()
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "A queue", {"ready": 2100, "consumers": 1, "arguments": {"x-queue-type": "classic"}, "bindings": [BINDING]}
+        )
+    ]
+)
+class LiveSerializer(serializers.Serializer[Any]):
+    """What the broker says of a queue right now; null where it could not be asked, or doesn't say."""
+
+    ready = serializers.IntegerField(allow_null=True, help_text="Messages.")
+    consumers = serializers.IntegerField(allow_null=True)
+    arguments = serializers.DictField(allow_null=True, help_text="What it was declared with.")
+    bindings = BindingSerializer(many=True, allow_null=True)
+
+
+class SampleSerializer(serializers.ModelSerializer[QueueSample]):
+    """The length of a queue at one moment, which held until the next sample."""
+
+    class Meta:
+        model = QueueSample
+        fields = ["at", "length"]
+        read_only_fields = fields
+
+
+class SamplesAskedSerializer(serializers.Serializer[Any]):
+    """Which samples are asked for."""
+
+    span = serializers.ChoiceField(
+        choices=list(SPANS), required=False, help_text="The last hour (default), day or week."
+    )
+    since = serializers.DateTimeField(required=False, help_text="Instead of a span.")
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "A warning",
+            {"kind": "warned", "at": "2026-01-05T12:00:00Z", "by": None, "details": {"length": 2104}},
+            response_only=True,
+        )
+    ]
+)
+class EventSerializer(serializers.ModelSerializer[QueueEvent]):
+    """Something that happened to a queue."""
+
+    by = EmailOf(allow_null=True, help_text="Who did it; null: Guardian itself.")
+    details = serializers.DictField(help_text="The figures that it was decided by.")
+
+    class Meta:
+        model = QueueEvent
+        fields = ["kind", "at", "by", "details"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "An exchange",
+            {
+                "name": "exchange/alice/results",
+                "url": "https://guardian.example.org/api/exchanges/?name=exchange%2Falice%2Fresults",
+                "vhost": "/",
+                "type": "topic",
+                "durable": True,
+                "pulse_user": "alice",
+                "bindings": [],
+            },
+            response_only=True,
+        )
+    ]
+)
+class ExchangeSerializer(serializers.Serializer[OwnExchange]):
+    """An exchange of a Pulse user, and what is bound to it."""
+
+    name = serializers.CharField()
+    url = serializers.SerializerMethodField(help_text="Where this one alone is read and deleted.")
+    vhost = serializers.CharField()
+    type = serializers.CharField()
+    durable = serializers.BooleanField()
+    pulse_user = serializers.CharField()
+    bindings = BindingSerializer(many=True)
+
+    @extend_schema_field({"type": "string", "format": "uri"})
+    def get_url(self, exchange: OwnExchange) -> str:
+        """Return it with the name as a parameter, since slashes in a path don't arrive everywhere."""
+        return f"{reverse('api-exchanges', request=self.context['request'])}?{urlencode({'name': exchange.name})}"
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "A webhook",
+            {
+                "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
+                "name": "the team's chat",
+                "service": "Webhook at chat.example.org",
+                "created": "2026-01-05T09:00:00Z",
+                "last_sent_at": None,
+                "last_error": "",
+            },
+            response_only=True,
+        )
+    ]
+)
+class ChannelSerializer(serializers.ModelSerializer[Channel]):
+    """Where you are told beside e-mail. The address, which may have secrets in it, is not shown again."""
+
+    uuid = HexUUIDField()
+
+    class Meta:
+        model = Channel
+        fields = ["uuid", "name", "service", "created", "last_sent_at", "last_error"]
+        read_only_fields = fields
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample(
+            "A webhook",
+            {"name": "the team's chat", "url": "https://chat.example.org/hooks/3kd8fj2"},
+            request_only=True,
+        )
+    ]
+)
+class NewChannelSerializer(serializers.Serializer[Any]):
+    """A new channel."""
+
+    name = serializers.CharField(max_length=LONGEST_NAME)
+    url = serializers.CharField(
+        write_only=True,
+        max_length=LONGEST_URL,
+        help_text="Where a webhook answers, by https, or an address that apprise knows.",
+    )
+
+
+@extend_schema_field({"type": "string", "pattern": r"^([01]\d|2[0-3]):[0-5]\d$", "nullable": True, "example": "22:00"})
+class TimeOfDayField(serializers.TimeField):
+    """A time of the day, in hours and minutes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(format="%H:%M", allow_null=True, required=False, **kwargs)
+
+
+class PreferencesSerializer(serializers.ModelSerializer[Owner]):
+    """When, and how often, you want to be told."""
+
+    quiet_from = TimeOfDayField(help_text="Nothing is sent from then on; null, like quiet_until: no quiet hours.")
+    quiet_until = TimeOfDayField(help_text="What was held is sent then.")
+    time_zone = serializers.CharField(max_length=64, required=False, help_text="Such as Europe/Berlin.")
+
+    class Meta:
+        model = Owner
+        fields = ["quiet_from", "quiet_until", "time_zone", "weekly_summary"]

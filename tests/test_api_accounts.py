@@ -1,0 +1,443 @@
+"""The REST API of RabbitMQ accounts, owners and tokens."""
+
+import threading
+import time
+import uuid
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from django.db import connection
+from django.utils import timezone
+from pika.exceptions import AMQPConnectionError
+
+from accounts.addresses import confirm_address, confirmation_token
+from accounts.models import AuthToken, Owner, PulseUser
+from accounts.removal import finish_removals
+from rabbit.management import Management, NotThere
+from tests.api import Program
+from tests.proxy import Proxy
+
+
+@pytest.fixture
+def alice(db):
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def bob(db):
+    return Owner.objects.create_user("bob@example.org", vouched=True)
+
+
+@pytest.fixture
+def operator(db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def username(guarded, management):
+    """A name of the test's own, since the broker's accounts are not in its vhost."""
+    name = f"alice-{uuid.uuid4().hex[:8]}"
+    yield name
+    for user in management.users():
+        if user.name.startswith(name):
+            management.delete_user(user.name)
+
+
+@pytest.fixture
+def away(settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+
+
+# RabbitMQ accounts
+
+
+def test_an_account_is_made_shown_changed_and_deleted(alice, bob, username, management, guarded):
+    program = Program(alice)
+    made = program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
+    assert made.status_code == 201, made.text
+    assert made["Cache-Control"] == "no-store"
+    assert made["Location"] == f"http://testserver/api/pulse-users/{username}/"
+    assert len(made.json()["password"]) >= 24
+    assert made.json()["owners"] == ["alice@example.org"]
+    assert management.user(username).name == username
+
+    shown = program.get(f"pulse-users/{username}/").json()
+    assert shown["notification_emails"] == ["team@example.org"]
+    [address] = shown["notification_addresses"]
+    assert (address["email"], address["added_by"], address["confirmed_at"]) == (
+        "team@example.org", "alice@example.org", None,
+    )  # fmt: skip
+    [permissions] = shown["permissions"]
+    assert permissions["vhost"] == guarded
+    assert permissions["configure"].startswith("^(queue/alice")
+    assert permissions["in_words"]
+    assert "password" not in shown
+
+    changed = program.patch(f"pulse-users/{username}/", {"owners": ["Bob@example.org", "alice@example.org"]})
+    assert (changed.status_code, changed.json()["owners"]) == (200, ["alice@example.org", "bob@example.org"])
+    assert changed.json()["notification_emails"] == ["team@example.org"]
+
+    management.make_queue(guarded, f"queue/{username}/q")
+    goes = program.get(f"pulse-users/{username}/belongings/").json()
+    assert goes == {"queues": [f"queue/{username}/q"], "exchanges": []}
+    assert program.delete(f"pulse-users/{username}/").status_code == 204
+    assert program.get(f"pulse-users/{username}/").status_code == 404
+    with pytest.raises(NotThere):
+        management.user(username)
+
+
+def test_a_confirmed_address_says_so(alice, username):
+    program = Program(alice)
+    program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
+    address = PulseUser.objects.get().notification_addresses.get()
+    again = program.post(f"pulse-users/{username}/ask-again/", {"email": "Team@example.org"})
+    assert again.status_code == 204
+    confirm_address(confirmation_token(address))
+    assert program.get(f"pulse-users/{username}/").json()["notification_addresses"][0]["confirmed_at"]
+
+
+def test_ones_own_password_is_taken_and_not_told(alice, username, caplog):
+    program = Program(alice)
+    made = program.post("pulse-users/", {"username": username, "password": " correct horse battery "})
+    assert made.status_code == 201
+    assert "password" not in made.json()
+    assert "correct horse" not in made.text + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "username"),
+        ({"username": ""}, "username"),
+        ({"username": "1a"}, "username"),
+        ({"username": "a\n"}, "username"),
+        ({"username": " a"}, "username"),
+        ({"username": "a" * 101}, "username"),
+        ({"username": "guest"}, "username"),
+        ({"username": "a/b"}, "username"),
+        ({"username": "a", "password": "12345678"}, "password"),
+        ({"username": "a", "password": ""}, "password"),
+        ({"username": "a", "owners": []}, "owners"),
+        ({"username": "a", "owners": ["nobody"]}, "owners"),
+        ({"username": "a", "owners": "alice@example.org"}, "owners"),
+        ({"username": "a", "owners": ["stranger@example.org"]}, "owners"),
+        ({"username": "a", "owners": ["new@example.org"]}, "owners"),
+        ({"username": "a", "notification_emails": ["x"]}, "notification_emails"),
+        ({"username": "a", "notification_emails": [f"n{number}@example.org" for number in range(11)]},
+         "notification_emails"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_is_told_at_its_field(alice, guarded, management, body, field):
+    Owner.objects.create_user("new@example.org")
+    before = management.users()
+    answer = Program(alice).post("pulse-users/", body)
+    assert (answer.status_code, list(answer.json())) == (400, [field])
+    assert (PulseUser.objects.count(), management.users()) == (0, before)
+
+
+def test_unknown_owners_and_owners_who_are_not_vouched_get_the_same_text(alice, guarded):
+    Owner.objects.create_user("anna@example.org")
+    texts = [
+        Program(alice).post("pulse-users/", {"username": "a", "owners": [email]}).json()["owners"][0]
+        for email in ("anna@example.org", "nobd@example.org")
+    ]
+    assert texts[0].replace("anna", "nobd") == texts[1]
+
+
+def test_a_taken_name_is_told_at_the_field_whoever_has_it(alice, bob, username, management):
+    management.put_user(username, "secret-password")
+    on_broker = Program(alice).post("pulse-users/", {"username": username})
+    Program(bob).post("pulse-users/", {"username": f"{username}-2"})
+    here = Program(alice).post("pulse-users/", {"username": f"{username}-2"})
+    for answer in (on_broker, here):
+        assert (answer.status_code, list(answer.json())) == (400, ["username"])
+
+
+def test_an_operator_can_make_an_account_for_others(alice, operator, username):
+    made = Program(operator).post("pulse-users/", {"username": username, "owners": ["alice@example.org"]})
+    assert made.json()["owners"] == ["alice@example.org"]
+    other = Program(alice).post("pulse-users/", {"username": f"{username}-2", "owners": ["ops@example.org"]})
+    assert other.json()["owners"] == ["alice@example.org", "ops@example.org"]
+
+
+def test_who_is_not_vouched_makes_nothing_and_hears_why(db, guarded):
+    program = Program(Owner.objects.create_user("nina@example.org"))
+    for answer in (program.post("pulse-users/", {"username": "a"}), program.post("tokens/", {"name": "a"})):
+        assert (answer.status_code, answer["Content-Type"]) == (403, "application/problem+json")
+        assert "vouched" in answer.json()["detail"]
+    assert not PulseUser.objects.exists()
+    me = program.get("me/").json()
+    assert (me["vouched"], me["may_vouch"], me["vouching"]) == (False, False, None)
+
+
+def test_nothing_is_half_made_while_the_broker_is_away(alice, db, away):
+    answer = Program(alice).post("pulse-users/", {"username": "alice"})
+    assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
+    assert int(answer["Retry-After"]) > 0
+    assert not PulseUser.objects.exists()
+
+
+@pytest.fixture
+def account(alice, bob):
+    made = PulseUser.objects.create(username="alice", ready=True)
+    made.owners.set([alice, bob])
+    return made
+
+
+def test_an_account_can_be_looked_at_while_the_broker_is_away(alice, account, away):
+    answer = Program(alice).get("pulse-users/alice/")
+    assert (answer.status_code, answer.json()["permissions"]) == (200, None)
+
+
+def test_the_last_owner_stays(alice, account, away):
+    answer = Program(alice).patch("pulse-users/alice/", {"owners": []})
+    assert (answer.status_code, list(answer.json())) == (400, ["owners"])
+    assert account.owners.count() == 2
+
+
+def test_who_gives_an_account_away_sees_it_this_once(alice, account, away):
+    program = Program(alice)
+    answer = program.patch("pulse-users/alice/", {"owners": ["bob@example.org"]})
+    assert (answer.status_code, answer.json()["owners"]) == (200, ["bob@example.org"])
+    assert program.get("pulse-users/alice/").status_code == 404
+
+
+def test_all_of_a_change_is_done_or_nothing(alice, account, away, settings):
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 100
+    body = {"owners": ["alice@example.org"], "notification_emails": ["t@example.org"], "max_length": 10_000}
+    answer = Program(alice).patch("pulse-users/alice/", body)
+    assert answer.status_code == 400
+    assert (account.owners.count(), account.notification_addresses.count()) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("visitor", "allowed", "body", "status"),
+    [
+        ("alice", 0, {"warn_length": 5, "max_length": 50}, 403),
+        ("alice", 100, {"warn_length": 5, "max_length": 50}, 200),
+        ("alice", 100, {"warn_length": 5, "max_length": 101}, 400),
+        ("ops", 0, {"warn_length": 5, "max_length": 50_000}, 200),
+        ("ops", 0, {"warn_length": 50, "max_length": 5}, 400),
+        ("ops", 0, {"warn_length": 0}, 400),
+        ("ops", 0, {"max_length": 2**31}, 400),
+        ("ops", 0, {"warn_length": None, "max_length": None}, 200),
+    ],
+)
+def test_thresholds_are_for_operators_and_where_they_allow_it_for_owners(
+    alice, operator, account, away, settings, visitor, allowed, body, status
+):
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = allowed
+    answer = Program({"alice": alice, "ops": operator}[visitor]).patch("pulse-users/alice/", body)
+    assert answer.status_code == status, answer.text
+    account.refresh_from_db()
+    expected = (body["warn_length"], body["max_length"]) if status == 200 else (None, None)
+    assert (account.warn_length, account.max_length) == expected
+
+
+def test_a_password_is_rotated_and_permissions_stay(alice, username, management):
+    program = Program(alice)
+    first = program.post("pulse-users/", {"username": username}).json()["password"]
+    before = management.permissions_of(username)
+    rotated = program.post(f"pulse-users/{username}/rotate-password/")
+    assert (rotated.status_code, rotated["Cache-Control"]) == (200, "no-store")
+    assert rotated.json()["password"] != first
+    own = program.post(
+        f"pulse-users/{username}/rotate-password/", {"password": "correct horse battery", "close_connections": True}
+    )
+    assert own.json() == {"username": username}
+    weak = program.post(f"pulse-users/{username}/rotate-password/", {"password": "password"})
+    assert (weak.status_code, list(weak.json())) == (400, ["password"])
+    assert management.permissions_of(username) == before
+    assert program.get(f"pulse-users/{username}/connections/").json() == []
+
+
+def test_live_connections_are_told_and_closed(alice, username, broker, guarded):
+    program = Program(alice)
+    password = program.post("pulse-users/", {"username": username}).json()["password"]
+    parts = urlsplit(broker.amqp_url)
+    url = f"amqp://{username}:{password}@{parts.hostname}:{parts.port}/{guarded}"
+    opened = pika.BlockingConnection(pika.URLParameters(url))
+    until(lambda: program.get(f"pulse-users/{username}/connections/").json())
+    answer = program.get(f"pulse-users/{username}/connections/")
+    assert answer["X-Result-Count"] == "1"
+    assert (answer.json()[0]["vhost"], answer.json()[0]["client_address"]) == (guarded, "127.0.0.1")
+    assert program.post(f"pulse-users/{username}/rotate-password/").status_code == 200
+    opened.process_data_events(time_limit=0.5)
+    assert opened.is_open
+    closed = program.post(f"pulse-users/{username}/rotate-password/", {"close_connections": True})
+    assert closed.status_code == 200
+    with pytest.raises(AMQPConnectionError):
+        until(lambda: opened.process_data_events(time_limit=0.2))
+
+
+def until(done):
+    """Ask again until there is an answer, for ten seconds at most: the broker's statistics lag."""
+    deadline = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_deletion_that_is_cut_half_way_is_accepted_and_finished(alice, username, management, settings, monkeypatch):
+    program = Program(alice)
+    program.post("pulse-users/", {"username": username})
+    url = settings.RABBITMQ_MANAGEMENT_URL
+    with Proxy.before(url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(url)
+        exchange = Management._exchange
+
+        def cut_from_the_first_deletion_on(self, method, *arguments, **options):
+            if method == "DELETE":
+                proxy.close_next(1000)
+            return exchange(self, method, *arguments, **options)
+
+        monkeypatch.setattr(Management, "_exchange", cut_from_the_first_deletion_on)
+        assert program.delete(f"pulse-users/{username}/").status_code == 202
+        monkeypatch.undo()
+    assert PulseUser.objects.get().removing_since
+    settings.RABBITMQ_MANAGEMENT_URL = url
+    finish_removals()
+    assert not PulseUser.objects.exists()
+    with pytest.raises(NotThere):
+        management.user(username)
+
+
+def test_an_operator_adopts_an_account_made_by_hand(alice, operator, username, management):
+    management.put_user(username, "secret-password")
+    program = Program(operator)
+    assert username in program.get("owners/adopt/").json()
+    unknown = program.post("owners/adopt/", {"username": f"{username}-2", "owners": ["alice@example.org"]})
+    assert (unknown.status_code, list(unknown.json())) == (400, ["username"])
+    nobody = program.post("owners/adopt/", {"username": username, "owners": ["x@example.org"]})
+    assert (nobody.status_code, list(nobody.json())) == (400, ["owners"])
+    adopted = program.post("owners/adopt/", {"username": username, "owners": ["alice@example.org"]})
+    assert (adopted.status_code, adopted.json()["owners"]) == (201, ["alice@example.org"])
+    assert Program(alice).get(f"pulse-users/{username}/").status_code == 200
+    assert username not in program.get("owners/adopt/").json()
+
+
+def test_two_people_who_change_the_owners_at_once_leave_one(transactional_db, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    owners = [Owner.objects.create_user(f"o{number}@example.org", vouched=True) for number in range(2)]
+    account = PulseUser.objects.create(username="shared", ready=True)
+    account.owners.set(owners)
+    programs = [Program(owner) for owner in owners]
+    barrier = threading.Barrier(2)
+    statuses = []
+
+    def leave(program, other):
+        barrier.wait()
+        statuses.append(program.patch("pulse-users/shared/", {"owners": [other.email]}).status_code)
+        connection.close()
+
+    threads = [threading.Thread(target=leave, args=(programs[n], owners[1 - n])) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) <= {200, 404}
+    assert account.owners.count() == 1
+
+
+def test_the_list_takes_as_many_statements_for_many_accounts_as_for_one(operator, django_assert_max_num_queries):
+    def make(numbers):
+        for number in numbers:
+            made = PulseUser.objects.create(username=f"user-{number}", ready=True)
+            made.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
+            made.notification_addresses.create(email=f"t{number}@example.org", added_by=operator)
+
+    program = Program(operator)
+    program.get("me/")  # notes that the token is used
+    make(range(40))
+    with django_assert_max_num_queries(5):
+        answer = program.get("pulse-users/", page_size=300)
+    assert (len(answer.json()), answer["X-Result-Count"]) == (40, "40")
+
+
+def test_accounts_are_searched_by_name_and_owner(operator, account):
+    PulseUser.objects.create(username="zed", ready=True)
+    program = Program(operator)
+    for search, found in (("ALI", ["alice"]), ("bob@", ["alice"]), ("ze", ["zed"]), ("nothing", [])):
+        assert [row["username"] for row in program.get("pulse-users/", search=search).json()] == found
+
+
+# Owners
+
+
+def test_operators_vouch_and_withdraw(operator, alice, away):
+    nina = Owner.objects.create_user("nina@example.org")
+    program = Program(operator)
+    for spelling in (nina.uuid.hex, str(nina.uuid), str(nina.uuid).upper()):
+        assert program.get(f"owners/{spelling}/").json()["uuid"] == nina.uuid.hex
+    vouched = program.post(f"owners/{nina.uuid}/vouch/", {"reason": "works with us"}).json()
+    assert vouched["vouched"]
+    assert [(one["vouched"], one["by"], one["reason"]) for one in vouched["vouchings"]] == [
+        (True, "ops@example.org", "works with us")
+    ]
+    tokens = AuthToken.objects.filter(user=nina)
+    AuthToken.objects.create(user=nina)
+    kept = program.post(f"owners/{nina.uuid}/withdraw/")
+    assert (kept.status_code, kept.json()["vouched"], tokens.count()) == (200, False, 1)
+    removed = program.post(f"owners/{nina.uuid}/withdraw/", {"remove": True})
+    assert (removed.status_code, tokens.count()) == (200, 0)
+
+
+def test_who_may_vouch_vouches_by_address_and_sees_who_asks(operator, alice, settings):
+    nina = Owner.objects.create_user("nina@example.org")
+    assert Program(nina).post("vouching/ask/", {"reason": "to build things"}).status_code == 204
+    again = Program(nina).post("vouching/ask/", {"reason": "please"})
+    assert (again.status_code, again["Content-Type"]) == (409, "application/problem+json")
+    program = Program(alice)
+    assert program.post("owners/vouch/", {"email": "nina@example.org"}).status_code == 403
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    assert [row["email"] for row in program.get("owners/").json()] == ["nina@example.org"]
+    assert program.get(f"owners/{operator.uuid}/").status_code == 404
+    assert program.post(f"owners/{nina.uuid}/withdraw/").status_code == 403
+    unknown = program.post("owners/vouch/", {"email": "stranger@example.org"})
+    assert (unknown.status_code, list(unknown.json())) == (400, ["email"])
+    assert program.post("owners/vouch/", {"email": "NINA@example.org"}).status_code == 204
+    me = Program(nina).get("me/").json()
+    assert (me["vouched"], me["vouching"]["by"]) == (True, "alice@example.org")
+
+
+def test_operators_search_owners(operator, alice, bob):
+    program = Program(operator)
+    assert [row["email"] for row in program.get("owners/", search="ALICE").json()] == ["alice@example.org"]
+    assert program.get("owners/")["X-Result-Count"] == "3"
+
+
+# Tokens
+
+
+def test_a_token_is_made_used_listed_and_revoked(alice, bob):
+    program = Program(alice)
+    made = program.post("tokens/", {"name": "the agent", "days": 7})
+    assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
+    token = made.json()
+    life = timezone.datetime.fromisoformat(token["expires"]) - timezone.now()
+    assert timedelta(days=6, hours=23) < life <= timedelta(days=7)
+    mine = Program()
+    mine.client.defaults["HTTP_AUTHORIZATION"] = f"Token {token['token']}"
+    assert mine.get("me/").json()["email"] == "alice@example.org"
+    shown = program.get(f"tokens/{token['uuid']}/").json()
+    assert shown["name"] == "the agent"
+    assert shown["last_used"]
+    assert "token" not in shown
+    assert token["token"] not in program.get("tokens/").text
+    assert Program(bob).delete(f"tokens/{token['uuid']}/").status_code == 404
+    assert program.delete(f"tokens/{uuid.UUID(token['uuid'])}/").status_code == 204
+    assert mine.get("me/").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "name"), ({"name": ""}, "name"), ({"name": "a" * 101}, "name"), ({"name": "a\nb"}, "name"),
+        ({"name": "a", "days": 0}, "days"), ({"name": "a", "days": 3651}, "days"), ({"name": "a", "days": ""}, "days"),
+    ],
+)  # fmt: skip
+def test_a_token_that_cannot_be_made_is_told_at_its_field(alice, body, field):
+    answer = Program(alice).post("tokens/", body)
+    assert (answer.status_code, list(answer.json())) == (400, [field])

@@ -1,0 +1,376 @@
+"""The REST API of queues, exchanges, channels and settings."""
+
+import uuid
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues.models import Channel, Queue, QueueEvent, QueueSample, Watch
+from tests.api import Program
+
+FIELDS = {
+    "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "length", "ready",
+    "unacknowledged", "consumers", "warn_length", "max_length", "unbounded", "first_seen", "last_seen",
+}  # fmt: skip
+
+
+@pytest.fixture
+def alice(db):
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def bob(db):
+    return Owner.objects.create_user("bob@example.org", vouched=True)
+
+
+@pytest.fixture
+def operator(db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def account(alice):
+    made = PulseUser.objects.create(username="alice", ready=True)
+    made.owners.add(alice)
+    return made
+
+
+@pytest.fixture
+def away(settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
+
+
+def row(name, account=None, vhost="/", **facts):
+    """Return a queue as a pass writes it."""
+    now = timezone.now()
+    defaults = {"type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 1,
+                "unacknowledged": 0, "first_seen": now, "last_seen": now}  # fmt: skip
+    return Queue.objects.create(vhost=vhost, name=name, pulse_user=account, **{**defaults, **facts})
+
+
+# Queues
+
+
+def test_a_queue_is_told_with_all_its_fields(alice, account):
+    account.warn_length = 5
+    account.save()
+    queue = row("queue/alice/q", account, ready=3, unacknowledged=4, consumers=2, max_length=50, state="warned")
+    program = Program(alice)
+    told = program.get(f"queues/{queue.uuid}/").json()
+    assert set(told) == FIELDS
+    assert told["uuid"] == queue.uuid.hex
+    assert told["url"] == f"http://testserver/api/queues/{queue.uuid.hex}/"
+    assert (told["length"], told["consumers"], told["owners"]) == (7, 2, ["alice@example.org"])
+    assert (told["warn_length"], told["max_length"], told["pulse_user"]) == (5, 50, "alice")
+    assert program.client.get(told["url"].removeprefix("http://testserver")).json() == told
+    assert program.get("queues/").json() == [told]
+    for spelling in (queue.uuid.hex, str(queue.uuid).upper()):
+        assert program.get(f"queues/{spelling}/").json() == told
+
+
+def test_what_is_unknown_is_null(alice, operator):
+    queue = row("amq.gen-1", ready=None)
+    told = Program(operator).get(f"queues/{queue.uuid}/").json()
+    assert (told["length"], told["ready"], told["consumers"], told["pulse_user"]) == (None, None, None, None)
+    assert told["owners"] == []
+    assert Program(alice).get("queues/").json() == []
+
+
+def test_a_queue_that_is_there_was_last_seen_at_the_last_list(alice, account):
+    listed_at = timezone.now()
+    Watch.objects.update_or_create(id=1, defaults={"listed_at": listed_at})
+    old = listed_at - timedelta(hours=1)
+    for name, facts, expected in [
+        ("there", {}, listed_at),
+        ("missed", {"misses": 1}, old),
+        ("gone", {"state": "gone"}, old),
+        ("written later", {"last_seen": listed_at + timedelta(seconds=1)}, listed_at + timedelta(seconds=1)),
+    ]:
+        queue = row(f"queue/alice/{name}", account, **{"last_seen": old, **facts})
+        told = Program(alice).get(f"queues/{queue.uuid}/").json()["last_seen"]
+        assert timezone.datetime.fromisoformat(told) == expected, name
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ({}, ["long", "short", "other"]),
+        ({"state": "warned"}, ["long"]),
+        ({"state": "gone"}, ["went"]),
+        ({"vhost": "elsewhere"}, ["other"]),
+        ({"pulse_user": "alice"}, ["long", "short"]),
+        ({"search": "ORT"}, ["short"]),
+        ({"search": "%"}, []),
+        ({"ordering": "length"}, ["other", "short", "long"]),
+        ({"ordering": "-name"}, ["short", "long", "other"]),
+        ({"state": "warned", "search": "short"}, []),
+    ],
+)
+def test_queues_are_filtered_and_ordered(operator, account, query, names):
+    row("queue/alice/short", account, ready=2)
+    row("queue/alice/long", account, ready=900, state="warned")
+    row("elsewhere/other", vhost="elsewhere")
+    row("queue/alice/went", account, state="gone", ready=None)
+    answer = Program(operator).get("queues/", **query)
+    assert [told["name"].rpartition("/")[2] for told in answer.json()] == names
+    assert answer["X-Result-Count"] == str(len(names))
+
+
+def test_the_list_takes_as_many_statements_for_many_queues_as_for_one(operator, django_assert_max_num_queries):
+    program = Program(operator)
+    program.get("me/")  # notes that the token is used
+    for number in range(40):
+        account = PulseUser.objects.create(username=f"user-{number}", ready=True)
+        account.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
+        row(f"queue/user-{number}/q", account)
+    with django_assert_max_num_queries(5):
+        assert len(program.get("queues/", page_size=300).json()) == 40
+
+
+@pytest.fixture
+def real(guarded, amqp, account, vhost):
+    """A queue that is there, with three messages."""
+    amqp.queue("queue/alice/<b>%2F é", 3)
+    return row("queue/alice/<b>%2F é", account, vhost=vhost, ready=3)
+
+
+def test_a_queue_is_looked_at_emptied_and_deleted(alice, real, amqp, management, vhost):
+    management.make_exchange(vhost, "exchange/alice/x")
+    management.bind_queue(vhost, "exchange/alice/x", real.name, "build.#")
+    program = Program(alice)
+    live = program.get(f"queues/{real.uuid}/live/").json()
+    assert (live["ready"], live["consumers"]) == (3, 0)
+    bindings = program.get(f"queues/{real.uuid}/bindings/")
+    assert bindings["X-Result-Count"] == "1"
+    assert bindings.json() == [
+        {"source": "exchange/alice/x", "destination": real.name, "destination_type": "queue",
+         "routing_key": "build.#", "arguments": {}}
+    ]  # fmt: skip
+    assert program.post(f"queues/{real.uuid}/purge/").status_code == 204
+    assert amqp.channel.queue_declare(real.name, passive=True).method.message_count == 0
+    assert program.delete(f"queues/{real.uuid}/").status_code == 204
+    assert real.name not in [row["name"] for row in management.list_queues(vhost, {"disable_stats": "true"})]
+    assert program.get(f"queues/{real.uuid}/").json()["state"] == "gone"
+    events = program.get(f"queues/{real.uuid}/events/").json()
+    assert [(event["kind"], event["by"]) for event in events if event["kind"] in ("removed", "purged")] == [
+        ("removed", "alice@example.org"), ("purged", "alice@example.org"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["delete", "purge"])
+def test_a_queue_that_is_gone_when_it_is_to_go_is_404(alice, real, management, vhost, method):
+    management.delete_queue(vhost, real.name)
+    program = Program(alice)
+    if method == "delete":
+        answer = program.delete(f"queues/{real.uuid}/")
+    else:
+        answer = program.post(f"queues/{real.uuid}/purge/")
+    assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
+
+
+def test_what_the_broker_refuses_is_409_and_says_why(alice, account, guarded, amqp, vhost):
+    amqp.channel.queue_declare("queue/alice/mine", exclusive=True)
+    queue = row("queue/alice/mine", account, vhost=vhost, exclusive=True)
+    answer = Program(alice).delete(f"queues/{queue.uuid}/")
+    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
+    assert "exclusive" in answer.json()["detail"]
+
+
+def test_nothing_happens_to_a_queue_while_the_broker_is_away(alice, account, away):
+    queue = row("queue/alice/q", account)
+    program = Program(alice)
+    for answer in (
+        program.delete(f"queues/{queue.uuid}/"),
+        program.post(f"queues/{queue.uuid}/purge/"),
+        program.get(f"queues/{queue.uuid}/bindings/"),
+    ):
+        assert (answer.status_code, answer["Retry-After"]) == (503, "30")
+    assert not QueueEvent.objects.exists()
+    assert program.get(f"queues/{queue.uuid}/").json()["state"] == "ok"
+    live = program.get(f"queues/{queue.uuid}/live/").json()
+    assert live == {"ready": None, "consumers": None, "arguments": None, "bindings": None}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "limits"),
+    [
+        ({"unbounded": True}, 200, (True, None, None)),
+        ({"max_length": 50_000}, 200, (False, None, 50_000)),
+        ({"warn_length": 1, "max_length": 2}, 200, (False, 1, 2)),
+        ({"warn_length": 3, "max_length": 2}, 400, (False, None, None)),
+        ({"warn_length": 0}, 400, (False, None, None)),
+        ({"unbounded": "perhaps"}, 400, (False, None, None)),
+        ({"max_length": 10**30}, 400, (False, None, None)),
+        ({}, 200, (False, None, None)),
+    ],
+)
+def test_operators_give_a_queue_limits_and_owners_do_not(alice, operator, account, body, status, limits):
+    queue = row("queue/alice/q", account)
+    assert Program(operator).patch(f"queues/{queue.uuid}/", body).status_code == status
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == limits
+    refused = Program(alice).patch(f"queues/{queue.uuid}/", {"unbounded": False})
+    assert refused.status_code == 403
+    assert "operator" in refused.json()["detail"]
+
+
+def test_samples_are_those_of_the_time_and_the_one_that_held_before(alice, account, bob):
+    queue = row("queue/alice/q", account)
+    now = timezone.now()
+    for minutes in (1, 30, 90, 60 * 30, 60 * 24 * 8):
+        QueueSample.objects.create(queue=queue, at=now - timedelta(minutes=minutes), length=minutes)
+    program = Program(alice)
+    where = f"queues/{queue.uuid}/samples/"
+
+    def lengths(**query):
+        return [sample["length"] for sample in program.get(where, **query).json()]
+
+    assert lengths() == lengths(span="hour") == [90, 30, 1]
+    assert lengths(span="day") == [1800, 90, 30, 1]
+    assert lengths(span="week") == [11_520, 1800, 90, 30, 1]
+    assert lengths(since=(now - timedelta(minutes=2)).isoformat()) == [30, 1]
+    assert lengths(since="2000-01-01") == lengths(since="2000-01-01T00:00:00Z") == lengths(span="week")
+    assert Program(bob).get(where).status_code == 404
+
+
+def test_there_is_an_end_to_samples(alice, account):
+    queue = row("queue/alice/q", account)
+    now = timezone.now()
+    QueueSample.objects.bulk_create(
+        QueueSample(queue=queue, at=now - timedelta(seconds=second), length=second) for second in range(5200)
+    )
+    samples = Program(alice).get(f"queues/{queue.uuid}/samples/", span="week").json()
+    assert (len(samples), samples[0]["length"], samples[-1]["length"]) == (5000, 4999, 0)
+
+
+def test_events_come_in_pages_the_last_first(alice, account, operator, django_assert_max_num_queries):
+    queue = row("queue/alice/q", account)
+    now = timezone.now()
+    for number in range(30):
+        QueueEvent.objects.create(
+            queue=queue, vhost="/", queue_name=queue.name, kind="warned", by=operator,
+            at=now + timedelta(seconds=number), details={"length": number},
+        )  # fmt: skip
+    program = Program(alice)
+    program.get("me/")
+    with django_assert_max_num_queries(6):
+        answer = program.get(f"queues/{queue.uuid}/events/")
+    assert answer["X-Result-Count"] == "30"
+    assert [event["details"]["length"] for event in answer.json()] == list(range(29, 19, -1))
+    assert answer.json()[0]["by"] == "ops@example.org"
+
+
+# Exchanges
+
+
+def test_exchanges_are_listed_and_deleted_whatever_their_names(alice, account, bob, guarded, management, vhost):
+    strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
+    names = [f"exchange/alice/{name}" for name in strange]
+    for name in names:
+        management.make_exchange(vhost, name)
+    management.make_exchange(vhost, "exchange/alicia/x")
+    management.make_queue(vhost, "q")
+    management.bind_queue(vhost, "exchange/alice/x", "q", "a.*")
+    program = Program(alice)
+    listed = program.get("exchanges/", page_size=50)
+    assert sorted(told["name"] for told in listed.json()) == sorted(names)
+    assert listed["X-Result-Count"] == str(len(names))
+    [told] = program.get("exchanges/", name="exchange/alice/x").json()
+    assert (told["pulse_user"], told["bindings"][0]["destination"]) == ("alice", "q")
+    for told in listed.json():
+        path = told["url"].removeprefix("http://testserver/api/")
+        assert Program(bob).delete(path).status_code == 404
+        assert program.delete(path).status_code == 204, told["name"]
+        assert program.delete(path).status_code == 404
+    assert program.delete(f"exchanges/?name={quote('exchange/alicia/x', safe='')}").status_code == 404
+    assert program.get("exchanges/").json() == []
+    left = [exchange.name for exchange in management.exchanges(vhost)]
+    assert "exchange/alicia/x" in left
+
+
+@pytest.mark.parametrize("query", ["", "?name=", "?nam=exchange/alice/x"])
+def test_an_exchange_to_be_deleted_has_a_name(alice, account, query):
+    answer = Program(alice).delete(f"exchanges/{query}")
+    assert (answer.status_code, list(answer.json())) == (400, ["name"])
+
+
+# Channels and settings
+
+
+def test_a_channel_is_made_and_its_address_is_not_shown(alice, bob, caplog):
+    program = Program(alice)
+    made = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
+    assert made.status_code == 201, made.text
+    told = made.json()
+    assert set(told) == {"uuid", "name", "service", "created", "last_sent_at", "last_error"}
+    assert program.get(f"channels/{told['uuid']}/").json() == told
+    assert program.get("channels/").json() == [told]
+    twice = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
+    assert (twice.status_code, list(twice.json())) == (400, ["name"])
+    for answer in (made, twice, program.get("channels/")):
+        assert "secret-word" not in answer.text + caplog.text
+    assert Program(bob).get("channels/").json() == []
+    for method in ("GET", "DELETE"):
+        assert Program(bob).send(method, f"channels/{told['uuid']}/").status_code == 404
+    assert Program(bob).post(f"channels/{told['uuid']}/test/").status_code == 404
+    assert program.delete(f"channels/{told['uuid']}/").status_code == 204
+    assert not Channel.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org/", "https://127.0.0.1/", "https://", "file:///etc/passwd", "x", ""]
+)
+def test_a_channel_that_cannot_be_used_is_told_at_its_field(alice, url):
+    answer = Program(alice).post("channels/", {"name": "chat", "url": url})
+    assert (answer.status_code, list(answer.json())) == (400, ["url"])
+
+
+def test_a_channel_that_does_not_answer_says_so(alice, settings):
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    program = Program(alice)
+    made = program.post("channels/", {"name": "chat", "url": "https://127.0.0.1:1/hooks/secret-word"}).json()
+    answer = program.post(f"channels/{made['uuid']}/test/")
+    assert (answer.status_code, answer["Content-Type"]) == (409, "application/problem+json")
+    assert "secret-word" not in answer.text
+    assert program.get(f"channels/{made['uuid']}/").json()["last_error"]
+
+
+def test_settings_are_shown_and_changed(alice):
+    program = Program(alice)
+    assert program.get("settings/").json() == {
+        "quiet_from": None, "quiet_until": None, "time_zone": "UTC", "weekly_summary": True,
+    }  # fmt: skip
+    changed = program.patch("settings/", {"quiet_from": "22:00", "quiet_until": "06:30", "time_zone": "Europe/Berlin"})
+    expected = {"quiet_from": "22:00", "quiet_until": "06:30", "time_zone": "Europe/Berlin", "weekly_summary": True}
+    assert (changed.status_code, changed.json()) == (200, expected)
+    off = program.patch("settings/", {"weekly_summary": False, "quiet_from": None, "quiet_until": None})
+    assert off.json() == {**expected, "quiet_from": None, "quiet_until": None, "weekly_summary": False}
+    assert program.get("settings/").json() == off.json()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"quiet_from": "22:00"}, "quiet_until"),
+        ({"quiet_from": "22:00", "quiet_until": "22:00"}, "quiet_until"),
+        ({"quiet_from": "25:00", "quiet_until": "22:00"}, "quiet_from"),
+        ({"time_zone": "Mars/Olympus", "weekly_summary": False}, "time_zone"),
+        ({"time_zone": ""}, "time_zone"),
+        ({"weekly_summary": "sometimes"}, "weekly_summary"),
+        ({"weekly_summary": None}, "weekly_summary"),
+    ],
+)
+def test_settings_that_cannot_be_are_told_at_their_field(alice, body, field):
+    answer = Program(alice).patch("settings/", body)
+    assert (answer.status_code, list(answer.json())) == (400, [field])
+    alice.refresh_from_db()
+    assert (alice.quiet_from, alice.time_zone, alice.weekly_summary) == (None, "UTC", True)
+
+
+def test_nobody_finds_a_queue_by_guessing(alice):
+    assert Program(alice).get(f"queues/{uuid.uuid4().hex}/").status_code == 404
