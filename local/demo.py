@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import re
 import secrets
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from urllib.parse import quote, urlsplit
 
+import httpx
 import pika
 from rich.console import Console
 from rich.markup import escape
@@ -113,6 +115,7 @@ class Demo:
         self._began = time.monotonic()
         self._management: Management | None = None
         self._users: dict[str, str] = {}
+        self._pages = httpx.Client(follow_redirects=True, timeout=20, trust_env=False)
         self.stack = Stack(
             {**environment, **self._settings()},
             var=self._var,
@@ -143,6 +146,8 @@ class Demo:
             "GUARDIAN_NAMESPACE_POLICY": "report",
             "GUARDIAN_IGNORED_QUEUES": "",
             "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
+            "GUARDIAN_NO_CONSUMER_MINUTES": "0",
+            "OIDC_ISSUER": "",
         }
 
     # Telling
@@ -205,6 +210,24 @@ class Demo:
             self.look()
         self.say(f"✓  {what}", "bold green")
 
+    def _page_says(self, name: str, words: str) -> bool:
+        """Whether the page that the mail to the owner about this queue links to has these words in it."""
+        for mail in self._mails:
+            if name in mail.subject and OWNER in mail.recipients:
+                link = re.search(r"http\S+/queues/\S+/", mail.text)
+                return link is not None and words in self._read(link.group())
+        return False
+
+    def _read(self, url: str) -> str:
+        """Give the text of a page, as its owner sees it."""
+        try:
+            page = self._pages.get(url)
+        except httpx.HTTPError as error:
+            raise DidNotHappen(f"{url} could be read: {error!r}") from error
+        if page.status_code != 200:
+            raise DidNotHappen(f"{url} answered 200; it was {page.status_code}")
+        return page.text
+
     def _is_gone(self, name: str) -> bool:
         return name not in self._lengths
 
@@ -238,6 +261,17 @@ class Demo:
         self.stack.start()
         self.say(f"The web process, a worker and beat are running: {self.stack.base_url}")
         self.say(f"Guardian looks every second, warns at {WARN} messages and deletes past {MAX}.")
+        self._read(self._link(OWNER))
+        self._offer_links()
+
+    def _link(self, email: str) -> str:
+        return self.stack.manage("login_link", email).strip()
+
+    def _offer_links(self) -> None:
+        """Print links that sign in, for those who want to follow the story on the pages."""
+        self.say("Follow it on the pages. Each of these links signs you in once, within ten minutes:")
+        for email, who in ((OWNER, "who owns two of the queues"), (OPERATOR, "the operator")):
+            self.say(f"   as {email}, {who}: {self._link(email)}", "cyan")
 
     def _make_pulse_users(self) -> None:
         os.environ.update(self.stack.environment)
@@ -298,6 +332,10 @@ class Demo:
         self.expect(f"{OWNER} is warned about {consumed}", lambda: self._mailed("warning", consumed, OWNER))
         self.expect(f"{OWNER} is warned about {growing}", lambda: self._mailed("warning", growing, OWNER))
         self.expect(
+            f"Signed in, {OWNER} follows the mail's link and reads that {growing} is over its warn length",
+            lambda: self._page_says(growing, "over its warn length"),
+        )
+        self.expect(
             f"{OPERATOR} has copies, and hears of {UNOWNED}, which is nobody's",
             lambda: all(self._mailed("warning", name, OPERATOR) for name in publishers),
         )
@@ -315,6 +353,10 @@ class Demo:
         for name in (growing, UNOWNED):
             self.expect(f"{name} is gone from the broker", partial(self._is_gone, name))
         self.expect(f"{OWNER} hears that {growing} was deleted", lambda: self._mailed("deletion", growing, OWNER))
+        self.expect(
+            f"The page of {growing} says that Guardian deleted it",
+            lambda: self._page_says(growing, "deleted by Guardian"),
+        )
         self.expect(
             f"{OPERATOR} hears of both",
             lambda: self._mailed("deletion", growing, OPERATOR) and self._mailed("deletion", UNOWNED, OPERATOR),
@@ -336,6 +378,7 @@ class Demo:
 
     def go_on(self) -> None:
         """Go on telling until Ctrl-C."""
+        self._offer_links()
         self.say("It goes on running. Ctrl-C ends it and everything that it started.", "bold")
         while True:
             self.look()
@@ -346,6 +389,7 @@ class Demo:
         for worker in self._workers:
             if isinstance(worker, Publisher) and worker.is_alive():
                 worker.end()
+        self._pages.close()
         self.stack.stop()
         if self._outside and self._management is not None:
             for remove, name in (

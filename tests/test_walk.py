@@ -1,0 +1,220 @@
+"""A newcomer's way through the pages in a real browser, with real mails and messages; and who can read the pages."""
+
+import re
+import time
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from accounts.models import Owner, PulseUser
+from accounts.pulse_users import make_pulse_user
+from accounts.tokens import make_token
+from queues import outbox
+from queues.models import Queue
+from queues.monitor import run_pass
+from rabbit.management import Management
+from tests.chromium import sign_in
+from tests.conftest import Amqp, Broker
+
+pytestmark = pytest.mark.slow
+
+SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
+
+
+@pytest.fixture
+def account(management: Management):
+    """Give a name for an account that is removed from the broker afterwards."""
+    name = f"walker-{time.time_ns():x}"
+    yield name
+    if name in {user.name for user in management.users()}:
+        management.delete_user(name)
+
+
+class Program:
+    """What a newcomer would write: a queue and an exchange of the account's own, and messages through that."""
+
+    def __init__(self, broker: Broker, vhost: str, account: str, password: str) -> None:
+        address = f"amqp://{account}:{password}@{broker.amqp_url.rpartition('@')[2]}"
+        self.channel = Amqp(address, vhost).channel
+        self.exchange = f"exchange/{account}/events"
+        self.queue = f"queue/{account}/builds"
+        self.channel.exchange_declare(self.exchange, "topic", durable=True)
+        self.channel.queue_declare(self.queue, durable=True)
+        self.channel.queue_bind(self.queue, self.exchange, "#")
+
+    def publish(self, messages: int) -> None:
+        for number in range(messages):
+            self.channel.basic_publish(self.exchange, "build.done", str(number).encode())
+
+
+def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_deletes_it(
+    page: Page, guarded, mailbox, broker, management, settings, live_server, account
+):
+    settings.GUARDIAN_BASE_URL = live_server.url
+    settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
+
+    # Signs in with nothing but an address.
+    page.goto("/")
+    page.get_by_role("navigation").get_by_role("link", name="Sign in").click()
+    page.get_by_label("E-mail address").fill("newcomer@example.org")
+    page.get_by_role("button", name="Send me a code").click()
+    code = SIGN_IN_CODE.search(mailbox.wait_for(lambda mail: "newcomer@example.org" in mail.recipients).text)[1]
+    page.get_by_label("Code").fill(code)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(re.compile("/queues/$"))
+
+    # The empty list says what to do first.
+    page.get_by_role("main").get_by_role("link", name=re.compile("Pulse user|account", re.IGNORECASE)).first.click()
+    page.get_by_label("Name", exact=True).fill(account)
+    page.get_by_role("button", name="Make it").click()
+    password = page.locator("#password").text_content()
+    page.get_by_role("link", name="To the account").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(account)
+    assert password not in page.content()
+
+    # The queue that a program makes is on the page, and grows there without a reload.
+    program = Program(broker, guarded, account, password)
+    name = program.queue
+    program.publish(2)
+    run_pass()
+    page.get_by_role("navigation").first.get_by_role("link", name="Queues").click()
+    row = page.get_by_role("row").filter(has_text=name)
+    expect(row).to_contain_text("all right")
+    program.publish(4)
+    run_pass()
+    expect(row).to_contain_text("over its warn length", timeout=15_000)
+
+    # The warning links to the queue's page, whose chart says in words what it shows.
+    outbox.send_due()
+    warning = next(mail for mail in mailbox.mails if "newcomer@example.org" in mail.recipients and name in mail.subject)
+    page.goto(re.search(rf"{re.escape(live_server.url)}(/queues/\S+/)", warning.text)[1])
+    expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    figure = page.get_by_role("figure")
+    expect(figure).to_contain_text("6 now")
+    expect(figure.get_by_text("warned from 5")).to_be_visible()
+    expect(figure.get_by_text("deleted past 10")).to_be_visible()
+    program.publish(1)
+    run_pass()
+    expect(figure).to_contain_text("7 now", timeout=15_000)
+
+    # Deleting it takes reading its name.
+    page.get_by_role("link", name="Delete it").click()
+    page.get_by_role("textbox").fill("queue/another/one")
+    page.get_by_role("button", name="Delete the queue").click()
+    expect(page.get_by_role("textbox")).to_have_attribute("aria-invalid", "true")
+    assert name in {row["name"] for row in management.list_queues(guarded, {"columns": "name"})}
+    page.get_by_role("textbox").fill(name)
+    page.get_by_role("button", name="Delete the queue").click()
+    expect(page.get_by_role("main")).to_contain_text("deleted")
+    assert name not in {row["name"] for row in management.list_queues(guarded, {"columns": "name"})}
+
+    # And out.
+    page.get_by_role("button", name="Sign out").click()
+    page.goto("/queues/")
+    expect(page).to_have_url(re.compile("/signin/"))
+
+
+@pytest.fixture
+def populated(guarded, amqp: Amqp, broker, management, account):
+    """Give a world in which every page has something to show, and its operator, who sees all of it."""
+    alice = Owner.objects.create_user("alice@example.org", vouched=True)
+    operator = Owner.objects.create_superuser("ops@example.org")
+    make_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
+    make_token(operator, "for the builds")
+    amqp.queue(f"queue/{account}/builds", messages=7)
+    amqp.queue(f'queue/{account}/<b>"odd"&\u202e', messages=1)
+    amqp.channel.exchange_declare(f"exchange/{account}/events", "topic", durable=True)
+    amqp.channel.queue_bind(f"queue/{account}/builds", f"exchange/{account}/events", "linux.#")
+    run_pass()
+    return operator
+
+
+def addresses_of_pages() -> dict[str, str]:
+    """Give the pages of a world, each by a name to speak of it."""
+    queue = Queue.objects.get(name__endswith="/builds")
+    username = PulseUser.objects.get().username
+    token = Owner.objects.get(email="ops@example.org").auth_token_set.get()
+    return {
+        "front page": "/",
+        "queues": "/queues/",
+        "queue": f"/queues/{queue.uuid}/",
+        "queue, week": f"/queues/{queue.uuid}/?span=week",
+        "queue, delete": f"/queues/{queue.uuid}/delete/",
+        "queue, purge": f"/queues/{queue.uuid}/purge/",
+        "accounts": "/pulse-users/",
+        "account": f"/pulse-users/{username}/",
+        "account, delete": f"/pulse-users/{username}/delete/",
+        "exchanges": "/exchanges/",
+        "exchange, delete": f"/exchanges/delete/?name=exchange/{username}/events",
+        "tokens": "/tokens/",
+        "token, revoke": f"/tokens/{token.uuid}/revoke/",
+        "settings": "/settings/",
+        "owners": "/owners/",
+        "vouching": "/vouching/",
+        "API": "/api/docs/",
+        "not found": "/no/such/page/",
+        "administration": "/admin/",
+        "administration, queues": "/admin/queues/queue/",
+        "administration, queue": f"/admin/queues/queue/{queue.id}/change/",
+        "administration, owner": f"/admin/accounts/owner/{Owner.objects.get(email='alice@example.org').id}/change/",
+    }
+
+
+def test_everybody_can_read_every_page(page: Page, populated):
+    """By axe-core: names for what is shown, contrast, order of headings; wide and narrow, light and dark."""
+    sign_in(page, populated)
+    found = []
+    for name, address in addresses_of_pages().items():
+        if name.startswith("administration"):
+            continue  # it is Django's
+        for width, scheme in ((360, "light"), (1600, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            page.goto(address)
+            violations = Axe().run(page).response["violations"]
+            found += [
+                f"{name}, {width}, {scheme}: {one['help']}: {node['html'][:150]}"
+                for one in violations
+                for node in one["nodes"]
+            ]
+    assert found == []
+
+
+def test_no_page_is_wider_than_a_phone(page: Page, populated):
+    sign_in(page, populated)
+    page.set_viewport_size({"width": 360, "height": 800})
+    too_wide = {}
+    for name, address in addresses_of_pages().items():
+        if name.startswith("administration"):
+            continue
+        page.goto(address)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        if width > 360:
+            too_wide[name] = width
+    assert too_wide == {}
+
+
+def test_the_policy_holds_on_every_page_the_administration_included(page: Page, populated):
+    """The fixture fails the test for a violation, and for a request to any other host."""
+    sign_in(page, populated)
+    for address in addresses_of_pages().values():
+        answer = page.goto(address)
+        assert answer is not None
+        policy = answer.headers["content-security-policy"]
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+
+
+def test_the_way_to_a_queue_needs_no_mouse(page: Page, populated):
+    sign_in(page, populated)
+    page.goto("/queues/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="To the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    for _ in range(15):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent").endswith("/builds"):
+            break
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("/builds")
