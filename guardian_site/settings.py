@@ -148,6 +148,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "guardian_site.caching.KeepPagesPrivate",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -245,8 +246,8 @@ ACCOUNT_EMAIL_VERIFICATION = "none"  # a sign-in proves the address already
 ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # there are none: the first sign-in makes the owner
 # Codes asked for: from one address of the net, and for one e-mail address.
 ACCOUNT_RATE_LIMITS = {"request_login_code": "20/m/ip,200/h/ip,3/m/key,10/h/key"}
-# Over https there is one proxy in front, as for SECURE_PROXY_SSL_HEADER: the last of X-Forwarded-For is the client.
-ALLAUTH_TRUSTED_PROXY_COUNT = 1 if _HTTPS else 0
+# So many proxies in front add to X-Forwarded-For; before what they add stands whatever a client likes to say.
+ALLAUTH_TRUSTED_PROXY_COUNT = read("GUARDIAN_PROXIES", env.int, 1 if _HTTPS else 0)
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
 SOCIALACCOUNT_ADAPTER = "accounts.signin.SocialAccountAdapter"
 SOCIALACCOUNT_PROVIDERS = {

@@ -97,3 +97,11 @@ def test_a_link_that_can_be_used_is_not_in_the_log(path):
     record = logging.LogRecord("x", logging.ERROR, "", 0, f"Invalid HTTP_HOST for {path}", None, None)
     WithoutSecrets().filter(record)
     assert "the-secret" not in record.getMessage()
+
+
+def test_what_somebody_sees_who_is_signed_in_is_kept_by_no_browser():
+    visitor = Client()
+    assert "no-store" not in visitor.get("/").headers.get("Cache-Control", "")
+    visitor.force_login(Owner.objects.create_user("alice@example.org"))
+    for page in ("/", "/queues/", "/settings/"):
+        assert visitor.get(page)["Cache-Control"] == "private, no-store"
