@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import environ
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
+from kombu import Queue
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -318,6 +319,10 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = "UTC"
 CELERY_TASK_PUBLISH_RETRY = False
+# Passes have a queue, and in the Procfile a worker, of their own: whatever telling people waits for, guarding goes on.
+# A worker that isn't told which takes both.
+CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in ("celery", "guarding")]
+CELERY_TASK_ROUTES = {"queues.tasks.monitor_queues": {"queue": "guarding"}}
 if CELERY_BROKER_URL.startswith("filesystem:"):
     _folders = {name: VAR_DIR / "celery" / name for name in ("messages", "control", "tmp")}
     for _folder in _folders.values():

@@ -259,7 +259,7 @@ class Demo:
         self._make_queues()
         self.stack.manage("monitor_queues", "--once")  # it knows them while they are empty, so it can tell their pace
         self.stack.start()
-        self.say(f"The web process, a worker and beat are running: {self.stack.base_url}")
+        self.say(f"The web process, the guard, a worker and beat are running: {self.stack.base_url}")
         self.say(f"Guardian looks every second, warns at {WARN} messages and deletes past {MAX}.")
         self._read(self._link(OWNER))
         self._offer_links()
@@ -425,7 +425,7 @@ def main() -> int:
         return 0 if told else 130
     except DidNotHappen as error:
         demo.say(f"✗  This did not happen: {error}", "bold red")
-        for name in ("web", "worker", "beat"):
+        for name in ("web", "guard", "worker", "beat"):
             console.print(f"\nThe end of {name}'s log:\n{escape(tail(demo.stack.logs / f'{name}.log'))}")
         return 1
     except (StartError, BrokerError) as error:

@@ -10,7 +10,7 @@ from local.mail import Mail
 from local.processes import StartError, end_with_parent
 from local.stack import PROJECT, Stack, configured, turn_signals_into_interrupts
 
-COLOURS = {"web": "cyan", "worker": "green", "beat": "blue"}
+COLOURS = {"web": "cyan", "guard": "yellow", "worker": "green", "beat": "blue"}
 
 console = Console(highlight=False, soft_wrap=True)
 

@@ -29,7 +29,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stack:
-    """The web process, a worker and beat, with a RabbitMQ and a mail server of their own where none is configured.
+    """The web process, workers and beat, with a RabbitMQ and a mail server of their own where none is configured.
 
     All of it ends with `stop`, and with the program, however that ends.
     """
@@ -169,8 +169,14 @@ class Stack:
             ],
         )
         celery = [sys.executable, "-m", "celery", "-A", "guardian_site"]
-        quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]  # it is the only worker
-        group.start("worker", [*celery, "worker", "--concurrency", "2", "--loglevel", "INFO", *quiet])
+        quiet = [
+            "--without-mingle",
+            "--without-gossip",
+            "--without-heartbeat",
+        ]  # they have nothing to say to each other
+        for name, queue, concurrency in (("guard", "guarding", "1"), ("worker", "celery", "2")):
+            options = ["--queues", queue, "--concurrency", concurrency, "--hostname", f"{name}@%h"]
+            group.start(name, [*celery, "worker", *options, "--loglevel", "INFO", *quiet])
         schedule = self._var / "celery" / "beat-schedule"
         schedule.parent.mkdir(parents=True, exist_ok=True)
         # No pid file: after a kill it would name a process of somebody else. The lock keeps a second beat away.

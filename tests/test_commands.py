@@ -187,16 +187,19 @@ def test_with_the_task_queue_away_the_pass_completes_and_the_sweep_delivers_late
 
 
 @pytest.mark.slow
-def test_a_worker_and_beat_on_the_file_system_guard_and_tell(amqp, environment, mailbox, tmp_path):
+@pytest.mark.parametrize("workers", [[[]], [["guarding"], ["celery"]]], ids=["one for all", "one for guarding"])
+def test_workers_and_beat_on_the_file_system_guard_and_tell(amqp, environment, mailbox, tmp_path, workers):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     environment |= {"EMAIL_URL": mailbox.url, "GUARDIAN_VAR_DIR": str(tmp_path), "GUARDIAN_POLL_SECONDS": "1"}
     celery = [sys.executable, "-m", "celery", "-A", "guardian_site"]
+    one = ["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"]
+    parts = [[*one, *(["--queues", *queues, "--hostname", f"{queues[0]}@%h"] if queues else [])] for queues in workers]
     processes = [
         subprocess.Popen(
             [*celery, *part], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
         )
-        for part in (["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"], ["beat"])
+        for part in [*parts, ["beat"]]
     ]
     try:
         amqp.queue("queue/alice/builds", 6)
