@@ -8,7 +8,6 @@ public address unless an operator allows others; ``public_https.py`` sees to tha
 import base64
 import logging
 import re
-import unicodedata
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,7 +24,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from accounts import vouching
-from accounts.models import Owner
+from accounts.models import Owner, check_line
 from queues import public_https
 from queues.models import Channel
 
@@ -97,8 +96,11 @@ def make_channel(owner: Owner, name: str, url: str) -> Channel:
     """
     vouching.require_vouched(owner)
     name = name.strip()
-    if not 1 <= len(name) <= LONGEST_NAME or any(unicodedata.category(one) in ("Cc", "Cf") for one in name):
-        raise ValidationError({"name": f"A name has 1 to {LONGEST_NAME} characters, all of which can be seen."})
+    try:
+        check_line(name, LONGEST_NAME)
+    except ValidationError as error:
+        why = f"A name has 1 to {LONGEST_NAME} characters, all of which can be seen."
+        raise ValidationError({"name": why}) from error
     sender = _sender(url.strip())
     sealed = _sealing().encrypt(url.strip().encode()).decode()
     try:

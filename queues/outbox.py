@@ -236,8 +236,8 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     """Claim up to so many mails, or messages to channels, that are due, oldest first, and return them.
 
     A notification waits for the earlier ones about the same thing to the same recipient, so that the last message that
-    a person has is the last one that was written. Only a deletion doesn't wait for what is held: ``tell`` releases that,
-    but can't see what another process had written and not committed.
+    a person has is the last one that was written. Only a deletion doesn't wait for what is held: ``tell`` releases
+    that, but can't see what another process has written and not committed.
     """
     now = timezone.now()
     is_free = Q(held_until=None) | Q(held_until__lte=now) | Q(held_until__gt=now + LONGEST)
@@ -436,7 +436,7 @@ def _send_to_one(channel: Channel, message: Message, until: float) -> bool:
         raise
     except Exception as error:
         # Nothing of one channel keeps the others from being sent to. Its text may have the address in it.
-        logger.error("Channel %s can't be sent to: %s", channel.uuid, type(error).__name__)  # noqa: TRY400
+        logger.error("Channel %s can't be sent to: %s", channel.uuid, type(error).__name__)
         raise channels.ChannelFailed("it could not be sent") from None
     return True
 

@@ -8,7 +8,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from accounts.models import Owner
+from accounts.models import UNCHANGED, Owner, Unchanged
 from queues.models import Notification
 
 LONGEST = timedelta(hours=24)
@@ -25,7 +25,12 @@ def time_zones() -> frozenset[str]:
     return frozenset(zoneinfo.available_timezones() - NO_PLACES)
 
 
-def set_quiet_hours(owner: Owner, from_: time | None, until: time | None, time_zone: str) -> None:
+def set_quiet_hours(
+    owner: Owner,
+    from_: time | Unchanged | None = UNCHANGED,
+    until: time | Unchanged | None = UNCHANGED,
+    time_zone: str | Unchanged = UNCHANGED,
+) -> None:
     """Set between which times of the day, in which time zone, this owner is not to be told; both None: never.
 
     What is held back already is held until the end of the new ones, or no longer.
@@ -34,6 +39,21 @@ def set_quiet_hours(owner: Owner, from_: time | None, until: time | None, time_z
         ValidationError: no such time zone, one time without the other, or both the same. Its keys are those of the
             settings page: ``quiet_from``, ``quiet_until`` and ``time_zone``.
     """
+    with transaction.atomic():
+        row = Owner.objects.select_for_update(no_key=True).get(pk=owner.pk)
+        from_ = row.quiet_from if from_ is UNCHANGED else from_
+        until = row.quiet_until if until is UNCHANGED else until
+        time_zone = row.time_zone if time_zone is UNCHANGED else time_zone
+        _check_quiet_hours(from_, until, time_zone)
+        owner.quiet_from, owner.quiet_until, owner.time_zone = from_, until, time_zone
+        owner.save(update_fields=["quiet_from", "quiet_until", "time_zone"])
+        held = Notification.objects.filter(
+            recipient=owner.email, held_until__isnull=False, state=Notification.State.DUE
+        )
+        held.update(held_until=held_until(from_, until, time_zone, timezone.now()))
+
+
+def _check_quiet_hours(from_: time | None, until: time | None, time_zone: str) -> None:
     errors = {}
     if time_zone not in time_zones():
         errors["time_zone"] = f"'{time_zone[:64]}' is no time zone; write one such as Europe/Berlin."
@@ -44,13 +64,6 @@ def set_quiet_hours(owner: Owner, from_: time | None, until: time | None, time_z
         errors["quiet_until"] = "Quiet hours end at another time than they begin; leave both empty for none."
     if errors:
         raise ValidationError(errors)
-    owner.quiet_from, owner.quiet_until, owner.time_zone = from_, until, time_zone
-    with transaction.atomic():
-        owner.save(update_fields=["quiet_from", "quiet_until", "time_zone"])
-        held = Notification.objects.filter(
-            recipient=owner.email, held_until__isnull=False, state=Notification.State.DUE
-        )
-        held.update(held_until=held_until(from_, until, time_zone, timezone.now()))
 
 
 def set_weekly_summary(owner: Owner, wanted: bool) -> None:

@@ -214,6 +214,32 @@ def test_a_test_message_arrives_and_is_noted(channel, webhook):
     assert channel.last_error == ""
 
 
+def test_an_owner_sends_one_test_at_a_time(channel, webhook, private):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    other = make_channel(channel.owner, "another", webhook.url())
+    of_bob = make_channel(bob, "room", webhook.url("/bob"))
+    begun = []
+    post = channels.post
+
+    def post_while_others_try(one, title, body):
+        if not begun:
+            begun.append(one)
+            for another in (channel, other):
+                with pytest.raises(ChannelFailed, match="a test is on its way; wait for it"):
+                    channels.test_channel(another)
+            channels.test_channel(of_bob)
+        post(one, title, body)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channels, "post", post_while_others_try)
+        channels.test_channel(channel)
+    assert [request.path for request in webhook.received] == ["/bob", "/hooks/s3cr3t"]
+    webhook.status = 503
+    for _ in range(2):
+        with pytest.raises(ChannelFailed, match="503"):
+            channels.test_channel(channel)
+
+
 def test_an_address_arrives_as_it_was_entered(alice, private, webhook):
     channel = make_channel(alice, "room", webhook.url("/a%2Fb/c?token=x%26y&token=z&empty="))
     channels.send(channel, "title", "body")
@@ -239,11 +265,11 @@ def test_a_name_with_markup_arrives_as_text(channel, webhook):
 
 def test_a_name_that_would_call_everybody_in_a_room_calls_nobody(alice, private, webhook):
     url = f"mmosts://localhost:{webhook.port}/abcdefghijklmnopqrstuvwxyz"
-    channels.send(make_channel(alice, "room", url), "queue/alice/@channel", "@all and bob@all.example.org")
+    body = "@all, @all.x and <@U123> <@&99>, bob@example.org and @alliance"
+    channels.send(make_channel(alice, "room", url), "queue/alice/@channel", body)
     text = webhook.received[0].json["text"]
     assert "@\u200bchannel" in text
-    assert "@\u200ball" in text
-    assert "bob@all.example.org" in text
+    assert "@\u200ball, @\u200ball.x and <@\u200bU123> <@\u200b&99>, bob@example.org and @alliance" in text
 
 
 @pytest.mark.parametrize(

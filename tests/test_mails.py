@@ -127,10 +127,25 @@ def test_a_broker_that_could_not_be_asked_is_said_as_it_is():
     assert text.count("could not be asked") == 2
 
 
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize("kind", ["warning", "summary", "no-consumers", "consumers-back", "deletion"])
+def test_a_message_says_when_its_figures_are_from_as_it_may_be_read_hours_later(kind, form):
+    of_then = notification(kind)
+    of_then.created = datetime.fromisoformat("2026-01-01T23:30:00-02:00")
+    text = part(compose(of_then), form)
+    assert "2026-01-02 01:30 UTC" in text
+    assert "As of" in text
+
+
 def test_a_deletion_says_that_it_is_done_and_why():
     text = part(compose(notification("deletion", length=8001)), "plain")
     assert "is deleted" in text
     assert "It had 8,001 messages, and its maximum is 8,000" in text
+
+
+def test_what_cannot_be_seen_in_a_request_is_shown_as_such():
+    text = part(compose(notification("vouch-request", reason="Please \u202e help.")), "plain")
+    assert "Please \\u202e help." in text
 
 
 def test_an_operator_is_told_that_the_copy_is_an_operators():

@@ -1,17 +1,22 @@
 """What is told: written with its cause, delivered once, in order, however long the mail server is away."""
 
+import signal
 import socket
 import threading
 import time
+import uuid
 from datetime import timedelta
 
 import pytest
+from django.core.management import call_command
 from django.db import connection, transaction
+from django.urls import reverse
 from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser
-from queues import channels, outbox
-from queues.models import Channel, Notification
+from queues import channels, mails, outbox
+from queues.lease import lease
+from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
 from tests.webhooks import Webhook, make_certificate
 
@@ -192,6 +197,37 @@ def test_many_senders_at_once_send_each_row_once(mailbox, settings):
     assert Notification.objects.filter(state="sent").count() == 60
 
 
+@pytest.mark.parametrize("to_channels", [False, True])
+def test_what_is_due_is_found_by_an_index_and_not_by_comparing_each_row_with_each(to_channels):
+    if connection.vendor != "sqlite":
+        pytest.skip("what SQLite makes of it, without statistics and with parameters")
+    tell("one")
+    asked = []
+
+    def listen(execute, sql, parameters, many, context):
+        asked.append((sql, parameters))
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(listen):
+        outbox.claim(10, to_channels=to_channels)
+    sql, parameters = asked[0]
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
+        plan = [line[3] for line in cursor.fetchall()]
+    compared = [line for line in plan if " U0 " in f"{line} "]
+    assert len(compared) == 1
+    assert "USING INDEX notification_about (recipient=? AND about=?" in compared[0]
+
+
+def test_the_admin_shows_where_it_goes_and_until_when_it_is_held(client):
+    client.force_login(Owner.objects.create_superuser("root@example.org"))
+    tell("one")
+    Notification.objects.update(channel="0123abcd", held_until=timezone.now())
+    page = client.get(reverse("admin:queues_notification_changelist")).content.decode()
+    assert '<td class="field-channel">0123abcd</td>' in page
+    assert "field-held_until" in page
+
+
 # Who is told
 
 
@@ -282,6 +318,92 @@ def test_who_is_named_is_told_alone_and_once(account, mailbox):
         assert outbox.tell([Telling("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
     assert send_due().sent == 1
     assert [mail.recipients[0] for mail in mailbox.mails] == ["bob@example.org"]
+
+
+# Who is not told any more when it is sent
+
+
+@pytest.fixture
+def queue(account):
+    now = timezone.now()
+    return Queue.objects.create(
+        vhost="/", name="queue/alice/builds", type="classic", durable=True, auto_delete=False, exclusive=False,
+        first_seen=now, last_seen=now, pulse_user=account,
+    )  # fmt: skip
+
+
+def tell_of_queue(queue, *kinds):
+    with transaction.atomic():
+        tellings = [Telling(kind, {**WARNING}, queue.id, queue.pulse_user_id) for kind in kinds]
+        return outbox.tell(tellings, timezone.now())
+
+
+def recipients(mailbox):
+    return sorted(mail.recipients[0] for mail in mailbox.mails)
+
+
+def obsolete():
+    return sorted(Notification.objects.filter(state="failed").values_list("recipient", "last_error"))
+
+
+def test_who_was_taken_off_an_account_in_between_is_not_told_and_the_others_are(
+    account, alice, queue, webhook, mailbox
+):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True)
+    account.owners.add(bob)
+    channels.make_channel(bob, "room", webhook.url("/bob"))
+    NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
+    tell_of_queue(queue, "warning")
+    account.owners.remove(bob)
+    NotificationAddress.objects.all().delete()
+    delivery = send_due()
+    assert (delivery.sent, delivery.failed) == (2, 0)
+    assert recipients(mailbox) == ["alice@example.org", "ops@example.org"]
+    assert webhook.received == []
+    why = "The recipient is not told of it any more."
+    assert obsolete() == [("bob@example.org", why), ("bob@example.org", why), ("team@example.org", why)]
+
+
+def test_a_deletion_is_told_where_the_account_is_gone_too_and_a_warning_is_not(account, queue, mailbox):
+    tell_of_queue(queue, "warning", "deletion")
+    account.delete()
+    send_due()
+    assert recipients(mailbox) == ["alice@example.org", "ops@example.org", "ops@example.org"]
+    assert ["Deleted" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
+
+
+def test_who_can_not_sign_in_any_more_is_told_nothing_even_of_a_deletion(account, alice, queue, room, webhook, mailbox):
+    tell_of_queue(queue, "deletion")
+    with transaction.atomic():
+        weekly = Telling("vouched", {"by": ""}, recipients=["alice@example.org"])
+        outbox.tell([weekly], timezone.now())
+    Owner.objects.update(is_active=False)
+    account.delete()
+    send_due()
+    assert recipients(mailbox) == ["ops@example.org"]
+    assert webhook.received == []
+    assert obsolete() == [("alice@example.org", "The recipient can't sign in any more.")] * 3
+
+
+def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_as_for_few(
+    queue, account, settings, django_assert_num_queries
+):
+    for number in range(30):
+        owner = Owner.objects.create_user(f"o{number}@example.org")
+        other = PulseUser.objects.create(username=f"u{number}")
+        other.owners.add(owner)
+        Queue.objects.create(
+            vhost="/", name=f"queue/u{number}/x", type="classic", durable=True, auto_delete=False, exclusive=False,
+            first_seen=queue.first_seen, last_seen=queue.last_seen, pulse_user=other,
+        )  # fmt: skip
+    with transaction.atomic():
+        tellings = [Telling("warning", {**WARNING}, one.id, one.pulse_user_id) for one in Queue.objects.all()]
+        outbox.tell(tellings, timezone.now())
+    batch = outbox.claim(100)
+    assert len(batch) == 62
+    for some in (batch[:2], batch):
+        with django_assert_num_queries(3):
+            assert outbox._still_to_tell(some) == some
 
 
 # Channels
@@ -388,7 +510,7 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
         assert Notification.objects.filter(state="due", attempts=1).count() == 5
 
 
-def test_what_takes_longer_than_the_time_for_channels_is_sent_all_the_same(
+def test_what_takes_longer_than_the_time_for_channels_is_left_to_the_next_call(
     account, alice, webhook, mailbox, monkeypatch
 ):
     monkeypatch.setattr(outbox, "CHANNEL_SECONDS", 0.2)
@@ -397,8 +519,122 @@ def test_what_takes_longer_than_the_time_for_channels_is_sent_all_the_same(
     for number in range(4):
         channels.make_channel(alice, f"room {number}", webhook.url())
     tell_of(account, "warning")
-    assert send_due().sent == 6
+    deliveries = [send_due()]
+    assert 2 < deliveries[0].sent < 6
+    while deliveries[-1].claimed:
+        deliveries.append(send_due())
+    assert sum(delivery.sent for delivery in deliveries) == 6
     assert set(Notification.objects.values_list("state", "attempts")) == {("sent", 0)}
+    assert len(webhook.received) == 4
+
+
+def test_a_call_sends_mails_for_a_time_and_leaves_the_rest_to_the_next(mailbox, settings, monkeypatch):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(10)]
+    monkeypatch.setattr(outbox, "MAIL_SECONDS", 0.25)
+    compose = mails.compose
+    monkeypatch.setattr(mails, "compose", lambda *args: (time.sleep(0.1), compose(*args))[1])
+    tell("one")
+    delivery = send_due()
+    assert 0 < delivery.sent < 5
+    assert Notification.objects.filter(state="due", attempts=0, claim=None).count() == 10 - delivery.sent
+    assert send_due().sent > 0
+
+
+def test_the_command_sends_all_that_is_due_however_many_calls_it_takes(mailbox, settings, monkeypatch, capsys):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(5)]
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(outbox, "MAIL_SECONDS", 0.05)
+    compose = mails.compose
+    monkeypatch.setattr(mails, "compose", lambda *args: (time.sleep(0.06), compose(*args))[1])
+    tell("one")
+    call_command("send_notifications", "--once")
+    assert len(mailbox.mails) == 5
+    assert capsys.readouterr().out == "5 sent, 0 to be tried again, 0 given up.\n"
+
+
+def test_channels_have_one_sender_at_a_time_and_mails_any_number(account, room, webhook, mailbox):
+    tell_of(account, "warning")
+    with lease("channels"):
+        began = time.monotonic()
+        assert send_due().sent == 2
+        assert time.monotonic() - began < 2
+    assert webhook.received == []
+    assert send_due().sent == 1
+    assert send_due().claimed == 0
+
+
+@pytest.mark.slow
+def test_channels_that_hang_hold_one_worker_and_not_for_long(account, mailbox, monkeypatch):
+    monkeypatch.setattr(outbox, "CHANNEL_SECONDS", 1.5)
+
+    def hang(channel, title, body):
+        time.sleep(0.6)
+        raise channels.ChannelFailed("it hangs")
+
+    monkeypatch.setattr(channels, "post", hang)
+    owners = [Owner.objects.create_user(f"o{number}@example.org", vouched=True) for number in range(60)]
+    account.owners.add(*owners)
+    for owner in owners:
+        Channel.objects.create(owner=owner, name="room", service="x", sealed_url="x")
+    tell_of(account, "warning")
+    Notification.objects.filter(channel="email").delete()
+    seconds = []
+
+    def send():
+        began = time.monotonic()
+        send_due()
+        seconds.append(time.monotonic() - began)
+        connection.close()
+
+    first = threading.Thread(target=send)
+    first.start()
+    time.sleep(0.5)
+    send()
+    first.join()
+    assert seconds[0] < 0.5
+    assert 1.5 < seconds[1] < 4
+    assert set(Notification.objects.values_list("state", flat=True)) == {"due"}
+
+
+def test_a_channel_that_breaks_the_sending_itself_keeps_nothing_from_the_others(
+    account, alice, room, webhook, mailbox, monkeypatch, caplog
+):
+    bad = channels.make_channel(alice, "bad", webhook.url("/bad"))
+    post = channels.post
+
+    def break_down(channel, title, body):
+        if channel == bad:
+            raise RuntimeError("can't start new thread for https://example.org/s3cr3t")
+        post(channel, title, body)
+
+    monkeypatch.setattr(channels, "post", break_down)
+    tell_of(account, "warning")
+    delivery = send_due()
+    assert (delivery.sent, delivery.postponed) == (3, 1)
+    bad.refresh_from_db()
+    row = Notification.objects.get(channel=bad.uuid.hex)
+    assert bad.last_error == row.last_error == "it could not be sent"
+    assert (row.state, row.attempts) == ("due", 1)
+    assert f"{bad.uuid} can't be sent to: RuntimeError" in caplog.text
+    assert "s3cr3t" not in caplog.text
+
+
+def test_what_arrived_is_noted_while_the_next_message_to_the_channel_is_on_its_way(account, room, mailbox, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        channels, "post", lambda *_: seen.append(len(seen)) or (time.sleep(0.5) if len(seen) == 2 else None)
+    )
+    tell_of(account, "warning")
+    tell_of(account, "warning")
+    for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
+        Notification.objects.filter(id=row.id).update(about=f"thing {number}")
+    sending = threading.Thread(target=lambda: (send_due(), connection.close()))
+    sending.start()
+    while len(seen) < 2:
+        time.sleep(0.02)
+    sent = set(Notification.objects.filter(channel=room.uuid.hex).order_by("id").values_list("state", flat=True))
+    sending.join()
+    assert sent == {"sent", "sending"}
 
 
 @pytest.mark.slow
@@ -472,6 +708,33 @@ def test_a_deletion_is_never_held_and_brings_forward_what_came_before_it(account
         "[Guardian] Warning", "[Guardian] Back to normal", "[Guardian] Deleted",
     ]  # fmt: skip
     assert [request.json["title"] for request in webhook.received] == subjects
+
+
+def test_a_deletion_does_not_wait_for_what_was_committed_after_it_and_makes_it_obsolete(
+    account, quiet, room, webhook, mailbox
+):
+    tell_of(account, "warning")
+    held = Notification.objects.filter(held_until__isnull=False).values_list("held_until", flat=True)[0]
+    tell_of(account, "deletion")
+    # Another process wrote it before, and committed it after the deletion had released what it saw.
+    Notification.objects.filter(recipient="alice@example.org", kind="warning").update(held_until=held)
+    other = Notification.objects.filter(recipient="alice@example.org", kind="warning")[0]
+    other.pk, other.uuid, other.about = None, uuid.uuid4(), "queue 7"
+    other.save()
+    send_due()
+    assert ["Deleted" in mail.subject for mail in mailbox.to("alice@example.org")] == [True]
+    assert ["Deleted" in request.json["title"] for request in webhook.received] == [True]
+    left = Notification.objects.filter(recipient="alice@example.org", kind="warning").order_by("id")
+    assert list(left.values_list("state", flat=True)) == ["failed", "failed", "due"]
+    assert left[0].last_error == "The queue was deleted in the meantime."
+
+
+def test_what_is_no_deletion_waits_for_what_is_held_before_it(account, quiet, mailbox):
+    tell_of(account, "warning")
+    tell_of(account, "recovery")
+    Notification.objects.filter(kind="recovery").update(held_until=None)
+    send_due()
+    assert mailbox.to("alice@example.org") == []
 
 
 def test_a_deletion_brings_forward_nothing_about_other_things(account, quiet):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accounts.models import Owner
 from queues.models import Notification
-from queues.preferences import held_until, set_quiet_hours, set_weekly_summary, zone_of
+from queues.preferences import held_until, set_quiet_hours, set_weekly_summary, time_zones, zone_of
 
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Apia"]
 
@@ -147,3 +147,30 @@ def test_the_weekly_summary_is_turned_off_and_on(alice):
     assert not Owner.objects.get().weekly_summary
     set_weekly_summary(alice, True)
     assert Owner.objects.get().weekly_summary
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["localtime", "posixrules", "Factory"])
+def test_what_is_no_place_is_no_time_zone(name, monkeypatch):
+    monkeypatch.setattr(zoneinfo, "available_timezones", lambda: {name, "UTC"})
+    time_zones.cache_clear()
+    owner = Owner.objects.create_user("alice@example.org")
+    try:
+        with pytest.raises(ValidationError, match="is no time zone"):
+            set_quiet_hours(owner, None, None, name)
+        set_quiet_hours(owner, None, None, "UTC")
+    finally:
+        time_zones.cache_clear()
+
+
+def test_a_time_that_the_clocks_skip_is_read_as_if_they_had_not_been_put_forward():
+    # At 01:00 UTC, Berlin's clocks go from 2:00 to 3:00: half past two is then half past three.
+    begin, end = time(2, 30), time(6)
+    assert held_until(begin, end, "Europe/Berlin", at("2026-03-29T01:29:59+00:00")) is None
+    assert held_until(begin, end, "Europe/Berlin", at("2026-03-29T01:30:00+00:00")) == at("2026-03-29T04:00:00+00:00")
+
+
+def test_a_time_that_comes_twice_is_its_first():
+    end = at("2026-10-25T00:30:00+00:00")
+    assert held_until(time(22), time(2, 30), "Europe/Berlin", end - timedelta(seconds=1)) == end
+    assert held_until(time(22), time(2, 30), "Europe/Berlin", end) is None

@@ -8,8 +8,9 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues import monitor
+from queues import by_hand, monitor, unattended
 from queues.lease import lease
+from queues.mails import compose
 from queues.models import Notification, Queue, Watch
 from queues.unattended import Attendance, count_consumers
 from tests.proxy import Proxy, http_answer
@@ -151,6 +152,90 @@ def test_a_queue_that_has_a_consumer_after_all_is_not_told_about(alice, amqp, pr
     assert known()[2] is None
 
 
+def attend(amqp):
+    amqp.channel.basic_consume(NAME, lambda *_: None)
+    amqp.connection.process_data_events()
+
+
+def known_to_be_without(proxy, guarded, minutes=5):
+    """Have it known that the queue has had no consumer for so long."""
+    monitor.run_pass()
+    answer(proxy, listed(row(guarded, NAME, 0)))
+    count_consumers()
+    wait(minutes=minutes)
+
+
+def test_a_queue_that_is_not_there_any_more_is_not_one_without_a_consumer(alice, amqp, proxy, guarded, settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    known_to_be_without(proxy, guarded)
+    amqp.channel.queue_delete(NAME)
+    assert count_consumers() == 0
+    assert (told(), known()[2]) == ([], None)
+
+
+@pytest.mark.parametrize("state", ["gone", "deleting"])
+def test_nobody_hears_that_a_queue_has_no_consumer_once_they_heard_that_it_is_deleted(
+    alice, amqp, proxy, guarded, settings, monkeypatch, state
+):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    known_to_be_without(proxy, guarded)
+    gather = unattended._gather_facts
+
+    def be_deleted_meanwhile(*args):
+        gathered = gather(*args)
+        Queue.objects.update(state=state)
+        return gathered
+
+    monkeypatch.setattr(unattended, "_gather_facts", be_deleted_meanwhile)
+    assert count_consumers() == 0
+    assert told() == []
+    assert known()[2] is None
+
+
+def test_a_queue_that_has_no_consumer_after_all_is_not_told_to_have_one(alice, amqp, proxy, guarded, settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    known_to_be_without(proxy, guarded)
+    assert count_consumers() == 2
+    before = known()
+    answer(proxy, listed(row(guarded, NAME, 1)))  # a list that lags
+    assert count_consumers() == 0
+    assert (told(), known()) == (["no-consumers"], before)
+    attend(amqp)
+    assert count_consumers() == 2
+    assert told() == ["no-consumers", "consumers-back"]
+
+
+@pytest.mark.parametrize("how", ["by hand", "by itself"])
+def test_a_queue_that_goes_and_comes_back_with_a_consumer_is_told_about_once(
+    alice, amqp, proxy, guarded, settings, broker, how
+):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    known_to_be_without(proxy, guarded)
+    assert count_consumers() == 2
+    if how == "by hand":
+        settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+        by_hand.delete_queue(Queue.objects.get(), alice)
+    else:
+        amqp.channel.queue_delete(NAME)
+        Queue.objects.update(state="gone")
+        count_consumers()
+    assert known()[:2] == (None, None)
+    amqp.queue(NAME)
+    attend(amqp)
+    Queue.objects.update(state="ok")
+    with Proxy.before(broker.management_url) as between:
+        settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
+        answer(between, listed(row(guarded, NAME, 1)))
+        assert (count_consumers(), count_consumers()) == (2, 0)
+    assert told() == ["no-consumers", "consumers-back"]
+    text = compose(Notification.objects.filter(kind="consumers-back").first()).body
+    assert "has 1 consumer again. There is nothing to do." in text
+
+
 def test_what_the_answer_lacks_keeps_what_was_known_of_it(alice, amqp, proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
@@ -216,12 +301,14 @@ def test_two_at_once_do_it_once(alice, amqp, proxy, guarded):
 
 @pytest.mark.parametrize("queues", [3, 80])
 def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
-    alice, proxy, guarded, queues, django_assert_num_queries, settings
+    alice, amqp, proxy, guarded, queues, django_assert_num_queries, settings
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     account = PulseUser.objects.get()
     now = timezone.now()
     names = [f"queue/alice/{number}" for number in range(queues)]
+    for name in names:
+        amqp.queue(name)
     Queue.objects.bulk_create(
         Queue(
             vhost=guarded, name=name, type="classic", durable=True, auto_delete=False, exclusive=False, ready=0,
@@ -238,5 +325,5 @@ def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
     assert proxy.connections - before == 1
     assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
     wait(minutes=5)
-    with django_assert_num_queries(15):
+    with django_assert_num_queries(16):
         assert count_consumers() == 2 * queues

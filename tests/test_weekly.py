@@ -4,6 +4,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import time_machine
 from django.db import connection
 from django.utils import timezone
 
@@ -200,3 +201,24 @@ def test_two_at_once_write_each_summary_once():
     for thread in threads:
         thread.join()
     assert len(told()) == 10
+
+
+@pytest.mark.parametrize(("days", "told_again"), [(3.9, 0), (4.1, 1)])
+def test_who_moves_to_another_time_zone_gets_no_second_summary_at_once(days, told_again):
+    moment = datetime(2026, 6, 8, 8, 30, tzinfo=UTC)
+    with time_machine.travel(moment, tick=False):
+        _, account = owner_of("alice", weekly_summary_at=moment - timedelta(days=days))
+        queue(account, "builds")
+        assert tell_the_week() == told_again
+
+
+def test_who_moves_around_the_world_on_a_monday_gets_one_summary():
+    with time_machine.travel(datetime(2026, 6, 7, 20, 30, tzinfo=UTC), tick=False) as clock:
+        _, account = owner_of("alice", time_zone="Pacific/Auckland")
+        queue(account, "builds")
+        summaries = [tell_the_week()]
+        for hours, zone in ((12, "UTC"), (10, "Pacific/Honolulu"), (1, "Pacific/Pago_Pago")):
+            Owner.objects.update(time_zone=zone)
+            clock.shift(timedelta(hours=hours))
+            summaries.append(tell_the_week())
+    assert summaries == [1, 0, 0, 0]
