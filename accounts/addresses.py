@@ -7,17 +7,14 @@ from datetime import timedelta
 from django.core import signing
 from django.core.cache import cache
 from django.core.exceptions import ValidationError
-from django.core.validators import validate_email
 from django.db import transaction
 from django.utils import timezone
 
 from accounts import signals
-from accounts.models import NotificationAddress, Owner, PulseUser, has_control_characters, normal_address
+from accounts.models import NotificationAddress, Owner, PulseUser, check_address, normal_address
 
 MOST_ADDRESSES = 10
 """How many further addresses an account may have."""
-
-LONGEST_ADDRESS = 254
 
 CONFIRMED_WITHIN_SECONDS = 7 * 24 * 3600
 
@@ -169,7 +166,7 @@ def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: It
 def is_address(email: str) -> bool:
     """Return whether this is an e-mail address that can be stored and written to."""
     try:
-        validate_email(email)
+        check_address(email)
     except ValidationError:
         return False
-    return len(email) <= LONGEST_ADDRESS and not has_control_characters(email)
+    return True

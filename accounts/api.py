@@ -18,7 +18,7 @@ from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
 
 from accounts import addresses, pulse_users, removal, tokens, vouching, withdrawal
-from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, normal_address, people_like
+from accounts.models import UNCHANGED, AuthToken, NotificationAddress, Owner, PulseUser, normal_address, people_like
 from accounts.serializers import (
     AddressSerializer,
     AdoptionSerializer,
@@ -177,8 +177,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
                 with at_field("notification_emails", InvalidValue):
                     addresses.set_addresses(pulse_user, body["notification_emails"], request.user)
             if "warn_length" in body or "max_length" in body:
-                warn = body.get("warn_length", pulse_user.warn_length)
-                most = body.get("max_length", pulse_user.max_length)
+                warn, most = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
                 with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
                     pulse_users.set_thresholds(pulse_user, warn, most, request.user)
         # Asked of all, because whoever gave the account away doesn't see it any more.
@@ -233,7 +232,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
     def ask_again(self, request: Request, username: str) -> Response:
         """Ask an address of an account once more for its confirmation.
 
-        One that has confirmed is not asked.
+        One that has confirmed is not asked. Nobody is asked twice within an hour.
         """
         pulse_user = self.get_object()
         email = normal_address(read(AddressSerializer, request)["email"])
@@ -304,15 +303,19 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
     def vouch_for(self, request: Request) -> Response:
         """Vouch for somebody by e-mail address.
 
-        For operators, and for owners who are vouched for where operators allow it.
+        For operators, and for owners who are vouched for where operators allow it. These are not told whether anybody
+        has signed in with the address: 204 says that whoever has may use the broker now, unless an operator withdrew
+        it.
         """
         if not vouching.may_vouch(request.user):
             raise PermissionDenied("You can't vouch for others. Ask an operator.")
         body = read(VouchSerializer, request)
-        owner = Owner.objects.filter(email=normal_address(body["email"])).first()
-        if owner is None:
+        owner = vouching.find(body["email"])
+        if owner is not None:
+            with contextlib.nullcontext() if request.user.is_staff else contextlib.suppress(PermissionDenied):
+                vouching.vouch(owner, request.user, body.get("reason", ""))
+        elif request.user.is_staff:
             raise ValidationError({"email": ["Nobody has signed in with this address yet; ask them to."]})
-        vouching.vouch(owner, request.user, body.get("reason", ""))
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=WithdrawSerializer, responses=OwnerDetailSerializer)
@@ -335,7 +338,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
 
         For operators. They were made by hand, and can be given owners.
         """
-        _require_operator(request)
+        pulse_users.require_operator(request.user)
         return Response(pulse_users.adoptable())
 
     @extend_schema(request=AdoptionSerializer, responses={201: PulseUserSerializer, 409: None, 503: None})
@@ -344,13 +347,13 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
 
         For operators. Its password and permissions stay what they were.
         """
-        _require_operator(request)
+        pulse_users.require_operator(request.user)  # before they hear what would be wrong with the body
         body = read(AdoptionSerializer, request)
         with at_field("owners", InvalidValue):
             owners = pulse_users.find_owners(body["owners"])
         try:
             with at_field("username", BadName, pulse_users.NameTaken, pulse_users.CannotAdopt):
-                pulse_user = pulse_users.adopt_pulse_user(body["username"], owners)
+                pulse_user = pulse_users.adopt_pulse_user(body["username"], owners, request.user)
         except NotThere as error:
             raise ValidationError({"username": ["There is no such account on the broker."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
@@ -425,8 +428,3 @@ class Me(GenericViewSet[Owner]):
         except vouching.AskedAlready as error:
             raise Conflict(str(error)) from error
         return Response(status=HTTPStatus.NO_CONTENT)
-
-
-def _require_operator(request: Request) -> None:
-    if not request.user.is_staff:
-        raise PermissionDenied("Only operators can adopt an account that was made by hand.")

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.addresses import LONGEST_ADDRESS, MOST_ADDRESSES
-from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.addresses import MOST_ADDRESSES
+from accounts.links import absolute
+from accounts.models import LONGEST_ADDRESS, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.pulse_users import LONGEST_PASSWORD, MOST_MESSAGES, MOST_OWNERS
 from accounts.tokens import DAYS, LONGEST_NAME, MOST_DAYS
 from accounts.vouching import LONGEST_REASON, LONGEST_REQUEST
@@ -70,6 +72,18 @@ class EmailOf(serializers.SlugRelatedField[Owner]):
         super().__init__(slug_field="email", read_only=True, **kwargs)
 
 
+class AddressHereField(serializers.HyperlinkedIdentityField):
+    """Where something is read, by the name of this site, not by the one that it was asked by."""
+
+    def get_url(self, obj: Any, view_name: str, request: Any, format: str | None) -> str:  # noqa: A002 - it is named so
+        """Return it."""
+        return absolute(reverse(view_name, args=[self.lookup_value(obj)]))
+
+    def lookup_value(self, obj: Any) -> str:
+        """Return what stands in the path for it."""
+        return str(getattr(obj, self.lookup_field))
+
+
 @extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})
 class UserNameField(serializers.CharField):
     """The name of a RabbitMQ account, taken as it stands. ``rabbit.names`` says what is wrong with one."""
@@ -110,7 +124,7 @@ class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddr
 class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
     """A RabbitMQ account."""
 
-    url = serializers.HyperlinkedIdentityField(view_name="api-pulse-user", lookup_field="username")
+    url = AddressHereField(view_name="api-pulse-user", lookup_field="username")
     owners = EmailOf(many=True)
     notification_emails = serializers.SerializerMethodField(
         help_text="Who is told of its queues beside its owners, once the address is confirmed."

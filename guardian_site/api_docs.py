@@ -9,9 +9,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 from drf_spectacular.generators import SchemaGenerator
-from rest_framework.exceptions import NotFound
+from drf_spectacular.views import SpectacularAPIView
 from rest_framework.request import Request
-from rest_framework.views import APIView
 
 METHODS = ("get", "post", "patch", "delete")
 
@@ -58,19 +57,31 @@ class Chapter(NamedTuple):
     endpoints: list[Endpoint]
 
 
-class NothingHere(APIView):
-    """The answer to addresses of the API that lead nowhere."""
+class Schema(SpectacularAPIView):
+    """The schema for programs, in YAML or JSON."""
 
     schema = None
 
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Refuse visitors without a name first, as everywhere.
+    def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Show it. Everybody may read it: there is no secret in it."""
+        renderer: Any = request.accepted_renderer
+        named = {"Content-Disposition": f'inline; filename="Guardian.{renderer.format}"'}
+        kind = renderer.media_type
+        return HttpResponse(_rendered(kind), content_type=f"{kind}; charset=utf-8", headers=named)
 
-        Raises:
-            NotFound: always, to all others.
-        """
-        super().initial(request, *args, **kwargs)
-        raise NotFound("There is nothing at this address.")
+
+@cache
+def _rendered(kind: str) -> bytes:
+    renderer = next(one for one in Schema.renderer_classes if one.media_type == kind)
+    rendered: Any = renderer().render(schema(), renderer_context={})
+    return bytes(rendered)
+
+
+@cache
+def schema() -> Object:
+    """Return the schema, which is what the code says: it doesn't change while it runs."""
+    described: Object = SchemaGenerator().get_schema(public=True)  # type: ignore[no-untyped-call]
+    return described
 
 
 @require_safe
@@ -81,14 +92,14 @@ def page(request: HttpRequest) -> HttpResponse:
 
 @cache
 def chapters() -> list[Chapter]:
-    """Return the endpoints in chapters, in the order of the table of contents. They don't change while it runs."""
-    schema: Object = SchemaGenerator().get_schema(public=True)  # type: ignore[no-untyped-call]
+    """Return the endpoints in chapters, in the order of the table of contents."""
+    described = schema()
     found: dict[str, list[Endpoint]] = {}
-    for path, operations in schema["paths"].items():
+    for path, operations in described["paths"].items():
         for method in METHODS:
             if method in operations:
                 operation = operations[method]
-                found.setdefault(operation["tags"][0], []).append(_endpoint(schema, path, method, operation))
+                found.setdefault(operation["tags"][0], []).append(_endpoint(described, path, method, operation))
     return [Chapter(name, endpoints) for name, endpoints in found.items()]
 
 

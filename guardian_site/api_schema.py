@@ -50,6 +50,7 @@ WHEN = {
     ),
     404: ("It isn't there, or isn't yours.", "There is nothing at this address."),
     409: ("It can't be done as things stand; the detail says why.", "The broker refuses: the queue is in use."),
+    411: ("The body comes in chunks, without a Content-Length.", "Send the body with a Content-Length, not in chunks."),
     413: ("The body is too large.", "The body is too large."),
     415: ("The body isn't declared as application/json.", 'Unsupported media type "text/plain" in request.'),
     503: ("The broker can't be asked; try again later.", "The broker can't be asked at the moment."),
@@ -107,7 +108,7 @@ class Schema(AutoSchema):
         if self.method not in SAFE_METHODS:
             statuses.append(403)
         if self._get_request_body():  # type: ignore[no-untyped-call]
-            statuses += [400, 413, 415]
+            statuses += [400, 411, 413, 415]
         parameters = self._get_parameters()
         if any(parameter["in"] == "query" for parameter in parameters):
             statuses.append(400)

@@ -1,11 +1,10 @@
 """The REST API's table of contents, under ``/api/``. A UUID in a path is taken with or without dashes."""
 
 from django.urls import URLPattern, URLResolver, path, re_path
-from drf_spectacular.views import SpectacularAPIView
 
 from accounts import api as accounts
 from guardian_site import api_docs
-from guardian_site.api_docs import NothingHere
+from guardian_site.errors import NothingHere
 from queues import api as queues
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -56,7 +55,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("channels/<str:uuid>/test/", queues.Channels.as_view({"post": "test"})),
     path("settings/", queues.Preferences.as_view({"get": "retrieve", "patch": "partial_update"})),
     # What this is
-    path("schema/", SpectacularAPIView.as_view(), name="api-schema"),
+    path("schema/", api_docs.Schema.as_view(), name="api-schema"),
     path("docs/", api_docs.page, name="api-docs"),
-    re_path(r"^.*/$", NothingHere.as_view()),
+    re_path(r"^", NothingHere.as_view()),  # whatever comes then, line breaks too, with a slash at its end or without
 ]

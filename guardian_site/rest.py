@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import orjson
 from django.conf import settings
-from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, TooManyFieldsSent
 from django.core.exceptions import ValidationError as InvalidValue
 from django.core.paginator import InvalidPage, Page
 from django.http import Http404
@@ -24,6 +24,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import remove_query_param, replace_query_param
 
+from accounts.links import absolute
 from rabbit.management import BrokerAway, BrokerError, Malformed, NotThere, Refused
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,13 @@ class TooLarge(exceptions.APIException):
 
     status_code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     default_detail = "The body is too large."
+
+
+class LengthRequired(exceptions.APIException):
+    """The length of the body isn't told."""
+
+    status_code = HTTPStatus.LENGTH_REQUIRED
+    default_detail = "Send the body with a Content-Length, not in chunks."
 
 
 class Json(BaseParser):
@@ -68,12 +76,22 @@ class Json(BaseParser):
 
 
 class JsonWhateverIsAskedFor(DefaultContentNegotiation):
-    """Answers in JSON to whoever asks for something else, since there is nothing else."""
+    """Answers in JSON to whoever asks for something else, since there is nothing else.
+
+    It is the first to look at a request, whatever the endpoint. A body in chunks is refused here, because Django would
+    take it for an empty one: it reads as much as the ``Content-Length`` says.
+    """
 
     def select_renderer(
         self, request: Request, renderers: Any, format_suffix: str | None = None
     ) -> tuple[BaseRenderer, str]:
-        """Return the renderer that fits what is asked for, or the first."""
+        """Return the renderer that fits what is asked for, or the first.
+
+        Raises:
+            LengthRequired: the body comes in chunks.
+        """
+        if "HTTP_TRANSFER_ENCODING" in request.META and not request.META.get("CONTENT_LENGTH"):
+            raise LengthRequired
         try:
             chosen: tuple[BaseRenderer, str] = super().select_renderer(request, renderers, format_suffix)
         except (exceptions.NotAcceptable, Http404):
@@ -117,7 +135,7 @@ class Pages(PageNumberPagination):
 
     def get_paginated_response(self, data: Any) -> Response:
         """Return the page, with ``X-Result-Count`` and ``Link``."""
-        page, url = cast(Page[Any], self.page), cast(Request, self.request).build_absolute_uri()
+        page, url = cast(Page[Any], self.page), absolute(cast(Request, self.request).get_full_path())
         last = page.paginator.num_pages
         pages = {"first": 1, "last": last}
         if page.has_previous():
@@ -170,6 +188,8 @@ def problem(error: Exception, context: dict[str, Any]) -> Response | None:
         error = exceptions.PermissionDenied(str(error) or None)
     elif isinstance(error, Http404 | ObjectDoesNotExist):  # the second: removed by somebody in between
         error = exceptions.NotFound()
+    elif isinstance(error, TooManyFieldsSent):
+        error = exceptions.ParseError("The address has too many parameters.")
     if isinstance(error, exceptions.ValidationError):
         by_field = error.detail if isinstance(error.detail, dict) else {"non_field_errors": error.detail}
         return Response(by_field, HTTPStatus.BAD_REQUEST)

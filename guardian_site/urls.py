@@ -17,4 +17,5 @@ urlpatterns = [
     path("readyz", health.ready, name="readyz"),
 ]
 
+handler400 = "guardian_site.errors.bad_request"
 handler500 = "guardian_site.errors.server_error"

@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Conflict, Request, at_field, page_of, read
-from accounts.models import Owner
+from accounts.models import UNCHANGED, Owner
 from queues import by_hand, channels, charts, exchanges, preferences
 from queues.listing import QueueFilter
 from queues.models import Channel, Queue, QueueEvent, QueueSample, Watch
@@ -86,9 +86,7 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         For operators. What is left out stays.
         """
         queue = self.get_object()
-        asked = read(LimitsSerializer, request)
-        limits = {name: asked.get(name, getattr(queue, name)) for name in by_hand.LIMITS}
-        by_hand.set_limits(queue, request.user, **limits)
+        by_hand.set_limits(queue, request.user, **read(LimitsSerializer, request))
         return Response(self.get_serializer(queue).data)
 
     @extend_schema(responses={204: None, 409: None, 503: None})
@@ -119,10 +117,14 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
 
         Beside the default exchange, to which every queue is bound by its name.
         """
-        bindings = by_hand.live(self.get_object()).bindings
-        if bindings is None:
+        queue = self.get_object()
+        live = by_hand.live(queue)
+        nothing_told = live.arguments is None and live.ready is None
+        if nothing_told and queue.state == Queue.State.GONE:
+            raise NotFound("The queue isn't on the broker any more.")
+        if nothing_told or live.bindings is None:  # of what isn't there, the broker lists no bindings
             raise BrokerAway("the bindings of a queue were asked for, and not told")
-        return page_of(self, BindingSerializer, bindings)
+        return page_of(self, BindingSerializer, live.bindings)
 
     @extend_schema(filters=False, parameters=[SamplesAskedSerializer], responses=SampleSerializer(many=True))
     def samples(self, request: Request, uuid: str) -> Response:
@@ -260,12 +262,8 @@ class Preferences(GenericViewSet[Owner]):
         asked = body.validated_data
         with transaction.atomic():
             if asked.keys() & {"quiet_from", "quiet_until", "time_zone"}:
-                preferences.set_quiet_hours(
-                    owner,
-                    asked.get("quiet_from", owner.quiet_from),
-                    asked.get("quiet_until", owner.quiet_until),
-                    asked.get("time_zone", owner.time_zone),
-                )
+                names = ("quiet_from", "quiet_until", "time_zone")
+                preferences.set_quiet_hours(owner, *(asked.get(name, UNCHANGED) for name in names))
             if "weekly_summary" in asked:
                 preferences.set_weekly_summary(owner, asked["weekly_summary"])
         return Response(self.get_serializer(owner).data)

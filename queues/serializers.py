@@ -4,12 +4,13 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.reverse import reverse
 
+from accounts.links import absolute
 from accounts.models import Owner, PulseUser
-from accounts.serializers import EmailOf, HexUUIDField, MessagesField
+from accounts.serializers import AddressHereField, EmailOf, HexUUIDField, MessagesField
 from queues import thresholds
 from queues.channels import LONGEST_NAME, LONGEST_URL
 from queues.charts import SPANS
@@ -46,12 +47,12 @@ BINDING = {
 }
 
 
-class QueueAddressField(serializers.HyperlinkedIdentityField):
+class QueueAddressField(AddressHereField):
     """Where a queue is read, with its UUID as it is written everywhere here."""
 
-    def get_url(self, obj: Any, view_name: str, request: Any, format: str | None) -> str:  # noqa: A002 - it is named so
-        """Return it."""
-        return str(self.reverse(view_name, kwargs={"uuid": obj.uuid.hex}, request=request))
+    def lookup_value(self, obj: Any) -> str:
+        """Return its UUID."""
+        return str(obj.uuid.hex)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A queue", QUEUE, response_only=True)])
@@ -199,7 +200,7 @@ class ExchangeSerializer(serializers.Serializer[OwnExchange]):
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_url(self, exchange: OwnExchange) -> str:
         """Return it with the name as a parameter, since slashes in a path don't arrive everywhere."""
-        return f"{reverse('api-exchanges', request=self.context['request'])}?{urlencode({'name': exchange.name})}"
+        return absolute(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
 
 
 @extend_schema_serializer(
@@ -254,7 +255,7 @@ class TimeOfDayField(serializers.TimeField):
     """A time of the day, in hours and minutes."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(format="%H:%M", allow_null=True, required=False, **kwargs)
+        super().__init__(format="%H:%M", input_formats=["%H:%M"], allow_null=True, required=False, **kwargs)
 
 
 class PreferencesSerializer(serializers.ModelSerializer[Owner]):

@@ -12,9 +12,11 @@ from django.db import connection
 from django.utils import timezone
 from pika.exceptions import AMQPConnectionError
 
+from accounts import pulse_users, withdrawal
 from accounts.addresses import confirm_address, confirmation_token
 from accounts.models import AuthToken, Owner, PulseUser
 from accounts.removal import finish_removals
+from queues.models import Notification
 from rabbit.management import Management, NotThere
 from tests.api import Program
 from tests.proxy import Proxy
@@ -22,12 +24,12 @@ from tests.proxy import Proxy
 
 @pytest.fixture
 def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True)
+    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
 
 
 @pytest.fixture
 def bob(db):
-    return Owner.objects.create_user("bob@example.org", vouched=True)
+    return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
 
 
 @pytest.fixture
@@ -53,12 +55,12 @@ def away(settings):
 # RabbitMQ accounts
 
 
-def test_an_account_is_made_shown_changed_and_deleted(alice, bob, username, management, guarded):
+def test_an_account_is_made_shown_changed_and_deleted(alice, bob, username, management, guarded, settings):
     program = Program(alice)
     made = program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
     assert made.status_code == 201, made.text
     assert made["Cache-Control"] == "no-store"
-    assert made["Location"] == f"http://testserver/api/pulse-users/{username}/"
+    assert made["Location"] == f"{settings.GUARDIAN_BASE_URL}/api/pulse-users/{username}/"
     assert len(made.json()["password"]) >= 24
     assert made.json()["owners"] == ["alice@example.org"]
     assert management.user(username).name == username
@@ -93,7 +95,7 @@ def test_a_confirmed_address_says_so(alice, username):
     program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
     address = PulseUser.objects.get().notification_addresses.get()
     again = program.post(f"pulse-users/{username}/ask-again/", {"email": "Team@example.org"})
-    assert again.status_code == 204
+    assert (again.status_code, list(again.json())) == (400, ["email"])
     confirm_address(confirmation_token(address))
     assert program.get(f"pulse-users/{username}/").json()["notification_addresses"][0]["confirmed_at"]
 
@@ -320,7 +322,8 @@ def test_an_operator_adopts_an_account_made_by_hand(alice, operator, username, m
 
 def test_two_people_who_change_the_owners_at_once_leave_one(transactional_db, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    owners = [Owner.objects.create_user(f"o{number}@example.org", vouched=True) for number in range(2)]
+    now = timezone.now()
+    owners = [Owner.objects.create_user(f"o{n}@example.org", vouched=True, last_login=now) for n in range(2)]
     account = PulseUser.objects.create(username="shared", ready=True)
     account.owners.set(owners)
     programs = [Program(owner) for owner in owners]
@@ -385,7 +388,7 @@ def test_operators_vouch_and_withdraw(operator, alice, away):
 
 
 def test_who_may_vouch_vouches_by_address_and_sees_who_asks(operator, alice, settings):
-    nina = Owner.objects.create_user("nina@example.org")
+    nina = Owner.objects.create_user("nina@example.org", last_login=timezone.now())
     assert Program(nina).post("vouching/ask/", {"reason": "to build things"}).status_code == 204
     again = Program(nina).post("vouching/ask/", {"reason": "please"})
     assert (again.status_code, again["Content-Type"]) == (409, "application/problem+json")
@@ -395,8 +398,6 @@ def test_who_may_vouch_vouches_by_address_and_sees_who_asks(operator, alice, set
     assert [row["email"] for row in program.get("owners/").json()] == ["nina@example.org"]
     assert program.get(f"owners/{operator.uuid}/").status_code == 404
     assert program.post(f"owners/{nina.uuid}/withdraw/").status_code == 403
-    unknown = program.post("owners/vouch/", {"email": "stranger@example.org"})
-    assert (unknown.status_code, list(unknown.json())) == (400, ["email"])
     assert program.post("owners/vouch/", {"email": "NINA@example.org"}).status_code == 204
     me = Program(nina).get("me/").json()
     assert (me["vouched"], me["vouching"]["by"]) == (True, "alice@example.org")
@@ -441,3 +442,63 @@ def test_a_token_is_made_used_listed_and_revoked(alice, bob):
 def test_a_token_that_cannot_be_made_is_told_at_its_field(alice, body, field):
     answer = Program(alice).post("tokens/", body)
     assert (answer.status_code, list(answer.json())) == (400, [field])
+
+
+# Strangers
+
+
+def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, account, away, time_machine):
+    began = timezone.now()
+    time_machine.move_to(began, tick=False)
+    program, path = Program(alice), "pulse-users/alice/"
+    asked = Notification.objects.filter(kind=Notification.Kind.CONFIRM_ADDRESS, recipient="stranger@example.org")
+    assert program.patch(path, {"notification_emails": ["stranger@example.org"]}).status_code == 200
+    for _ in range(3):
+        again = program.post(f"{path}ask-again/", {"email": "stranger@example.org"})
+        assert (again.status_code, list(again.json())) == (400, ["email"])
+    assert f"Try again after {began + timedelta(hours=1):%H:%M} UTC" in again.json()["email"][0]
+    assert program.patch(path, {"notification_emails": []}).status_code == 200
+    anew = program.patch(path, {"notification_emails": ["stranger@example.org"]})
+    assert (anew.status_code, list(anew.json())) == (400, ["notification_emails"])
+    assert account.notification_addresses.count() == 0
+    assert asked.count() == 1
+    time_machine.move_to(began + timedelta(hours=1, seconds=2), tick=False)
+    assert program.patch(path, {"notification_emails": ["stranger@example.org"]}).status_code == 200
+    assert program.post(f"{path}ask-again/", {"email": "stranger@example.org"}).status_code == 400
+    assert asked.count() == 2
+
+
+def test_what_two_operators_change_at_once_is_both_kept(operator, account, away, monkeypatch):
+    PulseUser.objects.update(warn_length=100, max_length=1000)
+    set_thresholds = pulse_users.set_thresholds
+
+    def in_between(*args):
+        PulseUser.objects.update(warn_length=200)
+        set_thresholds(*args)
+
+    monkeypatch.setattr(pulse_users, "set_thresholds", in_between)
+    told = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length) == (told["warn_length"], told["max_length"]) == (200, 5000)
+
+
+@pytest.mark.parametrize("name", ["\u202e", "a\u200bb", "a\u2066b"])
+def test_the_name_of_a_token_can_be_seen(alice, name):
+    answer = Program(alice).post("tokens/", {"name": name})
+    assert (answer.status_code, AuthToken.objects.exclude(name="").count()) == (400, 0)
+
+
+def test_who_vouches_by_address_does_not_hear_who_has_signed_in(alice, bob, operator, settings):
+    settings.GUARDIAN_OWNERS_MAY_VOUCH = True
+    withdrawal.withdraw(bob, operator)
+    new = Owner.objects.create_user("new@example.org", last_login=timezone.now())
+    answers = [
+        Program(alice).post("owners/vouch/", {"email": email})
+        for email in ("new@example.org", "bob@example.org", "nobody@example.org")
+    ]
+    assert {(answer.status_code, answer.text) for answer in answers} == {(204, "")}
+    new.refresh_from_db()
+    bob.refresh_from_db()
+    assert (new.vouched, bob.vouched) == (True, False)
+    unknown = Program(operator).post("owners/vouch/", {"email": "nobody@example.org"})
+    assert (unknown.status_code, list(unknown.json())) == (400, ["email"])

@@ -1,6 +1,7 @@
 """What the REST API answers to those who may not, and to what can't be read."""
 
 import json
+from io import BytesIO
 from urllib.parse import quote
 
 import pytest
@@ -113,12 +114,12 @@ def places(db, settings):
     settings.RABBIT_URL = "amqp://guest:secret-word@127.0.0.1:1"
     owners = {
         "not vouched": Owner.objects.create_user("nina@example.org"),
-        "alice": Owner.objects.create_user("alice@example.org", vouched=True),
+        "alice": Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now()),
         "co-owner": Owner.objects.create_user("bob@example.org", vouched=True),
         "other": Owner.objects.create_user("carol@example.org", vouched=True),
         "operator": Owner.objects.create_superuser("ops@example.org"),
     }
-    Owner.objects.create_user("new@example.org")
+    Owner.objects.create_user("new@example.org", last_login=timezone.now())
     account = PulseUser.objects.create(username="alice", ready=True)
     account.owners.set([owners["alice"], owners["co-owner"]])
     now = timezone.now()
@@ -305,9 +306,56 @@ def test_anything_can_be_searched_for(places, path, search):
     assert (answer.status_code, answer.json()) == (200, [])
 
 
-def test_addresses_that_lead_nowhere_say_so_in_json(places):
-    is_problem(Program(places[0]["alice"]).get("nonsense/"), 404)
-    is_problem(Program().get("nonsense/"), 401)
+@pytest.mark.parametrize("path", ["nonsense/", "", "a%0Ab/", "%0A", "%0A/", "nonsense/%0A", "queues/%0Ax/y/"])
+def test_addresses_that_lead_nowhere_say_so_in_json(places, path):
+    is_problem(Program(places[0]["alice"]).send("POST", path), 404)
+    is_problem(Program().send("POST", path), 401)
+
+
+def test_what_is_sent_without_the_slash_is_not_redirected_to_a_list(places):
+    program = Program(places[0]["alice"])
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        answer = program.send(method, "tokens", {"name": "a"})
+        is_problem(answer, 404)
+        assert "end in a slash" in answer.json()["detail"]
+    answer = program.get("tokens", page=1)
+    assert (answer.status_code, answer["Location"]) == (301, "/api/tokens/?page=1")
+
+
+def test_a_body_in_chunks_is_refused_since_it_would_be_taken_for_none(places):
+    owners, _ = places
+    program = Program(owners["alice"])
+    chunked = {"wsgi.input": BytesIO(b'{"weekly_summary": false}'), "HTTP_TRANSFER_ENCODING": "chunked"}
+    for method, path in (("PATCH", "settings/"), ("POST", "tokens/"), ("DELETE", "exchanges/")):
+        answer = program.client.request(
+            REQUEST_METHOD=method, PATH_INFO=f"/api/{path}", CONTENT_TYPE="application/json", **chunked
+        )
+        is_problem(answer, 411)
+    owners["alice"].refresh_from_db()
+    assert owners["alice"].weekly_summary
+
+
+def test_more_parameters_than_are_read_are_told_without_a_traceback(places, caplog):
+    answer = Program(places[0]["alice"]).get("queues/", **{f"a{number}": 1 for number in range(1200)})
+    is_problem(answer, 400)
+    assert "too many parameters" in answer.json()["detail"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_another_host_than_ours_is_a_problem(places):
+    is_problem(Program(places[0]["alice"]).client.get("/api/queues/", headers={"host": "evil.example"}), 400)
+
+
+def test_no_address_is_made_of_the_host_that_was_asked(places, settings):
+    owners, names = places
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    client = Program(owners["alice"]).client
+    for path in ("queues/", f"queues/{names['queue']}/", "pulse-users/", "pulse-users/alice/"):
+        answer = client.get(f"/api/{path}", headers={"host": "testserver:99999"})
+        assert answer.status_code == 200
+        told = answer.text + answer.get("Link", "")
+        assert "https://guardian.example.org/api/" in told
+        assert "testserver" not in told
 
 
 def test_other_forms_than_json_are_answered_in_json(places):
@@ -315,7 +363,7 @@ def test_other_forms_than_json_are_answered_in_json(places):
     assert (answer.status_code, answer["Content-Type"]) == (200, "application/json")
 
 
-def test_links_keep_what_is_asked_for(places):
+def test_links_keep_what_is_asked_for(places, settings):
     for number in range(5):
         Owner.objects.create_user(f"o{number}@example.org")
     program = Program(places[0]["operator"])
@@ -323,10 +371,10 @@ def test_links_keep_what_is_asked_for(places):
     assert answer["X-Result-Count"] == "11"
     links = dict(link.split("; ")[::-1] for link in answer["Link"].split(", "))
     assert set(links) == {f'rel="{rel}"' for rel in ("first", "prev", "next", "last")}
-    last = program.client.get(links['rel="last"'].strip("<>").removeprefix("http://testserver"))
+    last = program.client.get(links['rel="last"'].strip("<>").removeprefix(settings.GUARDIAN_BASE_URL))
     assert len(last.json()) == 1
     assert 'rel="next"' not in last["Link"]
-    first = program.client.get(links['rel="first"'].strip("<>").removeprefix("http://testserver"))
+    first = program.client.get(links['rel="first"'].strip("<>").removeprefix(settings.GUARDIAN_BASE_URL))
     assert 'rel="prev"' not in first["Link"]
     assert "search=" + quote("example.org") in links['rel="next"']
 

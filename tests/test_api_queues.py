@@ -1,13 +1,14 @@
 """The REST API of queues, exchanges, channels and settings."""
 
 import uuid
-from datetime import timedelta
+from datetime import time, timedelta
 from urllib.parse import quote
 
 import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from queues import by_hand, preferences
 from queues.models import Channel, Queue, QueueEvent, QueueSample, Watch
 from tests.api import Program
 
@@ -56,7 +57,7 @@ def row(name, account=None, vhost="/", **facts):
 # Queues
 
 
-def test_a_queue_is_told_with_all_its_fields(alice, account):
+def test_a_queue_is_told_with_all_its_fields(alice, account, settings):
     account.warn_length = 5
     account.save()
     queue = row("queue/alice/q", account, ready=3, unacknowledged=4, consumers=2, max_length=50, state="warned")
@@ -64,10 +65,10 @@ def test_a_queue_is_told_with_all_its_fields(alice, account):
     told = program.get(f"queues/{queue.uuid}/").json()
     assert set(told) == FIELDS
     assert told["uuid"] == queue.uuid.hex
-    assert told["url"] == f"http://testserver/api/queues/{queue.uuid.hex}/"
+    assert told["url"] == f"{settings.GUARDIAN_BASE_URL}/api/queues/{queue.uuid.hex}/"
     assert (told["length"], told["consumers"], told["owners"]) == (7, 2, ["alice@example.org"])
     assert (told["warn_length"], told["max_length"], told["pulse_user"]) == (5, 50, "alice")
-    assert program.client.get(told["url"].removeprefix("http://testserver")).json() == told
+    assert program.client.get(told["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json() == told
     assert program.get("queues/").json() == [told]
     for spelling in (queue.uuid.hex, str(queue.uuid).upper()):
         assert program.get(f"queues/{spelling}/").json() == told
@@ -268,7 +269,9 @@ def test_events_come_in_pages_the_last_first(alice, account, operator, django_as
 # Exchanges
 
 
-def test_exchanges_are_listed_and_deleted_whatever_their_names(alice, account, bob, guarded, management, vhost):
+def test_exchanges_are_listed_and_deleted_whatever_their_names(
+    alice, account, bob, guarded, management, vhost, settings
+):
     strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
     names = [f"exchange/alice/{name}" for name in strange]
     for name in names:
@@ -283,7 +286,7 @@ def test_exchanges_are_listed_and_deleted_whatever_their_names(alice, account, b
     [told] = program.get("exchanges/", name="exchange/alice/x").json()
     assert (told["pulse_user"], told["bindings"][0]["destination"]) == ("alice", "q")
     for told in listed.json():
-        path = told["url"].removeprefix("http://testserver/api/")
+        path = told["url"].removeprefix(f"{settings.GUARDIAN_BASE_URL}/api/")
         assert Program(bob).delete(path).status_code == 404
         assert program.delete(path).status_code == 204, told["name"]
         assert program.delete(path).status_code == 404
@@ -374,3 +377,48 @@ def test_settings_that_cannot_be_are_told_at_their_field(alice, body, field):
 
 def test_nobody_finds_a_queue_by_guessing(alice):
     assert Program(alice).get(f"queues/{uuid.uuid4().hex}/").status_code == 404
+
+
+# Two at once
+
+
+def test_what_two_operators_change_at_once_is_both_kept(operator, account, monkeypatch):
+    queue = row("queue/alice/q", account, warn_length=100, max_length=1000)
+    set_limits = by_hand.set_limits
+
+    def in_between(*args, **limits):
+        Queue.objects.update(warn_length=200)
+        set_limits(*args, **limits)
+
+    monkeypatch.setattr(by_hand, "set_limits", in_between)
+    told = Program(operator).patch(f"queues/{queue.uuid}/", {"max_length": 5000}).json()
+    queue.refresh_from_db()
+    assert (queue.warn_length, queue.max_length) == (told["warn_length"], told["max_length"]) == (200, 5000)
+
+
+def test_what_two_windows_change_of_the_settings_at_once_is_both_kept(alice, monkeypatch):
+    set_quiet_hours = preferences.set_quiet_hours
+
+    def in_between(*args):
+        Owner.objects.update(time_zone="Europe/Berlin")
+        set_quiet_hours(*args)
+
+    monkeypatch.setattr(preferences, "set_quiet_hours", in_between)
+    told = Program(alice).patch("settings/", {"quiet_from": "22:00", "quiet_until": "07:00"}).json()
+    alice.refresh_from_db()
+    assert (alice.time_zone, told["time_zone"], told["quiet_from"]) == ("Europe/Berlin", "Europe/Berlin", "22:00")
+    assert alice.quiet_from == time(22)
+
+
+@pytest.mark.parametrize("time_of_day", ["22:00:30", "22:00:00.000001", "22:00Z", "22:00+05:00", "24:00", "22", ""])
+def test_a_time_of_the_day_has_hours_and_minutes_alone(alice, time_of_day):
+    answer = Program(alice).patch("settings/", {"quiet_from": time_of_day, "quiet_until": "07:00"})
+    assert (answer.status_code, list(answer.json())) == (400, ["quiet_from"])
+
+
+def test_the_bindings_of_a_queue_that_is_gone_are_not_there(alice, account, guarded):
+    queue = row("queue/alice/gone", account, vhost=guarded, state="gone")
+    answer = Program(alice).get(f"queues/{queue.uuid}/bindings/")
+    assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
+    Queue.objects.update(state="ok")  # as until the next pass
+    assert Program(alice).get(f"queues/{queue.uuid}/bindings/").status_code == 503

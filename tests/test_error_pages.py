@@ -36,6 +36,7 @@ urlpatterns = [
     path("api/broken/", broken),
     *urls.urlpatterns,
 ]
+handler400 = urls.handler400
 handler500 = urls.handler500
 
 
@@ -69,6 +70,16 @@ def test_a_mistake_of_ours_tells_nothing_of_the_inside(visitor, address):
     answer = visitor.get(address)
     assert answer.status_code == 500
     assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+    if address.startswith("/api/"):
+        assert set(answer.json()) == {"type", "title", "status", "detail", "instance"}
+        assert answer.json()["instance"] == address
+
+
+@pytest.mark.parametrize(("address", "kind"), [("/", "text/html"), ("/api/me/", "application/problem+json")])
+def test_another_host_than_ours_is_answered_in_the_readers_form(visitor, address, kind):
+    answer = visitor.get(address, headers={"host": "evil.example"})
+    assert (answer.status_code, answer["Content-Type"].partition(";")[0]) == (400, kind)
     assert "Traceback" not in answer.text
 
 

@@ -24,7 +24,10 @@ from rabbit.management import Management, NotThere
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
 METHODS = ("get", "post", "put", "patch", "delete")
 ACCOUNT = "who-may"
-NOTHING_HERE = "api/^.*/$"
+FREE = ("signin/link/<str:token>/", "signin/oidc/", "signin/oidc/callback/")
+"""Where a post does nothing, by whomever: it leads to where one signs in, or is no page without OpenID Connect."""
+
+NOTHING_HERE = "api/^"
 """What answers for every address under /api/ that is none."""
 
 
@@ -70,10 +73,22 @@ TABLE: dict[str, dict[str, str]] = {
         "post": "302 403 200 200 200 200",
     },
     "pulse-users/<account:username>/": {"get": "302 404 200 200 404 200"},
-    "pulse-users/<account:username>/password/": {"post": "302 404 200 200 404 200"},
-    "pulse-users/<account:username>/owners/": {"post": "302 404 302 302 404 302"},
-    "pulse-users/<account:username>/addresses/": {"post": "302 404 200 200 404 200"},
-    "pulse-users/<account:username>/thresholds/": {"post": "302 404 403 403 404 302"},
+    "pulse-users/<account:username>/password/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 200 200 404 200",
+    },
+    "pulse-users/<account:username>/owners/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 302 302 404 302",
+    },
+    "pulse-users/<account:username>/addresses/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 200 200 404 200",
+    },
+    "pulse-users/<account:username>/thresholds/": {
+        "get": "302 404 302 302 404 302",
+        "post": "302 404 403 403 404 302",
+    },
     "pulse-users/<account:username>/delete/": {
         "get": "302 404 200 200 404 200",
         "post": "302 404 302 302 404 302",
@@ -219,10 +234,10 @@ class World:
         self.vhost = vhost
         self.people: dict[str, Owner | None] = {
             "nobody": None,
-            "unvouched": Owner.objects.create_user("unvouched@example.org"),
-            "owner": Owner.objects.create_user("owner@example.org", vouched=True),
-            "co-owner": Owner.objects.create_user("co-owner@example.org", vouched=True),
-            "other": Owner.objects.create_user("other@example.org", vouched=True),
+            "unvouched": Owner.objects.create_user("unvouched@example.org", last_login=timezone.now()),
+            "owner": Owner.objects.create_user("owner@example.org", vouched=True, last_login=timezone.now()),
+            "co-owner": Owner.objects.create_user("co-owner@example.org", vouched=True, last_login=timezone.now()),
+            "other": Owner.objects.create_user("other@example.org", vouched=True, last_login=timezone.now()),
             "operator": Owner.objects.create_superuser("operator@example.org"),
         }
         owner = self.people["owner"]
@@ -303,6 +318,17 @@ def test_what_the_table_does_not_name_is_allowed_to_nobody(guarded, route):
         if method not in TABLE[route]:
             assert ask(world, "operator", method, route) == 405
             assert ask(world, "nobody", method, route) in (302, 401, 405)
+
+
+@pytest.mark.parametrize(
+    ("route", "method"),
+    [(route, method) for route, rows in TABLE.items() for method in rows if method != "get" and route not in FREE],
+)
+def test_nothing_is_done_by_a_session_without_its_csrf_token(guarded, route, method):
+    world = World(guarded)
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(world.people["operator"])
+    assert client.generic(method.upper(), world.address_of(route), "{}", "application/json").status_code == 403
 
 
 def test_every_page_and_every_endpoint_is_in_the_table():
