@@ -4,7 +4,8 @@ Who sees a queue at all is ``Queue.objects.seen_by``; whoever calls this has ask
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from amqp import AMQPError
@@ -12,10 +13,10 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser, check_thresholds
+from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from queues import bulk
 from queues.models import Queue, QueueEvent
-from rabbit import connections, directly, snapshot
+from rabbit import connections, directly
 from rabbit.management import Binding, BrokerAway, BrokerError, NotThere, Refused
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ LIMITS = ("unbounded", "warn_length", "max_length")
 
 
 class Gone(Exception):
-    """It isn't on the broker any more. The text says what."""
+    """The broker doesn't have it, or doesn't show it at the moment. The text says what, and what comes next."""
 
 
 class Live(NamedTuple):
@@ -47,42 +48,35 @@ def delete_queue(queue: Queue, by: Owner) -> None:
 
     Raises:
         PermissionDenied: it was registered by an agent, and this isn't an operator.
-        Gone: it isn't on the broker any more, and its row says so now.
-        BrokerError: the broker is away or refuses. Where it didn't answer in time, it may still delete the queue.
+        Gone: the broker doesn't show it. Its row stays as it is; the next lists decide.
+        BrokerError: the broker is away or refuses. Unless it ``was_not_done``, the queue may be deleted all the same.
     """
     require_may_destroy(queue, by)
-    announced = _event(queue, QueueEvent.Kind.REMOVING, by)
-    try:
+    with _announced(queue, QueueEvent.Kind.REMOVING, by):
         _delete_on_broker(queue)
-    except NotThere as error:
-        _require_not_listed(queue, announced, error)
-        _let_go(queue, announced, None)
-        raise Gone("The queue isn't on the broker any more.") from error
-    except BrokerError as error:
-        if not (isinstance(error, BrokerAway) and error.timed_out):
-            announced.delete()
-        raise
-    _let_go(queue, announced, by)
+    _let_go(queue, by)
     logger.info("%s in %s was deleted by %s", queue.name, queue.vhost, by)
 
 
 def purge_queue(queue: Queue, by: Owner) -> None:
     """Remove the ready messages of a queue. What consumers hold unacknowledged stays.
 
+    It is written down first, so that it is there whatever became of the answer.
+
     Raises:
         PermissionDenied: it was registered by an agent, and this isn't an operator.
-        Gone: it isn't on the broker any more, and its row says so now.
-        BrokerError: the broker is away or refuses.
+        Gone: the broker doesn't show it. Its row stays as it is; the next lists decide.
+        BrokerError: the broker is away or refuses. Unless it ``was_not_done``, the queue may be empty all the same.
     """
     require_may_destroy(queue, by)
-    try:
+    with _announced(queue, QueueEvent.Kind.PURGED, by):
         connections.management().purge_queue(queue.vhost, queue.name)
-    except NotThere as error:
-        _require_not_listed(queue, None, error)
-        _let_go(queue, None, None)
-        raise Gone("The queue isn't on the broker any more.") from error
-    _event(queue, QueueEvent.Kind.PURGED, by)
     logger.info("%s in %s was emptied by %s", queue.name, queue.vhost, by)
+
+
+def was_not_done(error: BrokerError) -> bool:
+    """Return whether what was asked of the broker was certainly not done. Else the answer is missing, and it may be."""
+    return isinstance(error, Refused | NotThere) or (isinstance(error, BrokerAway) and error.never_reached)
 
 
 def require_may_destroy(queue: Queue, by: Owner) -> None:
@@ -98,7 +92,14 @@ def require_may_destroy(queue: Queue, by: Owner) -> None:
         )
 
 
-def set_limits(queue: Queue, by: Owner, *, unbounded: bool, warn_length: int | None, max_length: int | None) -> None:
+def set_limits(
+    queue: Queue,
+    by: Owner,
+    *,
+    unbounded: bool | Unchanged = UNCHANGED,
+    warn_length: int | Unchanged | None = UNCHANGED,
+    max_length: int | Unchanged | None = UNCHANGED,
+) -> None:
     """Give a queue limits of its own, in messages; None: as its Pulse user or the policy says.
 
     Raises:
@@ -113,7 +114,8 @@ def set_limits(queue: Queue, by: Owner, *, unbounded: bool, warn_length: int | N
         row = Queue.objects.select_for_update(of=("self",)).select_related("pulse_user").get(pk=queue.pk)
         before = {name: getattr(row, name) for name in LIMITS}
         for name, value in asked.items():
-            setattr(row, name, value)
+            if value is not UNCHANGED:
+                setattr(row, name, value)
         row.clean_fields(exclude={field.name for field in Queue._meta.get_fields()} - set(LIMITS))
         after = {name: getattr(row, name) for name in LIMITS}
         check_limits(row.pulse_user, after["warn_length"], after["max_length"])
@@ -166,7 +168,8 @@ def forget_queues_of(pulse_user: PulseUser) -> int:
     now, username = timezone.now(), pulse_user.username
     with transaction.atomic():
         rows = Queue.objects.select_for_update().filter(pulse_user=pulse_user).exclude(state=Queue.State.GONE)
-        there = list(rows.order_by().values_list("id", "vhost", "name", "ready", "unacknowledged"))
+        # In the order in which a pass locks them.
+        there = list(rows.order_by("id").values_list("id", "vhost", "name", "ready", "unacknowledged"))
         rows.update(**_as_gone(), last_seen=now)
         bulk.insert(
             QueueEvent,
@@ -190,34 +193,36 @@ def _delete_on_broker(queue: Queue) -> None:
         except AMQPError as error:
             raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
         except OSError as error:
-            raise BrokerAway(f"{refused}; by AMQP: {error}") from error
+            never_reached = isinstance(error, ConnectionRefusedError)
+            raise BrokerAway(f"{refused}; by AMQP: {error}", never_reached=never_reached) from error
 
 
-def _require_not_listed(queue: Queue, announced: QueueEvent | None, error: NotThere) -> None:
-    """Make sure that a queue is gone: the broker says 404 of one whose node is down, too, but lists it.
+@contextmanager
+def _announced(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
+    """Write down what is about to be asked of the broker, and take it back where that was certainly not done.
 
     Raises:
-        BrokerError: it is listed, or can't be looked for.
+        Gone: the broker doesn't show the queue. It says 404 of one whose node is down, too, so that decides nothing.
     """
+    announced = _event(queue, kind, by)
     try:
-        if (queue.vhost, queue.name) in snapshot.names(connections.management(), [queue.vhost]):
-            raise BrokerAway(f"{error}; it is still listed, so its node is down: ask again when that runs") from error
-    except BrokerError:
-        if announced is not None:
+        yield
+    except BrokerError as error:
+        if was_not_done(error):
             announced.delete()
+        if isinstance(error, NotThere):
+            raise Gone(
+                "The broker doesn't show the queue at the moment. If it is gone, its page says so within a few looks "
+                "at the broker; if not, its node is down: try again when that runs."
+            ) from error
         raise
 
 
-def _let_go(queue: Queue, announced: QueueEvent | None, by: Owner | None) -> None:
-    """Note that a queue is gone, by somebody's hand or without it; whoever was first has the event."""
+def _let_go(queue: Queue, by: Owner) -> None:
+    """Note that a queue is gone by somebody's hand."""
     with transaction.atomic():
         row = Queue.objects.select_for_update().get(pk=queue.pk)
-        if announced is not None and by is None:
-            announced.delete()
-        if by is not None:
-            _event(row, QueueEvent.Kind.REMOVED, by)
-        elif row.state != Queue.State.GONE:
-            _event(row, QueueEvent.Kind.GONE, None)
+        _event(row, QueueEvent.Kind.REMOVED, by)
         if row.state != Queue.State.GONE:
             Queue.objects.filter(pk=row.pk).update(**_as_gone(), last_seen=timezone.now())
     queue.refresh_from_db()

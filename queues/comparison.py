@@ -4,7 +4,7 @@ Everything here is pure. ``monitor.py`` fetches what goes in, and writes down wh
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -85,11 +85,15 @@ class Known(NamedTuple):
 
 
 class PulseAccount(NamedTuple):
-    """A Pulse user's row, as far as a pass needs it; the lengths are its queues' thresholds, in messages."""
+    """A Pulse user's row, as far as a pass needs it; the lengths are its queues' thresholds, in messages.
+
+    ``removing``: it is being removed, and its queues with it.
+    """
 
     id: int
     warn_length: int | None
     max_length: int | None
+    removing: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,18 @@ class Changes:
     short_lists: int = 0
     braked: int = 0
 
+    def leave_out(self, gone: Collection[int | None], removed: Collection[int | None]) -> None:
+        """Leave out the queues and the accounts of these ids, which people deleted since the list was taken."""
+
+        def now(queue: Known) -> Known:
+            return queue._replace(pulse_user_id=None) if queue.pulse_user_id in removed else queue
+
+        for queues in (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples):
+            queues[:] = [now(queue) for queue in queues if queue.id not in gone]
+        self.events = [one._replace(queue=now(one.queue)) for one in self.events if one.queue.id not in gone]
+        self.messages = [one._replace(queue=now(one.queue)) for one in self.messages if one.queue.id not in gone]
+        self.condemned = [one._replace(queue=now(one.queue)) for one in self.condemned if one.queue.id not in gone]
+
 
 def from_seen(seen: QueueSeen) -> Known:
     """Return the row of a queue that is seen for the first time."""
@@ -207,11 +223,12 @@ def compare(
         (seen.vhost, seen.name): seen for seen in snapshot.queues if not rules.leaves_alone(seen.vhost, seen.name)
     }
     changes.seen = len(present)
-    held = _absent(changes, present, known, snapshot, rules, earlier, stopped_vhosts, force)
+    users_by_id = {account.id: account for account in accounts.values()}
+    staying = {account.id for account in accounts.values() if not account.removing}
+    held = _absent(changes, present, known, staying, snapshot, rules, earlier, stopped_vhosts, force)
 
     lengths = [length for seen in present.values() if (length := seen.length) is not None]
     broker = BrokerState(memory, long_length(lengths) if rules.policy.needs_memory else 0)
-    users_by_id = {account.id: account for account in accounts.values()}
     for key, seen in present.items():
         row = known.get(key)
         before = row if row is not None else from_seen(seen)
@@ -327,6 +344,7 @@ def _absent(
     changes: Changes,
     present: Mapping[QueueName, QueueSeen],
     known: Mapping[QueueName, Known],
+    staying: Collection[int],
     snapshot: Snapshot,
     rules: Rules,
     earlier: Earlier,
@@ -336,10 +354,12 @@ def _absent(
     """Note which known queues the list lacks, and return whether it is so short that nothing may be removed by it.
 
     A queue is gone when two lists in a row lack it that were taken with the same nodes running. A list that lacks more
-    than the brake allows, or has nothing left at all, has to be confirmed by two more.
+    than the brake allows, or has nothing left at all, has to be confirmed by two more. What Guardian deletes itself is
+    not counted: by a decision of its own, or with an account that isn't among those that stay.
     """
     missing: list[Known] = []
     deleted: list[Known] = []
+    unexplained = 0
     there = 0
     for key, row in known.items():
         if row.state == GONE:
@@ -355,9 +375,10 @@ def _absent(
             deleted.append(row)
         else:
             missing.append(row)
+            unexplained += row.pulse_user_id is None or row.pulse_user_id in staying
     comparable = snapshot.steady and snapshot.nodes == earlier.nodes
-    short = bool(missing) and (not present or len(missing) > brake_limit(rules.brake, there))
-    changes.short = len(missing) if short else 0
+    short = unexplained > 0 and (not present or unexplained > brake_limit(rules.brake, there))
+    changes.short = unexplained if short else 0
     changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
     held = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force
     if comparable and not held:

@@ -127,32 +127,38 @@ class Deletion:
             asked = self._announce(look.over, lease, outcome)
             gone = self._really_gone(self._delete(asked, until, lease, outcome))
             facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in gone}
-            outcome.told += self._record([one.queue for one in gone], facts, lease)
-            outcome.deleted += len(gone)
+            self._record([one.queue for one in gone], facts, lease, outcome)
         return outcome
 
-    def finish(self, queues: Sequence[Known], lease: HeldLease) -> int:
-        """Record the deletion of these, which an earlier pass asked for; return the number of notifications.
+    def finish(self, queues: Sequence[Known], lease: HeldLease) -> Outcome:
+        """Record the deletion of these, which an earlier pass asked for.
 
         Raises:
             LeaseLost: the lease ran out; the next pass records it.
         """
-        return self._record(queues, _last_facts(queues), lease) if queues else 0
+        outcome = Outcome()
+        if queues:
+            self._record(queues, _last_facts(queues), lease, outcome)
+        return outcome
 
-    def _record(self, queues: Sequence[Known], facts: dict[int | None, dict[str, Any]], lease: HeldLease) -> int:
-        """Record that these were deleted and tell people, in one transaction; return the number of notifications."""
+    def _record(
+        self, queues: Sequence[Known], facts: dict[int | None, dict[str, Any]], lease: HeldLease, outcome: Outcome
+    ) -> None:
+        """Record that these were deleted and tell people, in one transaction."""
         if not queues:
-            return 0
+            return
         now = timezone.now()
-        after = [queue.with_quiet(Quiet())._replace(state=GONE, delete_sent_at=None, misses=0) for queue in queues]
-        tellings = [
-            Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, queue.pulse_user_id) for queue in queues
-        ]
         with transaction.atomic():
             lease.renew()
-            write_states(after)
-            write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in queues], now)
-            return outbox.tell(tellings, now)
+            deleting = _still_deleting(queues)
+            ours = [queue for queue in queues if queue.id in deleting]
+            write_states([_deleted(queue) for queue in ours])
+            write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in ours], now)
+            tellings = [
+                Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, queue.pulse_user_id) for queue in ours
+            ]
+            outcome.told += outbox.tell(tellings, now)
+        outcome.deleted += len(ours)
 
     def _list(self, vhosts: set[str]) -> Snapshot | None:
         try:
@@ -165,7 +171,6 @@ class Deletion:
     def _keep(self, kept: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
         """Record that these stay, and say so where the last message is no longer true."""
         self._settle(kept, lease, outcome, condemned_still=False)
-        outcome.kept += len(kept)
 
     def _leave(self, left: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
         """Warn of these, which are over their maximum by the list and can't be deleted now. They stay condemned."""
@@ -176,36 +181,42 @@ class Deletion:
             return
         now = timezone.now()
         after, tellings = [], []
-        for one in ones:
-            queue, message = settled(one.queue, one.thresholds, self.rules, now)
-            if message is not None:
-                told = self.facts.of(queue, one.thresholds, message.folded)
-                tellings.append(Telling(message.say.value, told, queue.id, queue.pulse_user_id))
-            if condemned_still:
-                queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
-            after.append(queue)
         with transaction.atomic():
             lease.renew()
+            deleting = _still_deleting([one.queue for one in ones])
+            ones = [one for one in ones if one.queue.id in deleting]
+            for one in ones:
+                queue, message = settled(one.queue, one.thresholds, self.rules, now)
+                if message is not None:
+                    told = self.facts.of(queue, one.thresholds, message.folded)
+                    tellings.append(Telling(message.say.value, told, queue.id, queue.pulse_user_id))
+                if condemned_still:
+                    queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
+                after.append(queue)
             write_states(after)
             if not condemned_still:
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
             outcome.told += outbox.tell(tellings, now)
+        if not condemned_still:
+            outcome.kept += len(ones)
 
     def _announce(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:
         """Note on the rows that the broker is about to be asked, and return those that may still go.
 
-        An operator may have made one unbounded since the decision.
+        An operator may have made one unbounded since the decision, or somebody deleted it by hand.
         """
         if not over:
             return []
-        ids = [one.queue.id for one in over if one.queue.id is not None]
+        ids = [one.queue.id for one in over]
         with transaction.atomic():
             lease.renew()
-            rows = Queue.objects.filter(id__in=ids, state=DELETING)
-            unbounded = set(rows.filter(unbounded=True).values_list("id", flat=True))
+            rows = Queue.objects.filter(bulk.among(Queue, ("id",), [(id_,) for id_ in ids]), state=DELETING)
+            unbounded: dict[int | None, bool] = dict(
+                rows.select_for_update().order_by("id").values_list("id", "unbounded")
+            )
             rows.filter(unbounded=False).update(delete_sent_at=timezone.now())
-        self._keep([one for one in over if one.queue.id in unbounded], lease, outcome)
-        return [one for one in over if one.queue.id not in unbounded]
+        self._keep([one for one in over if unbounded.get(one.queue.id) is True], lease, outcome)
+        return [one for one in over if unbounded.get(one.queue.id) is False]
 
     def _delete(self, asked: Sequence[Condemned], until: float, lease: HeldLease, outcome: Outcome) -> list[Condemned]:
         """Ask the broker to delete these side by side, and return those that it says it deleted."""
@@ -229,7 +240,8 @@ class Deletion:
             # the row's earlier time of asking tells. The next list decides.
             with transaction.atomic():
                 lease.renew()
-                write_states(not_there)
+                deleting = _still_deleting(not_there)
+                write_states([queue for queue in not_there if queue.id in deleting])
         self._leave(refused, lease, outcome)
         return done
 
@@ -269,6 +281,17 @@ class Deletion:
         return [
             one for one in done if (depth := depths.get(_name(one.queue))) is None or depth.ready <= one.thresholds.max
         ]
+
+
+def _still_deleting(queues: Sequence[Known]) -> set[int]:
+    """Return the ids of those that are still to be deleted, and lock them: somebody may have deleted one by hand."""
+    these = bulk.among(Queue, ("id",), [(queue.id,) for queue in queues])
+    rows = Queue.objects.select_for_update().filter(these, state=DELETING).order_by("id")
+    return set(rows.values_list("id", flat=True))
+
+
+def _deleted(queue: Known) -> Known:
+    return queue.with_quiet(Quiet())._replace(state=GONE, delete_sent_at=None, misses=0)
 
 
 def write_states(queues: Sequence[Known]) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 
-from accounts.models import Owner
+from accounts.models import Owner, PulseUser
 from queues.by_hand import Gone
 from rabbit import connections
 from rabbit.management import Binding, NotThere
@@ -33,7 +33,7 @@ def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
     Raises:
         BrokerError: the broker can't be asked.
     """
-    theirs = _usernames(visitor)
+    theirs = None if visitor.is_staff else _usernames(visitor)
     if theirs is not None and not theirs:
         return []
     vhost = settings.GUARDIAN_PULSE_VHOST
@@ -85,15 +85,9 @@ def require_own(visitor: Owner | AnonymousUser, name: str) -> None:
         LookupError: it isn't.
     """
     user = user_of_exchange(name)
-    theirs = _usernames(visitor)
-    if user is None or (theirs is not None and user not in theirs):
+    if user is None or not (visitor.is_staff or user in _usernames(visitor)):
         raise LookupError("There is no such exchange of yours.")
 
 
-def _usernames(visitor: Owner | AnonymousUser) -> set[str] | None:
-    """Return the names of this visitor's Pulse users; None: an operator, to whom all are shown."""
-    if not visitor.is_authenticated:
-        return set()
-    if visitor.is_staff:
-        return None
-    return set(visitor.pulse_users.values_list("username", flat=True))
+def _usernames(visitor: Owner | AnonymousUser) -> set[str]:
+    return set(PulseUser.objects.seen_by(visitor).values_list("username", flat=True))

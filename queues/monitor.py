@@ -8,13 +8,14 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Case, F, When
 from django.utils import timezone
 
 from accounts.models import PulseUser
@@ -183,12 +184,13 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
         report.would_delete = [{"vhost": one.queue.vhost, "queue": one.queue.name} for one in look.over]
         report.kept = len(look.kept)
         return
-    condemned, report.told = _write(changes, seen, watch, facts, exchanges, held, now)
-    report.told += deletion.finish(changes.deleted, held)
+    returned = {row.id for row in known.values() if row.state == GONE}
+    condemned, report.told = _write(changes, returned, seen, watch, facts, exchanges, held, now)
+    finished = deletion.finish(changes.deleted, held)
     outcome = deletion.carry_out(condemned, held, exact=seen.exact)
-    report.deleted = len(changes.deleted) + outcome.deleted
+    report.deleted = finished.deleted + outcome.deleted
     report.kept = outcome.kept
-    report.told += outcome.told
+    report.told += finished.told + outcome.told
     report.errors += outcome.errors
     report.told += _note_refusals(watch, outcome, held, now)
 
@@ -250,8 +252,8 @@ def _returned(seen: Snapshot, known: Mapping[QueueName, Known]) -> dict[QueueNam
 
 
 def _accounts() -> dict[str, PulseAccount]:
-    rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length")
-    return {username: PulseAccount(id_, warn, most) for username, id_, warn, most in rows}
+    rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length", "removing_since")
+    return {username: PulseAccount(id_, warn, most, since is not None) for username, id_, warn, most, since in rows}
 
 
 def _memory(management: Management) -> float:
@@ -329,6 +331,7 @@ WRITTEN = tuple(
 
 def _write(
     changes: Changes,
+    returned: Collection[int | None],
     seen: Snapshot,
     watch: Watch,
     facts: Facts,
@@ -336,12 +339,13 @@ def _write(
     held: HeldLease,
     now: datetime,
 ) -> tuple[list[Condemned], int]:
-    """Write everything that changed in one transaction.
+    """Write everything that changed in one transaction. ``returned`` are the ids of rows that were known to be gone.
 
     Return the condemned queues with their ids, and the number of notifications.
     """
     with transaction.atomic():
         held.renew()
+        _leave_to_people(changes, returned, now)
         ids = {(vhost, name): id_ for id_, vhost, name in _insert(changes.new, now)}
         bulk.update(
             Queue,
@@ -374,6 +378,36 @@ def _write(
         told = outbox.tell(tellings + _news_for_operators(changes, seen, watch, now), now)
         _remember(watch, changes, seen, exchanges, now)
     return condemned, told
+
+
+def _leave_to_people(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
+    """Leave out what people did since the list was taken: it is older, and must not be written over that.
+
+    Two statements at most, which lock what is about to be written: accounts first, as whoever removes one does.
+    """
+    named = {queue.pulse_user_id for queue in [*changes.new, *changes.changed, *changes.missed, *changes.gone]} - {None}
+    removed: set[int | None] = set()
+    if named:
+        accounts = PulseUser.objects.select_for_update(no_key=True).order_by("id")
+        these = bulk.among(PulseUser, ("id",), [(id_,) for id_ in named])
+        removed = named - set(accounts.filter(these).values_list("id", flat=True))
+    written = [*changes.changed, *changes.lengths, *changes.missed, *changes.gone]
+    touched = {queue.id for queue in written} | {one.queue.id for one in changes.condemned} - {None}
+    gone: set[int | None] = set()
+    if touched:
+        these = bulk.among(Queue, ("id",), [(id_,) for id_ in touched])
+        rows = Queue.objects.select_for_update().filter(these).order_by("id")
+        went = Case(When(state=GONE, then=F("last_seen")))
+        # A row that went since this pass began may be in its list all the same, and is no queue that came back. One
+        # last seen later than now was written before the clock was set back.
+        at_last = timezone.now()
+        gone = {
+            id_
+            for id_, went_at in rows.annotate(went_at=went).values_list("id", "went_at")
+            if went_at is not None and (id_ not in returned or now <= went_at <= at_last)
+        }
+    if gone or removed:
+        changes.leave_out(gone, removed)
 
 
 def _insert(new: list[Known], now: datetime) -> list[Any]:

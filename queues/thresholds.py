@@ -128,13 +128,16 @@ NO_OWN = (None, None)
 def resolve(
     own: tuple[int | None, int | None], of_user: tuple[int | None, int | None], policy: Thresholds
 ) -> Thresholds:
-    """Return the thresholds that apply: the queue's own, else its Pulse user's, else the policy's, each by itself."""
+    """Return the thresholds that apply: the queue's own, else its Pulse user's, else the policy's, each by itself.
+
+    The two may come from different places: then nobody is warned later than at the maximum.
+    """
     if own == of_user == NO_OWN:  # nearly all, and this is asked for every queue in every pass
         return policy
     warn, most = (
         next(value for value in values if value is not None) for values in zip(own, of_user, policy, strict=True)
     )
-    return Thresholds(warn, most)
+    return Thresholds(min(warn, most), most)
 
 
 def policy() -> Policy:

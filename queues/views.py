@@ -28,7 +28,7 @@ from queues.listing import ORDERINGS, QueueFilter, Standing, standing
 from queues.mails import duration, pace
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
-from rabbit.management import Binding, BrokerAway, BrokerError, Refused
+from rabbit.management import Binding, BrokerError, Refused
 from rabbit.names import readable
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,8 @@ def queues_page(request: Request) -> HttpResponse:
     if request.htmx:
         shown = mine.filter(uuid__in=_uuids(request.GET.get("shown", "")))
         return render(request, "queues/_live.html", {**context, "rows": _rows(shown)})
-    names = list(_accounts(request.user).values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
+    accounts = PulseUser.objects.seen_by(request.user)
+    names = list(accounts.values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
     if not groups:
         return render(request, "queues/none.html", {**context, "accounts": names})
     vhosts = sorted({group.vhost for group in groups})
@@ -178,10 +179,6 @@ def _rows(queues: Iterable[Queue] | QuerySet[Queue]) -> list[Row]:
 
 def _is_spared(queue: Queue) -> bool:
     return queue.unbounded or queue.exclusive or queue.registered
-
-
-def _accounts(visitor: Owner) -> QuerySet[PulseUser]:
-    return PulseUser.objects.all() if visitor.is_staff else visitor.pulse_users.all()
 
 
 def _offer(form: forms.Form, vhosts: list[str], accounts: list[str]) -> forms.Form:
@@ -430,11 +427,11 @@ def _destroy(
             return redirect(afterwards)
     except PermissionDenied as error:
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)
-    except by_hand.Gone:
-        messages.warning(request, f"The queue {name} was gone already.")
+    except by_hand.Gone as error:
+        messages.warning(request, f"The queue {name} was not {done}. {error}")
         return redirect("queue", uuid)
     except BrokerError as error:
-        trouble, status = in_words(error, f"not {done}")
+        trouble, status = in_words(error, f"It was not {done}")
     live = by_hand.live(queue) if not trouble else by_hand.Live()
     context = {
         "queue": queue,
@@ -472,17 +469,20 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     return render(request, "queues/limits.html", {"queue": queue, "name": name, "form": form, "thresholds": usual})
 
 
-def in_words(error: BrokerError, undone: str) -> tuple[str, int]:
-    """Return what a page says of what the broker didn't do, and its status. ``undone``: as in "not deleted"."""
+def in_words(error: BrokerError, undone: str, *, asked: bool = True) -> tuple[str, int]:
+    """Return what a page says of what the broker didn't do, and its status.
+
+    ``undone``: as in "It was not deleted"; ``asked``: the broker was asked to do it, and not just looked at.
+    """
     logger.warning("By hand: %s", error)
     if isinstance(error, Refused):
         reason = readable(error.reason)
         if error.status in (401, 403):
-            return f"It was {undone}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
-        return f"It was {undone}, since the broker refuses: {reason}", 409
-    if isinstance(error, BrokerAway) and error.timed_out:
-        return "The broker didn't answer in time, so it isn't known whether it did this. Look again in a minute.", 503
-    return f"It was {undone}, since the broker doesn't answer. Try again in a minute.", 503
+            return f"{undone}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
+        return f"{undone}, since the broker refuses: {reason}", 409
+    if not asked or by_hand.was_not_done(error):
+        return f"{undone}, since the broker doesn't answer. Try again in a minute.", 503
+    return "The broker gave no clear answer, so it isn't known whether it did this. Look again in a minute.", 503
 
 
 # Exchanges
@@ -509,13 +509,15 @@ def _shown(exchange: OwnExchange) -> ExchangeShown:
 @require_safe
 def exchanges_page(request: Request) -> HttpResponse:
     """Show the visitor's own exchanges and what is bound to each, as the broker has them now."""
-    context: dict[str, Any] = {"accounts": _accounts(request.user).exists()}
+    context: dict[str, Any] = {"accounts": PulseUser.objects.seen_by(request.user).exists()}
     try:
         found = exchanges.own_exchanges(request.user)
     except BrokerError as error:
-        logger.warning("The exchanges could not be listed: %s", error)
-        return render(request, "exchanges/exchanges.html", {**context, "away": True}, status=503)
-    return render(request, "exchanges/exchanges.html", {**context, "exchanges": [_shown(one) for one in found]})
+        trouble, status = in_words(error, "The exchanges could not be listed", asked=False)
+        return render(request, "exchanges/exchanges.html", {**context, "trouble": trouble}, status=status)
+    page = Paginator(found, ROWS).get_page(request.GET.get("page"))
+    shown = [_shown(one) for one in page.object_list]
+    return render(request, "exchanges/exchanges.html", {**context, "page": page, "exchanges": shown})
 
 
 @signed_in
@@ -538,7 +540,7 @@ def exchange_delete(request: Request) -> HttpResponse:
     except by_hand.Gone:
         found = []
     except BrokerError as error:
-        trouble, status = in_words(error, "not deleted")
+        trouble, status = in_words(error, "It was not deleted", asked=form.is_valid())
         return render(request, "exchanges/delete.html", {**context, "trouble": trouble}, status=status)
     if not found:
         messages.warning(request, f"There is no exchange {readable(name)} on the broker any more.")

@@ -24,11 +24,12 @@ def management() -> Management:
 def _management(process: int, url: str, timeout: float) -> Management:
     # A forked worker must not share its parent's connections, hence the process in the key.
     if not url:
-        raise BrokerAway("no broker is configured; set RABBITMQ_MANAGEMENT_URL to http://user:password@host:15672")
+        how = "set RABBITMQ_MANAGEMENT_URL to http://user:password@host:15672"
+        raise BrokerAway(f"no broker is configured; {how}", never_reached=True)
     try:
         return Management(url, read_timeout=timeout)
     except ValueError as error:
-        raise BrokerAway(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}") from error
+        raise BrokerAway(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}", never_reached=True) from error
 
 
 def amqp_url() -> str:

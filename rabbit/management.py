@@ -45,12 +45,14 @@ class BrokerError(Exception):
 class BrokerAway(BrokerError):
     """Nobody answered, or a 5xx did. Whether anything was done is unknown, so ask again later.
 
-    ``timed_out``: the connection stood, and the answer did not come in time.
+    ``timed_out``: the connection stood, and the answer did not come in time. ``never_reached``: no connection came
+    about, so that nothing was done.
     """
 
-    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+    def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False) -> None:
         super().__init__(text)
         self.timed_out = timed_out
+        self.never_reached = never_reached
 
 
 class Refused(BrokerError):
@@ -533,20 +535,25 @@ class Management:
         # spoilt then: in one of twenty cases the next request on it isn't heard, and dies after five seconds.
         # So what has a body gets a connection of its own.
         first = self._pool if json is None else self._fresh
+        died = False  # then the broker may have done it, and only its answer was lost
         try:
             try:
                 return send(first)
             except _DIED:
+                died = True
                 return send(self._fresh)._replace(sent_twice=True)
         except httpx.ReadTimeout as error:
             raise self._too_slow(what, f"no answer within {self._read_timeout:g} s") from error
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise BrokerAway(
                 f"{what}: can't connect to {self._base} ({error or 'timed out'}); "
-                "see that RabbitMQ runs there with its management plugin"
+                "see that RabbitMQ runs there with its management plugin",
+                never_reached=not died,
             ) from error
         except httpx.PoolTimeout as error:
-            raise BrokerAway(f"{what}: all connections of this process are busy; ask again later") from error
+            raise BrokerAway(
+                f"{what}: all connections of this process are busy; ask again later", never_reached=not died
+            ) from error
         except httpx.TransportError as error:
             raise BrokerAway(
                 f"{what}: the connection was cut, or HTTP isn't spoken there ({error}); "

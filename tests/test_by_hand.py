@@ -10,11 +10,12 @@ from django.db import connection
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from benchmarks.passes import counted_requests
 from queues import by_hand
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Refused
-from tests.proxy import Proxy
+from tests.proxy import Proxy, http_answer
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -75,12 +76,18 @@ def test_a_queue_that_was_deleted_by_hand_and_is_declared_again_is_the_same_row(
     assert Queue.objects.get().length == 1
 
 
-def test_a_queue_that_is_gone_meanwhile_is_marked_so(queue, alice, management, vhost):
+@pytest.mark.parametrize("do", [by_hand.delete_queue, by_hand.purge_queue])
+def test_a_404_decides_nothing_and_two_lists_do(queue, alice, amqp, management, vhost, do):
+    # A queue whose node stops has a 404 too, and for a moment isn't listed either.
+    amqp.queue("another")
+    run_pass()
     management.delete_queue(vhost, queue.name)
-    with pytest.raises(by_hand.Gone):
-        by_hand.delete_queue(queue, alice)
+    with counted_requests() as sent, pytest.raises(by_hand.Gone, match="doesn't show the queue at the moment"):
+        do(queue, alice)
+    assert len(sent) == 1
     queue.refresh_from_db()
-    assert queue.state == "gone"
+    assert (queue.state, queue.length, told(queue)) == ("ok", 3, [])
+    assert [run_pass().gone for _ in range(2)] == [0, 1]
     assert told(queue) == [("gone", None)]
 
 
@@ -101,6 +108,33 @@ def test_where_the_broker_does_not_answer_in_time_it_stays_written_down(queue, a
         with pytest.raises(BrokerAway):
             by_hand.delete_queue(queue, alice)
     assert told(queue) == [("removing", "alice@example.org")]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [http_answer("504 Gateway Time-out"), http_answer("502 Bad Gateway"), b"", http_answer("200 OK", b"<html>")],
+)
+def test_where_the_answer_tells_nothing_it_stays_written_down(queue, alice, settings, broker, client, answer):
+    # A reverse proxy that gave up has passed the request on; what became of it can't be known.
+    client.force_login(alice)
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.answer(answer)
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        for page in ("purge", "delete"):
+            asked = client.post(f"/queues/{queue.uuid}/{page}/", {"typed": queue.name})
+            assert asked.status_code == 503
+            assert "so it isn&#x27;t known whether it did this" in asked.text
+            assert "It was not" not in asked.text
+    assert told(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
+
+
+def test_a_connection_that_never_came_about_leaves_nothing_written_down_even_by_amqp(amqp, operator, settings):
+    amqp.queue("..")
+    run_pass()
+    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
+    with pytest.raises(BrokerAway):
+        by_hand.delete_queue(Queue.objects.get(), operator)
+    assert not QueueEvent.objects.exists()
 
 
 def test_a_crash_right_after_the_decision_leaves_it_written_down(queue, alice, monkeypatch, management, vhost):
@@ -157,29 +191,6 @@ def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amq
     queue.refresh_from_db()
     assert (queue.ready, queue.unacknowledged) == (0, 1)
     assert told(queue) == [("purged", "alice@example.org")]
-
-
-def test_emptying_a_queue_that_is_gone_marks_it_so(queue, alice, management, vhost):
-    management.delete_queue(vhost, queue.name)
-    with pytest.raises(by_hand.Gone):
-        by_hand.purge_queue(queue, alice)
-    assert Queue.objects.get().state == "gone"
-    assert told(queue) == [("gone", None)]
-
-
-def test_a_404_for_a_queue_that_is_listed_does_not_make_it_gone(queue, alice, monkeypatch):
-    # A queue whose node is down: the broker lists it, and answers 404 for it. Here the list has it, and the row another
-    # spelling of its name is asked for by.
-    listed = by_hand.snapshot.names
-    queue.name = "queue/alice/not-there"
-    monkeypatch.setattr(
-        by_hand.snapshot, "names", lambda *args: {*listed(*args), (queue.vhost, "queue/alice/not-there")}
-    )
-    for do in (by_hand.delete_queue, by_hand.purge_queue):
-        with pytest.raises(BrokerAway, match="node is down"):
-            do(queue, alice)
-    assert Queue.objects.get().state == "ok"
-    assert told(queue) == []
 
 
 def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, management, vhost):
@@ -266,6 +277,16 @@ def test_limits_leave_what_a_pass_wrote_meanwhile(queue, operator):
     by_hand.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
     queue.refresh_from_db()
     assert (queue.state, queue.ready, queue.unbounded) == ("deleting", 11, True)
+
+
+def test_limits_that_are_left_out_stay_as_the_database_has_them(queue, operator):
+    Queue.objects.update(unbounded=True, warn_length=3)
+    by_hand.set_limits(queue, operator, max_length=9)
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 3, 9)
+    by_hand.set_limits(queue, operator, warn_length=None)
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, None, 9)
 
 
 # What its page asks

@@ -201,6 +201,31 @@ def test_what_guardian_deleted_itself_does_not_make_a_list_short():
     assert (changes.short, len(changes.deleted)) == (0, 200)
 
 
+def hers(count, **fields):
+    return [seen(f"queue/alice/{number}", 0, **fields) for number in range(count)]
+
+
+@pytest.mark.parametrize("accounts", [{"alice": PulseAccount(1, None, None, removing=True)}, {}])
+@pytest.mark.parametrize("left", [[], [seen("a", 11)]])
+def test_what_goes_with_an_account_does_not_make_a_list_short(accounts, left):
+    story = Story()
+    story.look(snapshot(*hers(300), *left))
+    story.accounts = accounts
+    looks = [story.look(snapshot(*left)) for _ in range(2)]
+    assert [(look.short, len(look.gone), len(look.condemned)) for look in looks] == [
+        (0, 0, len(left)),
+        (0, 300, len(left)),
+    ]
+
+
+def test_a_list_that_lacks_others_beside_what_goes_with_an_account_is_short_by_those():
+    story = Story()
+    story.look(snapshot(*many(300), *hers(100)))
+    story.accounts = {"alice": PulseAccount(1, None, None, removing=True)}
+    changes = story.look(snapshot(*many(100)))
+    assert (changes.short, changes.gone) == (200, [])
+
+
 def test_a_deletion_that_was_asked_for_is_not_confirmed_by_a_list_of_other_nodes():
     story = Story()
     story.look(snapshot(*many(3)))

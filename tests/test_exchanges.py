@@ -8,6 +8,7 @@ from queues import exchanges
 from queues.by_hand import Gone
 from rabbit.management import BrokerAway
 from rabbit.names import readable
+from tests.proxy import Proxy, http_answer
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -97,6 +98,33 @@ def test_many_bindings_are_folded_and_a_great_many_counted(amqp, alice, client, 
     assert "<summary>" not in client.get("/exchanges/delete/", {"name": "exchange/alice/events"}).text
 
 
+def test_the_page_has_pages_of_fifty(amqp, alice, client):
+    for number in range(51):
+        amqp.channel.exchange_declare(f"exchange/alice/{number:02}", "fanout", durable=True)
+    client.force_login(alice)
+    first, second = client.get("/exchanges/").text, client.get("/exchanges/?page=2").text
+    assert (first.count("Delete…"), second.count("Delete…")) == (50, 1)
+    assert "1 to 50 of 51; page 1 of 2." in first
+    assert '<a href="?page=2" rel="next">' in first
+    assert '<span class="name">exchange/alice/50</span>' in second
+    assert '<a href="?page=1" rel="prev">' in second
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "504 Gateway Time-out"])
+def test_where_the_answer_tells_nothing_the_page_does_not_say_that_nothing_was_done(
+    events, alice, client, settings, broker, status
+):
+    client.force_login(alice)
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.answer(http_answer(status))
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        asked = client.post(f"/exchanges/delete/?name={events}", {"typed": events})
+        looked = client.get("/exchanges/delete/", {"name": events})
+    assert (asked.status_code, looked.status_code) == (503, 503)
+    assert "so it isn&#x27;t known whether it did this" in asked.text
+    assert "It was not deleted" in looked.text
+
+
 def test_an_owner_without_an_exchange_is_told_how_to_make_one(alice, client):
     client.force_login(alice)
     assert "No exchange yet." in client.get("/exchanges/").text
@@ -115,6 +143,20 @@ def test_with_the_broker_away_the_pages_say_so(events, alice, client, settings, 
         assert answer.status_code == 503
         assert "answer" in answer.text
     assert events in there(management, vhost)
+
+
+def test_a_broker_that_refuses_to_list_them_is_not_said_to_be_away(alice, client, settings, broker, management):
+    management.put_user("nobody-much", "secret")
+    try:
+        host = broker.management_url.rpartition("@")[2]
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://nobody-much:secret@{host}"
+        client.force_login(alice)
+        answer = client.get("/exchanges/")
+    finally:
+        management.delete_user("nobody-much")
+    assert answer.status_code == 503
+    assert "let Guardian do this" in answer.text
+    assert "Tell an operator." in answer.text
 
 
 def test_an_exchange_is_deleted_once_its_name_is_typed(events, alice, client, management, vhost):

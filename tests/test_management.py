@@ -7,11 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from urllib.parse import quote, urlsplit
 
+import httpx
 import pika
 import pytest
+from django.conf import settings as django_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rabbit import connections
 from rabbit.management import (
     BrokerAway,
     BrokerError,
@@ -434,6 +437,7 @@ def test_a_broker_that_is_not_there_is_away():
     with client("http://guest:sesame@127.0.0.1:1") as nobody, pytest.raises(BrokerAway, match="connect") as away:
         nobody.overview()
     assert not away.value.timed_out
+    assert away.value.never_reached
 
 
 def test_an_answer_that_does_not_come_is_a_timeout_and_not_asked_for_twice(behind, proxy):
@@ -484,19 +488,45 @@ def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
     with pytest.raises(BrokerAway, match="cut") as away:
         behind.whoami()
     assert not away.value.timed_out
+    assert not away.value.never_reached
     assert proxy.requests == 2
     assert behind.whoami().name
 
 
-def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy):
+def test_a_connection_that_dies_where_no_other_can_be_made_may_have_reached_the_broker(behind, proxy, monkeypatch):
+    def refuse(*arguments, **options):
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(behind._fresh, "stream", refuse)
+    proxy.close_next(1)
+    with pytest.raises(BrokerAway, match="connect") as away:
+        behind.delete_queue("/", "q")
+    assert not away.value.never_reached
+
+
+def test_without_a_configured_broker_none_is_reached(monkeypatch):
+    for url in ("", "nonsense"):
+        monkeypatch.setattr(django_settings, "RABBITMQ_MANAGEMENT_URL", url)
+        with pytest.raises(BrokerAway, match="RABBITMQ_MANAGEMENT_URL") as away:
+            connections.management()
+        assert away.value.never_reached
+
+
+def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy, monkeypatch):
     with client(proxy.url(broker.management_url)) as behind, ThreadPoolExecutor(4) as threads:
-        together = threading.Barrier(4)
+        together = threading.Barrier(4, timeout=10)
+        again = behind._fresh.stream
 
         def ask(_):
             together.wait()
             return behind.whoami().name
 
+        def ask_again(*arguments, **options):
+            together.wait()  # else the proxy closes a quick one's retry in place of a slow one's first request
+            return again(*arguments, **options)
+
         assert len(list(threads.map(ask, range(4)))) == 4
+        monkeypatch.setattr(behind._fresh, "stream", ask_again)
         proxy.close_next(4)
         assert len(list(threads.map(ask, range(4)))) == 4
 

@@ -5,9 +5,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from accounts import removal
 from accounts.models import Owner, PulseUser
-from queues import lease, monitor
+from queues import by_hand, lease, monitor
+from queues.deletion import Deletion
 from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Watch
+from rabbit.management import Management
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -308,6 +311,157 @@ def test_a_name_that_no_database_keeps_is_an_error_in_the_report_and_stops_nothi
     report = monitor.run_pass()
     assert report.deleted == 1
     assert "nul" in report.errors[0]
+
+
+# What people do while a pass is under way
+
+
+def before_the_pass_writes(monkeypatch, do):
+    """Have this done once, right before a pass writes what it found."""
+    write = monitor._write
+
+    def do_and_write(*arguments):
+        monkeypatch.setattr(monitor, "_write", write)
+        do()
+        return write(*arguments)
+
+    monkeypatch.setattr(monitor, "_write", do_and_write)
+
+
+def test_an_account_that_is_removed_during_a_pass_owns_nothing_and_the_pass_goes_on(
+    amqp, alice, management, monkeypatch
+):
+    amqp.queue("queue/alice/old", 1)
+    monitor.run_pass()
+    amqp.queue("queue/alice/new", 1)
+    amqp.queue("queue/alice/warned", 6)
+    amqp.queue("stray", 11)
+    amqp.publish("queue/alice/old", 1)
+    account = PulseUser.objects.get()
+    before_the_pass_writes(monkeypatch, lambda: removal.remove_pulse_user(account))
+    report = monitor.run_pass()
+    assert (report.errors, report.deleted) == ([], 1)
+    assert not PulseUser.objects.exists()
+    assert Queue.objects.get(name="queue/alice/old").state == "gone"
+    assert not Queue.objects.exclude(pulse_user=None).exists()
+    assert told("alice@example.org") == []
+    assert kinds("queue/alice/old") == ["removed"]
+
+
+@pytest.mark.parametrize("more", [1, 6, 20])
+def test_a_queue_that_is_deleted_by_hand_during_a_pass_stays_gone_and_nobody_is_told(amqp, alice, monkeypatch, more):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    queue = Queue.objects.get(name="queue/alice/builds")
+    amqp.publish(queue.name, more)
+    before_the_pass_writes(monkeypatch, lambda: by_hand.delete_queue(queue, alice))
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
+    queue.refresh_from_db()
+    assert (queue.state, queue.length) == ("gone", None)
+    assert kinds(queue.name) == ["removing", "removed"]
+    assert list(QueueSample.objects.filter(queue=queue).values_list("length", flat=True)) == [1]
+    assert not Notification.objects.exists()
+
+
+def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(amqp, alice, monkeypatch):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 6)
+    monitor.run_pass()
+    queue = Queue.objects.get(name="queue/alice/builds")
+    known = monitor._known
+
+    def delete_and_read():
+        monkeypatch.setattr(monitor, "_known", known)
+        by_hand.delete_queue(queue, alice)
+        return known()
+
+    monkeypatch.setattr(monitor, "_known", delete_and_read)
+    for _ in range(3):
+        monitor.run_pass()
+    queue.refresh_from_db()
+    assert queue.state == "gone"
+    assert kinds(queue.name) == ["warned", "removing", "removed"]
+
+
+def test_a_row_from_before_the_clock_was_set_back_is_no_reason_to_overlook_a_queue(amqp):
+    amqp.queue("long", 1)
+    monitor.run_pass()
+    Queue.objects.update(state="gone", last_seen=timezone.now() + timedelta(hours=1))
+    amqp.publish("long", 20)
+    assert monitor.run_pass().deleted == 1
+
+
+@pytest.mark.parametrize("step", ["look_again", "_announce", "_delete", "_really_gone"])
+def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amqp, alice, monkeypatch, step):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 11)
+    at_that_step = getattr(Deletion, step)
+
+    def delete_first(self, *arguments, **options):
+        monkeypatch.setattr(Deletion, step, at_that_step)
+        by_hand.delete_queue(Queue.objects.get(name="queue/alice/builds"), alice)
+        return at_that_step(self, *arguments, **options)
+
+    monkeypatch.setattr(Deletion, step, delete_first)
+    if step == "_really_gone":  # the broker may tell both that they deleted it
+        monkeypatch.setattr(Management, "delete_queue", lambda self, vhost, name: amqp.channel.queue_delete(name))
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert sum(report.deleted for report in reports) == 0
+    assert Queue.objects.get(name="queue/alice/builds").state == "gone"
+    assert kinds("queue/alice/builds") == ["condemned", "removing", "removed"]
+    assert told("alice@example.org") == []
+
+
+def test_a_condemned_queue_that_is_deleted_by_hand_and_declared_again_is_not_deleted(
+    amqp, alice, monkeypatch, management, vhost
+):
+    amqp.queue("queue/alice/builds", 11)
+    announce = Deletion._announce
+
+    def delete_and_declare(self, *arguments):
+        by_hand.delete_queue(Queue.objects.get(), alice)
+        amqp.queue("queue/alice/builds", 1)
+        return announce(self, *arguments)
+
+    monkeypatch.setattr(Deletion, "_announce", delete_and_declare)
+    assert monitor.run_pass().deleted == 0
+    assert [row["name"] for row in management.list_queues(vhost, {"columns": "name"})] == ["queue/alice/builds"]
+
+
+def test_a_deletion_that_was_asked_for_and_came_about_by_hand_is_not_recorded_twice(amqp, alice, monkeypatch):
+    amqp.queue("another")
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    Queue.objects.filter(name="queue/alice/builds").update(state="deleting", delete_sent_at=timezone.now())
+    queue = Queue.objects.get(name="queue/alice/builds")
+    amqp.channel.queue_delete(queue.name)
+    before_the_pass_writes(monkeypatch, lambda: Queue.objects.filter(pk=queue.pk).update(state="gone"))
+    assert monitor.run_pass().deleted == 0
+    assert kinds(queue.name) == []
+    assert told("alice@example.org") == []
+
+
+def test_removing_an_account_with_many_queues_is_no_short_list(amqp, alice, settings, monkeypatch):
+    settings.GUARDIAN_DELETE_BRAKE = 5
+    for number in range(30):
+        amqp.queue(f"queue/alice/{number}")
+    amqp.queue("long", 1)
+    monitor.run_pass()
+    amqp.publish("long", 20)
+    reports = []
+    remove = removal._remove_from_broker
+
+    def remove_and_look(*arguments):
+        left = remove(*arguments)
+        reports.append(monitor.run_pass())
+        return left
+
+    monkeypatch.setattr(removal, "_remove_from_broker", remove_and_look)
+    removal.remove_pulse_user(PulseUser.objects.get())
+    assert [(report.errors, report.deleted) for report in reports] == [([], 1)]
+    assert told("ops@example.org") == ["deletion"]
 
 
 @pytest.mark.parametrize("queues", [10, 60])

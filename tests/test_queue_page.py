@@ -84,7 +84,13 @@ def test_a_page_to_look_at_takes_no_form(alices_queue, client, alice, page):
 
 def test_a_mail_links_to_the_page_of_its_queue(alices_queue, client, alice, settings):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
-    notification = Notification(kind="recovery", recipient="alice@example.org", facts={"length": 1}, queue=alices_queue)
+    notification = Notification(
+        kind="recovery",
+        recipient="alice@example.org",
+        facts={"length": 1},
+        queue=alices_queue,
+        created=timezone.now(),
+    )
     path = f"/queues/{alices_queue.uuid}/"
     assert f"https://guardian.example.org{path}" in compose(notification).body
     client.force_login(alice)
@@ -342,13 +348,16 @@ def test_any_name_can_be_typed_as_it_is_shown(guarded, amqp, alice, client, mana
     assert page_of(queue, client).count("no longer on the broker") == 1
 
 
-@pytest.mark.parametrize("page", ["delete", "purge"])
-def test_a_queue_that_is_gone_when_the_button_is_pressed(watched, client, management, vhost, page):
+@pytest.mark.parametrize(("page", "done"), [("delete", "deleted"), ("purge", "emptied")])
+def test_a_queue_that_is_gone_when_the_button_is_pressed(watched, client, management, vhost, page, done):
     management.delete_queue(vhost, watched.name)
     answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}, follow=True)
     assert answer.redirect_chain == [(f"/queues/{watched.uuid}/", 302)]
-    assert "was gone already" in answer.text
-    assert "Gone: it was last seen" in answer.text
+    assert f"was not {done}" in answer.text
+    assert "show the queue at the moment" in answer.text
+    for _ in range(3):
+        run_pass()
+    assert "Gone: it was last seen" in page_of(watched, client)
     again = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}, follow=True)
     assert "There is nothing left to do." in again.text
 
@@ -413,6 +422,15 @@ def test_operators_set_limits_on_the_page(alices_queue, client, operator):
     assert "The limits are set." in answer.text
     assert "9,000 messages, set for this queue" in answer.text
     assert "given other limits (warn length: 100; maximum: 9,000)" in answer.text
+
+
+def test_a_warn_length_above_the_maximum_of_the_account_is_shown_as_it_applies(alices_queue, client, alice):
+    Queue.objects.update(warn_length=9000)
+    PulseUser.objects.update(warn_length=100, max_length=6000)
+    client.force_login(alice)
+    page = page_of(alices_queue, client)
+    assert "<dd>6,000 messages, its maximum: more is set for the warning</dd>" in page
+    assert "<dd>6,000 messages, as set for the Pulse user, after another look</dd>" in page
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,12 @@ def test_a_queues_own_thresholds_come_before_its_users_and_those_before_the_poli
     assert resolve((None, None), (None, None), LIMITS) == LIMITS
 
 
+def test_nobody_is_warned_later_than_at_the_maximum():
+    # An owner lowers the maximum of an account below what an operator set for one of its queues.
+    assert resolve((9, None), (2, 6), LIMITS) == Thresholds(6, 6)
+    assert resolve((None, 3), (None, None), LIMITS) == Thresholds(3, 3)
+
+
 def test_an_own_threshold_of_zero_is_one():
     assert resolve((0, None), (2, None), LIMITS).warn == 0
 
