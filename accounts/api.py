@@ -262,7 +262,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
     def get_queryset(self) -> QuerySet[Owner]:
         """Return those that the visitor sees."""
         if self.request.user.is_staff:
-            return Owner.objects.all()
+            return vouching.known()
         if vouching.may_vouch(self.request.user):
             return Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
         return Owner.objects.none()

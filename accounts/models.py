@@ -6,16 +6,21 @@ The broker is the truth about which accounts exist; these rows are the truth abo
 import enum
 import unicodedata
 import uuid
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from django.conf import settings
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.auth.models import AnonymousUser, PermissionsMixin
 from django.core.exceptions import ValidationError
+from django.core.validators import EmailValidator
 from django.db import models
 from django.db.models.functions import Lower
 from django.utils import timezone
 from knox.models import AbstractAuthToken
+
+LONGEST_ADDRESS = 254
+
+NO_ADDRESS = "Enter an e-mail address, such as you@example.org."
 
 
 class OwnerQuerySet(BaseUserManager["Owner"]):
@@ -38,6 +43,15 @@ class OwnerQuerySet(BaseUserManager["Owner"]):
         return self.create_user(email, password, is_staff=True, is_superuser=True, vouched=True, **fields)
 
 
+class Unchanged(enum.Enum):
+    """Says of a field that it stays as the database has it, where None says something else."""
+
+    UNCHANGED = enum.auto()
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+
+
 def people_like(text: str) -> models.Q:
     """Return the condition that an owner has this in the address or the name."""
     return models.Q(email__icontains=text) | models.Q(full_name__icontains=text)
@@ -48,8 +62,25 @@ def normal_address(email: str) -> str:
     return email.strip().lower()
 
 
+def check_address(email: str) -> None:
+    """Make sure that this is an e-mail address, in its normal form, and looks like no other than it is.
+
+    Refused are invisible characters, marks that turn the direction of the text, and letters of other widths, which a
+    mail server would take for the plain ones.
+
+    Raises:
+        ValidationError: it isn't.
+    """
+    EmailValidator(NO_ADDRESS)(email)
+    is_plain = email.isprintable() and unicodedata.normalize("NFKC", email) == email
+    if len(email) > LONGEST_ADDRESS or not is_plain:
+        raise ValidationError(NO_ADDRESS)
+
+
 def check_line(text: str, most: int) -> None:
-    """Make sure that this is a line of text as a person types it: not empty, at most so many characters, all to be seen.
+    """Make sure that this is a line of text as a person types it: not empty, and at most so many characters.
+
+    All of them can be seen.
 
     Raises:
         ValidationError: it isn't.
@@ -124,9 +155,14 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         return self.email
 
     def clean(self) -> None:
-        """Bring the address into its normal form."""
-        super().clean()
-        self.email = normal_address(self.email)
+        """Bring the address into its normal form, and refuse one that looks like another than it is."""
+        email = normal_address(self.email)
+        try:
+            check_address(email)
+        except ValidationError as error:
+            raise ValidationError({"email": error.messages}) from None
+        super().clean()  # which would make another of such an address
+        self.email = email
 
     def get_full_name(self) -> str:
         """Return the name to show, which is the address where no name is known."""

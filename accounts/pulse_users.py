@@ -7,19 +7,21 @@ the account. What a crash leaves in between is not ready: the same owner making 
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
 from django.contrib.auth.password_validation import validate_password
-from django.core.cache import cache
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import IntegrityError, models, transaction
+from django.utils import timezone
 
-from accounts import addresses, vouching
+from accounts import addresses, hold, vouching
 from accounts.models import (
+    UNCHANGED,
     Owner,
     PulseUser,
+    Unchanged,
     check_thresholds,
     has_control_characters,
     normal_address,
@@ -34,8 +36,8 @@ MOST_OWNERS = 100
 
 LONGEST_PASSWORD = 255
 
-MAKING_SECONDS = 60
-"""How long a making that was killed keeps others from finishing it."""
+HARMLESS_TAGS = frozenset({"management", "monitoring"})
+"""With these an account looks at the broker; with any other it can do what its permissions don't allow."""
 
 MOST_MESSAGES = 2**31 - 1
 
@@ -117,10 +119,11 @@ def make_pulse_user(
     Raises:
         rabbit.names.BadName: the name can't be used; the text says why.
         NameReserved: it is kept for others.
-        NameTaken: somebody has it, or it is being made or removed right now.
+        NameTaken: somebody has it, or it is being made, changed or removed right now.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
         ValidationError: the password or an address can't be used; of the field ``password`` or ``notification_emails``.
+            An address of a making that was broken off may have been asked within an hour; then the row is not ready.
         BrokerError: the broker is away or refused. Nothing was made; where that could not be made sure of, the row is
             not ready, and making it again finishes it.
     """
@@ -132,15 +135,25 @@ def make_pulse_user(
     wanted = addresses.usable_addresses(notification_emails, owners)
     if password is not None:
         check_password(password, username)
-    with _alone(username):
-        return _make(username, owners, password or secrets.token_urlsafe(24), wanted, by or owners[0])
+    management = connections.management()
+    try:
+        with hold.held(username) as ours:
+            password = password or secrets.token_urlsafe(24)
+            return _make(ours.renewed_by(management), username, owners, password, wanted, by or owners[0])
+    except hold.Taken as error:
+        raise NameTaken(f"'{username}' is just being made; look again in some minutes, or choose another.") from error
 
 
 def _make(
-    username: str, owners: Sequence[Owner], password: str, notification_emails: list[str], by: Owner
+    management: Management,
+    username: str,
+    owners: Sequence[Owner],
+    password: str,
+    notification_emails: list[str],
+    by: Owner,
 ) -> tuple[PulseUser, str]:
-    management = connections.management()
-    unfinished = PulseUser.objects.filter(username=username, ready=False, owners__in=owners).first()
+    begun = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
+    unfinished = begun.filter(owners__in=owners).first()
     if not may_be_made(management, username, begun=unfinished is not None):
         raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
     pulse_user = unfinished or _new_row(username, owners)
@@ -150,25 +163,9 @@ def _make(
     except BrokerError:
         _unmake(management, pulse_user)
         raise
-    if not _mark_ready(management, pulse_user, owners, notification_emails, by):
+    if not _mark_ready(pulse_user, owners, notification_emails, by):
         raise NameTaken(f"'{username}' was removed by somebody while it was being made.")
     return pulse_user, password
-
-
-@contextlib.contextmanager
-def _alone(username: str) -> Iterator[None]:
-    """Keep anybody else from making this account at the same time: who of two puts the last password, nobody knows.
-
-    Raises:
-        NameTaken: somebody is at it.
-    """
-    key = f"making-{username}"
-    if not cache.add(key, True, MAKING_SECONDS):
-        raise NameTaken(f"'{username}' is just being made; look again in a minute, or choose another name.")
-    try:
-        yield
-    finally:
-        cache.delete(key)
 
 
 def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
@@ -186,9 +183,9 @@ def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
 def _new_row(username: str, owners: Sequence[Owner]) -> PulseUser:
     try:
         with transaction.atomic():
-            for owner in sorted(owners, key=lambda owner: owner.pk):
-                # Somebody may be withdrawing it right now, with all accounts that this owner has.
-                vouching.require_vouched(vouching.lock(owner))
+            # Somebody may be withdrawing it right now, with all accounts that such an owner has.
+            for owner in vouching.lock_all(owners):
+                vouching.require_vouched(owner)
             pulse_user = PulseUser.objects.create(username=username)
             pulse_user.owners.set(owners)
     except IntegrityError as error:
@@ -206,37 +203,32 @@ def _grant(management: Management, username: str) -> None:
         ) from error
 
 
-def _mark_ready(
-    management: Management, pulse_user: PulseUser, owners: Sequence[Owner], notification_emails: list[str], by: Owner
-) -> bool:
+def _mark_ready(pulse_user: PulseUser, owners: Sequence[Owner], notification_emails: list[str], by: Owner) -> bool:
+    """Return whether it is ready; not where somebody has begun to remove it, which the task finishes."""
     with transaction.atomic():
-        if still(pulse_user).update(ready=True):
-            pulse_user.ready = True
-            pulse_user.owners.set(owners)
-            for email in notification_emails:
-                if not pulse_user.notification_addresses.filter(email=email).exists():
-                    addresses.new_address(pulse_user, email, by)
-            return True
-    _delete_user(management, pulse_user)
-    return False
+        if not still(pulse_user).update(ready=True):
+            return False
+        pulse_user.ready = True
+        pulse_user.owners.set(owners)
+        for email in notification_emails:
+            if not pulse_user.notification_addresses.filter(email=email).exists():
+                addresses.new_address(pulse_user, email, by)
+        return True
 
 
 def _unmake(management: Management, pulse_user: PulseUser) -> None:
     """Take back what was begun. Where the broker can't be asked, the row stays, not ready, and says so."""
-    try:
-        management.delete_user(pulse_user.username)
-    except NotThere:
-        pass
-    except BrokerError:
+    ours = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
+    # A ready one is an account of somebody's by now. Marked as being removed, nobody makes it ready meanwhile.
+    if not ours.filter(removing_since=None).update(removing_since=timezone.now()):
         return
-    pulse_user.delete()
-
-
-def _delete_user(management: Management, pulse_user: PulseUser) -> None:
-    """Delete an account from the broker that was put there while somebody removed it, unless it is someone's again."""
-    if not PulseUser.objects.filter(username=pulse_user.username, removing_since=None).exists():
+    try:
         with contextlib.suppress(NotThere):
             management.delete_user(pulse_user.username)
+    except BrokerError:
+        ours.update(removing_since=None)
+    else:
+        ours.delete()
 
 
 def still(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
@@ -254,32 +246,43 @@ def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close
     from the broker, or was not ready, is made again with the permissions of a new one.
 
     Raises:
-        ValidationError: the password can't be used (of the field ``password``), the account is being removed, or it is
-            another's of that name, made by hand before this one was ready.
+        ValidationError: the password can't be used (of the field ``password``), somebody is changing or removing the
+            account right now, it is Guardian's own or an administrator's by now, or it is another's of that name, made
+            by hand before this one was ready.
         BrokerError: the broker is away or refused. Where it is about the connections, the password is another already:
             the text says so, and doing it again mends it.
     """
     username = pulse_user.username
     if password is not None:
         check_password(password, username)
-    if not still(pulse_user).exists():
-        raise ValidationError(f"'{username}' is being removed, so it gets no new password.")
     management = connections.management()
+    try:
+        with hold.held(username) as ours:
+            return _rotate(ours.renewed_by(management), pulse_user, password, close_connections=close_connections)
+    except hold.Taken as error:
+        raise ValidationError(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
+
+
+def _rotate(management: Management, pulse_user: PulseUser, password: str | None, *, close_connections: bool) -> str:
+    row = still(pulse_user).first()
+    if row is None:
+        raise ValidationError(f"'{pulse_user.username}' is being removed, so it gets no new password.")
+    username, is_ready = row.username, row.ready
     try:
         tags = management.user(username).tags
     except NotThere:
-        tags = frozenset()
+        tags, is_ready = frozenset(), False
         # Not ready until it has its permissions again, whatever comes in between.
-        still(pulse_user).update(ready=False)
-    is_ready = still(pulse_user).filter(ready=True).exists()
+        still(row).update(ready=False)
+    if reason := why_nobodys(username, tags):
+        raise ValidationError(reason)
     if not is_ready and not may_be_made(management, username, begun=True):
         raise ValidationError(f"'{username}' is an account on the broker that somebody made by hand. Ask an operator.")
     password = password or secrets.token_urlsafe(24)
     is_new = management.put_user(username, password, sorted(tags))
     if is_new or not is_ready:
         _grant(management, username)
-    if not still(pulse_user).update(ready=True):
-        _delete_user(management, pulse_user)
+    if not still(row).update(ready=True):
         raise ValidationError(f"'{username}' was removed by somebody meanwhile.")
     pulse_user.ready = True
     if close_connections:
@@ -310,27 +313,44 @@ def connections_of(pulse_user: PulseUser) -> list[Connection]:
 # Adopting
 
 
-def adopt_pulse_user(username: str, owners: Sequence[Owner]) -> PulseUser:
+def require_operator(by: Owner) -> None:
+    """Make sure that this is somebody who may adopt accounts.
+
+    Raises:
+        PermissionDenied: it isn't.
+    """
+    if not by.is_staff:
+        raise PermissionDenied("Only operators can adopt an account that was made by hand.")
+
+
+def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
     """Give an account that was made by hand on the broker its owners. Nothing of it changes there.
 
     Raises:
+        PermissionDenied: ``by`` is no operator.
         rabbit.names.BadName: no queue could be its own by this name.
-        CannotAdopt: it is Guardian's own, or an administrator's.
-        NameTaken: it has owners here already.
+        CannotAdopt: it is Guardian's own, or has a tag that gives it more than its permissions do.
+        NameTaken: it has owners here already, or somebody is changing it right now.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
         NotThere: the broker has no such account.
         BrokerError: the broker is away or refused.
     """
+    require_operator(by)
     names.check_user_name(username)
-    if username in own_accounts():
-        raise CannotAdopt(f"'{username}' is the account that Guardian itself works with.")
+    if reason := why_nobodys(username):
+        raise CannotAdopt(reason)
     if not owners:
         raise LastOwner("An account has one owner at least.")
-    if "administrator" in connections.management().user(username).tags:
-        raise CannotAdopt(f"'{username}' is an administrator of the broker, who may do everything there.")
-    pulse_user = _new_row(username, owners)
-    still(pulse_user).update(ready=True)
+    management = connections.management()
+    try:
+        with hold.held(username) as ours:
+            if reason := why_nobodys(username, ours.renewed_by(management).user(username).tags):
+                raise CannotAdopt(reason)
+            pulse_user = _new_row(username, owners)
+            still(pulse_user).update(ready=True)
+    except hold.Taken as error:
+        raise NameTaken(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
     pulse_user.ready = True
     return pulse_user
 
@@ -342,12 +362,27 @@ def adoptable() -> list[str]:
         BrokerError: the broker is away or refused.
     """
     users = connections.management().users()
-    known = {*PulseUser.objects.values_list("username", flat=True), *own_accounts()}
+    known = set(PulseUser.objects.values_list("username", flat=True))
     return sorted(
         user.name
         for user in users
-        if user.name not in known and "administrator" not in user.tags and _can_be_a_name(user.name)
+        if user.name not in known and not why_nobodys(user.name, user.tags) and _can_be_a_name(user.name)
     )
+
+
+def why_nobodys(username: str, tags: Collection[str] = ()) -> str:
+    """Return why an account with these tags must not be an owner's, or changed by one; empty: it may be."""
+    if username in own_accounts():
+        return f"'{username}' is the account that Guardian itself works with."
+    more = sorted(set(tags) - HARMLESS_TAGS)
+    if "administrator" in more:
+        return f"'{username}' is an administrator of the broker, who may do everything there."
+    if more:
+        return (
+            f"'{username}' has the tag {', '.join(more)} on the broker, which gives it more than its permissions do. "
+            "An operator can take that away there."
+        )
+    return ""
 
 
 def own_accounts() -> set[str]:
@@ -371,14 +406,16 @@ def find_owners(emails: Iterable[str]) -> list[Owner]:
     """Return the owners with these addresses, each once, in one query.
 
     Raises:
-        ValidationError: some are nobody's who may use the broker; the text names them, and not whether they are known.
+        ValidationError: some are nobody's who has signed in and may use the broker; the text names them, and not
+            whether they are known.
     """
     wanted = list(dict.fromkeys(normal_address(email) for email in emails))
     if len(wanted) > MOST_OWNERS:
         raise ValidationError(f"An account can have {MOST_OWNERS} owners, and these are {len(wanted)}.")
     may = models.Q(vouched=True) | models.Q(is_staff=True)
     askable = [email for email in wanted if addresses.is_address(email)]
-    found = {owner.email: owner for owner in Owner.objects.filter(may, is_active=True, email__in=askable)}
+    there = Owner.objects.filter(may, vouching.has_signed_in(), is_active=True, email__in=askable)
+    found = {owner.email: owner for owner in there}
     missing = [email for email in wanted if email not in found]
     if missing:
         raise ValidationError(
@@ -395,8 +432,10 @@ def add_owner(pulse_user: PulseUser, owner: Owner) -> None:
         NotVouched: they may not use the broker.
         PulseUser.DoesNotExist: the account is gone meanwhile.
     """
-    vouching.require_vouched(owner)
     with transaction.atomic():
+        # The owner first, as in withdrawing: whichever comes second sees what the first has done.
+        for locked in vouching.lock_all([owner]):
+            vouching.require_vouched(locked)
         PulseUser.objects.locked(pulse_user).owners.add(owner)
 
 
@@ -405,17 +444,19 @@ def remove_owner(pulse_user: PulseUser, owner: Owner) -> None:
 
     Raises:
         NotAnOwner: they aren't one.
-        LastOwner: nobody would be left.
+        LastOwner: nobody would be left who can sign in.
         PulseUser.DoesNotExist: the account is gone meanwhile.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
-        owners = set(locked.owners.values_list("pk", flat=True))
-        if owner.pk not in owners:
+        is_active = dict(locked.owners.values_list("pk", "is_active"))
+        if owner.pk not in is_active:
             raise NotAnOwner(f"{owner.email} isn't an owner of '{pulse_user.username}'.")
-        if len(owners) == 1:
+        leaves_active = is_active.pop(owner.pk)
+        if not is_active or (leaves_active and not any(is_active.values())):
+            who = "the last owner who can sign in" if is_active else "the last owner"
             raise LastOwner(
-                f"{owner.email} is the last owner of '{pulse_user.username}', and can't leave it. "
+                f"{owner.email} is {who} of '{pulse_user.username}', and can't leave it. "
                 "Add another owner first, or delete the account."
             )
         locked.owners.remove(owner)
@@ -425,25 +466,30 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner]) -> None:
     """Make these, and nobody else, the owners of the account.
 
     Raises:
-        LastOwner: there are none.
+        LastOwner: there are none, or none who can sign in.
         NotVouched: one who isn't an owner yet may not use the broker.
         PulseUser.DoesNotExist: the account is gone meanwhile.
     """
     if not owners:
         raise LastOwner("An account has one owner at least.")
     with transaction.atomic():
+        current = vouching.lock_all(owners)
         locked = PulseUser.objects.locked(pulse_user)
         present = set(locked.owners.values_list("pk", flat=True))
-        for owner in owners:
+        for owner in current:
             if owner.pk not in present:
                 vouching.require_vouched(owner)
-        locked.owners.set(owners)
+        if not any(owner.is_active for owner in current):
+            raise LastOwner("An account has one owner at least who can sign in.")
+        locked.owners.set(current)
 
 
 # Thresholds
 
 
-def set_thresholds(pulse_user: PulseUser, warn: int | None, most: int | None, by: Owner) -> None:
+def set_thresholds(
+    pulse_user: PulseUser, warn: int | Unchanged | None, most: int | Unchanged | None, by: Owner
+) -> None:
     """Set the thresholds of the account's queues, in messages; None: as the policy says.
 
     Raises:
@@ -454,11 +500,13 @@ def set_thresholds(pulse_user: PulseUser, warn: int | None, most: int | None, by
     limit = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
     if not by.is_staff and not limit:
         raise PermissionDenied("The thresholds are set by operators here. Ask one.")
-    check_thresholds(warn, most)
-    if max(warn or 0, most or 0) > MOST_MESSAGES:
-        raise ValidationError(f"No threshold can be above {MOST_MESSAGES} messages.")
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
+        warn = locked.warn_length if warn is UNCHANGED else warn
+        most = locked.max_length if most is UNCHANGED else most
+        check_thresholds(warn, most)
+        if max(warn or 0, most or 0) > MOST_MESSAGES:
+            raise ValidationError(f"No threshold can be above {MOST_MESSAGES} messages.")
         if not by.is_staff and most is not None and most > limit and most != locked.max_length:
             raise ValidationError(f"The largest maximum that owners may set is {limit} messages. Ask an operator.")
         locked.warn_length, locked.max_length = warn, most

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django.conf import settings
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import signals
+from accounts import hold, signals
 from accounts.models import PulseUser
-from accounts.pulse_users import may_be_made, still
+from accounts.pulse_users import may_be_made, still, why_nobodys
 from rabbit import connections, names, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere
 
@@ -48,16 +49,22 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
     The account goes first, and its connections with it, so that nothing of it comes back in the meantime.
 
     Raises:
+        PermissionDenied: it is Guardian's own account or an administrator's by now; nothing changed.
         BrokerError: the broker is away or refused. Where that came before anything was done, nothing changed; else
-            ``removing_since`` is set, and the task goes on until all is gone.
+            ``removing_since`` is set, and the task goes on until all is gone. So it does where somebody else is
+            changing the account right now.
     """
     management = connections.management()
-    with contextlib.suppress(NotThere):
-        management.user(pulse_user.username)
+    reason = why_nobodys(pulse_user.username, _tags(management, pulse_user.username))
+    if reason and pulse_user.ready:
+        raise PermissionDenied(reason)
     now = timezone.now()
     if still(pulse_user).update(removing_since=now):
         pulse_user.removing_since = now
-    left = _remove(management, pulse_user)
+    try:
+        left = _remove(management, pulse_user)
+    except hold.Taken as error:
+        raise BrokerAway(f"'{pulse_user.username}' is being removed; Guardian goes on by itself: {error}") from error
     if left:
         raise BrokerAway(f"'{pulse_user.username}' is being removed; still there: {left}. Guardian goes on by itself.")
 
@@ -73,7 +80,8 @@ def finish_removals() -> int:
 def remove_marked(marked: Iterable[PulseUser]) -> int:
     """Remove these accounts, which are marked for it, past single failures, until the broker is away.
 
-    Return how many are gone now. What isn't is logged, and stays marked for :func:`finish_removals`.
+    Return how many are gone now. What isn't is logged, and stays marked for :func:`finish_removals`; what somebody else
+    is changing right now is left to them and to the next time.
     """
     gone = 0
     for pulse_user in list(marked):
@@ -82,6 +90,8 @@ def remove_marked(marked: Iterable[PulseUser]) -> int:
         except BrokerAway as error:
             logger.warning("Removing '%s' stops here, and goes on in a minute: %s", pulse_user.username, error)
             break
+        except hold.Taken:
+            continue
         except BrokerError as error:
             logger.warning("'%s' can't be removed yet: %s", pulse_user.username, error)
             continue
@@ -96,22 +106,36 @@ def _remove(management: Management, pulse_user: PulseUser) -> str:
     """Remove what is marked from the broker, and then its row. Return what is left and keeps the row; empty: nothing.
 
     Raises:
+        hold.Taken: somebody else is changing it right now, or this was so slow that somebody else went on with it.
         BrokerError: the broker is away, or refused to delete the account or to list what it has.
     """
-    row = PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).first()
-    if row is None:
-        return ""  # somebody else was faster, and the name may be another's by now
-    # One that never was ready may be another's on the broker, made by hand; then only the row goes.
-    left = ""
-    if row.ready or may_be_made(management, row.username, begun=True):
-        left = _remove_from_broker(management, row.username)
-    if not left:
-        with transaction.atomic():
-            row = PulseUser.objects.select_for_update().filter(pk=pulse_user.pk).first()
-            if row is not None:
-                signals.pulse_user_removed.send(PulseUser, pulse_user=row)
-                row.delete()
-    return left
+    with hold.held(pulse_user.username) as ours:
+        row = PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).first()
+        if row is None:
+            return ""  # somebody else was faster, and the name may be another's by now
+        management = ours.renewed_by(management)
+        reason = why_nobodys(row.username, _tags(management, row.username))
+        if reason and row.ready:
+            return f"the account itself. {reason}"
+        # One that never was ready may be another's on the broker, made by hand; then only the row goes.
+        is_its_own = not reason and (row.ready or may_be_made(management, row.username, begun=True))
+        left = _remove_from_broker(management, row.username) if is_its_own else ""
+        if not left:
+            ours.renew()
+            with transaction.atomic():
+                row = PulseUser.objects.select_for_update().filter(pk=pulse_user.pk).first()
+                if row is not None:
+                    if is_its_own:
+                        signals.pulse_user_removed.send(PulseUser, pulse_user=row)
+                    row.delete()
+        return left
+
+
+def _tags(management: Management, username: str) -> frozenset[str]:
+    try:
+        return management.user(username).tags
+    except NotThere:
+        return frozenset()
 
 
 def _remove_from_broker(management: Management, username: str) -> str:

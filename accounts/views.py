@@ -17,10 +17,10 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts import addresses, forms, pulse_users, removal, tokens, vouching, withdrawal
-from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, normal_address, people_like
+from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, people_like
 from rabbit import connections
 from rabbit.management import BrokerError, NotThere, Refused
 from rabbit.names import BadName, exchange_prefix, queue_prefix, readable
@@ -117,15 +117,16 @@ def _make(request: OwnersRequest) -> HttpResponse:
 
 
 def _adopt(request: OwnersRequest) -> HttpResponse:
-    if not request.user.is_staff:
-        raise PermissionDenied("Only operators can adopt an account that was made by hand.")
+    pulse_users.require_operator(request.user)  # what can be adopted is for their eyes, too
     try:
         form = forms.AdoptForm(request.POST, adoptable=pulse_users.adoptable())
     except BrokerError as error:
         return _pulse_users(request, trouble=_broker_trouble(request, error, "Nothing was adopted."), status=503)
     if form.is_valid():
         try:
-            pulse_user = pulse_users.adopt_pulse_user(form.cleaned_data["username"], form.cleaned_data["owners"])
+            pulse_user = pulse_users.adopt_pulse_user(
+                form.cleaned_data["username"], form.cleaned_data["owners"], request.user
+            )
         except (BadName, pulse_users.NameTaken, pulse_users.CannotAdopt) as error:
             form.add_error("username", str(error))
         except (pulse_users.LastOwner, vouching.NotVouched) as error:
@@ -196,14 +197,19 @@ def _pulse_user(
 
 
 def action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:
-    """Let those who see an account POST what is to be done with it; who has to sign in comes back to its page."""
+    """Let those who see an account POST what is to be done with it; who has to sign in comes back to its page.
 
-    @require_POST
+    So does who reads the address of such a form again after an error in it.
+    """
+
+    @page_with_forms
     @wraps(view)
     def checked(request: OwnersRequest, username: str) -> HttpResponse:
         if not request.user.is_authenticated:
             return redirect_to_login(reverse("pulse_user", args=[username]))
         pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
+        if request.method != "POST":
+            return redirect("pulse_user", username)
         try:
             return view(request, pulse_user)
         except PulseUser.DoesNotExist:
@@ -432,12 +438,12 @@ def vouching_page(request: OwnersRequest) -> HttpResponse:
 @login_required
 @page_with_forms
 def owners_page(request: OwnersRequest) -> HttpResponse:
-    """Show who asks to be vouched for, to operators everybody, and vouch for somebody by address."""
+    """Show who asks to be vouched for, to operators all who signed in, and vouch for somebody by address."""
     if not vouching.may_vouch(request.user):
         raise PermissionDenied("Only those who may vouch for others see who asks for it.")
     form = forms.VouchForm(_posted(request))
     if request.method == "POST" and form.is_valid():
-        owner = Owner.objects.filter(email=normal_address(form.cleaned_data["email"])).first()
+        owner = vouching.find(form.cleaned_data["email"])
         if owner is None:
             where = settings.GUARDIAN_BASE_URL
             form.add_error("email", f"Nobody has signed in with this address yet. Ask them to do so first, at {where}.")
@@ -450,7 +456,8 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
                 messages.success(request, f"{owner} may use RabbitMQ now.")
                 return redirect("owners")
     search = _search(request)
-    owners = Owner.objects.annotate(number_of_accounts=Count("pulse_users")).order_by("email")
+    known = vouching.known()
+    owners = known.annotate(number_of_accounts=Count("pulse_users")).order_by("email")
     if search:
         owners = owners.filter(people_like(search))
     page = _page(request, owners if request.user.is_staff else owners.none())

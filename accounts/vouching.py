@@ -1,16 +1,18 @@
 """Who may use the broker: by whom, by which rule, and since when."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 
+from allauth.account.models import EmailAddress
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from accounts import signals
-from accounts.models import Owner, Vouching, check_line
+from accounts.models import Owner, Vouching, check_line, normal_address
 
 BETWEEN_REQUESTS = timedelta(days=1)
 
@@ -63,11 +65,11 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 
     Raises:
         PermissionDenied: ``by`` may not vouch for others, or not for this one.
-        ValidationError: the reason is too long, or has control characters in it.
+        ValidationError: the reason is too long, has control characters in it, or looks like a rule's.
     """
     if by is not None and not may_vouch(by):
         raise PermissionDenied("You can't vouch for others. Ask an operator.")
-    reason = _line(reason)
+    reason = _line(reason, by)
     with transaction.atomic():
         locked = lock(owner)
         last = locked.vouchings.first()
@@ -90,11 +92,11 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 
     Raises:
         PermissionDenied: ``by`` is no operator, or the owner is one.
-        ValidationError: the reason is too long, or has control characters in it.
+        ValidationError: the reason is too long, has control characters in it, or looks like a rule's.
     """
     if by is not None and not by.is_staff:
         raise PermissionDenied("Only operators can withdraw what somebody vouched for.")
-    reason = _line(reason)
+    reason = _line(reason, by)
     with transaction.atomic():
         locked = lock(owner)
         if locked.is_staff:
@@ -154,6 +156,35 @@ def lock(owner: Owner) -> Owner:
     return Owner.objects.select_for_update(no_key=True).get(pk=owner.pk)
 
 
+def lock_all(owners: Iterable[Owner]) -> list[Owner]:
+    """Return these owners as :func:`lock` does, each once, in one query.
+
+    Raises:
+        NotVouched: one was removed meanwhile.
+    """
+    wanted = {owner.pk: owner for owner in owners}
+    locked = list(Owner.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk"))
+    for pk in wanted.keys() - {owner.pk for owner in locked}:
+        raise NotVouched(f"{wanted[pk].email} was removed meanwhile, and may not use the broker.")
+    return locked
+
+
+def has_signed_in() -> Q:
+    """Return the condition that somebody has proven the address, or is an operator: who merely typed it has not."""
+    proven = EmailAddress.objects.filter(user=OuterRef("pk"), email=OuterRef("email"), verified=True)
+    return Q(Exists(proven)) | Q(last_login__isnull=False) | Q(is_staff=True)
+
+
+def known() -> QuerySet[Owner]:
+    """Return the owners that operators see: not who merely typed an address."""
+    return Owner.objects.filter(has_signed_in() | Q(vouched=True))
+
+
+def find(email: str) -> Owner | None:
+    """Return the owner with this address who can be vouched for by it; None: nobody has signed in with it."""
+    return Owner.objects.filter(has_signed_in(), email=normal_address(email)).first()
+
+
 def _rule(address: str | None, groups: Collection[str] | None) -> str | None:
     """Return the reason why a rule vouches for who has this address and is in these groups; None: none does."""
     domain = (address or "").rpartition("@")[2].lower()
@@ -179,9 +210,13 @@ def _is_by_group(record: Vouching | None) -> bool:
     return record is not None and record.by_id is None and record.reason.startswith(BY_GROUP)
 
 
-def _line(reason: str) -> str:
-    """Return a reason as one line, which may be empty."""
+def _line(reason: str, by: Owner | None) -> str:
+    """Return a reason as one line, which may be empty. A person's doesn't look like a rule's."""
     line = " ".join(reason.split())
+    if by is not None and line.casefold().startswith(RULE.strip().casefold()):
+        raise ValidationError(
+            f"A reason can't begin with '{RULE.strip()}': so do the records of rules. Word it otherwise."
+        )
     if line:
         check_line(line, LONGEST_REASON)
     return line

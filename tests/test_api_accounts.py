@@ -370,7 +370,7 @@ def test_accounts_are_searched_by_name_and_owner(operator, account):
 
 
 def test_operators_vouch_and_withdraw(operator, alice, away):
-    nina = Owner.objects.create_user("nina@example.org")
+    nina = Owner.objects.create_user("nina@example.org", last_login=timezone.now())
     program = Program(operator)
     for spelling in (nina.uuid.hex, str(nina.uuid), str(nina.uuid).upper()):
         assert program.get(f"owners/{spelling}/").json()["uuid"] == nina.uuid.hex

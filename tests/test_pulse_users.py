@@ -12,13 +12,14 @@ from urllib.parse import quote
 
 import pika
 import pytest
+from django.core.cache import cache
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.management import call_command
 from django.core.signing import BadSignature, SignatureExpired
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
-from accounts import signals
+from accounts import hold, removal, signals, vouching
 from accounts.addresses import (
     add_address,
     address_of_token,
@@ -28,7 +29,7 @@ from accounts.addresses import (
     send_again,
     set_addresses,
 )
-from accounts.models import NotificationAddress, Owner, PulseUser
+from accounts.models import UNCHANGED, NotificationAddress, Owner, PulseUser
 from accounts.pulse_users import (
     CannotAdopt,
     LastOwner,
@@ -66,12 +67,12 @@ class Killed(BaseException):
 
 @pytest.fixture
 def alice(guarded):
-    return Owner.objects.create_user("alice@example.org", vouched=True)
+    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
 
 
 @pytest.fixture
 def bob(guarded):
-    return Owner.objects.create_user("bob@example.org", vouched=True)
+    return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
 
 
 @pytest.fixture
@@ -115,6 +116,41 @@ def asked():
     signals.address_added.connect(collect)
     yield said
     signals.address_added.disconnect(collect)
+
+
+@contextmanager
+def paused(monkeypatch, place, name, call):
+    """Call this in a thread that stops where it comes to that function, and goes on at the end; give what it did."""
+    stopped, go_on, outcome = threading.Event(), threading.Event(), []
+    real = getattr(place, name)
+
+    def slow(*arguments, **options):
+        if threading.current_thread() is thread:
+            stopped.set()
+            assert go_on.wait(30)
+        return real(*arguments, **options)
+
+    def run():
+        try:
+            outcome.append(call())
+        except Exception as error:
+            outcome.append(error)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    monkeypatch.setattr(place, name, slow)
+    thread.start()
+    try:
+        assert stopped.wait(20)
+        yield outcome
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def queues_in(management, vhost):
+    return [row["name"] for row in management.list_queues(vhost, {"columns": "name"})]
 
 
 def as_user(broker, vhost, name, password):
@@ -393,7 +429,7 @@ def test_nor_does_another_password_or_a_removal(alice, name, management, guarded
     assert management.user(name).tags == {"monitoring"}
     assert [row["name"] for row in management.list_queues(guarded, {"columns": "name"})] == [f"queue/{name}/theirs"]
     assert not PulseUser.objects.exists()
-    assert removed == [(name, True, True)]
+    assert removed == []  # nothing of it went
 
 
 @pytest.mark.parametrize("same_owner", [True, False], ids=["one owner twice", "two owners"])
@@ -413,13 +449,13 @@ def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, n
 
     def meanwhile(self, *arguments):
         PulseUser.objects.update(removing_since=timezone.now())
-        finish_removals()
-        management.put_user(name, "as if the order were another")
+        assert finish_removals() == 0
         real(self, *arguments)
 
     monkeypatch.setattr(Management, "set_permissions", meanwhile)
     with pytest.raises(NameTaken, match="removed by somebody"):
         make_pulse_user(name, [alice])
+    assert finish_removals() == 1
     assert not PulseUser.objects.exists()
     with pytest.raises(NotThere):
         management.user(name)
@@ -522,7 +558,8 @@ def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, ma
     real = Management.put_user
 
     def meanwhile(self, *arguments):
-        remove_pulse_user(PulseUser.objects.get())
+        with pytest.raises(BrokerAway, match="goes on by itself"):
+            remove_pulse_user(PulseUser.objects.get())
         return real(self, *arguments)
 
     monkeypatch.setattr(Management, "put_user", meanwhile)
@@ -531,18 +568,163 @@ def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, ma
     monkeypatch.undo()
     with pytest.raises(ValidationError, match="being removed"):
         rotate_password(pulse_user)
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
     assert name not in {user.name for user in management.users()}
+
+
+# One at a time
+
+
+def test_of_two_who_change_a_password_at_once_the_one_who_is_told_has_the_one_that_works(
+    alice, name, broker, guarded, monkeypatch
+):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    with paused(monkeypatch, Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
+        with pytest.raises(ValidationError, match="right now"):
+            rotate_password(PulseUser.objects.get())
+        with pytest.raises(NameTaken):
+            make_pulse_user(name, [alice])
+    assert can_log_in(broker, guarded, name, slow[0])
+
+
+def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, name, management):
+    management.put_user(name, "by hand")
+    with hold.held(name), pytest.raises(NameTaken, match="right now"):
+        adopt_pulse_user(name, [alice], Owner.objects.create_superuser("ops@example.org"))
+    assert not PulseUser.objects.exists()
+
+
+def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alice, name, management):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    with hold.held(name):
+        with pytest.raises(BrokerAway, match="is being removed; Guardian goes on by itself"):
+            remove_pulse_user(pulse_user)
+        assert finish_removals() == 0
+        assert management.user(name)
+    assert finish_removals() == 1
+    assert not PulseUser.objects.exists()
+
+
+@pytest.mark.parametrize("place", ["_remove_from_broker", "_delete"])
+def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
+    alice, bob, name, amqp, guarded, management, monkeypatch, place
+):
+    pulse_user, _ = make_pulse_user(name, [alice])
+    amqp.queue(f"queue/{name}/builds", 1)
+    PulseUser.objects.update(removing_since=timezone.now())
+    with paused(monkeypatch, removal, place, finish_removals) as slow:
+        cache.delete(hold.key_of(name))  # as if it had run out
+        remove_pulse_user(pulse_user)
+        made, _ = make_pulse_user(name, [bob])
+        amqp.queue(f"queue/{name}/builds", 7)
+    assert slow == [0]
+    assert PulseUser.objects.get() == made
+    assert management.user(name)
+    assert queues_in(management, guarded) == [f"queue/{name}/builds"]
+
+
+def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, broker, guarded, monkeypatch):
+    real = Management.put_user
+
+    def lost(self, *arguments):
+        monkeypatch.setattr(Management, "put_user", real)
+        cache.delete(hold.key_of(name))
+        made.append(make_pulse_user(name, [alice]))
+        raise BrokerAway("no answer in time", timed_out=True)
+
+    made = []
+    monkeypatch.setattr(Management, "put_user", lost)
+    with pytest.raises(BrokerAway):
+        make_pulse_user(name, [alice])
+    assert PulseUser.objects.get().ready
+    assert can_log_in(broker, guarded, name, made[0][1])
+
+
+def test_what_a_kill_leaves_held_runs_out_and_the_same_owner_finishes_it(alice, name, management, time_machine):
+    PulseUser.objects.create(username=name).owners.add(alice)
+    management.put_user(name, "half made")
+    began = timezone.now()
+    hold.Hold(name).take()
+    for wait, outcome in ((hold.seconds() - 2, NameTaken), (hold.seconds() + 2, None)):
+        time_machine.move_to(began + timedelta(seconds=wait))
+        if outcome:
+            with pytest.raises(outcome):
+                make_pulse_user(name, [alice])
+        else:
+            assert make_pulse_user(name, [alice])[0].ready
+
+
+def test_a_hold_outlasts_every_request_and_is_only_its_holders(db, settings):
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20.0
+    assert hold.seconds() > 2 * (2 + 3 * 20)
+    with hold.held("alice") as first:
+        first.renew()
+        cache.set(hold.key_of("alice"), "another's", 60)
+        with pytest.raises(hold.Taken):
+            first.renew()
+    assert cache.get(hold.key_of("alice")) == "another's"
+    with hold.held("Alice"), pytest.raises(hold.Taken), hold.held("alice"):
+        pass
+    cache.delete(hold.key_of("alice"))
+
+
+def test_a_hold_is_prolonged_by_who_works_on(db, time_machine):
+    began = timezone.now()
+    time_machine.move_to(began, tick=False)
+    with hold.held("alice") as ours:
+        for step in range(1, 5):
+            time_machine.move_to(began + timedelta(seconds=step * (hold.seconds() - hold.SLACK_SECONDS)), tick=False)
+            ours.renew()
 
 
 # Adopting
 
 
-def test_an_adopted_account_stays_as_it_was_made_by_hand(alice, bob, name, broker, guarded, management, settings):
+@pytest.mark.parametrize(
+    ("tags", "said"), [(["administrator"], "an administrator"), (["policymaker", "management"], "tag policymaker")]
+)
+def test_what_must_not_be_adopted_is_neither_changed_nor_removed(alice, ops, name, guarded, management, tags, said):
+    management.put_user(name, "by hand", ["management", "monitoring"])
+    management.make_queue(guarded, f"queue/{name}/builds")
+    pulse_user = adopt_pulse_user(name, [alice], ops)
+    management.put_user(name, "by hand", tags)
+    with pytest.raises(ValidationError, match=said):
+        rotate_password(pulse_user)
+    with pytest.raises(PermissionDenied, match=said):
+        remove_pulse_user(pulse_user)
+    assert PulseUser.objects.get().removing_since is None
+    PulseUser.objects.update(removing_since=timezone.now())  # as a withdrawal marks it
+    assert finish_removals() == 0
+    assert management.user(name).tags == set(tags)
+    assert queues_in(management, guarded) == [f"queue/{name}/builds"]
+    PulseUser.objects.all().delete()
+    assert name not in adoptable()
+    with pytest.raises(CannotAdopt, match=said):
+        adopt_pulse_user(name, [alice], ops)
+
+
+def test_the_account_that_guardian_works_with_now_is_neither_changed_nor_removed(
+    alice, ops, name, guarded, management, settings
+):
+    management.put_user(name, "word")
+    pulse_user = adopt_pulse_user(name, [alice], ops)
+    management.put_user(name, "word", ["administrator"])
+    host = settings.RABBITMQ_MANAGEMENT_URL.rpartition("@")[2]
+    settings.RABBITMQ_MANAGEMENT_URL = f"http://{name}:word@{host}"
+    with pytest.raises(ValidationError, match="Guardian itself"):
+        rotate_password(pulse_user)
+    with pytest.raises(PermissionDenied, match="Guardian itself"):
+        remove_pulse_user(pulse_user)
+    assert management.user(name)
+
+
+def test_an_adopted_account_stays_as_it_was_made_by_hand(alice, bob, ops, name, broker, guarded, management, settings):
     management.put_user(name, "made by hand", ["monitoring"])
     by_hand = Permissions("^made-by-hand", ".*", "")
     management.set_permissions(guarded, name, by_hand)
     assert name in adoptable()
-    pulse_user = adopt_pulse_user(name, [alice, bob])
+    pulse_user = adopt_pulse_user(name, [alice, bob], ops)
     assert (pulse_user.ready, set(pulse_user.owners.all())) == (True, {alice, bob})
     assert PulseUser.objects.get().ready
     assert management.user(name).tags == {"monitoring"}
@@ -551,27 +733,34 @@ def test_an_adopted_account_stays_as_it_was_made_by_hand(alice, bob, name, broke
     assert name not in adoptable()
 
 
-def test_what_must_not_be_adopted_isnt(alice, name, management, guarded):
+def test_what_must_not_be_adopted_isnt(alice, ops, name, management, guarded):
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(NotThere):
-        adopt_pulse_user(name, [alice])
+        adopt_pulse_user(name, [alice], ops)
     management.put_user(name, "word", ["administrator", "monitoring"])
     with pytest.raises(CannotAdopt, match="administrator"):
-        adopt_pulse_user(name, [alice])
+        adopt_pulse_user(name, [alice], ops)
     with pytest.raises(CannotAdopt, match="Guardian itself"):
-        adopt_pulse_user(management.whoami().name, [alice])
+        adopt_pulse_user(management.whoami().name, [alice], ops)
     with pytest.raises(BadName):
-        adopt_pulse_user("../guest", [alice])
+        adopt_pulse_user("../guest", [alice], ops)
     assert not {name, management.whoami().name} & set(adoptable())
     management.put_user(name, "word")
     with pytest.raises(LastOwner):
-        adopt_pulse_user(name, [])
+        adopt_pulse_user(name, [], ops)
     with pytest.raises(NotVouched):
-        adopt_pulse_user(name, [stranger])
-    adopt_pulse_user(name, [alice])
+        adopt_pulse_user(name, [stranger], ops)
+    adopt_pulse_user(name, [alice], ops)
     with pytest.raises(NameTaken):
-        adopt_pulse_user(name, [alice])
+        adopt_pulse_user(name, [alice], ops)
     assert PulseUser.objects.count() == 1
+
+
+def test_only_operators_adopt(alice, name, management):
+    management.put_user(name, "word")
+    with pytest.raises(PermissionDenied, match="Only operators can adopt"):
+        adopt_pulse_user(name, [alice], alice)
+    assert not PulseUser.objects.exists()
 
 
 def test_names_that_cant_own_anything_are_not_offered(guarded, management):
@@ -584,7 +773,7 @@ def test_names_that_cant_own_anything_are_not_offered(guarded, management):
 
 
 def test_what_can_be_adopted_takes_one_request_and_one_query(
-    alice, name, management, settings, django_assert_num_queries
+    alice, ops, name, management, settings, django_assert_num_queries
 ):
     management.put_user(name, None)
     with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
@@ -596,7 +785,7 @@ def test_what_can_be_adopted_takes_one_request_and_one_query(
     with pytest.raises(BrokerAway):
         adoptable()
     with pytest.raises(BrokerAway):
-        adopt_pulse_user(name, [alice])
+        adopt_pulse_user(name, [alice], ops)
     assert not PulseUser.objects.exists()
 
 
@@ -612,10 +801,12 @@ def test_owners_are_found_in_one_query_and_in_the_order_given(alice, bob, ops, d
 def test_unknown_and_not_vouched_for_is_said_alike(alice):
     Owner.objects.create_user("stranger@example.org")
     Owner.objects.create_user("gone@example.org", vouched=True, is_active=False)
+    Owner.objects.create_user("never-here@example.org", vouched=True)
     texts = set()
     for email in (
         "stranger@example.org",
         "gone@example.org",
+        "never-here@example.org",
         "nobody@example.org",
         "nonsense",
         "a\0@b",
@@ -652,6 +843,32 @@ def test_owners_come_and_go_and_the_last_stays(alice, bob, name):
     with pytest.raises(LastOwner):
         set_owners(pulse_user, [])
     set_owners(pulse_user, [alice])
+    assert list(pulse_user.owners.all()) == [alice]
+
+
+@pytest.mark.parametrize("add", [add_owner, lambda pulse_user, owner: set_owners(pulse_user, [owner])])
+def test_a_withdrawal_that_comes_in_between_wins(alice, bob, ops, add):
+    pulse_user = PulseUser.objects.create(username="shared", ready=True)
+    pulse_user.owners.add(alice)
+    [stale] = find_owners(["bob@example.org"])
+    vouching.unvouch(bob, ops)
+    with pytest.raises(NotVouched):
+        add(pulse_user, stale)
+    Owner.objects.filter(pk=bob.pk).delete()
+    with pytest.raises(NotVouched, match="removed meanwhile"):
+        add(pulse_user, stale)
+    assert list(pulse_user.owners.all()) == [alice]
+
+
+def test_the_last_owner_who_can_sign_in_stays(alice, bob):
+    pulse_user = PulseUser.objects.create(username="shared", ready=True)
+    pulse_user.owners.add(alice, bob)
+    Owner.objects.filter(pk=bob.pk).update(is_active=False)
+    with pytest.raises(LastOwner, match="the last owner who can sign in"):
+        remove_owner(pulse_user, alice)
+    with pytest.raises(LastOwner, match="who can sign in"):
+        set_owners(pulse_user, [bob])
+    remove_owner(pulse_user, bob)
     assert list(pulse_user.owners.all()) == [alice]
 
 
@@ -709,13 +926,45 @@ def test_an_address_gets_nothing_until_it_is_confirmed(alice, name, asked):
     assert asked == ["team@example.org"]
 
 
-def test_an_address_is_asked_again_when_that_is_wanted(alice, asked):
+def test_an_address_is_asked_again_when_that_is_wanted_once_an_hour(alice, asked, time_machine):
+    began = timezone.now()
+    time_machine.move_to(began, tick=False)
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
-    send_again(add_address(pulse_user, "team@example.org", alice))
+    address = add_address(pulse_user, "team@example.org", alice)
+    for minutes in (0, 59):
+        time_machine.move_to(began + timedelta(minutes=minutes), tick=False)
+        with pytest.raises(ValidationError, match=f"after {began + timedelta(hours=1):%H:%M} UTC"):
+            send_again(address)
+    assert asked == ["team@example.org"]
+    time_machine.move_to(began + timedelta(hours=1, seconds=2), tick=False)
+    send_again(address)
     assert asked == ["team@example.org"] * 2
 
 
-def test_a_token_of_an_address_that_was_removed_or_added_anew_is_void(alice):
+def test_an_address_that_is_removed_and_added_anew_is_not_asked_anew_within_an_hour(alice, asked):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    remove_address(add_address(pulse_user, "team@example.org", alice))
+    with pytest.raises(ValidationError, match="asked less than an hour ago") as error:
+        add_address(pulse_user, "Team@example.org", alice)
+    assert list(error.value.message_dict) == ["email"]
+    with pytest.raises(ValidationError, match="asked less than an hour ago") as error:
+        set_addresses(pulse_user, ["fine@example.org", "team@example.org"], alice)
+    assert list(error.value.message_dict) == ["notification_emails"]
+    assert not pulse_user.notification_addresses.exists()
+    add_address(PulseUser.objects.create(username="bobs", ready=True), "team@example.org", alice)
+    assert asked.count("team@example.org") == 2
+
+
+def test_an_address_whose_adding_was_rolled_back_can_be_added_at_once(alice, asked):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    with transaction.atomic():
+        add_address(pulse_user, "team@example.org", alice)
+        transaction.set_rollback(True)
+    assert add_address(pulse_user, "team@example.org", alice).pk
+
+
+def test_a_token_of_an_address_that_was_removed_or_added_anew_is_void(alice, time_machine):
+    time_machine.move_to(timezone.now())
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     address = add_address(pulse_user, "team@example.org", alice)
     token = confirmation_token(address)
@@ -723,6 +972,7 @@ def test_a_token_of_an_address_that_was_removed_or_added_anew_is_void(alice):
     remove_address(address)
     with pytest.raises(BadSignature):
         confirm_address(token)
+    time_machine.shift(timedelta(hours=1, seconds=2))
     add_address(pulse_user, "team@example.org", alice)
     with pytest.raises(BadSignature):
         confirm_address(token)
@@ -759,6 +1009,9 @@ def test_what_is_no_token_of_ours_confirms_nothing(alice, token):
         ("Alice@example.org", "is an owner's"),
         ("team@example.org", "is there already"),
         ("x" * 250 + "@example.org", "not an e-mail address"),
+        ("a@exam\u200bple.org", "not an e-mail address"),
+        ("a@\u202eelpmaxe.org", "not an e-mail address"),
+        ("a@\uff45xample.org", "not an e-mail address"),
     ],
 )
 def test_an_address_that_cant_be_used_is_refused_with_the_reason(alice, asked, email, said):
@@ -820,6 +1073,15 @@ def test_operators_set_any_thresholds_and_owners_where_the_settings_allow(alice,
     set_thresholds(pulse_user, 7, None, alice)
     pulse_user.refresh_from_db()
     assert (pulse_user.warn_length, pulse_user.max_length) == (7, None)
+
+
+def test_a_threshold_that_is_left_out_stays_as_the_database_has_it(ops):
+    pulse_user = PulseUser.objects.create(username="alices", ready=True)
+    PulseUser.objects.update(warn_length=3, max_length=8)
+    set_thresholds(pulse_user, UNCHANGED, 9, ops)
+    assert (pulse_user.warn_length, pulse_user.max_length) == (3, 9)
+    with pytest.raises(ValidationError):
+        set_thresholds(pulse_user, 9, UNCHANGED, ops)
 
 
 @pytest.mark.parametrize("pair", [(0, 5), (-1, 5), (5, 5), (9, 5), (10, None), (None, 5), (5, 2**31), (2**31, 2**32)])
@@ -996,7 +1258,7 @@ def test_a_removal_asks_the_broker_as_often_whatever_others_have(alice, name, gu
 
     monkeypatch.setattr(Management, "_exchange", count)
     remove_pulse_user(pulse_user)
-    assert len(requests) <= 6, requests
+    assert len(requests) <= 7, requests
 
 
 def test_an_account_whose_vhost_is_gone_can_be_removed(alice, name, guarded, management):

@@ -13,14 +13,16 @@ from allauth.account.models import EmailAddress
 from axe_playwright_python.sync_playwright import Axe
 from django.contrib.sessions.models import Session
 from django.core.cache import cache
+from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.db import connections
+from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone
 from django.utils.html import escape
 
 from accounts.models import Owner, PulseUser, SignInLink
-from accounts.signin import make_link, prune_visitors
+from accounts.signin import make_link, owner_of, prune_visitors
 from accounts.tasks import prune_visitors as prune_visitors_task
 from tests.chromium import sign_in, watched
 
@@ -90,13 +92,14 @@ def test_the_first_sign_in_makes_the_owner_with_one_code(client, mailbox):
     assert len(mailbox.mails) == 1
 
 
-def test_the_mail_says_what_it_is_for_and_what_to_do_if_one_did_not_ask(client, mailbox):
+def test_the_mail_says_what_it_is_for_and_what_to_do_if_one_did_not_ask(client, mailbox, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"  # whatever host the request names
     ask(client, "alice@example.org")
     (mail,) = mailbox.mails
     assert mail.subject == "[Guardian] Your sign-in code"
     assert mail.html == ""
     assert CODE.search(mail.text)
-    for words in ("signs you in to Guardian at testserver", "10 minutes", "You didn't ask for it?"):
+    for words in ("signs you in to Guardian at https://guardian.example.org", "10 minutes", "You didn't ask for it?"):
         assert words in mail.text
     assert "&#" not in mail.text
 
@@ -537,7 +540,8 @@ def test_visitors_who_never_proved_their_address_go_after_a_day(client, mailbox)
     ask(client, "proven@example.org")
     enter(client, code_for(mailbox, "proven@example.org"))
     kept = {"proven@example.org", "link@example.org", "vouched@example.org", "account@example.org", "ops@example.org",
-            "closed@example.org", "late@example.org"}  # fmt: skip
+            "closed@example.org", "late@example.org", "by-hand@example.org"}  # fmt: skip
+    Owner.objects.create_user("by-hand@example.org")  # as in the administration, where nobody types it to sign in
     make_link(Owner.objects.create_user("link@example.org"))
     Owner.objects.create_user("vouched@example.org", vouched=True)
     PulseUser.objects.create(username="a").owners.add(Owner.objects.create_user("account@example.org"))
@@ -557,9 +561,36 @@ def test_visitors_who_never_proved_their_address_go_after_a_day(client, mailbox)
 
 def test_pruning_asks_for_nothing_more_when_there_are_more(db, django_assert_max_num_queries):
     for number in range(60):
-        Owner.objects.create_user(f"v{number}@example.org", date_joined=timezone.now() - timedelta(days=2))
+        owner_of(f"v{number}@example.org")
+    Owner.objects.update(date_joined=timezone.now() - timedelta(days=2))
     with django_assert_max_num_queries(30):
         assert prune_visitors() == 60
+
+
+def test_who_is_given_something_while_visitors_go_stays(db, monkeypatch):
+    owner = owner_of("visitor@example.org")
+    Owner.objects.update(date_joined=timezone.now() - timedelta(days=2))
+    real = QuerySet.delete
+
+    def meanwhile(self):
+        if self.model is Owner:
+            Owner.objects.filter(pk=owner.pk).update(vouched=True)
+        return real(self)
+
+    monkeypatch.setattr(QuerySet, "delete", meanwhile)
+    assert prune_visitors() == 0
+    assert Owner.objects.get() == owner
+
+
+@pytest.mark.parametrize("address", ["a@exam\u200bple.org", "a@\u202eelpmaxe.org", "a@\uff45xample.org"])
+def test_an_address_that_looks_like_another_is_nobodys_however_it_comes_in(client, mailbox, address):
+    assert ask(client, address).status_code == 200
+    with pytest.raises(ValidationError):
+        Owner.objects.create_user(address)
+    with pytest.raises(CommandError):
+        call_command("create_owner", address)
+    assert not Owner.objects.exists()
+    assert mailbox.mails == []
 
 
 # In a browser

@@ -9,10 +9,11 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import connection
 from django.utils import timezone
 
-from accounts import signals
+from accounts import signals, vouching
 from accounts.models import AuthToken, Owner, PulseUser, Vouching
 from accounts.pulse_users import make_pulse_user
 from accounts.removal import finish_removals
+from accounts.signin import owner_of, prove
 from accounts.tokens import make_token
 from accounts.vouching import (
     AskedAlready,
@@ -314,7 +315,7 @@ def test_withdrawing_takes_as_many_queries_whatever_they_have(
     for number in range(40):
         PulseUser.objects.create(username=f"bobs-{number}", ready=True).owners.set([bob, carol][: 1 + number % 2])
         make_token(bob, "one of many")
-    with django_assert_max_num_queries(15):
+    with django_assert_max_num_queries(24):
         withdraw(bob, ops, remove=True)
     assert PulseUser.objects.filter(removing_since__isnull=False).count() == 20
     assert not bob.pulse_users.filter(removing_since=None).exists()
@@ -417,3 +418,22 @@ def test_who_owns_an_account_is_not_deleted_in_the_admin(admin, alice, bob):
     assert admin.post(f"/admin/accounts/owner/{alice.pk}/delete/", {"post": "yes"}).status_code == 302
     act(admin, "owner", "delete_selected", bob)
     assert set(Owner.objects.values_list("email", flat=True)) == {"bob@example.org", "ops@example.org"}
+
+
+@pytest.mark.parametrize("reason", ["By rule: no mining", "  by RULE:\tno mining", "By rule:"])
+def test_no_persons_reason_looks_like_a_rules(bob, ops, reason):
+    for say in (vouching.vouch, vouching.unvouch):
+        with pytest.raises(ValidationError, match="can't begin with"):
+            say(bob, ops, reason)
+    assert not Vouching.objects.exists()
+
+
+def test_who_merely_typed_an_address_has_not_signed_in(ops, bob):
+    typed = owner_of("typed@example.org")
+    assert vouching.find(" TYPED@example.org ") is None
+    assert vouching.find("nobody@example.org") is None
+    assert vouching.find("ops@example.org") == ops
+    prove(typed)
+    assert vouching.find("typed@example.org") == typed
+    Owner.objects.filter(pk=bob.pk).update(last_login=timezone.now())
+    assert vouching.find(bob.email) == bob

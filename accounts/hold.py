@@ -1,0 +1,119 @@
+"""One at a time: whoever changes an account on the broker holds its name meanwhile.
+
+A hold that a crash leaves behind runs out by itself. One that its holder still needs doesn't: it is renewed before each
+request to the broker, and lasts longer than any request can take.
+"""
+
+import contextlib
+import hashlib
+import secrets
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, cast
+
+from django.conf import settings
+from django.core.cache import cache
+from django.utils import timezone
+
+from rabbit.management import BODY_READ_TIMEOUTS, Management
+
+TOUCHED_EVERY = timedelta(seconds=10)
+"""A holder looks before each request whether the hold is still its own, and prolongs it this often."""
+
+SLACK_SECONDS = 30
+"""For all that isn't waiting for the broker: connecting, the database, and what was not prolonged just now."""
+
+
+class Taken(Exception):
+    """Somebody else is changing this account right now, maybe since this holder was too slow."""
+
+
+class Hold:
+    """What its holder has of an account's name."""
+
+    def __init__(self, username: str) -> None:
+        self._username = username
+        self._key = key_of(username)
+        self._token = secrets.token_hex(16)
+        self._touched_at = timezone.now()
+
+    def take(self) -> None:
+        """Begin to hold the name.
+
+        Raises:
+            Taken: somebody holds it.
+        """
+        if not cache.add(self._key, self._token, seconds()):
+            raise self._taken()
+
+    def renew(self) -> None:
+        """Make sure that the name is still held, and for as long as a request can take.
+
+        Raises:
+            Taken: it isn't; whatever there is under this name may be somebody else's by now.
+        """
+        if not self._is_ours():
+            raise self._taken()
+        now = timezone.now()
+        if now - self._touched_at >= TOUCHED_EVERY:
+            if not cache.touch(self._key, seconds()):
+                raise self._taken()
+            self._touched_at = now
+
+    def renewed_by(self, management: Management) -> Management:
+        """Return this client so that the hold is renewed before each of its requests, and none is made without it."""
+        return cast("Management", _Renewing(management, self))
+
+    def release(self) -> None:
+        """Hold the name no longer; where another holds it by now, that stays."""
+        if self._is_ours():
+            cache.delete(self._key)
+
+    def _is_ours(self) -> bool:
+        return bool(cache.get(self._key) == self._token)
+
+    def _taken(self) -> Taken:
+        return Taken(f"Somebody is changing '{self._username}' right now; try again in some minutes.")
+
+
+class _Renewing:
+    """A management client, each method of which makes one request, as all do."""
+
+    def __init__(self, management: Management, hold: Hold) -> None:
+        self._management = management
+        self._hold = hold
+
+    def __getattr__(self, name: str) -> Any:
+        self._hold.renew()
+        return getattr(self._management, name)
+
+
+@contextlib.contextmanager
+def held(username: str) -> Iterator[Hold]:
+    """Hold an account's name, so that nobody else makes, changes or removes it on the broker at the same time.
+
+    What was read of the account before may be out of date: read it again.
+
+    Raises:
+        Taken: somebody holds it.
+    """
+    hold = Hold(username)
+    hold.take()
+    try:
+        yield hold
+    finally:
+        hold.release()
+
+
+def key_of(username: str) -> str:
+    """Return the name of the hold in the cache, which not every account's name can be."""
+    return f"hold-{hashlib.sha256(username.encode()).hexdigest()}"
+
+
+def seconds() -> float:
+    """Return how long a hold lasts that isn't renewed: longer than a request takes, and its only repetition.
+
+    Each may wait for a connection, for being sent, for the answer's first piece, as often as that for its body, and for
+    the piece of the body that comes too late.
+    """
+    return 2 * (4 + BODY_READ_TIMEOUTS) * float(settings.GUARDIAN_BROKER_TIMEOUT_SECONDS) + SLACK_SECONDS
