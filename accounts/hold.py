@@ -6,6 +6,7 @@ request to the broker, and lasts longer than any request can take.
 
 import contextlib
 import hashlib
+import logging
 import secrets
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,9 +14,12 @@ from typing import Any, cast
 
 from django.conf import settings
 from django.core.cache import cache
+from django.db import DatabaseError
 from django.utils import timezone
 
 from rabbit.management import BODY_READ_TIMEOUTS, Management
+
+logger = logging.getLogger(__name__)
 
 TOUCHED_EVERY = timedelta(seconds=10)
 """A holder looks before each request whether the hold is still its own, and prolongs it this often."""
@@ -65,9 +69,15 @@ class Hold:
         return cast("Management", _Renewing(management, self))
 
     def release(self) -> None:
-        """Hold the name no longer; where another holds it by now, that stays."""
-        if self._is_ours():
-            cache.delete(self._key)
+        """Hold the name no longer; where another holds it by now, that stays.
+
+        What was done is done, so a database that is away now is no error: the hold runs out by itself.
+        """
+        try:
+            if self._is_ours():
+                cache.delete(self._key)
+        except DatabaseError as error:
+            logger.warning("The hold of '%s' could not be released, and runs out by itself: %s", self._username, error)
 
     def _is_ours(self) -> bool:
         return bool(cache.get(self._key) == self._token)
@@ -77,15 +87,20 @@ class Hold:
 
 
 class _Renewing:
-    """A management client, each method of which makes one request, as all do."""
+    """A management client that renews the hold at each call. Its methods make one request each."""
 
     def __init__(self, management: Management, hold: Hold) -> None:
         self._management = management
         self._hold = hold
 
     def __getattr__(self, name: str) -> Any:
-        self._hold.renew()
-        return getattr(self._management, name)
+        method = getattr(self._management, name)
+
+        def renewed(*args: Any, **kwargs: Any) -> Any:
+            self._hold.renew()
+            return method(*args, **kwargs)
+
+        return renewed
 
 
 @contextlib.contextmanager

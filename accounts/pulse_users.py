@@ -220,13 +220,14 @@ def _unmake(management: Management, pulse_user: PulseUser) -> None:
     """Take back what was begun. Where the broker can't be asked, the row stays, not ready, and says so."""
     ours = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
     # A ready one is an account of somebody's by now. Marked as being removed, nobody makes it ready meanwhile.
-    if not ours.filter(removing_since=None).update(removing_since=timezone.now()):
+    marked_at = timezone.now()
+    if not ours.filter(removing_since=None).update(removing_since=marked_at):
         return
     try:
         with contextlib.suppress(NotThere):
             management.delete_user(pulse_user.username)
     except BrokerError:
-        ours.update(removing_since=None)
+        ours.filter(removing_since=marked_at).update(removing_since=None)  # another mark is somebody's removal
     else:
         ours.delete()
 

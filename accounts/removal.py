@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from accounts import hold, signals
 from accounts.models import PulseUser
-from accounts.pulse_users import may_be_made, still, why_nobodys
+from accounts.pulse_users import may_be_made, why_nobodys
 from rabbit import connections, names, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere
 
@@ -59,7 +59,8 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
     if reason and pulse_user.ready:
         raise PermissionDenied(reason)
     now = timezone.now()
-    if still(pulse_user).update(removing_since=now):
+    # Also one that is marked already: a making that fails takes its own mark back, and not this one.
+    if PulseUser.objects.filter(pk=pulse_user.pk).update(removing_since=now):
         pulse_user.removing_since = now
     try:
         left = _remove(management, pulse_user)

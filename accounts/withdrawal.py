@@ -39,7 +39,7 @@ def leave_all(owner: Owner) -> list[PulseUser]:
         through.objects.filter(pulseuser__in=theirs).exclude(owner=owner).values_list("pulseuser_id", flat=True)
     )
     alone = [account for account in accounts if account.pk not in shared]
-    marked = PulseUser.objects.filter(pk__in=[account.pk for account in alone], removing_since=None)
-    marked.update(removing_since=timezone.now())
+    # Those that are marked already, too: a making that fails takes its own mark back, and not this one.
+    PulseUser.objects.filter(pk__in=[account.pk for account in alone]).update(removing_since=timezone.now())
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
     return alone

@@ -233,8 +233,9 @@ class Deletion:
             else:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
                 if isinstance(error, Refused):
-                    refused.append(one._replace(queue=one.queue._replace(delete_sent_at=None)))
-                    outcome.refused += error.reason != TOO_LATE  # that one never reached the broker
+                    never_asked = error.reason == TOO_LATE  # this time: an earlier request may be under way
+                    refused.append(one if never_asked else one._replace(queue=one.queue._replace(delete_sent_at=None)))
+                    outcome.refused += not never_asked
         if not_there:
             # Somebody else deleted it, or its node is down; or an earlier request of ours was carried out late, which
             # the row's earlier time of asking tells. The next list decides.

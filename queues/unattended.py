@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from queues import bulk, outbox, thresholds
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 LEASE = "consumers"
 EVERY = timedelta(minutes=1)
 WRITTEN = ("consumers", "unattended_since", "unattended_told_at")
+GONE_AND_COUNTED = Q(state=Queue.State.GONE, consumers__isnull=False)
 
 
 class Attendance(NamedTuple):
@@ -93,26 +95,27 @@ def _count(held: HeldLease) -> int:
             tellings.append(telling)
     with transaction.atomic():
         held.renew()
-        there = _still_there([telling.queue_id for telling in tellings])
+        there = _still_there([id_ for id_, one in after.items() if one != before[id_]])
         tellings = [telling for telling in tellings if telling.queue_id in there]
         for id_ in news - {telling.queue_id for telling in tellings}:
             after[id_] = before[id_]  # the next count decides anew
         changed = [one for id_, one in after.items() if one != before[id_]]
         bulk.update(Queue, WRITTEN, [(one.id, *(getattr(one, name) for name in WRITTEN)) for one in changed])
         # Not when it was told: who was told is told of a consumer, too, when the queue comes back with one.
-        gone = Queue.objects.filter(state=Queue.State.GONE, consumers__isnull=False)
-        gone.update(consumers=None, unattended_since=None)
+        Queue.objects.filter(GONE_AND_COUNTED).update(consumers=None, unattended_since=None)
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
         return outbox.tell(tellings, now)
 
 
-def _still_there(ids: Sequence[int | None]) -> set[int]:
-    """Return which of these queues are neither gone nor about to be, and keep them so until the commit."""
-    if not ids:
-        return set()
-    these = Queue.objects.select_for_update().filter(bulk.among(Queue, ("id",), [(id_,) for id_ in ids]))
-    there = these.exclude(state__in=[Queue.State.GONE, Queue.State.DELETING]).order_by("id")
-    return set(there.values_list("id", flat=True))
+def _still_there(ids: Sequence[int]) -> set[int]:
+    """Return which of these queues are neither gone nor about to be, and lock all that is to be written.
+
+    By id, as a pass does: in another order the two would wait for each other.
+    """
+    theirs = Q(bulk.among(Queue, ("id",), [(id_,) for id_ in ids])) if ids else Q(pk__in=[])
+    rows = Queue.objects.select_for_update().filter(theirs | GONE_AND_COUNTED).order_by("id")
+    leaving = (Queue.State.GONE, Queue.State.DELETING)
+    return {id_ for id_, state in rows.values_list("id", "state") if state not in leaving}
 
 
 def _ask(management: Management) -> Mapping[QueueName, int]:

@@ -364,8 +364,8 @@ def test_other_forms_than_json_are_answered_in_json(places):
 
 
 def test_links_keep_what_is_asked_for(places, settings):
-    for number in range(5):
-        Owner.objects.create_user(f"o{number}@example.org")
+    for number in range(6):
+        Owner.objects.create_user(f"o{number}@example.org", last_login=timezone.now())
     program = Program(places[0]["operator"])
     answer = program.get("owners/", page_size=2, page=2, search="example.org")
     assert answer["X-Result-Count"] == "11"

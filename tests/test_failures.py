@@ -422,6 +422,17 @@ def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
     assert monitor.run_pass().deleted == 1
 
 
+def test_a_look_that_is_too_old_to_act_on_forgets_no_earlier_request(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+    monkeypatch.setattr(deletion, "LOOK_HOLDS_SECONDS", -1)
+    monitor.run_pass()
+    assert Queue.objects.get().delete_sent_at is None
+    earlier = timezone.now() - timedelta(seconds=40)
+    Queue.objects.update(delete_sent_at=earlier)
+    monitor.run_pass()
+    assert Queue.objects.get().delete_sent_at == earlier
+
+
 def test_ten_passes_at_once_delete_once_and_tell_once(amqp, alice):
     from django.db import connection
 

@@ -52,6 +52,7 @@ from accounts.pulse_users import (
 from accounts.removal import Goes, finish_removals, remove_pulse_user, what_goes
 from accounts.tasks import finish_removals as removals_task
 from accounts.vouching import NotVouched
+from accounts.withdrawal import withdraw
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.names import BadName
 from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user, in_words
@@ -622,6 +623,43 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
     assert PulseUser.objects.get() == made
     assert management.user(name)
     assert queues_in(management, guarded) == [f"queue/{name}/builds"]
+
+
+def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them(
+    alice, name, guarded, management, monkeypatch
+):
+    make_pulse_user(name, [alice])
+    for number in range(3):
+        management.make_queue(guarded, f"queue/{name}/{number}")
+    PulseUser.objects.update(removing_since=timezone.now())
+    real = Management.delete_queue
+
+    def delete(self, *arguments):
+        real(self, *arguments)
+        cache.set(hold.key_of(name), "another's")
+
+    monkeypatch.setattr(Management, "delete_queue", delete)
+    assert finish_removals() == 0
+    assert len(queues_in(management, guarded)) == 2
+
+
+def test_a_making_that_fails_takes_its_own_mark_back_and_not_that_of_a_withdrawal(alice, name, monkeypatch):
+    operator = Owner.objects.create_superuser("ops@example.org")
+
+    def away(self, *arguments):
+        raise BrokerAway("no answer in time", timed_out=True)
+
+    def meanwhile(self, *arguments):
+        monkeypatch.setattr(Management, "delete_user", away)
+        withdraw(alice, operator, remove=True)
+        raise BrokerAway("no answer in time", timed_out=True)
+
+    monkeypatch.setattr(Management, "set_permissions", away)
+    monkeypatch.setattr(Management, "delete_user", meanwhile)
+    with pytest.raises(BrokerAway):
+        make_pulse_user(name, [alice])
+    monkeypatch.undo()  # the account that is left is removed after the test
+    assert PulseUser.objects.get().removing_since is not None
 
 
 def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, broker, guarded, monkeypatch):

@@ -320,7 +320,7 @@ def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
     count_consumers()  # the first one makes the rows that the others find
     answer(proxy, listed(*(row(guarded, name, 0) for name in names)))
     before = proxy.connections
-    with django_assert_num_queries(10):
+    with django_assert_num_queries(11):
         count_consumers()
     assert proxy.connections - before == 1
     assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
