@@ -327,6 +327,7 @@ if CELERY_BROKER_URL.startswith("filesystem:"):
     _folders = {name: VAR_DIR / "celery" / name for name in ("messages", "control", "tmp")}
     for _folder in _folders.values():
         _folder.mkdir(parents=True, exist_ok=True)
+    CELERY_BROKER_TRANSPORT = "guardian_site.spool:Transport"
     CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, str | float] = {
         "data_folder_in": str(_folders["messages"]),
         "data_folder_out": str(_folders["messages"]),

@@ -1,0 +1,74 @@
+"""Tasks in a folder: whoever looks while another writes sees all of a message, or none of it."""
+
+import multiprocessing
+import time
+from pathlib import Path
+from queue import Empty
+
+import pytest
+from django.conf import settings
+from kombu import Connection, Exchange, Queue
+
+MESSAGES = 2000
+
+
+def connection(folder: Path) -> Connection:
+    options = {"data_folder_in": str(folder), "data_folder_out": str(folder), "control_folder": str(folder / "control")}
+    return Connection("filesystem://", transport="guardian_site.spool:Transport", transport_options=options)
+
+
+def publish(folder: Path, sender: int) -> None:
+    with connection(folder) as spool, spool.Producer() as producer:
+        for number in range(MESSAGES):
+            producer.publish({"number": [sender, number]}, exchange="", routing_key="tasks")
+
+
+def bind(folder: Path, name: str) -> None:
+    with connection(folder) as spool, spool.channel() as channel:
+        Queue(name, Exchange("everybody", "fanout"), channel=channel).declare()
+
+
+def in_processes(function: object, *calls: tuple[object, ...]) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=function, args=arguments) for arguments in calls]  # type: ignore[arg-type]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+
+
+@pytest.mark.slow
+def test_a_reader_that_looks_all_the_time_gets_every_message_once_and_whole(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    senders = [spawn.Process(target=publish, args=(tmp_path, sender)) for sender in range(2)]
+    for sender in senders:
+        sender.start()
+    seen = []
+    with connection(tmp_path) as spool, spool.channel() as channel:
+        deadline = time.monotonic() + 60
+        while len(seen) < 2 * MESSAGES and time.monotonic() < deadline:
+            try:
+                message = channel._get("tasks")  # what a worker does five times a second
+            except Empty:
+                continue
+            seen.append(tuple(spool.channel().message_to_python(message).decode()["number"]))
+    for sender in senders:
+        sender.join(10)
+    assert sorted(seen) == [(sender, number) for sender in range(2) for number in range(MESSAGES)]
+
+
+@pytest.mark.slow
+def test_two_workers_that_bind_at_their_first_start_are_both_bound(tmp_path: Path) -> None:
+    in_processes(bind, (tmp_path, "one"), (tmp_path, "two"))
+    with connection(tmp_path) as spool, spool.channel() as channel:
+        assert sorted(bound.queue for bound in channel.get_table("everybody")) == ["one", "two"]
+
+
+def test_an_installation_without_redis_uses_it() -> None:
+    assert settings.CELERY_BROKER_TRANSPORT == "guardian_site.spool:Transport"
+
+
+def test_nothing_unfinished_is_left(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    assert not list(tmp_path.glob("*.unfinished"))
