@@ -511,9 +511,9 @@ def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(
     for number in range(20):
         amqp.queue(f"q{number}", 1)
     monitor.run_pass()
-    own_node.kill()
+    own_node.halt()  # killed, it might have lost what was declared last
     assert monitor.run_pass().away
-    own_node.restart()
+    own_node.start()
     report = monitor.run_pass()
     assert (report.queues, report.gone, report.away) == (20, 0, False)
     assert told() == ["outage", "outage-over"]
