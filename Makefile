@@ -6,8 +6,13 @@ PYTHON = .venv/bin/python
 BROKER = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 
+# The agents in the field, each in a virtual environment of its own: they pin what they need.
+SITE_AGENTS = 1.0.5 1.0.7
+
+AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
+
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run test lint bench lock clean rabbitmq-server postgresql chromium
+.PHONY: help setup demo run test lint bench lock clean rabbitmq-server postgresql chromium site-agents
 
 help:
 	@echo "make setup   install what is needed, here and (where allowed) by apt; a second time it does nothing"
@@ -16,8 +21,8 @@ help:
 	@echo "make test    all tests, on SQLite and on PostgreSQL"
 	@echo "make lint    ruff, mypy, and whether a migration is missing"
 	@echo "make bench   measure (make bench ONLY=name: one of them)"
-	@echo "make lock    compile requirements.lock anew from pyproject.toml"
-	@echo "make clean   remove the virtual environment and the caches; data (var/) and .env stay"
+	@echo "make lock    compile requirements.lock and the agents' in tests/site_agents anew"
+	@echo "make clean   remove the virtual environments and the caches; data (var/) and .env stay"
 
 setup: .venv/installed .env $(BROKER)
 
@@ -27,7 +32,7 @@ demo: setup
 run: setup
 	@$(PYTHON) -m local.run
 
-test: setup $(TEST_BROKER) postgresql chromium
+test: setup $(TEST_BROKER) postgresql chromium site-agents
 	$(PYTHON) -m pytest
 	GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest -m database
 
@@ -42,11 +47,14 @@ bench: setup rabbitmq-server
 
 lock: .venv/installed
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
-	.venv/bin/uv pip compile pyproject.toml --quiet --group dev --universal --generate-hashes \
-		--no-emit-index-url --no-annotate --no-header --output-file requirements.lock
+	.venv/bin/uv pip compile pyproject.toml --group dev $(AS_LOCK) --output-file requirements.lock
+	for version in $(SITE_AGENTS); do \
+		echo "waldur-site-agent==$$version" | .venv/bin/uv pip compile - --python-version 3.11 $(AS_LOCK) \
+			--output-file "tests/site_agents/$$version.txt" || exit 1; \
+	done
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv var/site-agents .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: requirements.lock
 	@local/make-venv
@@ -66,3 +74,11 @@ postgresql:
 
 chromium:
 	@test -x /usr/bin/chromium || local/install-debian-packages chromium
+
+site-agents: $(SITE_AGENTS:%=var/site-agents/%/installed)
+
+var/site-agents/%/installed: tests/site_agents/%.txt | .venv/installed
+	@echo "Installing waldur-site-agent $*, for the tests"
+	@$(PYTHON) -m venv --clear var/site-agents/$*
+	@var/site-agents/$*/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@

@@ -4,6 +4,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
 
 from accounts import tokens, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
@@ -23,6 +24,15 @@ class ReadOnly(admin.ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Refuse."""
         return False
+
+
+class GoesWithItsOwner(ReadOnly):
+    """A log that goes when its owner is deleted, and not by itself."""
+
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Allow it where the admin asks for each row that goes along with another."""
+        own_pages = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+        return not request.path.startswith(own_pages) and admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
 @admin.register(Owner)
@@ -60,7 +70,7 @@ class OwnerAdmin(admin.ModelAdmin):
 
 
 @admin.register(Vouching)
-class VouchingAdmin(ReadOnly):
+class VouchingAdmin(GoesWithItsOwner):
     """Who vouched for whom, and when."""
 
     list_display = ["owner", "vouched", "by", "reason", "at"]

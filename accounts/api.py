@@ -150,7 +150,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         data = self.get_serializer(pulse_user).data
         if own_password is None:
             data["password"] = password
-        return Response(data, HTTPStatus.CREATED, headers={**SHOWN_ONCE, "Location": data["url"]})
+        return Response(data, HTTPStatus.CREATED, headers={**SHOWN_ONCE, "Location": str(data["url"])})
 
     @extend_schema(responses=PulseUserDetailSerializer)
     def retrieve(self, request: Request, username: str) -> Response:
@@ -357,7 +357,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         except NotThere as error:
             raise ValidationError({"username": ["There is no such account on the broker."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
-        return Response(data, HTTPStatus.CREATED, headers={"Location": data["url"]})
+        return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
 
     def _found(self, owner: Owner | None = None) -> Owner:
         """Return the owner that the path names, or this one as it is now, with the record about them."""

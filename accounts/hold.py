@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, cast
@@ -28,6 +29,10 @@ SLACK_SECONDS = 30
 """For all that isn't waiting for the broker: connecting, the database, and what was not prolonged just now."""
 
 
+POLL_SECONDS = 0.05
+"""How often somebody who waits for a name looks whether it is free."""
+
+
 class Taken(Exception):
     """Somebody else is changing this account right now, maybe since this holder was too slow."""
 
@@ -41,14 +46,18 @@ class Hold:
         self._token = secrets.token_hex(16)
         self._touched_at = timezone.now()
 
-    def take(self) -> None:
-        """Begin to hold the name.
+    def take(self, wait: float = 0) -> None:
+        """Begin to hold the name. Where somebody holds it, wait up to so many seconds for them to be done.
 
         Raises:
             Taken: somebody holds it.
         """
-        if not cache.add(self._key, self._token, seconds()):
-            raise self._taken()
+        until = time.monotonic() + wait
+        while not cache.add(self._key, self._token, seconds()):
+            if time.monotonic() >= until:
+                raise self._taken()
+            time.sleep(POLL_SECONDS)
+        self._touched_at = timezone.now()
 
     def renew(self) -> None:
         """Make sure that the name is still held, and for as long as a request can take.
@@ -104,8 +113,10 @@ class _Renewing:
 
 
 @contextlib.contextmanager
-def held(username: str) -> Iterator[Hold]:
+def held(username: str, wait: float = 0) -> Iterator[Hold]:
     """Hold an account's name, so that nobody else makes, changes or removes it on the broker at the same time.
+
+    Where somebody holds it, they get up to ``wait`` seconds to be done.
 
     What was read of the account before may be out of date: read it again.
 
@@ -113,7 +124,7 @@ def held(username: str) -> Iterator[Hold]:
         Taken: somebody holds it.
     """
     hold = Hold(username)
-    hold.take()
+    hold.take(wait)
     try:
         yield hold
     finally:

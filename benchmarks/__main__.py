@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import queue_list, steady_pass
+from benchmarks import cascade, orphan_sweep, publishing, queue_list, registrations, steady_pass
 from benchmarks.figures import Figure, show
 from benchmarks.services import PROJECT, ChildError, Services, running
 from local.processes import StartError
@@ -25,6 +25,10 @@ from rabbit.management import BrokerError
 BENCHMARKS: dict[str, Callable[[Services], list[Figure]]] = {
     "steady_pass": steady_pass.measure,
     "queue_list": queue_list.measure,
+    "cascade": cascade.measure,
+    "orphan_sweep": orphan_sweep.measure,
+    "registrations": registrations.measure,
+    "publishing": publishing.measure,
 }
 RESULTS = PROJECT / "var" / "bench"
 

@@ -22,13 +22,22 @@ PROBLEM_SCHEMA = {
     },
     "required": ["type", "title", "status", "detail", "instance"],
 }
+MESSAGES = {"type": "array", "items": {"type": "string"}}
 FIELD_ERRORS_SCHEMA = {
     "type": "object",
-    "description": "What is wrong with each field or parameter. Of a list, the errors stand by their positions in it.",
+    "description": (
+        "What is wrong with each field or parameter. Of a list, the errors stand by their positions in it, and where "
+        "there are objects in the list, by their fields."
+    ),
     "additionalProperties": {
         "oneOf": [
-            {"type": "array", "items": {"type": "string"}},
-            {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+            MESSAGES,
+            {
+                "type": "object",
+                "additionalProperties": {
+                    "oneOf": [MESSAGES, {"type": "object", "additionalProperties": MESSAGES}],
+                },
+            },
         ]
     },
     "example": {"owners": ["Nobody with this address can own accounts here: carol@example.org"]},
@@ -45,7 +54,8 @@ WHEN = {
     400: ("The body, a field or a parameter can't be used.", "The body isn't JSON: unexpected end of data."),
     401: ("No token, and no session; or the token is unknown, revoked or has run out.", "Invalid token."),
     403: (
-        "It isn't allowed: nobody has vouched for you, it is for operators, or a session's request has no CSRF token.",
+        "It isn't allowed: nobody has vouched for you, it is for operators, it needs a token and not a session, or a "
+        "session's request has no CSRF token.",
         "Nobody has vouched for you yet.",
     ),
     404: ("It isn't there, or isn't yours.", "There is nothing at this address."),
@@ -53,7 +63,10 @@ WHEN = {
     411: ("The body comes in chunks, without a Content-Length.", "Send the body with a Content-Length, not in chunks."),
     413: ("The body is too large.", "The body is too large."),
     415: ("The body isn't declared as application/json.", 'Unsupported media type "text/plain" in request.'),
-    503: ("The broker can't be asked; try again later.", "The broker can't be asked at the moment."),
+    503: (
+        "The broker can't be asked; try again later. The detail says where the outcome is unknown.",
+        "The broker can't be asked at the moment.",
+    ),
 }
 
 RESULT_COUNT = {"description": "How many there are on all pages.", "schema": {"type": "integer"}, "required": True}

@@ -5,7 +5,21 @@ from django.urls import URLPattern, URLResolver, path, re_path
 from accounts import api as accounts
 from guardian_site import api_docs
 from guardian_site.errors import NothingHere
+from queues import agents_api as agents
 from queues import api as queues
+
+
+def identities(under: str, name: str | None = None) -> list[URLPattern]:
+    """Return where agents introduce themselves and register. Older ones ask at one address, newer ones at another."""
+    view = agents.AgentIdentities
+    return [
+        path(under, view.as_view({"get": "list", "post": "create"})),
+        path(f"{under}<str:uuid>/", view.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}), name=name),
+        path(f"{under}<str:uuid>/register_event_subscription/", view.as_view({"post": "register_event_subscription"})),
+        path(f"{under}<str:uuid>/register_queue/", view.as_view({"post": "register_queue"})),
+        path(f"{under}<str:uuid>/create_queue/", view.as_view({"post": "create_queue"})),
+    ]
+
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # RabbitMQ accounts
@@ -24,12 +38,12 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("pulse-users/<str:username>/belongings/", accounts.PulseUsers.as_view({"get": "belongings"})),
     path("pulse-users/<str:username>/ask-again/", accounts.PulseUsers.as_view({"post": "ask_again"})),
     # Owners
-    path("me/", accounts.Me.as_view({"get": "retrieve"})),
+    path("me/", accounts.Me.as_view({"get": "retrieve"}), name="api-me"),
     path("vouching/ask/", accounts.Me.as_view({"post": "ask"})),
     path("owners/", accounts.Owners.as_view({"get": "list"})),
     path("owners/vouch/", accounts.Owners.as_view({"post": "vouch_for"})),
     path("owners/adopt/", accounts.Owners.as_view({"get": "adoptable", "post": "adopt"}, pagination_class=None)),
-    path("owners/<str:uuid>/", accounts.Owners.as_view({"get": "retrieve"})),
+    path("owners/<str:uuid>/", accounts.Owners.as_view({"get": "retrieve"}), name="api-owner"),
     path("owners/<str:uuid>/vouch/", accounts.Owners.as_view({"post": "vouch"})),
     path("owners/<str:uuid>/withdraw/", accounts.Owners.as_view({"post": "withdraw"})),
     # Tokens
@@ -54,6 +68,32 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("channels/<str:uuid>/", queues.Channels.as_view({"get": "retrieve", "delete": "destroy"})),
     path("channels/<str:uuid>/test/", queues.Channels.as_view({"post": "test"})),
     path("settings/", queues.Preferences.as_view({"get": "retrieve", "patch": "partial_update"})),
+    # Offerings
+    path("offerings/", agents.Offerings.as_view({"get": "list"})),
+    path("offerings/<str:uuid>/", agents.Offerings.as_view({"get": "retrieve"}), name="api-offering"),
+    path("offerings/<str:uuid>/events/", agents.Offerings.as_view({"post": "publish"})),
+    # Agents
+    *identities("marketplace-site-agent-identities/", name="api-agent-identity"),
+    *identities("agent-identities/"),
+    path("agent-consumers/", agents.Consumers.as_view({"get": "list"})),
+    path(
+        "agent-consumers/<str:uuid>/",
+        agents.Consumers.as_view({"get": "retrieve", "delete": "destroy"}),
+        name="api-agent-consumer",
+    ),
+    path("event-subscriptions/", agents.EventSubscriptions.as_view({"get": "list", "post": "create"})),
+    path(
+        "event-subscriptions/<str:uuid>/",
+        agents.EventSubscriptions.as_view({"get": "retrieve", "delete": "destroy"}),
+        name="api-event-subscription",
+    ),
+    path("event-subscriptions/<str:uuid>/create_queue/", agents.EventSubscriptions.as_view({"post": "create_queue"})),
+    path("event-subscription-queues/", agents.SubscriptionQueues.as_view({"get": "list"})),
+    path(
+        "event-subscription-queues/<str:uuid>/",
+        agents.SubscriptionQueues.as_view({"get": "retrieve", "delete": "destroy"}),
+        name="api-event-subscription-queue",
+    ),
     # What this is
     path("schema/", api_docs.Schema.as_view(), name="api-schema"),
     path("docs/", api_docs.page, name="api-docs"),

@@ -26,6 +26,7 @@ from rest_framework.utils.urls import remove_query_param, replace_query_param
 
 from accounts.links import absolute
 from rabbit.management import BrokerAway, BrokerError, Malformed, NotThere, Refused
+from rabbit.publishing import OutcomeUnknown
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +239,8 @@ def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
     if isinstance(error, NotThere):
         return exceptions.NotFound("It isn't on the broker.")
     logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)
+    if isinstance(error, OutcomeUnknown):
+        return Away(str(error))
     if isinstance(error, BrokerAway | Malformed):
         return Away() if request.method in SAFE_METHODS else Away(f"{Away.default_detail} {MAY_BE_DONE}")
     if isinstance(error, Refused) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

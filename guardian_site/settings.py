@@ -294,6 +294,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "SCHEMA_PATH_PREFIX": "/api",
     "SORT_OPERATIONS": False,  # but as in the table of contents
+    "ENUM_NAME_OVERRIDES": {"ObjectTypeEnum": "queues.models.ObjectType"},
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "guardian_site.api_schema.add_errors"],
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],  # there is no secret in it
@@ -349,7 +350,11 @@ CELERY_BEAT_SCHEDULE = {
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
     "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
     "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},
+    # What runs that seldom isn't put off by restarts: beat's file keeps when it last ran.
+    "orphans": {"task": "queues.tasks.sweep_orphans", "schedule": 21_600, "options": {"expires": 21_600}},
+    "stale": {"task": "queues.tasks.clean_up_stale", "schedule": 86_400, "options": {"expires": 86_400}},
     "removals": {"task": "accounts.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
+    "agents-removals": {"task": "queues.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
     "visitors": {"task": "accounts.tasks.prune_visitors", "schedule": 3600, "options": {"expires": 3600}},
 }
 
@@ -362,7 +367,7 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": read("LOG_LEVEL", level, "INFO")},
     "loggers": {
         "httpx": {"level": "WARNING"},
-        "pika": {"level": "ERROR"},  # what goes wrong is told by the code that called it
+        "pika": {"level": "CRITICAL"},  # what goes wrong is told by the code that called it, once
         "kombu.connection": {"level": "ERROR"},  # a file system has no host name, and that is all right
     },
 }

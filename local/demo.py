@@ -1,6 +1,8 @@
 """``make demo``: the main job of Guardian on a real broker, with real messages and mails, told as it happens."""
 
 import contextlib
+import json
+import logging
 import os
 import queue
 import re
@@ -8,8 +10,10 @@ import secrets
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -19,7 +23,9 @@ from rich.markup import escape
 
 from local.mail import Mail
 from local.processes import StartError, end_with_parent, tail
+from local.rabbitmq import stomp_url_of
 from local.stack import PROJECT, Stack, configured, turn_signals_into_interrupts
+from local.stomp import Refused, StompReader
 from rabbit.management import BrokerError, Management, NotThere
 
 WARN, MAX = 200, 800
@@ -31,6 +37,7 @@ STEP_SECONDS = 60
 OWNER = "alice@example.org"
 OPERATOR = "ops@example.org"
 UNOWNED = "left-by-nobody"
+OFFERING = "Compute"
 
 
 class DidNotHappen(Exception):
@@ -94,6 +101,31 @@ class Consumer(threading.Thread):
             self.error = error
 
 
+class AmqpReader:
+    """Reads a queue over AMQP, for a broker that doesn't speak STOMP over WebSocket."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._name = name
+        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+        self._channel = self._connection.channel()
+
+    def take(self) -> str | None:
+        """Take the next message, and give its body; None where there is none."""
+        _, _, body = self._channel.basic_get(self._name, auto_ack=True)
+        return None if body is None else str(body, "utf-8")
+
+    def is_closed(self) -> bool:
+        """Whether the broker has closed the connection."""
+        with contextlib.suppress(pika.exceptions.AMQPError):
+            self._connection.process_data_events(0)
+        return not self._connection.is_open
+
+    def stop(self) -> None:
+        """Close the connection, where it is open."""
+        if self._connection.is_open:
+            self._connection.close()
+
+
 class Demo:
     """The story, and what it needs on the broker: a vhost of its own with two Pulse users and three queues.
 
@@ -116,6 +148,10 @@ class Demo:
         self._management: Management | None = None
         self._users: dict[str, str] = {}
         self._pages = httpx.Client(follow_redirects=True, timeout=20, trust_env=False)
+        self._agent: httpx.Client | None = None
+        self._reader: StompReader | AmqpReader | None = None
+        self._agents_vhost: str | None = None
+        self._agents_login: str | None = None
         self.stack = Stack(
             {**environment, **self._settings()},
             var=self._var,
@@ -134,7 +170,8 @@ class Demo:
             "DEFAULT_FROM_EMAIL": "guardian@example.org",
             "GUARDIAN_BASE_URL": "",
             "ALLOWED_HOSTS": "",
-            "GUARDIAN_VHOSTS": self.vhost,
+            # By default that vhost, and those that Guardian makes; on somebody else's broker not its `/`.
+            "GUARDIAN_VHOSTS": self.vhost if self._outside else "",
             "GUARDIAN_PULSE_VHOST": self.vhost,
             "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
             "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
@@ -283,6 +320,7 @@ class Demo:
         from accounts.pulse_users import make_pulse_user
 
         owner = Owner.objects.get(email=OWNER)
+        self._agents_vhost = owner.uuid.hex
         for name in (f"alice-builds{self._suffix}", f"alice-nightly{self._suffix}"):
             _, self._users[name] = make_pulse_user(name, owners=[owner])
 
@@ -366,7 +404,125 @@ class Demo:
             f"Of {UNOWNED} nobody was told but {OPERATOR}",
             lambda: {to for mail in self._mails if UNOWNED in mail.subject for to in mail.recipients} == {OPERATOR},
         )
+        self._tell_of_an_agent()
         self.chapter(f"That is the story: {len(self._mails)} mails in {time.monotonic() - began:.0f} s.")
+
+    def _tell_of_an_agent(self) -> None:
+        """Tell how a program gets a queue by REST, is told of an event, and leaves nothing behind."""
+        self.chapter(f"A program of {OWNER}'s, an agent, wants to hear of orders for the offering {OFFERING}")
+        offering = str(uuid.uuid4())
+        self.stack.manage(
+            "create_offering", OFFERING, "--uuid", offering, *("--member", OWNER), *("--publisher", OWNER)
+        )
+        token = self.stack.manage("create_token", OWNER).strip()
+        self._agent = httpx.Client(
+            base_url=f"{self.stack.base_url}/api/",
+            headers={"Authorization": f"Token {token}"},
+            timeout=20,
+            trust_env=False,
+        )
+        self.say(f"With a token of {OWNER}'s it introduces itself to the REST API, and is given a queue:")
+        identity = self._ask("marketplace-site-agent-identities/", {"offering": offering, "name": "demo-agent"})
+        subscription = self._ask(
+            f"marketplace-site-agent-identities/{identity['uuid']}/register_event_subscription/",
+            {"observable_object_type": "order"},
+        )
+        self._agents_login = subscription["uuid"]
+        registered = self._ask(
+            f"event-subscriptions/{subscription['uuid']}/create_queue/",
+            {"offering_uuid": offering, "object_type": "order"},
+        )
+        vhost, name = registered["vhost"], registered["queue_name"]
+        self.say(f"   {name}")
+        wanted = {"x-max-length", "x-message-ttl", "x-dead-letter-routing-key"}
+        self.expect(
+            "It is on the broker, with a limit, a lifetime for its messages and a place for what it can't hold",
+            lambda: wanted <= self._arguments(vhost, name).keys(),
+        )
+        self._reader = self._read_as_agent(vhost, subscription["uuid"], token, name)
+        page = f"{self.stack.base_url}/subscriptions/"
+        self.expect(
+            f"Signed in, {OWNER} sees the agent and its queue on {page}", lambda: self._shows(page, "demo-agent", name)
+        )
+
+        sent = {"order_uuid": uuid.uuid4().hex, "order_state": "done"}
+        self.say(f"An order is done, which somebody publishes: {json.dumps(sent)}")
+        published = self._ask(f"offerings/{offering}/events/", {"object_type": "order", "payload": sent})
+        self.expect("Guardian put it into one queue", lambda: published["delivered"] == 1)
+        self.expect("The agent has it", lambda: self._agent_received(sent))
+
+        self.say("The agent is not needed any longer: its subscription is removed.")
+        self._ask(f"event-subscriptions/{subscription['uuid']}/", method="DELETE")
+        self.expect("Its queue is gone from the broker", lambda: not self._arguments(vhost, name))
+        self.expect("Its connection is closed, and its login is gone", self._agent_is_out)
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
+        """Ask the REST API as the agent, and give the answer; raises DidNotHappen where it says no."""
+        assert self._agent is not None
+        try:
+            answer = self._agent.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise DidNotHappen(f"{method} {path} was answered: {error!r}") from error
+        if not answer.is_success:
+            raise DidNotHappen(f"{method} {path} was done; it was {answer.status_code}: {answer.text}")
+        return dict(answer.json()) if answer.content else {}
+
+    def _read_as_agent(self, vhost: str, login: str, token: str, name: str) -> StompReader | AmqpReader:
+        """Connect as the agent: the subscription's login, and the token as password."""
+        assert self._management is not None
+        host = urlsplit(self.stack.environment["RABBITMQ_MANAGEMENT_URL"]).hostname or ""
+        if self.stack.node is not None:
+            url = self.stack.node.stomp_url
+        else:
+            url = stomp_url_of(self._management.overview(), host)
+        if url is not None:
+            logging.getLogger("stomp.py").setLevel(logging.WARNING)  # it tells of each step of connecting
+            self.say(f"It reads the queue by STOMP over WebSocket at {url}; its password there is its token.")
+            try:
+                return StompReader(url, vhost=vhost, login=login, passcode=token, queue_name=name).start()
+            except Refused as error:
+                raise DidNotHappen(f"The agent could read its queue: {error}") from error
+        logging.getLogger("pika").setLevel(logging.CRITICAL)  # that its connection is closed is part of the story
+        self.say("This broker doesn't speak STOMP over WebSocket, so it reads the queue by AMQP with its token.")
+        configured = urlsplit(self.stack.environment["RABBIT_URL"])
+        netloc = f"{login}:{quote(token, safe='')}@{configured.netloc.rpartition('@')[2]}"
+        try:
+            return AmqpReader(configured._replace(netloc=netloc, path=f"/{quote(vhost, safe='')}").geturl(), name)
+        except (pika.exceptions.AMQPError, OSError) as error:
+            raise DidNotHappen(f"The agent could read its queue: {error!r}") from error
+
+    def _agent_received(self, sent: dict[str, str]) -> bool:
+        assert self._reader is not None
+        body = self._reader.take()
+        if body is None:
+            return False
+        self.say(f"   {body}", "cyan")
+        return bool(sent.items() <= json.loads(body).items())
+
+    def _agent_is_out(self) -> bool:
+        assert self._management is not None
+        assert self._agents_login is not None
+        assert self._reader is not None
+        if not self._reader.is_closed():
+            return False
+        try:
+            self._management.user(self._agents_login)
+        except NotThere:
+            return True
+        return False
+
+    def _arguments(self, vhost: str, name: str) -> dict[str, Any]:
+        """Give a queue's arguments on the broker; none where it isn't there."""
+        assert self._management is not None
+        try:
+            return dict(self._management.queue(vhost, name)["arguments"])
+        except NotThere:
+            return {}
+
+    def _shows(self, url: str, *names: str) -> bool:
+        """Whether this page has these names in it, wherever it lets a long one be broken."""
+        text = self._read(url).replace("<wbr>", "")
+        return all(name in text for name in names)
 
     def point(self) -> None:
         """Say where to look."""
@@ -389,12 +545,18 @@ class Demo:
         for worker in self._workers:
             if isinstance(worker, Publisher) and worker.is_alive():
                 worker.end()
+        if self._reader is not None:
+            self._reader.stop()
+        if self._agent is not None:
+            self._agent.close()
         self._pages.close()
         self.stack.stop()
         if self._outside and self._management is not None:
+            vhosts = (self.vhost, self._agents_vhost)
+            users = (*self._users, self._agents_login)
             for remove, name in (
-                (self._management.delete_vhost, self.vhost),
-                *((self._management.delete_user, user) for user in self._users),
+                *((self._management.delete_vhost, vhost) for vhost in vhosts if vhost is not None),
+                *((self._management.delete_user, user) for user in users if user is not None),
             ):
                 try:
                     remove(name)

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from local.processes import StartError, end, free_port, kill, port_answers, spawn, tail
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 USER = "guardian"
-PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus")
+PLUGINS = ("rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_web_stomp")
 
 
 class ControlError(Exception):
@@ -67,6 +67,7 @@ class PrivateNode:
         self._take_directory()
         self.port = self._keep_port("port")
         self.management_port = self._keep_port("management_port")
+        self.stomp_port = self._keep_port("stomp_port") if "rabbitmq_web_stomp" in plugins else None
         self._peer = peer
         self._epmd: subprocess.Popen[bytes] | None = None
         self._epmd_port: int = free_port() if peer is None else peer._epmd_port
@@ -107,8 +108,8 @@ class PrivateNode:
             lines |= {"prometheus.tcp.ip": "127.0.0.1", "prometheus.tcp.port": str(free_port())}
         if "rabbitmq_stomp" in self.plugins or "rabbitmq_web_stomp" in self.plugins:
             lines["stomp.listeners.tcp.1"] = f"127.0.0.1:{free_port()}"
-        if "rabbitmq_web_stomp" in self.plugins:
-            lines |= {"web_stomp.tcp.ip": "127.0.0.1", "web_stomp.tcp.port": str(free_port())}
+        if self.stomp_port is not None:
+            lines |= {"web_stomp.tcp.ip": "127.0.0.1", "web_stomp.tcp.port": str(self.stomp_port)}
         if "rabbitmq_stream" in self.plugins:
             lines["stream.listeners.tcp.1"] = f"127.0.0.1:{free_port()}"
         self.config = lines | self._config
@@ -156,6 +157,11 @@ class PrivateNode:
         return f"amqp://{USER}:{self.password}@127.0.0.1:{self.port}"
 
     @property
+    def stomp_url(self) -> str | None:
+        """Where agents connect by STOMP over WebSocket; None without the plugin ``rabbitmq_web_stomp``."""
+        return None if self.stomp_port is None else f"ws://127.0.0.1:{self.stomp_port}/ws"
+
+    @property
     def pid(self) -> int:
         """The process id of the running node."""
         if self._process is None:
@@ -168,7 +174,7 @@ class PrivateNode:
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout: float = 90) -> Self:
-        """Start the node, and return when the management API and the AMQP port both answer.
+        """Start the node, and return when the management API, the AMQP port and STOMP's, where it has one, answer.
 
         Raises StartError, with the end of the log, when that takes more than ``timeout`` seconds.
         """
@@ -221,12 +227,16 @@ class PrivateNode:
     def _wait_until_ready(self, timeout: float) -> None:
         assert self._process is not None
         deadline = time.monotonic() + timeout
-        while not (self._management_answers() and port_answers(self.port)):
+        while not (self._management_answers() and all(map(port_answers, self._ports))):
             code = self._process.poll()
             if code is not None or time.monotonic() > deadline:
                 what = f"ended with code {code}" if code is not None else f"was not ready after {timeout:.0f} s"
                 raise StartError(f"RabbitMQ {what}. It said:\n{self._reason()}")
             time.sleep(0.05)
+
+    @property
+    def _ports(self) -> list[int]:
+        return [port for port in (self.port, self.stomp_port) if port is not None]
 
     def _reason(self) -> str:
         """Give the errors that the node wrote first; what follows them is Erlang's report of its own end."""
@@ -357,6 +367,14 @@ class PrivateNode:
         self.ctl("join_cluster", other.name)
         self.ctl("start_app")
         self._wait_until_ready(60)
+
+
+def stomp_url_of(overview: Mapping[str, Any], host: str) -> str | None:
+    """Find where a broker serves STOMP over WebSocket, in its management API's overview; None: it doesn't."""
+    for listener in overview.get("listeners", []):
+        if listener["protocol"] == "http/web-stomp":
+            return f"ws://{host}:{listener['port']}/ws"
+    return None
 
 
 def _epmd() -> str:

@@ -142,6 +142,7 @@ class Stack:
         self.environment["RABBITMQ_MANAGEMENT_URL"] = self.node.management_url
         self.environment["RABBIT_URL"] = self.node.amqp_url
         self._say(f"RabbitMQ is ready: {self.node.management_url} and {self.node.amqp_url}")
+        self._say(f"Agents read their queues from it by STOMP over WebSocket: {self.node.stomp_url}")
 
     def _start_mail(self) -> None:
         self.mail = MailCatcher(on_mail=self._keep_mail).start()

@@ -57,7 +57,7 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
     def get_queryset(self) -> QuerySet[Queue]:
         """Return those that the visitor sees."""
         seen = Queue.objects.seen_by(self.request.user)
-        return seen.select_related("pulse_user").prefetch_related("pulse_user__owners")
+        return seen.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
 
     def filter_queryset(self, queryset: QuerySet[Queue, Any]) -> QuerySet[Queue, Any]:
         """Filter the list alone: one queue is found whatever its state."""

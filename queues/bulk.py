@@ -16,15 +16,29 @@ Row = Sequence[Any]
 
 
 def insert(
-    model: type[Model], fields: Sequence[str], rows: Sequence[Row], *, returning: Sequence[str] = ()
+    model: type[Model],
+    fields: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    returning: Sequence[str] = (),
+    unique: Sequence[str] = (),
+    update: Sequence[str] = (),
 ) -> list[Any]:
-    """Insert rows, each with its values in the order of ``fields``, and return what ``returning`` names of each."""
+    """Insert rows, each with its values in the order of ``fields``, and return what ``returning`` names of each.
+
+    Where one with the same values of ``unique`` is there, the fields of ``update`` are set in that instead, to what the
+    new one would have, the database's default included. No two of the given rows may have the same.
+    """
     if not rows:
         return []
     columns = [_field(model, name) for name in fields]
     source, parameters = _table(columns, rows)
     names = ", ".join(_quoted(field.column) for field in columns)
     sql = f"INSERT INTO {_quoted(model._meta.db_table)} ({names}) SELECT {names} FROM {source} WHERE true"
+    if unique:
+        keys = ", ".join(_quoted(_field(model, name).column) for name in unique)
+        set_ = [_quoted(_field(model, name).column) for name in update]
+        sql += f" ON CONFLICT ({keys}) DO UPDATE SET {', '.join(f'{column} = EXCLUDED.{column}' for column in set_)}"
     if returning:
         sql += f" RETURNING {', '.join(_quoted(_field(model, name).column) for name in returning)}"
     with connection.cursor() as cursor:

@@ -14,7 +14,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
-from queues import bulk
+from queues import subscriptions
+from queues.forgetting import as_gone, figures
 from queues.models import Queue, QueueEvent
 from rabbit import connections, directly
 from rabbit.management import Binding, BrokerAway, BrokerError, NotThere, Refused
@@ -159,29 +160,6 @@ def live(queue: Queue) -> Live:
     return found._replace(ready=depth.ready, consumers=depth.consumers) if depth else found
 
 
-def forget_queues_of(pulse_user: PulseUser) -> int:
-    """Note that all queues of a Pulse user were deleted with it, and return their number.
-
-    Three statements, whatever their number. So the next pass does not take the broker's list for a short one. Call it
-    while the Pulse user's row is still there: with that, its queues lose their owner.
-    """
-    now, username = timezone.now(), pulse_user.username
-    with transaction.atomic():
-        rows = Queue.objects.select_for_update().filter(pulse_user=pulse_user).exclude(state=Queue.State.GONE)
-        # In the order in which a pass locks them.
-        there = list(rows.order_by("id").values_list("id", "vhost", "name", "ready", "unacknowledged"))
-        rows.update(**_as_gone(), last_seen=now)
-        bulk.insert(
-            QueueEvent,
-            ("queue", "vhost", "queue_name", "kind", "at", "details"),
-            [
-                (id_, vhost, name, QueueEvent.Kind.REMOVED, now, {**_figures(ready, unacknowledged), "with": username})
-                for id_, vhost, name, ready, unacknowledged in there
-            ],
-        )
-    return len(there)
-
-
 def _delete_on_broker(queue: Queue) -> None:
     try:
         connections.management().delete_queue(queue.vhost, queue.name)
@@ -224,16 +202,10 @@ def _let_go(queue: Queue, by: Owner) -> None:
         row = Queue.objects.select_for_update().get(pk=queue.pk)
         _event(row, QueueEvent.Kind.REMOVED, by)
         if row.state != Queue.State.GONE:
-            Queue.objects.filter(pk=row.pk).update(**_as_gone(), last_seen=timezone.now())
+            Queue.objects.filter(pk=row.pk).update(**as_gone(), last_seen=timezone.now())
+        if row.owner_id is not None:
+            subscriptions.mark_vanished([(row.vhost, row.name)])  # the sweep makes a registered queue again
     queue.refresh_from_db()
-
-
-def _as_gone() -> dict[str, Any]:
-    """Return what a pass writes of a queue that is gone, so that both leave the same row."""
-    return {
-        "state": Queue.State.GONE, "misses": 0, "ready": None, "unacknowledged": None, "delete_sent_at": None,
-        "consumers": None, "unattended_since": None,
-    }  # fmt: skip
 
 
 def _event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any] | None = None) -> QueueEvent:
@@ -244,10 +216,5 @@ def _event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any] | 
         kind=kind,
         at=timezone.now(),
         by=by,
-        details=details if details is not None else _figures(queue.ready, queue.unacknowledged),
+        details=details if details is not None else figures(queue.ready, queue.unacknowledged),
     )
-
-
-def _figures(ready: int | None, unacknowledged: int | None) -> dict[str, int | None]:
-    known = ready is not None and unacknowledged is not None
-    return {"length": (ready or 0) + (unacknowledged or 0) if known else None}

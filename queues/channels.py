@@ -5,7 +5,6 @@ no log, no error and no page: a channel is shown as its service and host. It tak
 public address unless an operator allows others; ``public_https.py`` sees to that whenever one is sent.
 """
 
-import base64
 import logging
 import re
 from typing import Any, NamedTuple
@@ -14,9 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 from apprise import Apprise, AppriseAsset, NotifyBase, NotifyFormat, OverflowMode, PersistentStoreMode
 from apprise.plugins import url_to_dict
 from apprise.plugins.custom_json import NotifyJSON
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
 from django.core.cache import cache
 from django.core.exceptions import ValidationError
@@ -25,7 +21,7 @@ from django.utils import timezone
 
 from accounts import vouching
 from accounts.models import Owner, check_line
-from queues import public_https
+from queues import public_https, sealing
 from queues.models import Channel
 
 MOST_CHANNELS = 10
@@ -102,7 +98,7 @@ def make_channel(owner: Owner, name: str, url: str) -> Channel:
         why = f"A name has 1 to {LONGEST_NAME} characters, all of which can be seen."
         raise ValidationError({"name": why}) from error
     sender = _sender(url.strip())
-    sealed = _sealing().encrypt(url.strip().encode()).decode()
+    sealed = sealing.seal(sealing.CHANNELS, url.strip())
     try:
         with transaction.atomic():
             Owner.objects.select_for_update().get(id=owner.id)
@@ -157,8 +153,8 @@ def post(channel: Channel, title: str, body: str) -> None:
         ChannelFailed: it did not arrive.
     """
     try:
-        sender = _sender(_sealing().decrypt(channel.sealed_url.encode()).decode())
-    except InvalidToken as error:
+        sender = _sender(sealing.unseal(sealing.CHANNELS, channel.sealed_url))
+    except sealing.Unreadable as error:
         raise ChannelFailed(
             "its address can't be read any more, since Guardian's SECRET_KEY was changed; delete it and enter it anew"
         ) from error
@@ -270,16 +266,6 @@ def _asset() -> AppriseAsset:
         async_mode=False,
         storage_mode=PersistentStoreMode.MEMORY,
     )
-
-
-def _sealing() -> MultiFernet:
-    """Return what channels' addresses are sealed with: the first key seals, and each opens what it sealed."""
-    keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
-    return MultiFernet([Fernet(base64.urlsafe_b64encode(_derived(key.encode()))) for key in keys])
-
-
-def _derived(secret: bytes) -> bytes:
-    return HKDF(SHA256(), 32, salt=None, info=b"guardian: the addresses of channels").derive(secret)
 
 
 def _why(attempt: public_https.Attempt) -> str:

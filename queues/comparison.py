@@ -34,6 +34,13 @@ SHORT_LISTS_TO_BELIEVE = 3
 QueueName = tuple[str, str]
 
 
+class Whose(NamedTuple):
+    """Whose a queue is: the owners' of a Pulse user, by its name; an owner's, by its vhost; or nobody's."""
+
+    pulse_user_id: int | None = None
+    owner_id: int | None = None
+
+
 class Known(NamedTuple):
     """A queue's row, as far as a pass reads and writes it. The fields are those of ``queues.models.Queue``."""
 
@@ -48,6 +55,8 @@ class Known(NamedTuple):
     ready: int | None
     unacknowledged: int | None
     pulse_user_id: int | None
+    owner_id: int | None
+    registered: bool
     state: str
     misses: int
     delete_sent_at: datetime | None
@@ -55,7 +64,6 @@ class Known(NamedTuple):
     quiet_until: datetime | None
     recovery_said: bool
     folded: int
-    registered: bool
     unbounded: bool
     warn_length: int | None
     max_length: int | None
@@ -71,6 +79,11 @@ class Known(NamedTuple):
     def stood(self) -> str:
         """Where it stood as far as people know: a queue about to be deleted is where the last message put it."""
         return self.said if self.state == DELETING else self.state
+
+    @property
+    def whose(self) -> Whose:
+        """Whose it is."""
+        return Whose(self.pulse_user_id, self.owner_id)
 
     @property
     def quiet(self) -> Quiet:
@@ -94,6 +107,27 @@ class PulseAccount(NamedTuple):
     warn_length: int | None
     max_length: int | None
     removing: bool = False
+
+
+@dataclass(frozen=True)
+class Agents:
+    """What agents registered: the owners, by their ids, of these queues, and of all queues in the agents' vhosts.
+
+    ``leaving`` are queues that Guardian itself is about to remove, since no registration stands for them.
+    """
+
+    queues: Mapping[QueueName, int] = field(default_factory=dict)
+    vhosts: Mapping[str, int] = field(default_factory=dict)
+    leaving: Collection[QueueName] = frozenset()
+
+    def owner_of(self, queue: QueueName) -> int | None:
+        """Return whose agents have this queue, by its registration or its vhost; None: no agents do."""
+        return self.queues.get(queue, self.vhosts.get(queue[0]))
+
+    def let_go(self, queue: Known) -> bool:
+        """Return whether it is no wonder that this queue is gone: no registration stands for it any more."""
+        name = (queue.vhost, queue.name)
+        return name in self.leaving or (queue.registered and name not in self.queues)
 
 
 @dataclass(frozen=True)
@@ -124,6 +158,9 @@ class Rules:
         if self.namespace_policy == "delete-unpatterned":
             return kind in (Kind.MISNAMED, Kind.UNPATTERNED)
         return self.namespace_policy == "delete-misnamed" and kind is Kind.MISNAMED
+
+
+NO_AGENTS = Agents()
 
 
 class Earlier(NamedTuple):
@@ -159,7 +196,10 @@ class Condemned(NamedTuple):
 
 @dataclass
 class Changes:
-    """What follows from one look. ``lengths`` are queues of which only the length changed, ``changed`` all others."""
+    """What follows from one look. ``lengths`` are queues of which only the length changed, ``changed`` all others.
+
+    ``vanished`` are those of the gone ones that are registered, ``returned`` registered ones that were gone.
+    """
 
     seen: int = 0
     new: list[Known] = field(default_factory=list)
@@ -167,6 +207,8 @@ class Changes:
     lengths: list[Known] = field(default_factory=list)
     missed: list[Known] = field(default_factory=list)
     gone: list[Known] = field(default_factory=list)
+    vanished: list[Known] = field(default_factory=list)
+    returned: list[Known] = field(default_factory=list)
     deleted: list[Known] = field(default_factory=list)
     samples: list[Known] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -179,13 +221,21 @@ class Changes:
     short_lists: int = 0
     braked: int = 0
 
-    def leave_out(self, gone: Collection[int | None], removed: Collection[int | None]) -> None:
-        """Leave out the queues and the accounts of these ids, which people deleted since the list was taken."""
+    def leave_out(
+        self,
+        gone: Collection[int | None],
+        removed: Collection[int | None],
+        departed: Collection[int | None] = frozenset(),
+    ) -> None:
+        """Leave out what was deleted since the list was taken: the queues, accounts and owners of these ids."""
 
         def now(queue: Known) -> Known:
-            return queue._replace(pulse_user_id=None) if queue.pulse_user_id in removed else queue
+            if queue.pulse_user_id in removed:
+                queue = queue._replace(pulse_user_id=None)
+            return queue._replace(owner_id=None) if queue.owner_id in departed else queue
 
-        for queues in (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples):
+        written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
+        for queues in (*written, self.vanished, self.returned):
             queues[:] = [now(queue) for queue in queues if queue.id not in gone]
         self.events = [one._replace(queue=now(one.queue)) for one in self.events if one.queue.id not in gone]
         self.messages = [one._replace(queue=now(one.queue)) for one in self.messages if one.queue.id not in gone]
@@ -195,8 +245,9 @@ class Changes:
 def from_seen(seen: QueueSeen) -> Known:
     """Return the row of a queue that is seen for the first time."""
     return Known(
-        None, *seen, pulse_user_id=None, state=OK, misses=0, delete_sent_at=None, said=OK, quiet_until=None,
-        recovery_said=False, folded=0, registered=False, unbounded=False, warn_length=None, max_length=None,
+        None, *seen, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
+        delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, unbounded=False,
+        warn_length=None, max_length=None,
     )  # fmt: skip
 
 
@@ -211,11 +262,13 @@ def compare(
     now: datetime,
     force: bool,
     stopped_vhosts: frozenset[str] = frozenset(),
+    agents: Agents = NO_AGENTS,
 ) -> Changes:
     """Return what follows from this snapshot.
 
-    ``known`` has the rows of all queues that aren't gone, by (vhost, name), and of gone ones that are back; ``memory``
-    is the use of the fullest node as a fraction of its watermark; ``stopped_vhosts`` don't run, so that nothing is
+    ``known`` has the rows of all queues that aren't gone, by (vhost, name), and of gone ones that are back; ``agents``
+    is what was registered when the list was there already; ``memory`` is the use of the fullest node as a fraction of
+    its watermark; ``stopped_vhosts`` don't run, so that nothing is
     missing from them. With ``force`` neither the brake nor a list that is far too short holds anything back.
     """
     changes = Changes()
@@ -225,7 +278,7 @@ def compare(
     changes.seen = len(present)
     users_by_id = {account.id: account for account in accounts.values()}
     staying = {account.id for account in accounts.values() if not account.removing}
-    held = _absent(changes, present, known, staying, snapshot, rules, earlier, stopped_vhosts, force)
+    held = _absent(changes, present, known, staying, snapshot, rules, earlier, stopped_vhosts, agents, force)
 
     lengths = [length for seen in present.values() if (length := seen.length) is not None]
     broker = BrokerState(memory, long_length(lengths) if rules.policy.needs_memory else 0)
@@ -236,7 +289,9 @@ def compare(
             # It is judged from where the last message put it, so that the message stays true.
             before = before._replace(state=before.said)
             changes.events.append(Event(before, QueueEvent.Kind.RETURNED))
-        after = _brought_up_to_date(before, seen, accounts, rules, changes)
+            if key in agents.queues:
+                changes.returned.append(before)
+        after = _brought_up_to_date(before, seen, accounts, agents, rules, changes)
         if after.length is None:
             changes.unknown += 1
         own = (after.warn_length, after.max_length)
@@ -317,11 +372,20 @@ def _keep(changes: Changes, row: Known | None, queue: Known) -> None:
 
 
 def _brought_up_to_date(
-    queue: Known, seen: QueueSeen, accounts: Mapping[str, PulseAccount], rules: Rules, changes: Changes
+    queue: Known,
+    seen: QueueSeen,
+    accounts: Mapping[str, PulseAccount],
+    agents: Agents,
+    rules: Rules,
+    changes: Changes,
 ) -> Known:
-    """Return the queue with what was seen of it, and with whom it belongs to by its name."""
-    pulse_user_id = None
-    if queue.vhost == rules.pulse_vhost and not queue.registered:
+    """Return the queue with what was seen of it, and with whom it belongs to by its name or its vhost."""
+    pulse_user_id = owner_id = None
+    registered = False
+    if agents.vhosts or agents.queues:
+        key = (queue.vhost, queue.name)
+        registered, owner_id = key in agents.queues, agents.owner_of(key)
+    if queue.vhost == rules.pulse_vhost and not registered:
         user = user_of_queue(queue.name)
         account = accounts.get(user) if user is not None else None
         if account is not None:
@@ -332,11 +396,13 @@ def _brought_up_to_date(
                 changes.misnamed.append(queue.name)
             elif kind is Kind.UNPATTERNED:
                 changes.unpatterned += 1
-    if queue[1:10] == seen and queue.pulse_user_id == pulse_user_id and queue.misses == 0:
+    whose = (pulse_user_id, owner_id, registered)
+    if queue[1:10] == seen and queue[10:13] == whose and queue.misses == 0:
         return queue  # a copy of each of ten thousand rows would cost as much as comparing them
     return queue._replace(
         type=seen.type, durable=seen.durable, auto_delete=seen.auto_delete, exclusive=seen.exclusive, node=seen.node,
-        ready=seen.ready, unacknowledged=seen.unacknowledged, pulse_user_id=pulse_user_id, misses=0,
+        ready=seen.ready, unacknowledged=seen.unacknowledged, pulse_user_id=pulse_user_id,
+        owner_id=owner_id, registered=registered, misses=0,
     )  # fmt: skip
 
 
@@ -349,13 +415,14 @@ def _absent(
     rules: Rules,
     earlier: Earlier,
     stopped_vhosts: frozenset[str],
+    agents: Agents,
     force: bool,
 ) -> bool:
     """Note which known queues the list lacks, and return whether it is so short that nothing may be removed by it.
 
     A queue is gone when two lists in a row lack it that were taken with the same nodes running. A list that lacks more
     than the brake allows, or has nothing left at all, has to be confirmed by two more. What Guardian deletes itself is
-    not counted: by a decision of its own, or with an account that isn't among those that stay.
+    not counted: by a decision of its own, or with an account that isn't among those that stay, or with a registration.
     """
     missing: list[Known] = []
     deleted: list[Known] = []
@@ -375,7 +442,8 @@ def _absent(
             deleted.append(row)
         else:
             missing.append(row)
-            unexplained += row.pulse_user_id is None or row.pulse_user_id in staying
+            with_account = row.pulse_user_id is not None and row.pulse_user_id not in staying
+            unexplained += not with_account and not agents.let_go(row)
     comparable = snapshot.steady and snapshot.nodes == earlier.nodes
     short = unexplained > 0 and (not present or unexplained > brake_limit(rules.brake, there))
     changes.short = unexplained if short else 0
@@ -388,6 +456,8 @@ def _absent(
         misses = row.misses + 1 if comparable else int(snapshot.steady)
         if misses >= needed and not held:
             _let_go(changes, row)
+            if (row.vhost, row.name) in agents.queues:
+                changes.vanished.append(row)
         elif misses != row.misses:
             changes.missed.append(row._replace(misses=misses))
     return held

@@ -16,7 +16,7 @@ from amqp import AMQPError
 from django.db import transaction
 from django.utils import timezone
 
-from queues import bulk, outbox
+from queues import bulk, outbox, subscriptions
 from queues.comparison import Condemned, Known, Rules, settled
 from queues.facts import Facts
 from queues.lease import HeldLease
@@ -154,9 +154,11 @@ class Deletion:
             ours = [queue for queue in queues if queue.id in deleting]
             write_states([_deleted(queue) for queue in ours])
             write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in ours], now)
-            tellings = [
-                Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, queue.pulse_user_id) for queue in ours
-            ]
+            # Only what was registered since the decision: a registered queue isn't condemned.
+            registered = [_name(queue) for queue in ours if queue.owner_id is not None]
+            if registered:
+                subscriptions.mark_vanished(registered)
+            tellings = [Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, *queue.whose) for queue in ours]
             outcome.told += outbox.tell(tellings, now)
         outcome.deleted += len(ours)
 
@@ -189,7 +191,7 @@ class Deletion:
                 queue, message = settled(one.queue, one.thresholds, self.rules, now)
                 if message is not None:
                     told = self.facts.of(queue, one.thresholds, message.folded)
-                    tellings.append(Telling(message.say.value, told, queue.id, queue.pulse_user_id))
+                    tellings.append(Telling(message.say.value, told, queue.id, *queue.whose))
                 if condemned_still:
                     queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
                 after.append(queue)

@@ -14,7 +14,9 @@ from queues.comparison import Known
 from queues.models import QueueSample
 from queues.thresholds import Thresholds
 from rabbit import directly
+from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, MOST_MESSAGES, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management
+from rabbit.names import DEAD_LETTER_QUEUE
 
 ONE_BY_ONE = 10
 """Up to so many queues are asked for one by one; for more, everything is listed once for each vhost."""
@@ -67,6 +69,7 @@ class Facts:
             "per_second": pace.per_second if pace else None,
             "seconds_to_max": pace.seconds_to_max if pace else None,
             "spared": queue.unbounded or queue.exclusive or queue.registered,
+            **_agents_told(queue),
             "folded": folded,
             "consumers": feed.consumers,
             **_bindings_told(feed.bindings),
@@ -94,6 +97,18 @@ def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, li
         if binding.destination_type == "queue":
             found[vhost, binding.destination].append(binding)
     return found
+
+
+def _agents_told(queue: Known) -> dict[str, Any]:
+    """Return what is to be told of a queue of agents: how many messages it keeps at most, and for how many seconds."""
+    if queue.owner_id is None and not queue.registered:
+        return {}
+    told: dict[str, Any] = {"agents": True, "registered": queue.registered}
+    if queue.registered:
+        dead_letters = queue.name == DEAD_LETTER_QUEUE
+        milliseconds = DEAD_LETTER_TTL_MILLISECONDS if dead_letters else TTL_MILLISECONDS
+        told |= {"dead_letters": dead_letters, "holds": MOST_MESSAGES, "seconds_kept": milliseconds / 1000}
+    return told
 
 
 def _bindings_told(bindings: list[Binding] | None) -> dict[str, Any]:

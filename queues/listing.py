@@ -9,6 +9,7 @@ from django_filters import BooleanFilter, CharFilter, ChoiceFilter, FilterSet  #
 
 from queues.models import Queue
 from queues.thresholds import BrokerState, policy
+from rabbit.names import DEAD_LETTER_QUEUE
 
 WORST_FIRST = "state"
 
@@ -24,6 +25,9 @@ ORDERINGS = [
 ]
 
 LENGTH = F("ready") + F("unacknowledged")
+UNATTENDED = Q(consumers=0) & ~Q(registered=True, name=DEAD_LETTER_QUEUE)
+"""Queues that are known to have no consumer. Dead letters need none."""
+
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 
 
@@ -53,7 +57,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
 
     def with_no_consumer(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
         """Return the queues that are known to have no consumer; where it isn't asked for, all."""
-        return queryset.filter(consumers=0) if value else queryset
+        return queryset.filter(UNATTENDED) if value else queryset
 
     def in_order(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
         """Return the queues in one of ``ORDERINGS``. What is unknown comes last, equals are by name."""
@@ -80,7 +84,7 @@ class Standing(NamedTuple):
 def standing(queues: QuerySet[Queue]) -> list[Standing]:
     """Return how many of these queues stand where, in one statement; gone ones too."""
     groups = queues.order_by().values("state", "vhost")
-    counts = groups.annotate(number=Count("id"), unattended=Count("id", filter=Q(consumers=0)))
+    counts = groups.annotate(number=Count("id"), unattended=Count("id", filter=UNATTENDED))
     return [Standing(*row) for row in counts.values_list("state", "vhost", "number", "unattended")]
 
 

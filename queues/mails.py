@@ -73,6 +73,7 @@ def _context(notification: Notification) -> dict[str, Any]:
         "pace": pace(facts.get("per_second")),
         "time_to_max": duration(facts.get("seconds_to_max")),
         "lasted": duration(facts.get("seconds")),
+        "kept": duration(facts.get("seconds_kept")),
         "to_operator": notification.recipient not in facts.get("owners", []) and "account" not in facts,
         "as_of": f"{notification.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC",  # it may be read hours later
         "base_url": base_url,
@@ -86,6 +87,8 @@ def _context(notification: Notification) -> dict[str, Any]:
         context |= {"reason": _readable_lines(facts["reason"]), "owners_url": f"{base_url}{reverse('owners')}"}
     if notification.kind == Notification.Kind.VOUCHED:
         context["pulse_users_url"] = f"{base_url}{reverse('pulse_users')}"
+    if notification.kind == Notification.Kind.ORPHANS_IN_USE:
+        context["orphans"] = [{name: readable(value) for name, value in one.items()} for one in facts["orphans"]]
     if notification.kind == Notification.Kind.WEEKLY:
         context["queues_url"] = f"{base_url}{reverse('queues')}"
         for name in ("longest", "unattended", "happened"):

@@ -1,16 +1,21 @@
-"""What is guarded, what happened to it, and what people are to be told.
+"""What is guarded, what happened to it, what people are to be told, and what agents registered.
 
 The broker is the truth about what exists; these rows are the truth about what was seen and decided.
 """
 
 import uuid
+from typing import Any, Self
 
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.db import models
 from django.db.models.functions import Now
 
-from accounts.models import Owner, PulseUser, check_thresholds
+from accounts.models import AuthToken, Owner, PulseUser, check_thresholds
+
+
+def _hex() -> str:
+    return uuid.uuid4().hex
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
@@ -22,7 +27,7 @@ class QueueQuerySet(models.QuerySet["Queue"]):
             return self.all()
         if not visitor.is_authenticated:
             return self.none()
-        return self.filter(pulse_user__in=visitor.pulse_users.all())
+        return self.filter(models.Q(pulse_user__in=visitor.pulse_users.all()) | models.Q(owner=visitor))
 
 
 class Queue(models.Model):
@@ -49,6 +54,14 @@ class Queue(models.Model):
     )
     registered = models.BooleanField(
         default=False, help_text="Made here for an agent, with limits of its own on the broker; never deleted for it."
+    )
+    owner = models.ForeignKey(
+        Owner,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="agents_queues",
+        help_text="By its vhost: whose agents registered it.",
     )
 
     ready = models.PositiveBigIntegerField(null=True, help_text="Messages; empty: unknown, which is not 0.")
@@ -135,6 +148,8 @@ class QueueEvent(models.Model):
         REMOVED = "removed", "deleted by hand"
         PURGED = "purged", "emptied by hand"
         ADJUSTED = "adjusted", "given other limits"
+        SKIPPED = "skipped", "left out when an event was published"
+        REJECTED = "rejected", "full when an event was published"
 
     queue = models.ForeignKey(Queue, null=True, on_delete=models.SET_NULL, related_name="events")
     vhost = models.CharField(max_length=255)
@@ -185,6 +200,8 @@ class Notification(models.Model):
         CONFIRM_ADDRESS = "confirm-address", "whether an address may be told of an account's queues"
         VOUCH_REQUEST = "vouch-request", "somebody asks to be vouched for"
         VOUCHED = "vouched", "somebody may use the broker now"
+        SWEEP_BRAKE = "sweep-brake", "the brake holds a sweep of agents' queues"
+        ORPHANS_IN_USE = "orphans-in-use", "somebody reads from queues that nobody registered"
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     kind = models.CharField(max_length=20, choices=Kind.choices)
@@ -234,6 +251,308 @@ class Channel(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class ObjectType(models.TextChoices):
+    """What an event is about. These are the types that agents know."""
+
+    CALL = "call"
+    COURSE_ACCOUNT = "course_account"
+    IMPORTABLE_RESOURCES = "importable_resources"
+    OFFERING_RESOURCES_SYNC = "offering_resources_sync"
+    OFFERING_USER = "offering_user"
+    ORDER = "order"
+    PROPOSAL = "proposal"
+    RESOURCE = "resource"
+    RESOURCE_API_KEY_ROTATION = "resource_api_key_rotation"
+    RESOURCE_END_DATE_CHANGE_REQUEST = "resource_end_date_change_request"
+    RESOURCE_PERIODIC_LIMITS = "resource_periodic_limits"
+    SERVICE_ACCOUNT = "service_account"
+    SERVICE_PROVIDER_ACCOUNT = "service_provider_account"
+    SERVICE_PROVIDER_PROJECT_GROUP = "service_provider_project_group"
+    USER_LIFECYCLE = "user_lifecycle"
+    USER_PROFILE = "user_profile"
+    USER_ROLE = "user_role"
+    USER_SSH_KEY = "user_ssh_key"
+
+
+class OfferingQuerySet(models.QuerySet["Offering"]):
+    """Offerings, as different people may use them."""
+
+    def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return those whose events this visitor's agents may have: an operator all, an owner as a member."""
+        if visitor.is_staff:
+            return self.all()
+        return self.filter(members=visitor) if visitor.is_authenticated else self.none()
+
+    def published_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return those that this visitor may publish events of: an operator all, an owner as a publisher."""
+        if visitor.is_staff:
+            return self.all()
+        return self.filter(publishers=visitor) if visitor.is_authenticated else self.none()
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return those that this visitor may subscribe to or publish to."""
+        if visitor.is_staff:
+            return self.all()
+        if not visitor.is_authenticated:
+            return self.none()
+        return self.filter(models.Q(members=visitor) | models.Q(publishers=visitor)).distinct()
+
+
+class Offering(models.Model):
+    """What events are about: agents subscribe to it, others publish to it."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True)
+    name = models.CharField(max_length=150)
+    members = models.ManyToManyField(
+        Owner, blank=True, related_name="offerings", help_text="Whose agents may have its events."
+    )
+    publishers = models.ManyToManyField(
+        Owner, blank=True, related_name="published_offerings", help_text="Who may publish its events."
+    )
+    created = models.DateTimeField(auto_now_add=True)
+
+    objects = OfferingQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name", "uuid"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class AgentVhost(models.Model):
+    """The vhost of an owner's agents, named after the owner. It goes with the owner."""
+
+    owner = models.OneToOneField(Owner, on_delete=models.CASCADE, related_name="agent_vhost")
+    name = models.CharField(max_length=255, unique=True)
+    ready = models.BooleanField(default=False, help_text="Whether the broker has it, with its dead-letter queue.")
+    created = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class RegisteredQuerySet(models.QuerySet[Any]):
+    """What agents registered, as different people see it."""
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
+        """Return what this visitor may see: an operator all, an owner their own, nobody else any."""
+        if visitor.is_staff:
+            return self.all()
+        return self.filter(**{self.model.OWNED_BY: visitor}) if visitor.is_authenticated else self.none()
+
+
+class AgentIdentity(models.Model):
+    """An agent, as it introduces itself for one offering."""
+
+    OWNED_BY = "owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="agent_identities")
+    offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="agent_identities")
+    name = models.CharField(max_length=255)
+    version = models.CharField(max_length=100, blank=True)
+    dependencies = models.JSONField(default=list, help_text="[{package, version}], as the agent tells them.")
+    config_file_path = models.CharField(max_length=500, blank=True)
+    sealed_config = models.TextField(
+        blank=True, editable=False, help_text="There may be secrets in it, so it is sealed."
+    )
+    last_restarted = models.DateTimeField(null=True, blank=True)
+    created = models.DateTimeField(auto_now_add=True)
+    modified = models.DateTimeField(auto_now=True)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name", "id"]
+        verbose_name_plural = "agent identities"
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "offering", "name"], name="one_identity_of_a_name_for_an_offering")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Login(models.Model):
+    """What may log in to the broker to read an owner's queues: a RabbitMQ user whose password is a token."""
+
+    token = models.ForeignKey(
+        AuthToken,
+        null=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The one that is, or is about to be, the password. Empty: it has none.",
+    )
+    password_set = models.BooleanField(
+        default=False, editable=False, help_text="Whether the broker has that password and the permissions."
+    )
+    created = models.DateTimeField(auto_now_add=True)
+    modified = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        abstract = True
+
+
+class EventSubscription(Login):
+    """What an owner's agent wants to hear of. Its RabbitMQ user is named after its UUID, and reads its queues."""
+
+    OWNED_BY = "owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="event_subscriptions")
+    identity = models.ForeignKey(
+        AgentIdentity, null=True, blank=True, on_delete=models.CASCADE, related_name="event_subscriptions"
+    )
+    object_type = models.CharField(
+        max_length=40, blank=True, choices=ObjectType.choices, help_text="An identity has one subscription for each."
+    )
+    description = models.CharField(max_length=500, blank=True)
+    observable_objects = models.JSONField(default=list, help_text="[{object_type, object_id?, offering_uuid?}]")
+    source_ip = models.GenericIPAddressField(null=True, blank=True, help_text="Where it was registered from.")
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        constraints = [
+            models.UniqueConstraint(fields=["identity", "object_type"], name="one_subscription_of_a_type_for_an_agent")
+        ]
+
+    def __str__(self) -> str:
+        return self.uuid.hex
+
+    @property
+    def rmq_username(self) -> str:
+        """The name of its RabbitMQ user."""
+        return self.uuid.hex
+
+
+class Registration(models.TextChoices):
+    """Whether a registered queue is on the broker."""
+
+    CREATING = "creating", "being made"
+    READY = "ready", "ready"
+
+
+class SubscriptionQueue(models.Model):
+    """The queue of one subscription for the events of one type about one offering."""
+
+    OWNED_BY = "subscription__owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    subscription = models.ForeignKey(EventSubscription, on_delete=models.CASCADE, related_name="queues")
+    offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="subscription_queues")
+    object_type = models.CharField(max_length=40, choices=ObjectType.choices)
+    vhost = models.CharField(max_length=255)
+    queue_name = models.CharField(max_length=255)
+    state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
+    created = models.DateTimeField(auto_now_add=True)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["subscription", "offering", "object_type"], name="one_queue_for_subscription_offering_and_type"
+            ),
+            models.UniqueConstraint(fields=["vhost", "queue_name"], name="one_registration_of_a_queue"),
+        ]
+        indexes = [models.Index(fields=["offering", "object_type"])]
+
+    def __str__(self) -> str:
+        return self.queue_name
+
+
+class Consumer(Login):
+    """The one queue of an agent that reads everything from one: its types, its RabbitMQ user, its queue."""
+
+    OWNED_BY = "identity__owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    identity = models.OneToOneField(AgentIdentity, on_delete=models.CASCADE, related_name="consumer")
+    object_types = models.JSONField(default=list, help_text="The types that it gets; none: all.")
+    rmq_username = models.CharField(max_length=32, unique=True, default=_hex, editable=False)
+    vhost = models.CharField(max_length=255)
+    queue_name = models.CharField(max_length=255)
+    state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        constraints = [models.UniqueConstraint(fields=["vhost", "queue_name"], name="one_consumer_of_a_queue")]
+
+    def __str__(self) -> str:
+        return self.queue_name
+
+
+class Removal(models.Model):
+    """What is to go from the broker, since the row that stood for it is gone. Worked off in ``queues/removals.py``."""
+
+    class Kind(models.TextChoices):
+        """What is to go, in the order in which it goes."""
+
+        PASSWORD = "password", "a RabbitMQ user's password"
+        USER = "user", "a RabbitMQ user"
+        VHOST = "vhost", "a vhost, with all there is in it"
+        QUEUE = "queue", "a queue"
+
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    vhost = models.CharField(max_length=255, blank=True, help_text="Of a queue.")
+    name = models.CharField(max_length=255)
+    if_unused = models.BooleanField(default=False, help_text="Only while nobody reads from it.")
+    created = models.DateTimeField(auto_now_add=True)
+    due_at = models.DateTimeField(db_default=Now(), help_text="Nobody is at it, and it may be tried, from here on.")
+    claim = models.UUIDField(null=True, help_text="Who is at it.")
+    attempts = models.PositiveIntegerField(default=0)
+    last_error = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [models.UniqueConstraint(fields=["kind", "vhost", "name"], name="one_removal_of_a_thing")]
+        indexes = [models.Index(fields=["due_at"])]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}: {self.name}"
+
+
+class Sweep(models.Model):
+    """The report of one sweep of orphans, or of one clean-up of stale subscriptions. Old ones are pruned."""
+
+    class Kind(models.TextChoices):
+        """Which."""
+
+        ORPHANS = "orphans", "queues that no registration stands for"
+        STALE = "stale", "subscriptions whose owner has no live token"
+
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    at = models.DateTimeField(help_text="When it began.")
+    seen = models.PositiveIntegerField(default=0, help_text="Queues on the broker, in the agents' vhosts.")
+    found = models.PositiveIntegerField(default=0, help_text="Queues to be deleted.")
+    deleted = models.PositiveIntegerField(default=0, help_text="Queues.")
+    kept = models.PositiveIntegerField(default=0, help_text="Orphans that somebody reads from.")
+    repaired = models.PositiveIntegerField(default=0, help_text="Queues that were made again.")
+    subscriptions = models.PositiveIntegerField(default=0, help_text="Stale subscriptions and consumers that went.")
+    tokens = models.PositiveIntegerField(default=0, help_text="Expired tokens whose rows went.")
+    brake_held = models.BooleanField(default=False)
+    errors = models.JSONField(default=list, help_text="In words.")
+    seconds = models.FloatField(default=0)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [models.Index(fields=["kind", "-at"])]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}, {self.at:%F %T}"
 
 
 class Lease(models.Model):

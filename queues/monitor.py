@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,9 +18,21 @@ from django.db import transaction
 from django.db.models import Case, F, When
 from django.utils import timezone
 
-from accounts.models import PulseUser
-from queues import bulk, outbox
-from queues.comparison import Changes, Condemned, Earlier, Known, Message, PulseAccount, QueueName, Rules, compare
+from accounts.models import Owner, PulseUser
+from queues import bulk, outbox, removals, subscriptions
+from queues.comparison import (
+    NO_AGENTS,
+    Agents,
+    Changes,
+    Condemned,
+    Earlier,
+    Known,
+    Message,
+    PulseAccount,
+    QueueName,
+    Rules,
+    compare,
+)
 from queues.deletion import Deletion, Outcome, write_events
 from queues.facts import Facts
 from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
@@ -29,7 +41,7 @@ from queues.outbox import Telling
 from queues.thresholds import GONE, policy
 from rabbit import connections, snapshot
 from rabbit.management import BrokerError, Management
-from rabbit.names import Kind, kind_of_exchange
+from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
 from rabbit.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -72,17 +84,23 @@ class Report:
         return {**asdict(self), "at": self.at.isoformat()}
 
 
-def guarded_vhosts() -> list[str] | None:
-    """Return the vhosts that are guarded; None: all there are."""
+def guarded_vhosts(agents: Iterable[str] | None = None) -> list[str] | None:
+    """Return the vhosts that are guarded; None: all there are.
+
+    ``agents`` are the agents' vhosts, where they are known; else they are read. A list in the settings is all there is.
+    """
     if settings.GUARDIAN_VHOSTS == ["*"]:
         return None
-    return list(settings.GUARDIAN_VHOSTS) or list(dict.fromkeys(["/", settings.GUARDIAN_PULSE_VHOST]))
+    if settings.GUARDIAN_VHOSTS:
+        return list(settings.GUARDIAN_VHOSTS)
+    if agents is None:
+        agents = subscriptions.agent_vhosts()
+    return list(dict.fromkeys(["/", settings.GUARDIAN_PULSE_VHOST, *agents]))
 
 
-def rules() -> Rules:
-    """Return the settings that a pass goes by."""
+def rules(vhosts: Iterable[str] | None) -> Rules:
+    """Return the settings that a pass over these vhosts goes by; None: over all there are."""
     ignored = settings.GUARDIAN_IGNORED_QUEUES
-    vhosts = guarded_vhosts()
     return Rules(
         policy=policy(),
         pulse_vhost=settings.GUARDIAN_PULSE_VHOST,
@@ -143,10 +161,12 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     """Run a pass under this lease; without one, look and decide only."""
     now = report.at
     watch = Watch.objects.get_or_create(id=1)[0] if held else Watch.objects.filter(id=1).first() or Watch()
-    going_by = rules()
+    agents_vhosts = subscriptions.agent_vhosts()
+    vhosts = guarded_vhosts(agents_vhosts)
+    going_by = rules(vhosts)
     try:
         management = connections.management()
-        seen = snapshot.take(management, guarded_vhosts(), held.keep if held else lambda: None)
+        seen = snapshot.take(management, vhosts, held.keep if held else lambda: None)
         memory = _memory(management) if going_by.policy.needs_memory else 0.0
         report.listing_seconds = seen.seconds
         known = _known()
@@ -161,6 +181,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     if held:
         held.keep()
     known.update(_returned(seen, known))
+    agents = _agents(agents_vhosts)
     changes = compare(
         seen,
         known,
@@ -171,11 +192,12 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
         now=now,
         force=force,
         stopped_vhosts=stopped,
+        agents=agents,
     )
     exchanges = _misnamed_exchanges(management, watch, going_by, report)
     if held:
         held.keep()
-    _count(report, changes, seen)
+    _count(report, changes, seen, agents)
     report.misnamed_exchanges = exchanges if exchanges is not None else watch.misnamed_exchanges
     facts = _gather_facts(management, changes, now)
     deletion = Deletion(management, connections.amqp_url(), going_by, facts)
@@ -256,6 +278,17 @@ def _accounts() -> dict[str, PulseAccount]:
     return {username: PulseAccount(id_, warn, most, since is not None) for username, id_, warn, most, since in rows}
 
 
+def _agents(vhosts: Mapping[str, int]) -> Agents:
+    """Return what agents registered, where these vhosts are theirs. Where they have none, nobody registered anything.
+
+    Call it when the queues are listed: a registration is written before its queue is made, so what the list has is
+    known to be registered.
+    """
+    if not vhosts:
+        return NO_AGENTS
+    return Agents(subscriptions.registered(), vhosts, removals.pending())
+
+
 def _memory(management: Management) -> float:
     """Return the memory use of the fullest running node, as a fraction of its watermark."""
     shares = [
@@ -283,7 +316,7 @@ def _misnamed_exchanges(management: Management, watch: Watch, going_by: Rules, r
     )
 
 
-def _count(report: Report, changes: Changes, seen: Snapshot) -> None:
+def _count(report: Report, changes: Changes, seen: Snapshot, agents: Agents) -> None:
     """Put the figures of these changes into the report, and what was wrong with the list."""
     kinds = [event.kind for event in changes.events]
     returned = kinds.count(QueueEvent.Kind.RETURNED)
@@ -298,7 +331,7 @@ def _count(report: Report, changes: Changes, seen: Snapshot) -> None:
     report.misnamed = changes.misnamed
     report.unpatterned = changes.unpatterned
     report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in seen.unlisted.items()]
-    report.errors += [f"vhost '{vhost}' isn't on the broker; see GUARDIAN_VHOSTS" for vhost in seen.no_such_vhosts]
+    report.errors += [words for vhost in seen.no_such_vhosts if (words := _no_such_vhost(vhost, agents))]
     report.errors += [
         f"the queue {name!r} can't be guarded: a name has a NUL in it, or is too long" for name in seen.unreadable
     ]
@@ -313,18 +346,25 @@ def _count(report: Report, changes: Changes, seen: Snapshot) -> None:
         report.errors.append(f"the brake holds: {changes.braked} queues are to be deleted; look, then use --force")
 
 
+def _no_such_vhost(vhost: str, agents: Agents) -> str:
+    """Return what is wrong where a guarded vhost isn't on the broker; empty: nothing, since its owner was deleted."""
+    if vhost not in agents.vhosts:
+        return f"vhost '{vhost}' isn't on the broker; see GUARDIAN_VHOSTS"
+    if (vhost, DEAD_LETTER_QUEUE) not in agents.queues:
+        return ""
+    return f"vhost '{vhost}', which is an owner's agents', is gone from the broker; the next sweep makes it again"
+
+
 def _gather_facts(management: Management, changes: Changes, now: datetime) -> Facts:
     """Ask about the queues that somebody is to be told about."""
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
-    people = outbox.recipients_of(queue.pulse_user_id for queue in candidates)
-    told = [queue for queue in candidates if outbox.is_anybody_told(queue.pulse_user_id, people)]
+    people = outbox.recipients_of(queue.whose for queue in candidates)
+    told = [queue for queue in candidates if outbox.is_anybody_told(queue.whose, people)]
     return Facts.gather(management, connections.amqp_url(), told, now)
 
 
 WRITTEN = tuple(
-    name
-    for name in Known._fields
-    if name not in ("id", "vhost", "name", "registered", "unbounded", "warn_length", "max_length")
+    name for name in Known._fields if name not in ("id", "vhost", "name", "unbounded", "warn_length", "max_length")
 )
 """The fields that a pass writes. The others are people's."""
 
@@ -358,6 +398,10 @@ def _write(
         bulk.update(Queue, ("misses", "last_seen"), lost)
         absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
         bulk.update(Queue, WRITTEN, [(queue.id, *(getattr(queue, name) for name in WRITTEN)) for queue in absent])
+        if changes.vanished:
+            subscriptions.mark_vanished([(queue.vhost, queue.name) for queue in changes.vanished])
+        if changes.returned:
+            subscriptions.mark_returned([(queue.vhost, queue.name) for queue in changes.returned])
 
         def with_id(queue: Known) -> Known:
             return queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
@@ -383,14 +427,12 @@ def _write(
 def _leave_to_people(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
     """Leave out what people did since the list was taken: it is older, and must not be written over that.
 
-    Two statements at most, which lock what is about to be written: accounts first, as whoever removes one does.
+    Three statements at most, which lock what is about to be written: accounts and owners first, as whoever removes one
+    does.
     """
-    named = {queue.pulse_user_id for queue in [*changes.new, *changes.changed, *changes.missed, *changes.gone]} - {None}
-    removed: set[int | None] = set()
-    if named:
-        accounts = PulseUser.objects.select_for_update(no_key=True).order_by("id")
-        these = bulk.among(PulseUser, ("id",), [(id_,) for id_ in named])
-        removed = named - set(accounts.filter(these).values_list("id", flat=True))
+    whole = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
+    removed = _removed(PulseUser, {queue.pulse_user_id for queue in whole} - {None})
+    departed = _removed(Owner, {queue.owner_id for queue in whole} - {None})
     written = [*changes.changed, *changes.lengths, *changes.missed, *changes.gone]
     touched = {queue.id for queue in written} | {one.queue.id for one in changes.condemned} - {None}
     gone: set[int | None] = set()
@@ -406,8 +448,16 @@ def _leave_to_people(changes: Changes, returned: Collection[int | None], now: da
             for id_, went_at in rows.annotate(went_at=went).values_list("id", "went_at")
             if went_at is not None and (id_ not in returned or now <= went_at <= at_last)
         }
-    if gone or removed:
-        changes.leave_out(gone, removed)
+    if gone or removed or departed:
+        changes.leave_out(gone, removed, departed)
+
+
+def _removed(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | None]:
+    """Return which of these aren't there any more, and lock the others until their ids are written."""
+    if not ids:
+        return set()
+    rows = model._default_manager.select_for_update(no_key=True).filter(bulk.among(model, ("id",), [(i,) for i in ids]))
+    return ids - set(rows.order_by("id").values_list("id", flat=True))
 
 
 def _insert(new: list[Known], now: datetime) -> list[Any]:
@@ -419,7 +469,7 @@ def _insert(new: list[Known], now: datetime) -> list[Any]:
 def _telling(message: Message, facts: Facts) -> Telling:
     queue = message.queue
     told = facts.of(queue, message.thresholds, message.folded)
-    return Telling(message.say.value, told, queue.id, queue.pulse_user_id)
+    return Telling(message.say.value, told, queue.id, *queue.whose)
 
 
 def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: datetime) -> list[Telling]:

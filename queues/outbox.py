@@ -13,7 +13,7 @@ import logging
 import smtplib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
@@ -31,6 +31,7 @@ from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser, normal_address
 from queues import bulk, channels, mails
+from queues.comparison import Whose
 from queues.lease import LeaseTaken, lease
 from queues.models import Channel, Notification
 from queues.preferences import LONGEST, held_until
@@ -69,8 +70,9 @@ Unsent = Q(state__in=[Notification.State.DUE, Notification.State.SENDING])
 class Telling:
     """One thing to tell, before it is known whom.
 
-    Whoever is to hear of the queues of ``pulse_user_id`` is told, and operators get a copy of everything. Where
-    ``recipients`` are given, these addresses alone are told instead, by mail, once ``held_until`` is over.
+    Whoever is to hear of the queues of ``pulse_user_id`` is told, or the owner ``owner_id`` of the agents whose it is,
+    and operators get a copy of everything. Where ``recipients`` are given, these addresses alone are told instead, by
+    mail, once ``held_until`` is over.
     ``facts`` is what the message says.
     """
 
@@ -78,8 +80,14 @@ class Telling:
     facts: dict[str, Any]
     queue_id: int | None = None
     pulse_user_id: int | None = None
+    owner_id: int | None = None
     recipients: Sequence[str] = ()
     held_until: datetime | None = None
+
+    @property
+    def whose(self) -> Whose:
+        """Whose the queue is that it is about."""
+        return Whose(self.pulse_user_id, self.owner_id)
 
     @property
     def about(self) -> str:
@@ -125,36 +133,73 @@ def operators() -> list[str]:
     return list(dict.fromkeys(normal_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 
-def recipients_of(pulse_users: Iterable[int | None]) -> dict[int, list[Recipient]]:
-    """Return who is told of the queues of these Pulse users, by the Pulse user's id.
+def recipients_of(queues: Iterable[Whose]) -> dict[Whose, list[Recipient]]:
+    """Return who is told of queues, by whose they are. Three statements at most, whatever their number.
 
-    That is their owners, by mail and in their channels, and the addresses that owners added and somebody confirmed.
+    Of a Pulse user's queues its owners are told, by mail and in their channels, and the addresses that owners added and
+    somebody confirmed; of an agents' queue its owner.
     """
-    wanted = [(pulse_user,) for pulse_user in dict.fromkeys(pulse_users) if pulse_user is not None]
-    told: dict[int, dict[Recipient, None]] = {}
-    if not wanted:
-        return {}
+    wanted = set(queues)
+    of_accounts = _of_accounts([(one.pulse_user_id,) for one in wanted if one.pulse_user_id is not None])
+    of_owners = _of_owners([(one.owner_id,) for one in wanted if one.owner_id is not None])
+    told = {}
+    for one in wanted:
+        both = {**of_accounts.get(one.pulse_user_id, {}), **of_owners.get(one.owner_id, {})}
+        if both:
+            told[one] = list(both)
+    return told
+
+
+WHERE_TOLD = ("email", "quiet_from", "quiet_until", "time_zone", "channels__uuid")
+"""What of an owner says where, and when not, they are told."""
+
+Told = dict[int | None, dict[Recipient, None]]
+
+
+def _of_accounts(accounts: Sequence[tuple[int]]) -> Told:
+    """Return who is told of the queues of these Pulse users, by the Pulse user's id."""
+    told: Told = {}
+    if not accounts:
+        return told
     through = PulseUser.owners.through
-    owners = through.objects.filter(bulk.among(through, ("pulseuser",), wanted), owner__is_active=True)
-    facts = ("owner__email", "owner__quiet_from", "owner__quiet_until", "owner__time_zone", "owner__channels__uuid")
-    for pulse_user, address, *quiet, channel in owners.order_by("owner__email").values_list("pulseuser", *facts):
-        recipient = Recipient(address, quiet=(quiet[0], quiet[1], quiet[2]))
-        told.setdefault(pulse_user, {})[recipient] = None
-        if channel is not None:
-            told[pulse_user][recipient._replace(channel=channel.hex)] = None
-    these = bulk.among(NotificationAddress, ("pulse_user",), wanted)
+    owners = through.objects.filter(bulk.among(through, ("pulseuser",), accounts), owner__is_active=True)
+    rows = owners.order_by("owner__email").values_list("pulseuser", *(f"owner__{name}" for name in WHERE_TOLD))
+    for pulse_user, *where in rows:
+        told.setdefault(pulse_user, {}).update(_places(*where))
+    these = bulk.among(NotificationAddress, ("pulse_user",), accounts)
     added = NotificationAddress.objects.filter(these, confirmed_at__isnull=False).order_by("email")
     for pulse_user, address, *why in added.values_list(
         "pulse_user", "email", "pulse_user__username", "added_by__email"
     ):
         recipient = Recipient(address, account=why[0], added_by=why[1] or "")
         told.setdefault(pulse_user, {})[recipient] = None
-    return {pulse_user: list(recipients) for pulse_user, recipients in told.items()}
+    return told
 
 
-def is_anybody_told(pulse_user_id: int | None, owners: dict[int, list[Recipient]]) -> bool:
-    """Return whether a message about a queue of this Pulse user has a recipient at all."""
-    return bool(settings.GUARDIAN_OPERATOR_EMAILS) or bool(pulse_user_id is not None and owners.get(pulse_user_id))
+def _of_owners(owners: Sequence[tuple[int]]) -> Told:
+    """Return who is told of the queues of these owners' agents, by the owner's id."""
+    told: Told = {}
+    if not owners:
+        return told
+    active = Owner.objects.filter(bulk.among(Owner, ("id",), owners), is_active=True)
+    for owner, *where in active.order_by("email").values_list("id", *WHERE_TOLD):
+        told.setdefault(owner, {}).update(_places(*where))
+    return told
+
+
+def _places(
+    address: str, quiet_from: time_of_day | None, quiet_until: time_of_day | None, zone: str, channel: uuid.UUID | None
+) -> dict[Recipient, None]:
+    """Return where an owner with one of their channels is told."""
+    by_mail = Recipient(address, quiet=(quiet_from, quiet_until, zone))
+    if channel is None:
+        return {by_mail: None}
+    return {by_mail: None, by_mail._replace(channel=channel.hex): None}
+
+
+def is_anybody_told(whose: Whose, people: Mapping[Whose, Sequence[Recipient]]) -> bool:
+    """Return whether a message about a queue has a recipient at all; ``people`` are those told of queues."""
+    return bool(settings.GUARDIAN_OPERATOR_EMAILS) or bool(people.get(whose))
 
 
 def tell(tellings: Sequence[Telling], now: datetime) -> int:
@@ -162,12 +207,12 @@ def tell(tellings: Sequence[Telling], now: datetime) -> int:
 
     Call it in the transaction that writes the state that caused them, and ``nudge`` once that is committed.
     """
-    people = recipients_of(telling.pulse_user_id for telling in tellings)
+    people = recipients_of(telling.whose for telling in tellings)
     copies = operators()
     rows: list[tuple[Any, ...]] = []
     brought_forward = []
     for telling in tellings:
-        told = people.get(telling.pulse_user_id, []) if telling.pulse_user_id is not None else []
+        told = people.get(telling.whose, [])
         owners = [one.address for one in told if one.channel == EMAIL and not one.account]
         is_deletion = telling.kind == Notification.Kind.DELETION
         for to in _recipients(telling, told, copies):
@@ -269,11 +314,12 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
     """Return those of these whose recipients still are to hear of it. The others are given up quietly.
 
     Messages can be held for hours, and meanwhile somebody is taken off an account, or can't sign in any more. What
-    operators get as such is sent, and so is a deletion of a queue whose account went with it.
+    operators get as such is sent, and so is a deletion of a queue whose account or owner went with it.
     """
+    whose = {one.queue: Whose(one.queue.pulse_user_id, one.queue.owner_id) for one in batch if one.queue}
     told = {
-        (pulse_user, recipient.address, recipient.channel)
-        for pulse_user, recipients in recipients_of(one.queue.pulse_user_id for one in batch if one.queue).items()
+        (owned, recipient.address, recipient.channel)
+        for owned, recipients in recipients_of(whose.values()).items()
         for recipient in recipients
     }
     addresses = {one.recipient for one in batch}
@@ -287,8 +333,8 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
             _finish(one, state=Notification.State.FAILED, last_error="The recipient can't sign in any more.")
         elif (
             one.queue is None
-            or (one.kind == Notification.Kind.DELETION and one.queue.pulse_user_id is None)
-            or (one.queue.pulse_user_id, one.recipient, one.channel) in told
+            or (one.kind == Notification.Kind.DELETION and whose[one.queue] == Whose())
+            or (whose[one.queue], one.recipient, one.channel) in told
         ):
             still.append(one)
         else:

@@ -11,7 +11,7 @@ from django.db.models.functions import TruncHour, TruncMinute
 from django.utils import timezone
 
 from queues.lease import LeaseTaken, lease
-from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
+from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Sweep, Watch
 from queues.thresholds import GONE
 
 BATCH = 1000
@@ -21,6 +21,7 @@ KEEP_SAMPLES_WHOLE = timedelta(hours=2)
 KEEP_SAMPLES_BY_MINUTE = timedelta(days=2)
 KEEP_PASSES = timedelta(days=7)
 KEEP_NOTIFICATIONS = timedelta(days=90)
+KEEP_SWEEPS = timedelta(days=90)
 KEEP_EVENTS = timedelta(days=365)
 
 
@@ -43,6 +44,7 @@ def _prune(now: datetime) -> int:
         + _thin(now)
         + _remove(Pass.objects.filter(at__lt=now - KEEP_PASSES))
         + _remove(Notification.objects.filter(state__in=delivered, created__lt=now - KEEP_NOTIFICATIONS))
+        + _remove(Sweep.objects.filter(at__lt=now - KEEP_SWEEPS))
         + _remove(QueueEvent.objects.filter(at__lt=now - KEEP_EVENTS))
         + _remove(
             Queue.objects.filter(

@@ -1,4 +1,4 @@
-"""What is told, and forgotten, when something happens to owners and their accounts.
+"""What is told, forgotten, and locked when something happens to owners and their accounts.
 
 The senders are in their transaction, so the outbox rows stand or fall with what they tell of.
 """
@@ -6,13 +6,14 @@ The senders are in their transaction, so the outbox rows stand or fall with what
 from typing import Any
 
 from django.db import transaction
+from django.db.models.signals import pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
 
 from accounts import signals
 from accounts.models import NotificationAddress, Owner, PulseUser
-from queues import by_hand, outbox
-from queues.models import Notification
+from queues import forgetting, outbox, removals  # noqa: F401 - its receivers are connected when it is imported
+from queues.models import AgentVhost, Notification
 from queues.outbox import Telling
 
 
@@ -47,7 +48,17 @@ def tell_vouched(sender: object, owner: Owner, by: Owner | None, **_: Any) -> No
 @receiver(signals.pulse_user_removed)
 def forget_queues(sender: object, pulse_user: PulseUser, **_: Any) -> None:
     """Forget the queues that went with an account."""
-    by_hand.forget_queues_of(pulse_user)
+    forgetting.forget_queues_of(pulse_user)
+
+
+@receiver(pre_delete, sender=AgentVhost)
+def lock_owner(sender: object, instance: AgentVhost, **_: Any) -> None:
+    """Lock an owner whose agents' vhost is going, which it does with the owner, before what is theirs is changed.
+
+    A pass locks owners first, too, and then the queues that it writes down as theirs: neither waits for the other, and
+    no queue comes to belong to an owner who is gone.
+    """
+    Owner.objects.select_for_update().filter(pk=instance.owner_id).first()
 
 
 def _tell(telling: Telling) -> None:

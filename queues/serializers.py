@@ -35,6 +35,7 @@ QUEUE = {
     "warn_length": 2000,
     "max_length": 8000,
     "unbounded": False,
+    "registered": False,
     "first_seen": "2026-01-05T09:00:00Z",
     "last_seen": "2026-01-05T12:00:00Z",
 }
@@ -67,7 +68,9 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     owners = serializers.SerializerMethodField(help_text="Their e-mail addresses.")
     length = serializers.IntegerField(allow_null=True, help_text="Ready and unacknowledged messages.")
     warn_length = serializers.SerializerMethodField(help_text="Messages at which its owners are warned.")
-    max_length = serializers.SerializerMethodField(help_text="Messages past which it is deleted, unless unbounded.")
+    max_length = serializers.SerializerMethodField(
+        help_text="Messages past which it is deleted, unless unbounded or registered."
+    )
     last_seen = serializers.SerializerMethodField(help_text="When it was last there.")
 
     class Meta:
@@ -76,8 +79,9 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         read_only_fields = fields
 
     def get_owners(self, queue: Queue) -> list[str]:
-        """Return the addresses of its Pulse user's owners."""
-        return [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
+        """Return the addresses of its Pulse user's owners, or that of the owner of the agents whose it is."""
+        owners = [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
+        return [*owners, queue.owner.email] if queue.owner else owners
 
     def get_warn_length(self, queue: Queue) -> int:
         """Return the one that applies."""

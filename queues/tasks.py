@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from queues import monitor, outbox, pruning, unattended, weekly
+from queues import monitor, orphans, outbox, pruning, removals, unattended, weekly
 
 
 @shared_task
@@ -16,6 +16,18 @@ def monitor_queues() -> None:
 def send_notifications() -> None:
     """Send what is due."""
     outbox.send_due()
+
+
+@shared_task
+def sweep_orphans() -> None:
+    """Delete the agents' queues that no registration stands for, and make again those that are missing."""
+    orphans.sweep_orphans()
+
+
+@shared_task
+def clean_up_stale() -> None:
+    """Remove the subscriptions of owners without a live token, and expired tokens."""
+    orphans.clean_up_stale()
 
 
 @shared_task
@@ -34,3 +46,10 @@ def count_consumers() -> None:
 def tell_the_week() -> None:
     """Write the weekly summaries that are due."""
     weekly.tell_the_week()
+
+
+@shared_task
+def finish_removals() -> None:
+    """Go on with what is to go from the broker, and take the passwords of logins whose token has expired."""
+    removals.disarm_expired()
+    removals.finish()

@@ -22,6 +22,7 @@ from queues.monitor import guarded_vhosts
 from queues.outbox import Telling
 from rabbit import connections
 from rabbit.management import BrokerError, Management
+from rabbit.names import DEAD_LETTER_QUEUE
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +39,21 @@ class Attendance(NamedTuple):
     vhost: str
     name: str
     exclusive: bool
+    registered: bool
     consumers: int | None
     unattended_since: datetime | None
     unattended_told_at: datetime | None
 
     def at(self, consumers: int, now: datetime, minutes: int) -> "Attendance":
-        """Return what is known now that it has so many. ``minutes`` without one are told about; 0: never."""
+        """Return what is known now that it has so many. ``minutes`` without one are told about; 0: never.
+
+        Nobody has to read dead letters, so that is not told of them.
+        """
         if consumers:
             return self._replace(consumers=consumers, unattended_since=None, unattended_told_at=None)
         since = min(self.unattended_since or now, now)  # later than now: the clock was set back
-        is_news = minutes > 0 and not self.exclusive and now - since >= timedelta(minutes=minutes)
+        is_meant = self.exclusive or (self.registered and self.name == DEAD_LETTER_QUEUE)
+        is_news = minutes > 0 and not is_meant and now - since >= timedelta(minutes=minutes)
         told_at = self.unattended_told_at or (now if is_news else None)
         return self._replace(consumers=0, unattended_since=since, unattended_told_at=told_at)
 
@@ -175,4 +181,5 @@ def _telling(queue: Queue, before: Attendance, after: Attendance, news: _News, n
         since = after.unattended_since
         kind, seen = Notification.Kind.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
-    return Telling(kind, {**told, "consumers": seen, "seconds": seconds}, queue.id, queue.pulse_user_id)
+    facts = {**told, "consumers": seen, "seconds": seconds}
+    return Telling(kind, facts, queue.id, queue.pulse_user_id, queue.owner_id)

@@ -1,8 +1,8 @@
-"""Queues, exchanges, and how their owners are told of them."""
+"""Queues, exchanges, subscriptions, and how their owners are told of them."""
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues import settings_views, views
+from queues import settings_views, subscription_views, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -15,6 +15,11 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # Exchanges
     path("exchanges/", views.exchanges_page, name="exchanges"),
     path("exchanges/delete/", views.exchange_delete, name="exchange_delete"),
+    # Subscriptions
+    path("subscriptions/", subscription_views.subscriptions_page, name="subscriptions"),
+    path("subscriptions/<uuid:uuid>/remove/", subscription_views.subscription_remove, name="subscription_remove"),
+    path("subscriptions/agents/<uuid:uuid>/remove/", subscription_views.agent_remove, name="agent_remove"),
+    path("subscriptions/consumers/<uuid:uuid>/remove/", subscription_views.consumer_remove, name="consumer_remove"),
     # Settings
     path("settings/", settings_views.settings_page, name="settings"),
     path("settings/channels/<uuid:uuid>/test/", settings_views.channel_test, name="channel_test"),

@@ -1,5 +1,6 @@
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, NamedTuple
@@ -28,8 +29,9 @@ from queues.listing import ORDERINGS, QueueFilter, Standing, standing
 from queues.mails import duration, pace
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
+from rabbit.arguments import MOST_MESSAGES
 from rabbit.management import Binding, BrokerError, Refused
-from rabbit.names import readable
+from rabbit.names import DEAD_LETTER_QUEUE, readable
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ def signed_in(view: View) -> View:
 # The list
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """A queue as the list shows it. ``bar`` is None where its length is unknown."""
 
     queue: Queue
@@ -77,6 +80,16 @@ class Row(NamedTuple):
     thresholds: Thresholds
     spared: bool
     bar: charts.Bar | None
+
+    @property
+    def unattended(self) -> bool:
+        """Whether it is known to have no consumer, and should have one; as ``listing.UNATTENDED`` has it."""
+        return self.queue.consumers == 0 and self.queue.state != Queue.State.GONE and not self.dead_letters
+
+    @property
+    def dead_letters(self) -> bool:
+        """Whether it takes what agents' queues can't hold."""
+        return self.queue.registered and self.queue.name == DEAD_LETTER_QUEUE
 
 
 @signed_in
@@ -168,7 +181,7 @@ def _uuids(text: str) -> list[UUID]:
 
 def _rows(queues: Iterable[Queue] | QuerySet[Queue]) -> list[Row]:
     if isinstance(queues, QuerySet):
-        queues = queues.select_related("pulse_user")
+        queues = queues.select_related("pulse_user", "owner")
     rows = []
     for queue in queues:
         limits = thresholds.of_queue(queue)
@@ -218,7 +231,8 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
         {
             **context,
             "there": there,
-            "owners": queue.pulse_user.owners.all() if queue.pulse_user else [],
+            "owners": _owners(queue),
+            "holds": MOST_MESSAGES if queue.registered else None,
             "live": live,
             "bindings": _bindings_shown(live.bindings),
             "arguments": _arguments_shown(live),
@@ -228,6 +242,12 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "events": [(event, *_told(event)) for event in events],
         },
     )
+
+
+def _owners(queue: Queue) -> list[Owner]:
+    """Return whose a queue is: its Pulse user's owners, or the owner of the agents whose vhost it is in."""
+    of_agents = [queue.owner] if queue.owner else []
+    return [*queue.pulse_user.owners.all(), *of_agents] if queue.pulse_user else of_agents
 
 
 @signed_in
@@ -243,7 +263,8 @@ def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
 
 
 def _queue(request: Request, uuid: UUID) -> Queue:
-    return get_object_or_404(Queue.objects.seen_by(request.user).select_related("pulse_user"), uuid=uuid)
+    seen = Queue.objects.seen_by(request.user)
+    return get_object_or_404(seen.select_related("pulse_user", "owner"), uuid=uuid)
 
 
 def _span(request: HttpRequest) -> charts.Span:
@@ -272,7 +293,7 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
         "vhost": row.vhost,
         "thresholds": limits,
         "spared": row.spared,
-        "outlook": outlook(queue, limits, grows),
+        "outlook": outlook(row, grows),
         "pace": pace(grows.per_second) if grows else "",
         "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared else "",
         "chart": drawn,
@@ -290,21 +311,31 @@ def _samples(queue: Queue, began: datetime, ended: datetime) -> list[charts.Samp
     return [*earlier, *samples.filter(at__gt=began, at__lte=ended)]
 
 
-def outlook(queue: Queue, limits: Thresholds, grows: growth.Growth | None) -> str:
+def outlook(row: Row, grows: growth.Growth | None) -> str:
     """Return whether a queue is all right, and what happens next, in a sentence or two."""
+    queue, limits = row.queue, row.thresholds
     if queue.state == Queue.State.GONE:
         return "It is no longer on the broker. Whoever declares it again gets an empty one."
     if queue.length is None:
         if queue.type == "stream":
             return "A stream keeps what is read from it, so it is not judged by the number of its messages."
         return "The broker doesn't tell its length. Nothing is done to it until it does."
-    spared = _is_spared(queue)
     if queue.state == Queue.State.DELETING:
         if queue.length > limits.max:
             return "It is over its maximum. It is deleted with all that is in it, if another look says the same."
         return "It is about to be deleted, since its name is outside the pattern that this broker asks for."
     if queue.length >= limits.warn:
-        if spared:
+        if row.dead_letters:
+            return (
+                "It is over its warn length: agents could not get these messages, since their queues were full or not "
+                "read for too long. It is not deleted for its length; what is too much, or too old, goes by itself."
+            )
+        if queue.registered:
+            return (
+                "It is over its warn length: its agent doesn't keep up. It is not deleted for its length, but messages "
+                f"past {MOST_MESSAGES:,}, or that wait for too long, go to the dead-letter queue instead of the agent."
+            )
+        if row.spared:
             return (
                 "It is over its warn length. It is not deleted for its length, but what nobody takes out stays in the "
                 "broker's memory."
@@ -341,16 +372,22 @@ def _removing(queue: Queue, events: list[QueueEvent], listed_at: datetime | None
 BY_PEOPLE = (QueueEvent.Kind.REMOVING, QueueEvent.Kind.REMOVED, QueueEvent.Kind.PURGED, QueueEvent.Kind.ADJUSTED)
 
 
-def _told(event: QueueEvent) -> tuple[str, str]:
-    """Return who did what an event tells, and what of it the kind alone doesn't say."""
+WHY_REMOVED = {"unregistered": "since no registration stands for it", "vhost": "with its virtual host"}
+
+
+def _told(event: QueueEvent) -> tuple[str, str, str]:
+    """Return what an event tells, what of it the kind alone doesn't say, and who did it."""
+    what = event.get_kind_display()
     who = event.by.email if event.by else "somebody whose account is gone" if event.kind in BY_PEOPLE else "Guardian"
     if "with" in event.details:
-        return "Guardian", f"with the Pulse user {event.details['with']}"
+        return what, f"with the Pulse user {event.details['with']}", "Guardian"
+    if "why" in event.details:
+        return "deleted", WHY_REMOVED.get(event.details["why"], ""), "Guardian"
     if event.kind != QueueEvent.Kind.ADJUSTED:
-        return who, ""
+        return what, "", who
     before, after = event.details.get("before", {}), event.details.get("after", {})
     changed = [name for name in by_hand.LIMITS if before.get(name) != after.get(name)]
-    return who, "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed)
+    return what, "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed), who
 
 
 LIMITS_IN_WORDS = {"unbounded": "unbounded", "warn_length": "warn length", "max_length": "maximum"}

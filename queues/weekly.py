@@ -3,7 +3,7 @@
 It is due on Monday at eight in the owner's time zone. Who could not be told then is told later in the week.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from queues import bulk, outbox
+from queues.comparison import Whose
+from queues.listing import UNATTENDED
 from queues.models import Notification, Queue, QueueEvent
 from queues.outbox import Telling
 from queues.preferences import held_until, zone_of
@@ -86,7 +88,7 @@ def _tell(owners: Sequence[Subscriber], now: datetime) -> int:
     with transaction.atomic():
         # Another process may be at it: whoever has these rows first writes the summaries, and the other finds it done.
         these = bulk.among(Owner, ("id",), [(owner.id,) for owner in owners])
-        locked = Owner.objects.select_for_update().filter(these, is_active=True, weekly_summary=True)
+        locked = Owner.objects.select_for_update().filter(these, is_active=True, weekly_summary=True).order_by("id")
         mine = [one for row in locked.values_list(*Subscriber._fields) if (one := Subscriber._make(row)).is_due(now)]
         bulk.update(Owner, ("weekly_summary_at",), [(owner.id, now) for owner in mine])
         tellings = [
@@ -106,77 +108,78 @@ def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
     """Return what there is to tell each of these owners; nothing of those who have neither queues nor events."""
     through = PulseUser.owners.through
     theirs = through.objects.filter(bulk.among(through, ("owner",), [(owner,) for owner in owners]))
-    owned: dict[int, list[int]] = {}
+    owned: dict[int, list[Whose]] = {owner: [Whose(owner_id=owner)] for owner in owners}
     for owner, pulse_user in theirs.order_by("pulseuser").values_list("owner", "pulseuser"):
-        owned.setdefault(owner, []).append(pulse_user)
-    accounts = list(dict.fromkeys(pulse_user for pulse_users in owned.values() for pulse_user in pulse_users))
-    if not accounts:
-        return {}
-    there = Queue.objects.filter(bulk.among(Queue, ("pulse_user",), [(account,) for account in accounts]))
-    there = there.exclude(state=Queue.State.GONE).order_by()
+        owned[owner].append(Whose(pulse_user))
+    accounts = {whose.pulse_user_id for all_theirs in owned.values() for whose in all_theirs} - {None}
+    these = Q(bulk.among(Queue, ("owner",), [(owner,) for owner in owners]))
+    if accounts:
+        these |= Q(bulk.among(Queue, ("pulse_user",), [(account,) for account in accounts]))
+    there = Queue.objects.filter(these).exclude(state=Queue.State.GONE).order_by()
     states = _states(there)
-    happened = _happened(accounts, now)
+    happened = _happened(these, now)
     longest = _first(there.filter(ready__isnull=False, unacknowledged__isnull=False), LONGEST_TOLD)
-    unattended = _first(there.filter(consumers=0, exclusive=False), UNATTENDED_TOLD)
+    unattended = _first(there.filter(UNATTENDED, exclusive=False), UNATTENDED_TOLD)
     weeks = {}
-    for owner, pulse_users in owned.items():
-        week = _week(pulse_users, states, happened, longest, unattended)
+    for owner, all_theirs in owned.items():
+        week = _week(all_theirs, states, happened, longest, unattended)
         if week["queues"] or week["happened"]:
             weeks[owner] = week
     return weeks
 
 
-def _states(there: Any) -> Mapping[int, Mapping[str, int]]:
-    """Return the number of queues in each state, and of those without a consumer, by account."""
-    unattended = Count("id", filter=Q(consumers=0, exclusive=False))
-    rows = there.values_list("pulse_user", "state").annotate(queues=Count("id"), unattended=unattended)
-    found: dict[int, dict[str, int]] = {}
-    for account, state, queues, unattended_ones in rows:
-        of_account = found.setdefault(account, {"unattended": 0})
-        of_account[state] = queues
-        of_account["unattended"] += unattended_ones
+def _states(there: Any) -> Mapping[Whose, Mapping[str, int]]:
+    """Return the number of queues in each state, and of those without a consumer, by whose they are."""
+    unattended = Count("id", filter=UNATTENDED & Q(exclusive=False))
+    rows = there.values_list("pulse_user", "owner", "state").annotate(queues=Count("id"), unattended=unattended)
+    found: dict[Whose, dict[str, int]] = {}
+    for account, owner, state, queues, unattended_ones in rows:
+        of_them = found.setdefault(Whose(account, owner), {"unattended": 0})
+        of_them[state] = queues
+        of_them["unattended"] += unattended_ones
     return found
 
 
-def _happened(accounts: Iterable[int], now: datetime) -> dict[int, list[Line]]:
-    """Return the warnings and deletions of the week, as one line for each queue, by account."""
+def _happened(these: Q, now: datetime) -> dict[Whose, list[Line]]:
+    """Return the warnings and deletions of the week, as one line for each of these queues, by whose they are."""
     kinds = {QueueEvent.Kind.WARNED.value: "warnings", QueueEvent.Kind.DELETED.value: "deletions"}
-    these = bulk.among(Queue, ("pulse_user",), [(account,) for account in accounts])
     events = QueueEvent.objects.filter(queue__isnull=False, at__gt=now - WEEK, at__lte=now, kind__in=list(kinds))
-    rows = events.values("queue__pulse_user", "queue__name", "kind").filter(these).order_by("queue__name")
-    found: dict[int, dict[str, Line]] = {}
+    whose = ("queue__pulse_user", "queue__owner")
+    rows = events.values(*whose, "queue__name", "kind").filter(these).order_by("queue__name")
+    found: dict[Whose, dict[str, Line]] = {}
     for row in rows.annotate(times=Count("id")):
-        lines = found.setdefault(row["queue__pulse_user"], {})
+        lines = found.setdefault(Whose(*(row[name] for name in whose)), {})
         line = lines.setdefault(row["queue__name"], {"queue": row["queue__name"], "warnings": 0, "deletions": 0})
         line[kinds[row["kind"]]] += row["times"]
-    return {account: list(lines.values()) for account, lines in found.items()}
+    return {owned: list(lines.values()) for owned, lines in found.items()}
 
 
-def _first(queues: Any, number: int) -> dict[int, list[Line]]:
-    """Return so many of the longest of these queues, by account."""
+def _first(queues: Any, number: int) -> dict[Whose, list[Line]]:
+    """Return so many of the longest of these queues, by whose they are."""
     length = F("ready") + F("unacknowledged")
-    place = Window(RowNumber(), partition_by="pulse_user", order_by=[length.desc(nulls_last=True), "name"])
-    rows = queues.annotate(length_now=length, place=place).filter(place__lte=number).order_by("pulse_user", "place")
-    found: dict[int, list[Line]] = {}
-    for account, name, messages in rows.values_list("pulse_user", "name", "length_now"):
-        found.setdefault(account, []).append({"queue": name, "length": messages})
+    whose = ("pulse_user", "owner")
+    place = Window(RowNumber(), partition_by=whose, order_by=[length.desc(nulls_last=True), "name"])
+    rows = queues.annotate(length_now=length, place=place).filter(place__lte=number).order_by(*whose, "place")
+    found: dict[Whose, list[Line]] = {}
+    for account, owner, name, messages in rows.values_list(*whose, "name", "length_now"):
+        found.setdefault(Whose(account, owner), []).append({"queue": name, "length": messages})
     return found
 
 
 def _week(
-    accounts: Sequence[int],
-    states: Mapping[int, Mapping[str, int]],
-    happened: Mapping[int, list[Line]],
-    longest: Mapping[int, list[Line]],
-    unattended: Mapping[int, list[Line]],
+    theirs: Sequence[Whose],
+    states: Mapping[Whose, Mapping[str, int]],
+    happened: Mapping[Whose, list[Line]],
+    longest: Mapping[Whose, list[Line]],
+    unattended: Mapping[Whose, list[Line]],
 ) -> Week:
-    """Return what there is to tell the owner of these accounts."""
+    """Return what there is to tell the owner whose queues these are."""
 
     def number(what: str) -> int:
-        return sum(states.get(account, {}).get(what, 0) for account in accounts)
+        return sum(states.get(whose, {}).get(what, 0) for whose in theirs)
 
-    def lines(by_account: Mapping[int, list[Line]]) -> list[Line]:
-        return [line for account in accounts for line in by_account.get(account, [])]
+    def lines(by_whose: Mapping[Whose, list[Line]]) -> list[Line]:
+        return [line for whose in theirs for line in by_whose.get(whose, [])]
 
     worst_first = sorted(lines(happened), key=lambda line: (-line["deletions"], -line["warnings"], line["queue"]))
     long = sorted((line for line in lines(longest) if line["length"]), key=lambda line: -line["length"])

@@ -1,10 +1,34 @@
-"""The arguments of queues: how what is wanted differs from what the broker has."""
+"""The arguments of queues: those of the queues made here, and how what is wanted differs from what there is."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rabbit.names import DEAD_LETTER_QUEUE
+
 QUEUE_TYPE = "x-queue-type"
+
+MOST_MESSAGES = 10_000
+TTL_MILLISECONDS = 3_600_000
+DEAD_LETTER_TTL_MILLISECONDS = 7 * 24 * 3_600_000
+
+FOR_AGENTS: Mapping[str, Any] = {
+    QUEUE_TYPE: "classic",  # whatever the vhost's default is
+    "x-message-ttl": TTL_MILLISECONDS,
+    "x-max-length": MOST_MESSAGES,
+    "x-overflow": "reject-publish-dlx",
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-routing-key": DEAD_LETTER_QUEUE,
+}
+"""What every subscription and consumer queue is declared with."""
+
+FOR_DEAD_LETTERS: Mapping[str, Any] = {
+    QUEUE_TYPE: "classic",
+    "x-message-ttl": DEAD_LETTER_TTL_MILLISECONDS,
+    "x-max-length": MOST_MESSAGES,
+    "x-overflow": "drop-head",  # the newest tell most about what is wrong
+}
+"""What the dead-letter queue of an agents' vhost is declared with."""
 
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '(?P<argument>[^']*)' for (?:queue|exchange) '.*' in vhost '.*': "

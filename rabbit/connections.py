@@ -1,4 +1,4 @@
-"""The guarded broker: this process's one management client, and the address that AMQP is spoken to.
+"""The guarded broker: this process's one management client and one publisher, and the address that AMQP is spoken to.
 
 The only place in ``rabbit/`` that reads the settings, when it is called.
 """
@@ -9,6 +9,7 @@ from functools import lru_cache
 from django.conf import settings
 
 from rabbit.management import BrokerAway, Management
+from rabbit.publishing import Publisher
 
 
 def management() -> Management:
@@ -35,3 +36,24 @@ def _management(process: int, url: str, timeout: float) -> Management:
 def amqp_url() -> str:
     """Return where AMQP is spoken to the guarded broker, without a vhost: ``amqp://user:password@host:port``."""
     return str(settings.RABBIT_URL).rstrip("/")
+
+
+def publisher() -> Publisher:
+    """Return the publisher of this process. It is pooled, and shared by its threads.
+
+    Raises:
+        BrokerAway: no broker is configured, or the address is none.
+    """
+    return _publisher(os.getpid(), amqp_url())
+
+
+@lru_cache(maxsize=1)
+def _publisher(process: int, url: str) -> Publisher:
+    # A forked worker must not share its parent's connections, hence the process in the key.
+    if not url:
+        how = "set RABBIT_URL to amqp://user:password@host:5672"
+        raise BrokerAway(f"no broker is configured for AMQP; {how}", never_reached=True)
+    try:
+        return Publisher(url)
+    except ValueError as error:
+        raise BrokerAway(f"RABBIT_URL can't be used: {error}", never_reached=True) from error

@@ -30,6 +30,7 @@ LONGEST_REASON = 300
 
 NODE_COLUMNS = "name,running,mem_used,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm"
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal"
+CLIENT_COLUMNS = "user,vhost,protocol,connected_at"
 
 _DIED = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
@@ -139,6 +140,18 @@ class Connection(NamedTuple):
     name: str
     vhost: str
     client_address: str
+    connected_at: datetime | None
+
+
+class Client(NamedTuple):
+    """What is connected, as a list of all connections tells it; that lags by five seconds.
+
+    ``protocol`` is in the broker's words, such as "Web STOMP 1.2" or "AMQP 0-9-1".
+    """
+
+    user: str
+    vhost: str
+    protocol: str
     connected_at: datetime | None
 
 
@@ -487,6 +500,21 @@ class Management:
             for row in rows
         ]
 
+    def clients(self, vhost: str | None) -> list[Client]:
+        """Return what is connected to a vhost (None: to any), whoever it is.
+
+        Raises:
+            NotThere: no such vhost.
+        """
+        path = ("connections",) if vhost is None else ("vhosts", vhost, "connections")
+        rows = _rows(self._get(*path, params={"columns": CLIENT_COLUMNS}))
+        # One that is just being opened or closed has no user there.
+        return [
+            Client(row["user"], row["vhost"], _text(row.get("protocol")), _moment(row.get("connected_at")))
+            for row in rows
+            if isinstance(row.get("user"), str) and isinstance(row.get("vhost"), str)
+        ]
+
     def close_connections_of(self, user: str, reason: str) -> None:
         """Close an account's live connections. ``reason`` is one line that the client is shown, best in ASCII."""
         one_line = " ".join(reason.split())[:200].encode("ascii", "replace").decode()
@@ -747,6 +775,10 @@ def _bindings(answer: _Answer) -> list[Binding]:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _moment(milliseconds: Any) -> datetime | None:

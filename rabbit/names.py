@@ -1,6 +1,7 @@
 """Whose a queue or an exchange is, read from its name alone.
 
-A Pulse user NAME owns the queues ``queue/NAME/…`` and the exchanges ``exchange/NAME/…``.
+A Pulse user NAME owns the queues ``queue/NAME/…`` and the exchanges ``exchange/NAME/…``. What agents register lies in
+vhosts of its own: ``subscription_…`` and ``consumer_…``, with a ``guardian.dlq`` in each vhost.
 """
 
 import re
@@ -12,6 +13,11 @@ MOST_BYTES = 100
 
 _USER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 _OTHER_THAN_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_AGENTS_QUEUE = re.compile(r"(subscription|consumer)_")
+
+DEAD_LETTER_QUEUE = "guardian.dlq"
+"""The queue in each agents' vhost that takes what another there can't hold, or held for too long."""
+
 _PATTERNED = re.compile(rf"(queue|exchange)/({_USER_NAME.pattern})/")
 
 
@@ -84,6 +90,21 @@ def kind_of_exchange(name: str) -> Kind:
     if not name:
         return Kind.SYSTEM
     return _kind(name, own="exchange", others="queue")
+
+
+def subscription_queue(subscription: str, offering: str, object_type: str) -> str:
+    """Return the name of the queue of a subscription for an offering and a type; the first two are UUIDs in hex."""
+    return f"subscription_{subscription}_offering_{offering}_{object_type}"
+
+
+def consumer_queue(consumer: str) -> str:
+    """Return the name of the one queue of a consumer, which is given by its UUID in hex."""
+    return f"consumer_{consumer}"
+
+
+def is_agents_queue(name: str) -> bool:
+    """Return whether a queue in an agents' vhost has a name that only a registration gives."""
+    return _AGENTS_QUEUE.match(name) is not None
 
 
 def readable(name: str) -> str:

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from rabbit.names import exchange_prefix, queue_prefix
+from rabbit.names import consumer_queue, exchange_prefix, queue_prefix
 
 
 class Permissions(NamedTuple):
@@ -26,6 +26,16 @@ def for_pulse_user(name: str) -> Permissions:
     exchanges = re.escape(exchange_prefix(name))
     own = f"^({queues}.*|{exchanges}.*)"
     return Permissions(configure=own, write=own, read=f"^({queues}.*|exchange/.*)")
+
+
+def for_subscription(subscription: str) -> Permissions:
+    """Return what the user of an event subscription may do: read its queues. It is given by its UUID in hex."""
+    return Permissions("^$", "^$", f"^subscription_{subscription}_.*$")
+
+
+def for_consumer(consumer: str) -> Permissions:
+    """Return what the user of a consumer may do: read its one queue. It is given by its UUID in hex."""
+    return Permissions("^$", "^$", f"^{consumer_queue(consumer)}$")
 
 
 def allows(pattern: str, name: str) -> bool:

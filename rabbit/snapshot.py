@@ -18,6 +18,19 @@ IDENTITY = "name,vhost,type,durable,auto_delete,exclusive,state,node"
 COLUMNS = IDENTITY + ",messages_ready,messages_unacknowledged"
 
 
+WITHOUT_LENGTHS = {"disable_stats": "true", "columns": "name,vhost,type,exclusive"}
+"""The complete list that no queue's process is asked for."""
+
+
+class Present(NamedTuple):
+    """A queue that is there, down or not. ``exclusive``: a live connection has it to itself."""
+
+    vhost: str
+    name: str
+    type: str
+    exclusive: bool
+
+
 class QueueSeen(NamedTuple):
     """One queue as listed. ``ready`` and ``unacknowledged`` are messages, None where the broker gave none."""
 
@@ -113,6 +126,25 @@ def names(management: Management, vhosts: Sequence[str]) -> set[tuple[str, str]]
     for vhost, reason in unlisted.items():
         raise BrokerAway(f"vhost '{vhost}' could not be listed: {reason}")
     return {(row["vhost"], row["name"]) for row in rows}
+
+
+def present(
+    management: Management, vhosts: Sequence[str], between: Callable[[], None] = lambda: None
+) -> tuple[list[Present], dict[str, str]]:
+    """Return every queue there is in these vhosts, down ones too, without asking their processes.
+
+    With it, each vhost that could not be listed and the reason. ``between`` is called between two requests.
+
+    Raises:
+        BrokerError: nothing could be listed at all.
+    """
+    unlisted: dict[str, str] = {}
+    rows = _rows(management, vhosts, WITHOUT_LENGTHS, unlisted, between)
+    try:
+        there = [Present(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive"))) for row in rows]
+    except (KeyError, TypeError) as error:
+        raise Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?") from error
+    return there, unlisted
 
 
 def members(management: Management) -> tuple[frozenset[str], frozenset[str]]:

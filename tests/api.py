@@ -13,7 +13,9 @@ class Program:
 
     def __init__(self, owner: Owner | None = None) -> None:
         self.owner = owner
-        headers = {"Authorization": f"Token {AuthToken.objects.create(user=owner)[1]}"} if owner else {}
+        self.key = AuthToken.objects.create(user=owner)[1] if owner else ""
+        """The token in clear."""
+        headers = {"Authorization": f"Token {self.key}"} if owner else {}
         self.client = Client(headers=headers)
 
     def get(self, path: str, **query: Any) -> Any:
@@ -27,6 +29,9 @@ class Program:
 
     def post(self, path: str, body: Any = None) -> Any:
         return self.send("POST", path, body)
+
+    def put(self, path: str, body: Any = None) -> Any:
+        return self.send("PUT", path, body)
 
     def patch(self, path: str, body: Any = None) -> Any:
         return self.send("PATCH", path, body)

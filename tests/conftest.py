@@ -5,15 +5,16 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pika
 import pytest
 from django.conf import settings as django_settings
 
 from local.mail import MailCatcher
-from local.rabbitmq import PrivateNode
+from local.rabbitmq import PrivateNode, stomp_url_of
 from rabbit.management import Management
+from tests.agents import agents  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.plugin import VAR
 
@@ -37,11 +38,15 @@ def django_db_modify_db_settings() -> None:
 
 @dataclass(frozen=True)
 class Broker:
-    """A running RabbitMQ; ``node`` is None where it was started outside, so that it can't be broken."""
+    """A running RabbitMQ; ``node`` is None where it was started outside, so that it can't be broken.
+
+    ``stomp_url`` is where agents connect by STOMP over WebSocket; None where it doesn't serve that.
+    """
 
     management_url: str
     amqp_url: str
     node: PrivateNode | None = None
+    stomp_url: str | None = None
 
 
 @pytest.fixture(scope="session")
@@ -49,10 +54,27 @@ def broker() -> Iterator[Broker]:
     """Give the broker of this session: the one named in the environment, or a private one."""
     outside = os.environ.get("GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL")
     if outside:
-        yield Broker(outside, os.environ["GUARDIAN_TEST_RABBIT_URL"])
+        stomp_url = os.environ.get("GUARDIAN_TEST_STOMP_URL") or _stomp_url(outside)
+        yield Broker(outside, os.environ["GUARDIAN_TEST_RABBIT_URL"], stomp_url=stomp_url)
         return
-    with PrivateNode(plugins=["rabbitmq_management", "rabbitmq_stream"]) as node:
-        yield Broker(node.management_url, node.amqp_url, node)
+    with PrivateNode(plugins=["rabbitmq_management", "rabbitmq_stream", "rabbitmq_web_stomp"]) as node:
+        yield Broker(node.management_url, node.amqp_url, node, node.stomp_url)
+
+
+def _stomp_url(management_url: str) -> str | None:
+    client = Management(management_url)
+    try:
+        return stomp_url_of(client.overview(), urlsplit(management_url).hostname or "")
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="session")
+def stomp_url(broker: Broker) -> str:
+    """Give where agents connect to the broker of this session."""
+    if broker.stomp_url is None:
+        pytest.skip("the broker that was named does not serve STOMP over WebSocket (rabbitmq_web_stomp)")
+    return broker.stomp_url
 
 
 @pytest.fixture(scope="session")

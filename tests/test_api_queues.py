@@ -14,7 +14,7 @@ from tests.api import Program
 
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "length", "ready",
-    "unacknowledged", "consumers", "warn_length", "max_length", "unbounded", "first_seen", "last_seen",
+    "unacknowledged", "consumers", "warn_length", "max_length", "unbounded", "registered", "first_seen", "last_seen",
 }  # fmt: skip
 
 
@@ -74,6 +74,18 @@ def test_a_queue_is_told_with_all_its_fields(alice, account, settings):
         assert program.get(f"queues/{spelling}/").json() == told
 
 
+def test_a_registered_queue_is_its_owners_and_says_that_it_is_registered(alice, bob, operator):
+    queue = row("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True)
+    told = Program(alice).get(f"queues/{queue.uuid}/").json()
+    assert (told["owners"], told["pulse_user"], told["registered"]) == (["alice@example.org"], None, True)
+    assert Program(alice).get("queues/").json() == Program(operator).get("queues/").json() == [told]
+    assert Program(bob).get("queues/").json() == []
+    assert Program(bob).get(f"queues/{queue.uuid}/").status_code == 404
+    for answer in (Program(alice).delete(f"queues/{queue.uuid}/"), Program(alice).post(f"queues/{queue.uuid}/purge/")):
+        assert answer.status_code == 403
+        assert "agent's registration" in answer.json()["detail"]
+
+
 def test_what_is_unknown_is_null(alice, operator):
     queue = row("amq.gen-1", ready=None)
     told = Program(operator).get(f"queues/{queue.uuid}/").json()
@@ -129,8 +141,9 @@ def test_the_list_takes_as_many_statements_for_many_queues_as_for_one(operator, 
         account = PulseUser.objects.create(username=f"user-{number}", ready=True)
         account.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
         row(f"queue/user-{number}/q", account)
+        row(f"consumer_{number}", owner=account.owners.get(), registered=True)
     with django_assert_max_num_queries(5):
-        assert len(program.get("queues/", page_size=300).json()) == 40
+        assert len(program.get("queues/", page_size=300).json()) == 80
 
 
 @pytest.fixture

@@ -25,8 +25,19 @@ from accounts.pulse_users import make_pulse_user
 from guardian_site import api_docs
 from guardian_site.api_urls import urlpatterns
 from guardian_site.wsgi import application
-from queues.models import Channel, Queue, QueueEvent, QueueSample
+from queues.models import (
+    AgentIdentity,
+    Channel,
+    Consumer,
+    EventSubscription,
+    Offering,
+    Queue,
+    QueueEvent,
+    QueueSample,
+    SubscriptionQueue,
+)
 from rabbit.management import NotThere
+from tests.agents import agents  # noqa: F401
 from tests.api import Program
 
 SCHEMA = schemathesis.openapi.from_wsgi("/api/schema/", application, headers={"Accept": "application/json"})
@@ -148,7 +159,26 @@ class World:
         channel = Channel.objects.get_or_create(owner=self.owner, name="chat", defaults={"service": "Webhook"})[0]
         spare = AuthToken.objects.filter(user=self.owner, name="spare").first()
         spare = spare or AuthToken.objects.create(user=self.owner, name="spare")[0]
-        self.uuids = {"queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.owner.uuid}
+        offering = Offering.objects.get_or_create(name="Cluster")[0]
+        offering.members.add(self.owner)
+        offering.publishers.add(self.owner)
+        identity = AgentIdentity.objects.get_or_create(owner=self.owner, offering=offering, name="cellar")[0]
+        named = {"vhost": self.owner.uuid.hex, "queue_name": f"consumer_{uuid.uuid4().hex}"}
+        consumer = Consumer.objects.get_or_create(identity=identity, defaults=named)[0]
+        subscription = EventSubscription.objects.get_or_create(
+            owner=self.owner, identity=identity, object_type="order", defaults={"source_ip": "192.0.2.7"}
+        )[0]
+        named = {"vhost": self.owner.uuid.hex, "queue_name": f"subscription_{uuid.uuid4().hex}"}
+        subscribed = SubscriptionQueue.objects.get_or_create(
+            subscription=subscription, offering=offering, object_type="call", defaults=named
+        )[0]
+        self.offering = offering
+        self.uuids = {
+            "queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.owner.uuid,
+            "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-subscriptions": subscription.uuid,
+            "event-subscription-queues": subscribed.uuid,
+            **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
+        }  # fmt: skip
 
     def point(self, case: schemathesis.Case) -> None:
         """Have this request name what is there."""
@@ -159,6 +189,8 @@ class World:
             case.path_parameters["username"] = self.username
         if kind == "exchanges":
             case.query["name"] = self.exchange
+        for field in {"offering", "offering_uuid"} & (set(case.body) if isinstance(case.body, dict) else set()):
+            case.body[field] = self.offering.uuid.hex
 
     def remove(self) -> None:
         """Take what was made off the broker, where accounts are not bound to the test's vhost."""
@@ -168,7 +200,7 @@ class World:
 
 
 @pytest.fixture
-def world(guarded, management, settings):
+def world(guarded, management, settings, agents):  # noqa: F811
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 1000
     made = World(guarded, management)
     yield made

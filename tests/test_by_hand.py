@@ -1,13 +1,10 @@
 """What people do to queues by hand, on a real broker."""
 
 import threading
-from contextlib import suppress
-from datetime import timedelta
 
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import connection
-from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from benchmarks.passes import counted_requests
@@ -312,33 +309,3 @@ def test_live_knows_by_amqp_what_no_url_can_name(amqp, alice):
     amqp.queue("..", 2)
     run_pass()
     assert by_hand.live(Queue.objects.get()) == (2, 0, None, None)
-
-
-# With a Pulse user
-
-
-@pytest.mark.parametrize("queues", [1, 60])
-def test_the_queues_of_a_pulse_user_that_is_removed_are_gone_with_it(
-    amqp, alice, management, vhost, queues, django_assert_max_num_queries
-):
-    amqp.queue("celery")
-    for number in range(queues):
-        amqp.queue(f"queue/alice/{number}")
-    run_pass()
-    account = PulseUser.objects.get()
-    with django_assert_max_num_queries(5):  # two of them begin and end the transaction
-        assert by_hand.forget_queues_of(account) == queues
-    assert Queue.objects.filter(state="gone").count() == queues
-    assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
-    assert Queue.objects.get(name="celery").state == "ok"
-    for number in range(queues):
-        with suppress(Exception):
-            management.delete_queue(vhost, f"queue/alice/{number}")
-    report = run_pass()
-    assert (report.gone, report.errors) == (0, [])
-
-
-def test_a_queue_that_is_gone_already_is_not_removed_again(queue, alice):
-    Queue.objects.update(state="gone", last_seen=timezone.now() - timedelta(days=1))
-    assert by_hand.forget_queues_of(PulseUser.objects.get()) == 0
-    assert told(queue) == []

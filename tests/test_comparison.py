@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.comparison import Earlier, Known, PulseAccount, Rules, compare, settled
+from queues.comparison import NO_AGENTS, Agents, Earlier, Known, PulseAccount, Rules, compare, settled
 from queues.quiet import Say
 from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
 from rabbit.snapshot import QueueSeen, Snapshot
@@ -30,8 +30,8 @@ def snapshot(*queues, **fields):
 class Story:
     """A monitor without a database: the rows that each look leaves are what the next look knows."""
 
-    def __init__(self, rules=RULES, accounts=ALICE):
-        self.rules, self.accounts = rules, accounts
+    def __init__(self, rules=RULES, accounts=ALICE, agents=NO_AGENTS):
+        self.rules, self.accounts, self.agents = rules, accounts, agents
         self.rows = {}
         self.earlier = Earlier(NODES, 0)
         self.now = START
@@ -41,8 +41,9 @@ class Story:
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
         changes = compare(
-            shot, known, self.accounts, self.rules, self.earlier, memory=0, now=self.now, force=force, **fields
-        )
+            shot, known, self.accounts, self.rules, self.earlier, memory=0, now=self.now, force=force,
+            agents=self.agents, **fields,
+        )  # fmt: skip
         written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):
             self.rows[row.vhost, row.name] = row if row.id is not None else row._replace(id=number)
@@ -96,11 +97,13 @@ def test_what_must_be_spared_is_never_condemned_for_its_length(history, why, pol
             )
         )
         for key, row in story.rows.items():
-            story.rows[key] = row._replace(unbounded=why == "unbounded", registered=why == "registered")
+            story.rows[key] = row._replace(unbounded=why == "unbounded")
+        if why == "registered":
+            story.agents = Agents(queues={("/", name): 7 for name in queues})
         new = {name for name in queues if ("/", name) not in story.rows}
         for one in story.look(shot, force=force).condemned:
             # A flag is an operator's, so a queue that is seen for the first time has none yet.
-            first_time = why in ("unbounded", "registered") and one.queue.name in new
+            first_time = why == "unbounded" and one.queue.name in new
             assert first_time or (one.for_its_name and why == "unknown")
 
 
@@ -224,6 +227,101 @@ def test_a_list_that_lacks_others_beside_what_goes_with_an_account_is_short_by_t
     story.accounts = {"alice": PulseAccount(1, None, None, removing=True)}
     changes = story.look(snapshot(*many(100)))
     assert (changes.short, changes.gone) == (200, [])
+
+
+AGENTS = "5f" * 16
+BOB = 7
+
+
+def of_agents(*names, registered=(), leaving=()):
+    """Give Bob's agents, who have registered these queues, and these queues of theirs as they are listed."""
+    agents = Agents({(AGENTS, name): BOB for name in registered}, {AGENTS: BOB}, {(AGENTS, name) for name in leaving})
+    return agents, [seen(name, 0, vhost=AGENTS) for name in names]
+
+
+@pytest.mark.parametrize("name", ["consumer_1", "guardian.dlq", "queue/alice/x", "amq.gen-1"])
+def test_what_is_in_an_agents_vhost_is_its_owners_whatever_its_name(name):
+    agents, queues = of_agents(name, "consumer_2", registered=[name])
+    story = Story(agents=agents)
+    changes = story.look(snapshot(*queues))
+    facts = {row.name: (row.registered, row.owner_id, row.pulse_user_id) for row in story.rows.values()}
+    assert facts == {name: (True, BOB, None), "consumer_2": (False, BOB, None)}
+    assert (changes.misnamed, changes.unpatterned) == ([], 0)
+
+
+def test_what_is_registered_later_is_so_in_the_next_look_and_nothing_is_written_in_the_one_after():
+    agents, queues = of_agents("consumer_1", registered=["consumer_1"])
+    story = Story(agents=Agents(vhosts=agents.vhosts))
+    story.look(snapshot(*queues))
+    assert not story.rows[AGENTS, "consumer_1"].registered
+    story.agents = agents
+    assert [len(story.look(snapshot(*queues)).changed) for _ in range(2)] == [1, 0]
+    assert story.rows[AGENTS, "consumer_1"].registered
+
+
+@pytest.mark.parametrize("policy", ["report", "delete-unpatterned"])
+def test_a_registered_queue_is_warned_about_and_neither_its_length_nor_its_name_condemns_it(policy):
+    agents, _ = of_agents(registered=["consumer_1"])
+    story = Story(Rules(RULES.policy, AGENTS, None, None, policy, 50, 900), agents=agents)
+    changes = story.look(snapshot(seen("consumer_1", 11, vhost=AGENTS)), force=True)
+    assert [(message.say, message.queue.whose) for message in changes.messages] == [(Say.WARNING, (None, BOB))]
+    assert not changes.condemned
+
+
+def test_an_orphan_that_is_too_long_is_condemned_until_it_is_registered():
+    agents, _ = of_agents(registered=["consumer_1"])
+    story = Story(agents=Agents(vhosts=agents.vhosts))
+    shot = snapshot(seen("consumer_1", 11, vhost=AGENTS))
+    assert [one.queue.owner_id for one in story.look(shot).condemned] == [BOB]
+    story.agents = agents
+    assert not story.look(shot).condemned
+    assert story.rows[AGENTS, "consumer_1"].state == WARNED
+
+
+def test_a_registered_queue_has_vanished_when_two_lists_in_a_row_lack_it_and_returns():
+    agents, queues = of_agents("consumer_1", "consumer_2", registered=["consumer_1"])
+    story = Story(agents=agents)
+    story.look(snapshot(*queues, seen("a", 0)))
+    looks = [story.look(snapshot(seen("a", 0))) for _ in range(2)]
+    assert [[row.name for row in look.vanished] for look in looks] == [[], ["consumer_1"]]
+    assert [row.name for row in story.look(snapshot(*queues, seen("a", 0))).returned] == ["consumer_1"]
+
+
+def test_a_registered_queue_that_is_no_longer_guarded_has_not_vanished():
+    agents, queues = of_agents("consumer_1", registered=["consumer_1"])
+    story = Story(agents=agents)
+    story.look(snapshot(*queues, seen("a", 0)))
+    story.rules = Rules(RULES.policy, "/", frozenset({"/"}), None, "report", 50, 900)
+    changes = story.look(snapshot(*queues, seen("a", 0)))
+    assert ([row.name for row in changes.gone], changes.vanished) == (["consumer_1"], [])
+
+
+def test_what_no_registration_stands_for_any_more_does_not_make_a_list_short():
+    names = [f"consumer_{number}" for number in range(300)]
+    agents, queues = of_agents(*names, registered=names)
+    story = Story(agents=agents)
+    story.look(snapshot(*queues, seen("a", 0)))
+    story.agents, _ = of_agents()
+    looks = [story.look(snapshot(seen("a", 0))) for _ in range(2)]
+    assert [(look.short, len(look.gone), look.vanished) for look in looks] == [(0, 0, []), (0, 300, [])]
+
+
+@pytest.mark.parametrize(("leaving", "short"), [(250, 0), (100, 150)])
+def test_orphans_that_guardian_is_removing_do_not_make_a_list_short_and_others_do(leaving, short):
+    names = [f"consumer_{number}" for number in range(300)]
+    agents, queues = of_agents(*names, leaving=names[:leaving])
+    story = Story(agents=agents)
+    story.look(snapshot(*queues))
+    assert story.look(snapshot(*queues[250:])).short == short
+
+
+def test_registered_queues_that_are_missing_make_a_list_short():
+    names = [f"consumer_{number}" for number in range(300)]
+    agents, queues = of_agents(*names, registered=names)
+    story = Story(agents=agents)
+    story.look(snapshot(*queues))
+    changes = story.look(snapshot(*queues[200:]))
+    assert (changes.short, changes.gone, changes.vanished) == (200, [], [])
 
 
 def test_a_deletion_that_was_asked_for_is_not_confirmed_by_a_list_of_other_nodes():

@@ -22,7 +22,7 @@ import pytest
 from local.mail import MailCatcher
 from local.postgresql import PrivateCluster
 from local.processes import Group, StartError, free_port, port_answers, spawn
-from local.rabbitmq import ControlError, PrivateNode
+from local.rabbitmq import ControlError, PrivateNode, stomp_url_of
 from local.stack import Stack
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -87,11 +87,17 @@ class TestPrivateNode:
         with contextlib.closing(pika.BlockingConnection(pika.URLParameters(f"{node.amqp_url}/%2F"))) as connection:
             assert connection.is_open
 
+    def test_its_overview_tells_where_agents_connect(self, node):
+        overview = httpx.get(f"{node.management_url}/api/overview").json()
+        assert stomp_url_of(overview, "127.0.0.1") == node.stomp_url
+        others = [row for row in overview["listeners"] if row["protocol"] != "http/web-stomp"]
+        assert stomp_url_of({**overview, "listeners": others}, "127.0.0.1") is None
+
     def test_nobody_else_gets_in(self, node):
         assert httpx.get(f"http://guest:guest@127.0.0.1:{node.management_port}/api/whoami").status_code == 401
 
     def test_it_listens_on_this_machine_alone(self, node):
-        for port in (node.port, node.management_port, node._distribution_port):
+        for port in (node.port, node.management_port, node.stomp_port, node._distribution_port):
             assert port_answers(port)
             with socket.socket() as client:
                 assert client.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
@@ -131,7 +137,9 @@ class TestPrivateNode:
             assert {"beam.smp", "epmd"} <= names
         assert not processes_of(node.directory)
         assert not node.directory.exists()
-        assert not any(port_answers(port) for port in (node.port, node.management_port, node._epmd_port))
+        assert not any(
+            port_answers(port) for port in (node.port, node.management_port, node.stomp_port, node._epmd_port)
+        )
 
     @pytest.mark.slow
     def test_killed_and_started_again_it_has_its_data_and_ports(self, tmp_path):

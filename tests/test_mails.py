@@ -25,6 +25,7 @@ FACTS = {
     "asks": "bob@example.org", "reason": "I run the nightly builds.", "by": "ops@example.org",
     "queues": 3, "ok": 1, "warned": 2, "deleting": 0, "deleted": 1, "more_happened": 0, "more_unattended": 4,
     "happened": [{"queue": "queue/alice/builds", "warnings": 2, "deletions": 1}],
+    "orphans": [{"vhost": "a" * 32, "queue": "subscription_1"}], "more": 2, "stale": False,
     "longest": [{"queue": "queue/alice/long", "length": 2104}], "unattended": [{"queue": "queue/alice/lonely"}],
 }  # fmt: skip
 
@@ -120,6 +121,41 @@ def test_a_warning_about_a_queue_that_is_never_deleted_does_not_threaten():
     text = part(compose(notification(spared=True)), "plain")
     assert "never for its length" in text
     assert "it is deleted with all" not in text
+
+
+REGISTERED = {
+    "spared": True, "agents": True, "registered": True, "dead_letters": False, "holds": 10_000, "seconds_kept": 3600.0
+}  # fmt: skip
+DEAD_LETTERS = {**REGISTERED, "dead_letters": True, "seconds_kept": 604_800.0}
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+@pytest.mark.parametrize("kind", ["warning", "summary", "no-consumers"])
+def test_a_message_about_a_registered_queue_says_what_becomes_of_its_messages(kind, form):
+    text = " ".join(part(compose(notification(kind, **REGISTERED)), form).split())
+    assert "It is never deleted for its length. It holds 10,000 messages at most, and each for 60 minutes" in text
+    assert "the agent doesn't get it" in text.replace("&#x27;", "'")
+    assert "alice@example.org, whose agent registered it" in text
+    assert "because the queue is your agents'" in text.replace("&#x27;", "'")
+    assert "stays in the broker" not in text
+    if kind != "summary":
+        assert "start its agent" in text
+        assert "remove the agent's subscription in Guardian" in text.replace("&#x27;", "'")
+
+
+@pytest.mark.parametrize("form", ["plain", "html"])
+def test_a_warning_about_dead_letters_says_what_they_are_and_asks_nobody_to_read_them(form):
+    text = " ".join(part(compose(notification(**DEAD_LETTERS)), form).split())
+    assert "messages that agents could not get" in text
+    assert "It keeps the last 10,000 messages, for 7 days" in text
+    assert "see which agent's queue is long" in text.replace("&#x27;", "'")
+    assert "start its" not in text
+
+
+def test_a_message_about_an_orphan_says_whose_vhost_it_is_in():
+    text = part(compose(notification(agents=True, registered=False)), "plain")
+    assert "alice@example.org, in whose agents' virtual host it is" in text
+    assert "it is deleted with all that is in it" in text
 
 
 def test_a_broker_that_could_not_be_asked_is_said_as_it_is():

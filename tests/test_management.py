@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -415,6 +416,34 @@ def test_when_a_connection_was_made_is_told_where_the_broker_tells(behind, proxy
     [connection] = behind.connections_of("anybody")
     assert connection.client_address == "host"
     assert connection.connected_at.isoformat() == "2023-11-14T22:13:20+00:00"
+
+
+def test_what_is_connected_is_listed_for_one_vhost_and_for_all(broker, management, vhost, user):
+    management.set_permissions(vhost, user, NOTHING)
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    connection = connect(broker, vhost, user, "a password")
+    assert eventually(lambda: management.clients(vhost), seconds=10)
+    [client] = management.clients(vhost)
+    assert (client.user, client.vhost) == (user, vhost)
+    assert client.protocol == "AMQP 0-9-1"
+    assert began < client.connected_at < datetime.now(UTC)
+    assert client in management.clients(None)
+    connection.close()
+    with pytest.raises(NotThere):
+        management.clients("no-such-vhost")
+
+
+def test_a_connection_that_is_just_being_opened_is_left_out(behind, proxy):
+    body = (
+        b'[{"vhost": "v"}, {"user": "u"}, {"user": null, "vhost": "v"}, {"user": "u", "vhost": "v"},'
+        b' {"user": "w", "vhost": "v", "protocol": "Web STOMP 1.2", "connected_at": 1700000000000}]'
+    )
+    proxy.answer(http_answer("200 OK", body))
+    moment = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert behind.clients(None) == [("u", "v", "", None), ("w", "v", "Web STOMP 1.2", moment)]
+    proxy.answer(http_answer("200 OK", b'{"user": "u", "vhost": "v"}'))
+    with pytest.raises(Malformed, match="isn't a list"):
+        behind.clients(None)
 
 
 def test_a_client_address_may_have_colons(behind, proxy):

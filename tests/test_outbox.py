@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 import uuid
-from datetime import timedelta
+from datetime import UTC, timedelta
 
 import pytest
 from django.core.management import call_command
@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser
 from queues import channels, mails, outbox
+from queues.comparison import Whose
 from queues.lease import lease
 from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
@@ -310,6 +311,66 @@ def test_telling_takes_as_many_statements_for_many_as_for_few(django_assert_num_
         assert outbox.tell(tellings, timezone.now()) == many * (4 + many)
     with transaction.atomic(), django_assert_num_queries(4):
         outbox.tell([Telling("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
+
+
+def agents_queue(owner, **fields):
+    now = timezone.now()
+    return Queue.objects.create(
+        vhost=owner.uuid.hex, name="consumer_1", type="classic", durable=True, auto_delete=False, exclusive=False,
+        first_seen=now, last_seen=now, **{"owner": owner, "registered": True, **fields},
+    )  # fmt: skip
+
+
+def tell_of_agents(queue, *kinds):
+    with transaction.atomic():
+        tellings = [Telling(kind, {**WARNING, "agents": True}, queue.id, owner_id=queue.owner_id) for kind in kinds]
+        return outbox.tell(tellings, timezone.now())
+
+
+def test_the_owner_of_agents_is_told_of_their_queues_by_mail_and_channels_and_nobody_else_is(account, alice, mailbox):
+    NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
+    Channel.objects.create(owner=alice, name="chat", service="x", sealed_url="x")
+    tell_of_agents(agents_queue(alice), "warning")
+    assert [place[0] for place in places()] == ["alice@example.org", "alice@example.org", "ops@example.org"]
+    assert [len(place[1]) for place in places() if place[0] == "alice@example.org"] == [32, len("email")]
+    send_due()
+    (mail,) = mailbox.to("alice@example.org")
+    assert "because the queue is your agents'" in mail.text
+
+
+def test_the_owner_of_agents_has_quiet_hours_that_a_deletion_breaks(alice):
+    now = timezone.now().astimezone(UTC)
+    alice.quiet_from, alice.quiet_until = (now - timedelta(hours=1)).time(), (now + timedelta(hours=1)).time()
+    alice.save()
+    queue = agents_queue(alice)
+    tell_of_agents(queue, "warning")
+    hers = Notification.objects.filter(recipient="alice@example.org").order_by("id")
+    assert hers.get().held_until is not None
+    tell_of_agents(queue, "deletion")
+    assert list(hers.values_list("held_until", flat=True)) == [None, None]
+
+
+def test_an_owner_whose_agents_have_a_queue_no_longer_is_not_told_of_it_any_more(alice, mailbox):
+    queue = agents_queue(alice)
+    tell_of_agents(queue, "warning")
+    Queue.objects.update(owner=Owner.objects.create_user("bob@example.org"))
+    send_due()
+    assert [mail.recipients for mail in mailbox.mails] == [("ops@example.org",)]
+
+
+def test_a_queue_of_nobody_has_nobody_to_tell_but_operators(settings):
+    assert outbox.recipients_of([Whose(), Whose()]) == {}
+    assert outbox.is_anybody_told(Whose(), {})
+    settings.GUARDIAN_OPERATOR_EMAILS = []
+    assert not outbox.is_anybody_told(Whose(), {})
+
+
+@pytest.mark.parametrize("many", [1, 30])
+def test_telling_the_owners_of_agents_takes_as_many_statements_for_many_as_for_few(django_assert_num_queries, many):
+    queues = [agents_queue(Owner.objects.create_user(f"o{number}@example.org")) for number in range(many)]
+    tellings = [Telling("warning", {}, one.id, owner_id=one.owner_id) for one in queues]
+    with transaction.atomic(), django_assert_num_queries(2):
+        assert outbox.tell(tellings, timezone.now()) == 2 * many
 
 
 def test_who_is_named_is_told_alone_and_once(account, mailbox):

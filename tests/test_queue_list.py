@@ -263,9 +263,37 @@ def test_figures_that_are_not_of_now_say_so(visit, account, settings, polls, not
     assert ("the broker does not answer" in visit().text) is noted
 
 
+@pytest.fixture
+def agents_queue(alice, account):
+    """Give Alice's agents' queue, as a pass has seen it; she has a Pulse user, too."""
+    return make_queue("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
+
+
+def test_what_agents_registered_is_on_their_owners_list_once_and_says_so(visit, agents_queue, alice, account):
+    account.owners.add(Owner.objects.create_user("bob@example.org"))
+    make_queue("consumer_2", vhost=alice.uuid.hex, owner=alice)
+    make_queue("consumer_3", vhost="other", owner=Owner.objects.create_user("carol@example.org"), registered=True)
+    make_queue(account=account)
+    page = visit()
+    assert sorted(names(page)) == ["consumer_1", "consumer_2", "queue/alice/builds"]
+    assert "agents of alice@example.org" in page.text
+    assert "nobody; among the agents' of alice@example.org" in page.text.replace("&#x27;", "'")
+    assert "All 3 queues are all right." in page.text
+
+
+def test_dead_letters_need_no_consumer(visit, agents_queue, alice):
+    make_queue("guardian.dlq", vhost=alice.uuid.hex, owner=alice, registered=True, consumers=0)
+    page = visit()
+    assert "1 without consumers" in page.text
+    assert page.text.count("no consumers") == 1
+    assert names(visit(without_consumers="true")) == ["consumer_1"]
+
+
 @pytest.mark.parametrize("queues", [1, 120])
 def test_the_number_of_statements_does_not_grow(visit, account, client, alice, queues, django_assert_max_num_queries):
     made = [make_queue(f"jobs {number:03}", account=account) for number in range(queues)]
+    for number in range(queues):
+        make_queue(f"consumer_{number}", vhost=alice.uuid.hex, owner=alice, registered=True)
     for query in ({}, {"search": "jobs", "state": "ok", "vhost": "/"}):
         with django_assert_max_num_queries(8):
             assert visit_again(client, query).status_code == 200

@@ -284,6 +284,57 @@ def test_the_number_of_statements_does_not_grow(alices_queue, client, alice, dja
         client.get(f"/queues/{alices_queue.uuid}/chart/", headers={"HX-Request": "true"})
 
 
+def agents_queue(owner, name="consumer_1", **fields):
+    now = timezone.now()
+    given = {
+        "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 2100,
+        "unacknowledged": 4, "state": "warned", "consumers": 0, "registered": True, "first_seen": now, "last_seen": now,
+    }  # fmt: skip
+    return Queue.objects.create(vhost=owner.uuid.hex, name=name, owner=owner, **{**given, **fields})
+
+
+@pytest.mark.parametrize("visitor", ["alice@example.org", "ops@example.org"])
+def test_a_registered_queue_says_whose_agent_registered_it(alice, operator, client, settings, visitor):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client.force_login(Owner.objects.get(email=visitor))
+    text = page_of(agents_queue(alice), client)
+    assert "registered by an agent of alice@example.org" in text
+    assert 'href="/subscriptions/"' in text
+    assert "its agent doesn't keep up" in text.replace("&#x27;", "'")
+    assert "holds 10,000 messages at most" in text
+    assert ("Delete it…" in text) is (visitor == "ops@example.org")
+
+
+def test_dead_letters_say_what_they_are(alice, client, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client.force_login(alice)
+    text = page_of(agents_queue(alice, "guardian.dlq"), client)
+    assert "it takes the messages that the agents of alice@example.org could not get" in text
+    assert "agents could not get these messages" in text
+    assert "no consumers" not in text
+
+
+def test_an_orphan_says_that_nobody_registered_it_and_its_owner_may_delete_it(alice, client, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    client.force_login(alice)
+    text = page_of(agents_queue(alice, registered=False), client)
+    assert "none registered it; it is in the virtual host of the agents of alice@example.org" in text
+    assert "Delete it…" in text
+
+
+@pytest.mark.parametrize("why", ["unregistered", "vhost"])
+def test_what_went_with_a_registration_or_its_vhost_says_so(alice, client, why):
+    queue = agents_queue(alice, state="gone")
+    QueueEvent.objects.create(
+        queue=queue, vhost=queue.vhost, queue_name=queue.name, kind="removed", at=timezone.now(), details={"why": why}
+    )
+    client.force_login(alice)
+    text = page_of(queue, client)
+    words = {"unregistered": "since no registration stands for it", "vhost": "with its virtual host"}
+    assert f"deleted ({words[why]})" in text
+    assert "by hand" not in text
+
+
 # Deleting and emptying
 
 

@@ -63,7 +63,7 @@ def wait(minutes):
 
 
 def attendance(**values):
-    return Attendance(1, "/", "q", False, None, None, None)._replace(**values)
+    return Attendance(1, "/", "q", False, False, None, None, None)._replace(**values)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,20 @@ def attendance(**values):
             5,
             NOW - timedelta(minutes=5),
             None,
+        ),
+        (
+            attendance(unattended_since=NOW - timedelta(minutes=5), registered=True, name="guardian.dlq"),
+            0,
+            5,
+            NOW - timedelta(minutes=5),
+            None,
+        ),
+        (
+            attendance(unattended_since=NOW - timedelta(minutes=5), registered=True),
+            0,
+            5,
+            NOW - timedelta(minutes=5),
+            NOW,
         ),
         (attendance(unattended_since=NOW, unattended_told_at=NOW), 0, 5, NOW, NOW),
         (attendance(unattended_since=NOW, unattended_told_at=NOW), 1, 5, None, None),

@@ -11,11 +11,12 @@ from accounts.models import Owner, PulseUser
 from accounts.pulse_users import make_pulse_user
 from accounts.tokens import make_token
 from queues import outbox
-from queues.models import Queue
+from queues.models import Consumer, EventSubscription, Offering, Queue
 from queues.monitor import run_pass
 from rabbit.management import Management
 from tests.chromium import sign_in
 from tests.conftest import Amqp, Broker
+from tests.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, see
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +122,14 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     operator = Owner.objects.create_superuser("ops@example.org")
     make_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
-    make_token(operator, "for the builds")
+    token, _ = make_token(operator, "for the builds")
+    offering = Offering.objects.create(name="Compute")
+    identity = make_agent(alice, offering, "agent-1", version="1.0.5")
+    subscription = make_subscription(alice, identity, "order", [offering], token=token)
+    see(subscription.queues.get(), ready=7, state="warned")
+    make_subscription(alice, identity, "resource_end_date_change_request", [offering], state="creating")
+    make_consumer(make_agent(alice, offering, ODD), ["order", "resource", "user_role"])
+    make_subscription(alice, description="The ticket system", offerings=[offering])
     amqp.queue(f"queue/{account}/builds", messages=7)
     amqp.queue(f'queue/{account}/<b>"odd"&\u202e', messages=1)
     amqp.channel.exchange_declare(f"exchange/{account}/events", "topic", durable=True)
@@ -135,6 +143,8 @@ def addresses_of_pages() -> dict[str, str]:
     queue = Queue.objects.get(name__endswith="/builds")
     username = PulseUser.objects.get().username
     token = Owner.objects.get(email="ops@example.org").auth_token_set.get()
+    subscription = EventSubscription.objects.get(object_type="order")
+    consumer = Consumer.objects.get()
     return {
         "front page": "/",
         "queues": "/queues/",
@@ -147,6 +157,11 @@ def addresses_of_pages() -> dict[str, str]:
         "account, delete": f"/pulse-users/{username}/delete/",
         "exchanges": "/exchanges/",
         "exchange, delete": f"/exchanges/delete/?name=exchange/{username}/events",
+        "subscriptions": "/subscriptions/",
+        "subscriptions, none found": "/subscriptions/?search=nothing-like-this",
+        "agent, remove": f"/subscriptions/agents/{subscription.identity.uuid}/remove/",
+        "subscription, remove": f"/subscriptions/{subscription.uuid}/remove/",
+        "consumer, remove": f"/subscriptions/consumers/{consumer.uuid}/remove/",
         "tokens": "/tokens/",
         "token, revoke": f"/tokens/{token.uuid}/revoke/",
         "settings": "/settings/",
@@ -157,6 +172,9 @@ def addresses_of_pages() -> dict[str, str]:
         "administration": "/admin/",
         "administration, queues": "/admin/queues/queue/",
         "administration, queue": f"/admin/queues/queue/{queue.id}/change/",
+        "administration, offerings": "/admin/queues/offering/",
+        "administration, offering": f"/admin/queues/offering/{subscription.identity.offering_id}/change/",
+        "administration, agent": f"/admin/queues/agentidentity/{subscription.identity_id}/change/",
         "administration, owner": f"/admin/accounts/owner/{Owner.objects.get(email='alice@example.org').id}/change/",
     }
 

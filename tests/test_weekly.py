@@ -89,6 +89,36 @@ def test_what_there_is_to_tell():
     assert week["more_unattended"] == 0
 
 
+def test_the_queues_of_an_owners_agents_are_told_with_the_others():
+    alice, account = owner_of("alice")
+    bob, _ = owner_of("bob")
+    queue(account, "builds", ready=1)
+    agents = {"pulse_user": None, "registered": True, "consumers": 0}
+    hers = queue(account, "x", vhost=alice.uuid.hex, owner=alice, ready=2100, state="warned", **agents)
+    lost = queue(account, "y", vhost=alice.uuid.hex, owner=alice, state="gone", **agents)
+    queue(account, "z", vhost=bob.uuid.hex, owner=bob, **agents)
+    dead_letters = queue(account, "w", vhost=alice.uuid.hex, owner=alice, ready=3, **agents)
+    Queue.objects.filter(pk=dead_letters.pk).update(name="guardian.dlq")
+    event(hers, "warned")
+    event(lost, "deleted")
+    assert tell_the_week() == 2
+    week = Notification.objects.get(recipient="alice@example.org").facts
+    assert (week["queues"], week["ok"], week["warned"], week["deleted"]) == (3, 2, 1, 1)
+    assert [(line["queue"], line["length"]) for line in week["longest"]] == [
+        ("queue/alice/x", 2100), ("guardian.dlq", 3), ("queue/alice/builds", 1),
+    ]  # fmt: skip
+    assert [line["queue"] for line in week["happened"]] == ["queue/alice/y", "queue/alice/x"]
+    assert ([line["queue"] for line in week["unattended"]], week["more_unattended"]) == (["queue/alice/x"], 0)
+
+
+def test_who_has_no_account_and_only_agents_is_told_too():
+    alice = Owner.objects.create_user("alice@example.org", date_joined=timezone.now() - WEEKS_AGO)
+    _, other = owner_of("bob")
+    queue(other, "x", vhost=alice.uuid.hex, owner=alice, pulse_user=None)
+    assert tell_the_week() == 1
+    assert told() == ["alice@example.org"]
+
+
 def test_long_lists_are_cut_and_say_how_many_more_there_are():
     owner, account = owner_of("alice")
     second = PulseUser.objects.create(username="alice-2")

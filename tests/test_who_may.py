@@ -18,7 +18,15 @@ from django.utils import timezone
 from accounts.addresses import confirmation_token
 from accounts.models import NotificationAddress, Owner, PulseUser
 from accounts.tokens import make_token
-from queues.models import Channel, Queue
+from queues.models import (
+    AgentIdentity,
+    Channel,
+    Consumer,
+    EventSubscription,
+    Offering,
+    Queue,
+    SubscriptionQueue,
+)
 from rabbit.management import Management, NotThere
 
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
@@ -125,6 +133,19 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "302 404 200 200 404 200",
         "post": "302 404 302 302 404 302",
     },
+    "subscriptions/": {"get": "302 200 200 200 200 200"},
+    "subscriptions/<uuid:uuid>/remove/": {
+        "get": "302 404 200 404 404 200",
+        "post": "302 404 302 404 404 302",
+    },
+    "subscriptions/agents/<uuid:uuid>/remove/": {
+        "get": "302 404 200 404 404 200",
+        "post": "302 404 302 404 404 302",
+    },
+    "subscriptions/consumers/<uuid:uuid>/remove/": {
+        "get": "302 404 200 404 404 200",
+        "post": "302 404 302 404 404 302",
+    },
     "settings/": {
         "get": "302 200 200 200 200 200",
         "post": "302 200 200 200 200 200",
@@ -194,6 +215,54 @@ TABLE: dict[str, dict[str, str]] = {
         "get": "401 200 200 200 200 200",
         "patch": "401 200 200 200 200 200",
     },
+    "api/offerings/": {"get": "401 200 200 200 200 200"},
+    "api/offerings/<str:uuid>/": {"get": "401 404 200 200 404 200"},
+    "api/offerings/<str:uuid>/events/": {"post": "401 404 403 200 404 200"},
+    "api/marketplace-site-agent-identities/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 400 400 400 400",
+    },
+    "api/marketplace-site-agent-identities/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "put": "401 404 400 404 404 400",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/marketplace-site-agent-identities/<str:uuid>/register_event_subscription/": {
+        "post": "401 404 403 404 404 403",
+    },
+    "api/marketplace-site-agent-identities/<str:uuid>/register_queue/": {"post": "401 404 403 404 404 403"},
+    "api/marketplace-site-agent-identities/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
+    "api/agent-identities/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 400 400 400 400",
+    },
+    "api/agent-identities/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "put": "401 404 400 404 404 400",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/agent-identities/<str:uuid>/register_event_subscription/": {"post": "401 404 403 404 404 403"},
+    "api/agent-identities/<str:uuid>/register_queue/": {"post": "401 404 403 404 404 403"},
+    "api/agent-identities/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
+    "api/agent-consumers/": {"get": "401 200 200 200 200 200"},
+    "api/agent-consumers/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/event-subscriptions/": {
+        "get": "401 200 200 200 200 200",
+        "post": "401 403 403 403 403 403",
+    },
+    "api/event-subscriptions/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
+    "api/event-subscriptions/<str:uuid>/create_queue/": {"post": "401 404 403 404 404 403"},
+    "api/event-subscription-queues/": {"get": "401 200 200 200 200 200"},
+    "api/event-subscription-queues/<str:uuid>/": {
+        "get": "401 404 200 404 404 200",
+        "delete": "401 404 204 404 404 204",
+    },
     "api/schema/": {"get": "200 200 200 200 200 200"},
     "api/docs/": {"get": "200 200 200 200 200 200"},
     "healthz": {"get": "200 200 200 200 200 200"},
@@ -213,6 +282,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("api/tokens/", "post"): {"name": "another"},
     ("api/vouching/ask/", "post"): {"reason": "I build things"},
     ("api/owners/vouch/", "post"): {"email": "unvouched@example.org"},
+    ("api/offerings/<str:uuid>/events/", "post"): {"object_type": "order", "payload": {}},
 }
 
 
@@ -251,11 +321,27 @@ class World:
         self.address = NotificationAddress.objects.create(pulse_user=self.account, email="team@example.org")
         self.token, _ = make_token(owner, "theirs")
         self.channel = Channel.objects.create(owner=owner, name="chat", service="json", sealed_url="")
+        self.offering = Offering.objects.create(name="theirs")
+        self.offering.members.add(owner)
+        self.offering.publishers.add(self.people["co-owner"])
+        self.identity = AgentIdentity.objects.create(owner=owner, offering=self.offering, name="cellar")
+        self.consumer = Consumer.objects.create(identity=self.identity, vhost=owner.uuid.hex, queue_name="consumer_1")
+        self.subscription = EventSubscription.objects.create(owner=owner, identity=self.identity, object_type="order")
+        self.subscription_queue = SubscriptionQueue.objects.create(
+            subscription=self.subscription, offering=self.offering, object_type="order",
+            vhost=owner.uuid.hex, queue_name="subscription_1",
+        )  # fmt: skip
 
     def address_of(self, route: str) -> str:
         """Give the address that this route has in this world: the owner's things."""
         uuid = self.queue.uuid
-        for part, thing in (("tokens/", self.token), ("channels/", self.channel), ("owners/", self.people["other"])):
+        for part, thing in (
+            ("tokens/", self.token), ("channels/", self.channel), ("owners/", self.people["other"]),
+            ("subscriptions/", self.subscription), ("subscriptions/agents/", self.identity),
+            ("subscriptions/consumers/", self.consumer),
+            ("offerings/", self.offering), ("agent-identities/", self.identity), ("agent-consumers/", self.consumer),
+            ("event-subscriptions/", self.subscription), ("event-subscription-queues/", self.subscription_queue),
+        ):  # fmt: skip
             if part in route:
                 uuid = thing.uuid
         token = confirmation_token(self.address) if route.startswith("addresses/") else "no-such-token"

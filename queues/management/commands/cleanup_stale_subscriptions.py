@@ -1,0 +1,14 @@
+from queues import orphans
+from queues.management.commands import cleanup_orphan_queues
+from queues.orphans import Report
+
+
+class Command(cleanup_orphan_queues.Command):
+    """Run one clean-up, without Celery."""
+
+    help = "Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired."
+    forced = "lift the brake on bulk deletion"
+
+    def run(self, *, force: bool, dry_run: bool) -> Report:
+        """Do it."""
+        return orphans.clean_up_stale(force=force, dry_run=dry_run)

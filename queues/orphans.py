@@ -1,0 +1,531 @@
+"""The sweep of queues that no registration stands for, and the clean-up of subscriptions whose owner is gone.
+
+``sweep_orphans`` and ``clean_up_stale`` are what the Celery tasks and the management commands call. Both delete under
+the brake, and each leaves a row that says what it did.
+"""
+
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeVar
+
+from django.conf import settings
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+from accounts.models import AuthToken, Owner
+from queues import bulk, outbox, removals, subscriptions
+from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
+from queues.models import (
+    Consumer,
+    EventSubscription,
+    Notification,
+    Registration,
+    Removal,
+    SubscriptionQueue,
+    Sweep,
+)
+from queues.outbox import Telling
+from queues.thresholds import brake_limit
+from rabbit import connections, directly, snapshot
+from rabbit.management import BrokerAway, BrokerError, Management
+from rabbit.names import DEAD_LETTER_QUEUE, is_agents_queue, readable
+from rabbit.snapshot import Present
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+QueueName = tuple[str, str]
+
+UNDER_WAY = timedelta(minutes=1)
+"""A registration younger than this may be under way, and is left to whoever is at it."""
+
+BATCH = 500
+"""So many queues are deleted, or owners and tokens looked at, between two renewals of the lease."""
+
+MOST_ERRORS = 50
+"""Errors that the report keeps. The log has them all."""
+
+MOST_NAMED = 20
+"""Orphans in use that a message names. The command names them all."""
+
+
+@dataclass
+class Report:
+    """What one sweep or clean-up did. The names are those of ``queues.models.Sweep``, and of ``--json``.
+
+    Of a dry run the numbers are what would be done. ``in_use`` are the orphans that were kept: somebody reads from
+    them, or the broker can't tell. ``logins`` is how many users the broker lacked; the next registration makes them.
+    """
+
+    kind: str
+    at: datetime
+    dry_run: bool = False
+    seen: int = 0
+    found: int = 0
+    deleted: int = 0
+    kept: int = 0
+    repaired: int = 0
+    logins: int = 0
+    subscriptions: int = 0
+    tokens: int = 0
+    brake_held: bool = False
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    would_delete: list[dict[str, str]] = field(default_factory=list)
+    would_repair: list[dict[str, str]] = field(default_factory=list)
+    in_use: list[dict[str, str]] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
+    another_sweep: bool = False
+    away: bool = False
+    given_up: bool = False
+    told: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it in the form that ``--json`` prints."""
+        return {**asdict(self), "at": self.at.isoformat()}
+
+    def note(self, error: str) -> None:
+        """Keep an error, in words, and log it."""
+        logger.warning("%s: %s", self.kind, error)
+        if len(self.errors) < MOST_ERRORS:
+            self.errors.append(error)
+
+
+class Registered(NamedTuple):
+    """A registered queue, as its row says. ``model`` and ``id`` are the row's."""
+
+    model: type[SubscriptionQueue] | type[Consumer]
+    id: int
+    vhost: str
+    name: str
+    state: str
+
+
+class Look(NamedTuple):
+    """What a sweep sees: queues and rows. The queues were listed first, so that what came in between has its row.
+
+    ``unlisted`` are the vhosts that could not be listed. ``stopped`` says why the list may lack queues of any vhost,
+    and a queue be there that the broker says isn't; empty: no reason. ``steady``: the nodes were the same throughout.
+    """
+
+    management: Management
+    queues: Mapping[QueueName, Present]
+    rows: Mapping[QueueName, Registered]
+    vhosts: Mapping[str, int]
+    unlisted: Collection[str]
+    stopped: str
+    steady: bool
+
+
+def sweep_orphans(*, force: bool = False, dry_run: bool = False) -> Report:
+    """Delete the queues in the agents' vhosts that no registration stands for, and make again what is missing there.
+
+    An orphan that somebody reads from is kept, and the operators hear of it. ``force`` deletes that too, and lifts the
+    brake; ``dry_run`` looks, and changes nothing. Where another process is at it, the report says so.
+    """
+    return _run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), _sweep, force)
+
+
+def clean_up_stale(*, force: bool = False, dry_run: bool = False) -> Report:
+    """Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired.
+
+    Identities stay. What goes from the broker goes as with any other removal. ``force`` lifts the brake; ``dry_run``
+    looks, and changes nothing. Where another process is at it, the report says so.
+    """
+    return _run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), _clean_up, force)
+
+
+def _run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], force: bool) -> Report:
+    began = time.monotonic()
+    if report.dry_run:
+        do(report, None, force)
+    else:
+        try:
+            with lease(report.kind) as held:
+                do(report, held, force)
+                report.seconds = time.monotonic() - began
+                with transaction.atomic():
+                    held.renew()
+                    _file(report)
+        except LeaseTaken:
+            report.another_sweep = True
+        except LeaseLost as error:
+            report.given_up = True
+            report.note(str(error))
+            report.seconds = time.monotonic() - began
+            _file(report)
+        if report.told:
+            outbox.nudge()
+    report.seconds = time.monotonic() - began
+    if not report.another_sweep:
+        logger.info(
+            "%s%s: %d queues seen, %d to be deleted, %d deleted, %d kept, %d made again, %d errors, in %.1f s",
+            report.kind,
+            " (dry run)" if report.dry_run else "",
+            *(report.seen, report.found, report.deleted, report.kept, report.repaired),
+            *(len(report.errors), report.seconds),
+        )
+    return report
+
+
+# The sweep
+
+
+def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
+    """Sweep under this lease; without one, look and decide only."""
+    try:
+        look = _look(report, held)
+    except BrokerError as error:
+        report.away = True
+        report.note(str(error))
+        return
+    report.seen = len(look.queues)
+    orphans = _orphans(report, look)
+    report.found = len(orphans)
+    _hold_the_brake(report, force)
+    missing, bare = _missing(look, report.at), _without_dead_letters(look)
+    names = []
+    for queue in orphans:
+        if force or queue.type == "classic":
+            names.append((queue.vhost, queue.name))
+        else:
+            _keep(report, (queue.vhost, queue.name))
+            report.note(
+                f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, of which the broker can't tell in "
+                "time whether anybody reads from it; see for yourself, then use --force"
+            )
+    if names and look.stopped:
+        report.note(f"{look.stopped}; nothing is deleted, the next sweep looks again")
+        names = []
+    if held is None:
+        _foresee(report, names, force)
+        report.would_repair = [_named((row.vhost, row.queue_name)) for row in missing]
+        report.would_repair += [_named((vhost, DEAD_LETTER_QUEUE)) for vhost in bare]
+        report.repaired = len(report.would_repair)
+        return
+    if report.brake_held:
+        report.would_delete = [_named(name) for name in names]
+    else:
+        _remove(report, names, held, force)
+    if not report.away:
+        _repair(report, look, missing, bare, held)
+    _forget_passwords(report, look.management, held)
+
+
+def _look(report: Report, held: HeldLease | None) -> Look:
+    """List the broker, then read the rows.
+
+    Raises:
+        BrokerError: nothing could be listed, or the list can't be believed.
+    """
+    keep = held.keep if held else lambda: None
+    management = connections.management()
+    before = subscriptions.agent_vhosts()
+    snapshot.require_administrator(management)
+    members = snapshot.members(management)
+    keep()
+    there, unlisted = snapshot.present(management, list(before), keep) if before else ([], {})
+    keep()
+    steady = snapshot.members(management) == members
+    for vhost, reason in unlisted.items():
+        report.note(f"vhost '{vhost}' could not be listed: {reason}")
+    stopped = "the nodes of the cluster changed meanwhile, and with them the list" if not steady else ""
+    if steady and members[1]:
+        stopped = f"a node is down ({', '.join(sorted(members[1]))}), and its queues can't be told from deleted ones"
+    rows = {(row.vhost, row.name): row for row in _registered()}
+    after = subscriptions.agent_vhosts()
+    return Look(
+        management,
+        {(queue.vhost, queue.name): queue for queue in there},
+        rows,
+        {vhost: owner for vhost, owner in after.items() if vhost in before},
+        unlisted,
+        stopped,
+        steady,
+    )
+
+
+def _registered() -> Iterator[Registered]:
+    """Read what stands for a queue, also where that is being made. Two statements."""
+    columns = ("id", "vhost", "queue_name", "state")
+    models: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
+    for model in models:
+        for row in model._default_manager.order_by().values_list(*columns):
+            yield Registered(model, *row)
+
+
+def _orphans(report: Report, look: Look) -> list[Present]:
+    """Return the queues that no row stands for. What is being removed already has its reason to be there."""
+    orphans = [
+        queue
+        for name, queue in look.queues.items()
+        if queue.vhost in look.vhosts and is_agents_queue(queue.name) and not queue.exclusive and name not in look.rows
+    ]
+    pending = removals.pending() if orphans else set()
+    for queue in orphans:
+        if "\0" in queue.name:  # which no database keeps
+            report.note(f"{readable(queue.name)} in {queue.vhost} can't be deleted from here; use rabbitmqctl")
+    return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in pending)
+
+
+def _missing(look: Look, at: datetime) -> list[SubscriptionQueue | Consumer]:
+    """Return what is ready without its queue, and what was left in the making: whole rows, in two statements at most.
+
+    What came in after the list was taken isn't in that, and is too young to be among these.
+    """
+    if not look.steady:
+        return []
+    lacking: dict[type[SubscriptionQueue] | type[Consumer], list[tuple[int]]] = {}
+    for name, row in look.rows.items():
+        is_lost = name not in look.queues and row.vhost in look.vhosts and row.vhost not in look.unlisted
+        if is_lost or row.state == Registration.CREATING:
+            lacking.setdefault(row.model, []).append((row.id,))
+    missing: list[SubscriptionQueue | Consumer] = []
+    for model, ids in lacking.items():
+        owner = "subscription__owner" if model is SubscriptionQueue else "identity__owner"
+        rows = model._default_manager.filter(bulk.among(model, ("id",), ids), created__lt=at - UNDER_WAY)
+        missing += rows.select_related(owner).order_by("pk")
+    return missing
+
+
+def _without_dead_letters(look: Look) -> list[str]:
+    """Return the vhosts that lack their dead-letter queue, or aren't there at all."""
+    if not look.steady:
+        return []
+    return [
+        vhost for vhost in look.vhosts if vhost not in look.unlisted and (vhost, DEAD_LETTER_QUEUE) not in look.queues
+    ]
+
+
+def _hold_the_brake(report: Report, force: bool) -> None:
+    """Note whether so many queues may be deleted at once."""
+    limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, report.seen)
+    if report.found > limit and not force:
+        report.brake_held = True
+        report.note(
+            f"the brake holds: {report.found} of {report.seen} queues are to be deleted, and at most {limit} may be; "
+            "look, then use --force"
+        )
+
+
+def _foresee(report: Report, names: Sequence[QueueName], force: bool) -> None:
+    """Say which of these would be deleted, and which kept."""
+    depths = {} if force else directly.ask(connections.amqp_url(), names)
+    for name in names:
+        if name in depths and depths[name].consumers:
+            _keep(report, name)
+        else:
+            report.would_delete.append(_named(name))
+
+
+def _remove(report: Report, names: Sequence[QueueName], held: HeldLease, force: bool) -> None:
+    """Delete these: decided and written first, so that what a crash leaves is finished as any other removal."""
+    for batch in _batches(names):
+        with transaction.atomic():
+            held.renew()
+            removals.write(
+                [
+                    Removal(kind=Removal.Kind.QUEUE, vhost=vhost, name=name, if_unused=not force)
+                    for vhost, name in batch
+                ],
+                due_at=timezone.now() + UNDER_WAY,
+            )
+            written = Removal.objects.filter(bulk.among(Removal, ("vhost", "name"), batch), kind=Removal.Kind.QUEUE)
+            ids = list(written.values_list("id", flat=True))
+        outcome = removals.carry_out(ids)
+        report.deleted += outcome.deleted
+        for name in outcome.kept:
+            _keep(report, name)
+        for error in outcome.errors:
+            report.note(error)
+        if outcome.away:
+            report.away = True
+            return
+
+
+def _keep(report: Report, name: QueueName) -> None:
+    report.kept += 1
+    report.in_use.append(_named(name))
+
+
+def _repair(
+    report: Report, look: Look, missing: Sequence[SubscriptionQueue | Consumer], bare: Sequence[str], held: HeldLease
+) -> None:
+    """Make again what the broker lacks. One that fails doesn't stop the others; a broker that is away does."""
+    steps: Iterable[tuple[str, Callable[[], None]]] = chain(
+        (
+            (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _dead_letters(owner, look.management))
+            for owner in Owner.objects.filter(pk__in=[look.vhosts[vhost] for vhost in bare])
+        ),
+        ((f"{row.queue_name} in {row.vhost}", _again(row, look.management)) for row in missing),
+    )
+    for what, make in steps:
+        held.keep()
+        try:
+            make()
+        except BrokerAway as error:
+            report.away = True
+            report.note(f"{what} could not be made again: {error}")
+            return
+        except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
+            # The latter two: its owner may not use the broker any more, or is gone.
+            report.note(f"{what} could not be made again: {error}")
+        else:
+            report.repaired += 1
+            logger.info("%s was made again", what)
+
+
+def _again(row: SubscriptionQueue | Consumer, management: Management) -> Callable[[], None]:
+    return lambda: subscriptions.make_again(row, management)
+
+
+def _dead_letters(owner: Owner, management: Management) -> Callable[[], None]:
+    return lambda: subscriptions.make_vhost(owner, management)
+
+
+def _forget_passwords(report: Report, management: Management, held: HeldLease) -> None:
+    """Note of each login that the broker lacks its user, so that the next registration makes that anew.
+
+    The rows are read first: what has its password then has its user afterwards.
+    """
+    subscribed = EventSubscription.objects.filter(password_set=True).order_by().values_list("id", "uuid")
+    lacking = {
+        EventSubscription: {id_: uuid.hex for id_, uuid in subscribed},
+        Consumer: dict(Consumer.objects.filter(password_set=True).order_by().values_list("id", "rmq_username")),
+    }
+    if report.away or not any(lacking.values()):
+        return
+    held.keep()
+    try:
+        users = {user.name for user in management.users()}
+    except BrokerError as error:
+        report.note(f"the users could not be listed: {error}")
+        return
+    for model, names in lacking.items():
+        ids = [(id_,) for id_, name in names.items() if name not in users]
+        if ids:
+            rows = model._default_manager.filter(bulk.among(model, ("id",), ids), password_set=True)
+            report.logins += rows.update(password_set=False)
+
+
+# The clean-up
+
+
+def _clean_up(report: Report, held: HeldLease | None, force: bool) -> None:
+    """Clean up under this lease; without one, look and decide only."""
+    owners = dict(_stale().order_by("pk").values_list("pk", "email"))
+    queues = [
+        *SubscriptionQueue.objects.filter(subscription__owner__in=_stale()).values_list("vhost", "queue_name"),
+        *Consumer.objects.filter(identity__owner__in=_stale()).values_list("vhost", "queue_name"),
+    ]
+    report.seen = SubscriptionQueue.objects.count() + Consumer.objects.count()
+    report.found = len(queues)
+    report.owners = sorted(owners.values())
+    _hold_the_brake(report, force)
+    expired = AuthToken.objects.filter(expiry__lte=report.at)
+    if held is None or report.brake_held:
+        report.would_delete = [_named(name) for name in sorted(queues)]
+    if held is None:
+        report.subscriptions = EventSubscription.objects.filter(owner__in=_stale()).count()
+        report.subscriptions += Consumer.objects.filter(identity__owner__in=_stale()).count()
+        report.tokens = expired.count()
+        return
+    if not report.brake_held:
+        for batch in _batches(list(owners)):
+            _remove_subscriptions(report, batch, held)
+    for batch in _batches(list(expired.order_by("pk").values_list("pk", flat=True))):
+        with transaction.atomic():
+            held.renew()
+            gone = AuthToken.objects.filter(expiry__lte=report.at, pk__in=batch).delete()[1]
+            report.tokens += gone.get(AuthToken._meta.label, 0)
+
+
+def _without_token() -> QuerySet[Owner]:
+    """Return the owners that no token in force speaks for."""
+    in_force = Q(expiry=None) | Q(expiry__gt=timezone.now())
+    return Owner.objects.filter(~Exists(AuthToken.objects.filter(in_force, user=OuterRef("pk"))))
+
+
+def _stale() -> QuerySet[Owner]:
+    """Return those of them who have subscriptions or consumers."""
+    subscribed = EventSubscription.objects.filter(owner=OuterRef("pk"))
+    consuming = Consumer.objects.filter(identity__owner=OuterRef("pk"))
+    return _without_token().filter(Exists(subscribed) | Exists(consuming))
+
+
+def _remove_subscriptions(report: Report, owners: Sequence[int], held: HeldLease) -> None:
+    """Remove what these owners' agents registered, unless one has a token by now."""
+    gone: Counter[str] = Counter()
+    with transaction.atomic():
+        held.renew()
+        # Whoever makes a token locks its owner, too. Looked at in a statement of its own: on PostgreSQL the one that
+        # waits for a lock doesn't see what was written meanwhile.
+        locked = list(
+            Owner.objects.select_for_update(no_key=True)
+            .filter(pk__in=owners)
+            .order_by("pk")
+            .values_list("pk", flat=True)
+        )
+        stale = list(_without_token().filter(pk__in=locked).values_list("pk", flat=True))
+        gone.update(EventSubscription.objects.filter(owner__in=stale).delete()[1])
+        gone.update(Consumer.objects.filter(identity__owner__in=stale).delete()[1])
+    report.subscriptions += gone[EventSubscription._meta.label] + gone[Consumer._meta.label]
+    report.deleted += gone[SubscriptionQueue._meta.label] + gone[Consumer._meta.label]
+
+
+# What both leave behind
+
+
+def _file(report: Report) -> None:
+    """Keep the report as a row, with the messages about it."""
+    report.told += outbox.tell(list(_news(report)), report.at)
+    names = [one.name for one in Sweep._meta.get_fields() if one.name != "id"]
+    Sweep.objects.create(**{name: getattr(report, name) for name in names})
+
+
+def _news(report: Report) -> Iterator[Telling]:
+    """Return what the operators have not been told yet: that the brake holds, and that orphans are in use."""
+    # One that saw nothing says nothing: the broker was away.
+    earlier = Sweep.objects.filter(kind=report.kind).exclude(seen=0)
+    if report.brake_held:
+        before = earlier.first()
+        if before is None or not before.brake_held:
+            facts: dict[str, Any] = {
+                "count": report.found,
+                "seen": report.seen,
+                "stale": report.kind == Sweep.Kind.STALE,
+            }
+            yield Telling(Notification.Kind.SWEEP_BRAKE, facts)
+    if report.in_use and report.kind == Sweep.Kind.ORPHANS:
+        names = sorted((one["vhost"], one["queue"]) for one in report.in_use)
+        digest = hashlib.sha256(repr(names).encode()).hexdigest()
+        told = Notification.objects.filter(kind=Notification.Kind.ORPHANS_IN_USE).order_by("-id").first()
+        is_news = told is None or told.facts["digest"] != digest
+        if told is not None and not is_news:
+            is_news = earlier.filter(at__gt=told.created, kept=0, brake_held=False, errors=[]).exists()
+        if is_news:
+            facts = {
+                "count": len(names),
+                "orphans": report.in_use[:MOST_NAMED],
+                "more": max(0, len(names) - MOST_NAMED),
+                "digest": digest,
+            }
+            yield Telling(Notification.Kind.ORPHANS_IN_USE, facts)
+
+
+def _named(name: QueueName) -> dict[str, str]:
+    return {"vhost": name[0], "queue": name[1]}
+
+
+def _batches(items: Sequence[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, BATCH)):
+        yield batch

@@ -1,0 +1,742 @@
+"""Registering: how agents get their queues, with the right arguments, and logins that read these alone.
+
+The row comes first, being made, so that no queue made here is ever without one; it is ready when the broker has the
+queue. What a crash leaves in between is being made: the next call or the sweep finishes it. A registration that fails
+takes its row back; what of it may have come to the broker is left to ``removals.py``.
+
+The password of a login is the token last presented. It is on the broker alone; here is which token it is.
+"""
+
+import logging
+import re
+import uuid as uuids
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from accounts import hold, vouching
+from accounts.models import AuthToken, Owner
+from queues import bulk, removals, sealing
+from queues.models import (
+    AgentIdentity,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    ObjectType,
+    Offering,
+    Registration,
+    Removal,
+    SubscriptionQueue,
+)
+from rabbit import arguments, connections, names, permissions
+from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotEqual, NotThere, Refused
+from rabbit.permissions import Permissions
+
+logger = logging.getLogger(__name__)
+
+ROUNDS = 3
+"""So often is a registration begun again whose row somebody removes meanwhile."""
+
+WAIT_SECONDS = 10.0
+"""So long does one request wait for another that sets the same login's password, or makes the same vhost."""
+
+REMOVED_AFTER = timedelta(minutes=1)
+"""When what may be left of a failed registration is removed: by then the broker has done what it was asked late."""
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+
+Row = TypeVar("Row", SubscriptionQueue, Consumer)
+Made = TypeVar("Made", EventSubscription, SubscriptionQueue, Consumer)
+
+
+class Presented(NamedTuple):
+    """The token that a request came with. ``key`` is the token itself, and secret."""
+
+    token: AuthToken
+    key: str
+
+    def __repr__(self) -> str:
+        return f"<Presented {self.token.uuid}>"
+
+
+class NoSuchOffering(ValueError):
+    """There is no such offering, or it isn't one that the owner's agents may subscribe to."""
+
+
+class NoSuchType(ValueError):
+    """Events have no such object type."""
+
+
+class TakenName(ValueError):
+    """The owner has an identity of that name for that offering."""
+
+
+class Introduction(TypedDict, total=False):
+    """What an agent tells of itself beside its name and its offering."""
+
+    version: str
+    dependencies: Sequence[dict[str, str]]
+    config_file_path: str
+    config_file_content: str
+    last_restarted: datetime | None
+
+
+class Introduced(Introduction, total=False):
+    """All that an agent can change of its identity."""
+
+    name: str
+    offering: Offering
+
+
+# What is asked for
+
+
+def usable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
+    """Return the offering with this UUID, with or without dashes.
+
+    Raises:
+        NoSuchOffering: it isn't there, or isn't the owner's to subscribe to.
+    """
+    offering = None
+    if isinstance(uuid, uuids.UUID) or _UUID.fullmatch(uuid):
+        offering = Offering.objects.subscribed_by(owner).filter(uuid=uuid).first()
+    if offering is None:
+        raise _no_such_offering()
+    return offering
+
+
+def _no_such_offering() -> NoSuchOffering:
+    return NoSuchOffering("There is no such offering, or your agents may not have its events.")
+
+
+def check_type(object_type: str) -> str:
+    """Return this object type.
+
+    Raises:
+        NoSuchType: it isn't one.
+    """
+    if object_type not in ObjectType.values:
+        raise NoSuchType(f"There is no such object type; there are: {', '.join(ObjectType.values)}.")
+    return object_type
+
+
+# Identities
+
+
+def make_identity(owner: Owner, offering: Offering, name: str, **introduction: Unpack[Introduction]) -> AgentIdentity:
+    """Make an identity of an agent of this owner's, which introduces itself for this offering.
+
+    Raises:
+        NotVouched: the owner may not use the broker.
+        TakenName: they have one of that name for that offering.
+        NoSuchOffering: the offering was removed meanwhile.
+    """
+    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_stored(introduction))
+    try:
+        _insert(identity, owner)
+    except IntegrityError as error:
+        raise _taken(identity) from error
+    return identity
+
+
+def change_identity(identity: AgentIdentity, **introduced: Unpack[Introduced]) -> None:
+    """Change what was told of an agent; what is not given stays.
+
+    Raises:
+        TakenName: the owner has another one of that name for that offering.
+        ObjectDoesNotExist: it was removed meanwhile.
+    """
+    changed = {**_stored(introduced), "modified": timezone.now()}
+    for name, value in changed.items():
+        setattr(identity, name, value)
+    try:
+        with transaction.atomic():
+            if not AgentIdentity.objects.filter(pk=identity.pk).update(**changed):
+                raise AgentIdentity.DoesNotExist("The identity was removed meanwhile.")
+    except IntegrityError as error:
+        raise _taken(identity) from error
+
+
+def config_of(identity: AgentIdentity) -> str:
+    """Return the agent's configuration file; empty where there is none, or it can't be opened any more."""
+    if not identity.sealed_config:
+        return ""
+    try:
+        return sealing.unseal(sealing.CONFIGURATIONS, identity.sealed_config)
+    except sealing.Unreadable as error:
+        logger.warning("The configuration of the agent %s is lost: %s", identity.uuid.hex, error)
+        return ""
+
+
+def _stored(told: Introduced | Introduction) -> dict[str, Any]:
+    """Return what was told as the fields that it is stored in."""
+    fields: dict[str, Any] = dict(told)
+    if "config_file_content" in fields:
+        content = fields.pop("config_file_content")
+        fields["sealed_config"] = sealing.seal(sealing.CONFIGURATIONS, content) if content else ""
+    if "dependencies" in fields:
+        fields["dependencies"] = list(fields["dependencies"])
+    return fields
+
+
+def _taken(identity: AgentIdentity) -> TakenName | NoSuchOffering:
+    """Return why the database has no place for an identity."""
+    if Offering.objects.filter(pk=identity.offering_id).exists():
+        return TakenName(f"You have an agent '{identity.name}' for this offering already; choose another name.")
+    return _no_such_offering()
+
+
+# Subscriptions
+
+
+def register_subscription(
+    identity: AgentIdentity,
+    object_type: str,
+    presented: Presented,
+    *,
+    description: str = "",
+    source_ip: str | None = None,
+) -> tuple[EventSubscription, bool]:
+    """Return the agent's subscription to a type, which the presented token logs in to; and whether it is new.
+
+    Raises:
+        NoSuchType: the type isn't one.
+        NotVouched: it would be new, and the owner may not use the broker.
+        PermissionDenied: the token was revoked meanwhile.
+        ObjectDoesNotExist: the identity was removed meanwhile.
+        BrokerError: the broker is away or refused; nothing was registered.
+    """
+    check_type(object_type)
+    management = connections.management()
+    owner = _owner(identity, presented)
+    for _ in range(ROUNDS):
+        subscription, is_new = _row(
+            lambda: EventSubscription.objects.filter(identity=identity, object_type=object_type),
+            lambda: EventSubscription(
+                owner=owner,
+                identity=identity,
+                object_type=object_type,
+                description=description,
+                source_ip=source_ip,
+            ),
+            owner,
+        )
+        try:
+            _open(subscription, is_new, owner, presented, management)
+        except EventSubscription.DoesNotExist:
+            continue
+        return subscription, is_new
+    raise _removed_again_and_again("The subscription")
+
+
+def make_subscription(
+    owner: Owner,
+    presented: Presented,
+    *,
+    observable_objects: Sequence[dict[str, Any]] = (),
+    description: str = "",
+    source_ip: str | None = None,
+) -> EventSubscription:
+    """Make a subscription that belongs to no identity, which the presented token logs in to.
+
+    Raises:
+        NotVouched: the owner may not use the broker.
+        PermissionDenied: the token was revoked meanwhile.
+        BrokerError: the broker is away or refused; nothing was made.
+    """
+    management = connections.management()
+    subscription = EventSubscription(
+        owner=owner, observable_objects=list(observable_objects), description=description, source_ip=source_ip
+    )
+    _insert(subscription, owner)
+    _open(subscription, True, owner, presented, management)
+    return subscription
+
+
+def _open(
+    subscription: EventSubscription, is_new: bool, owner: Owner, presented: Presented, management: Management
+) -> None:
+    """Let the token log in to a subscription. Where that fails, a new one is taken back."""
+    try:
+        if not _is_in(subscription, presented):
+            _require_vhost(owner, management)
+            _let_in(subscription, owner, presented, management)
+    except (BrokerError, PermissionDenied) as error:
+        if is_new:
+            _take_back(subscription, may_be_there=_may_be_done(error))
+        raise
+
+
+def _take_back(subscription: EventSubscription, *, may_be_there: bool) -> None:
+    """Take back the subscription of a request that failed, where no other request has made anything of it since."""
+    with transaction.atomic():
+        # Locked, so that no queue is registered for it in between.
+        rows = EventSubscription.objects.select_for_update().filter(pk=subscription.pk, password_set=False)
+        if rows.first() is None or subscription.queues.exists():
+            return
+        # Not by delete(), which would try to remove its user from the broker at once, and wait for it again.
+        EventSubscription.objects.filter(pk=subscription.pk)._raw_delete("default")
+        if may_be_there:
+            _remove_later(Removal(kind=Removal.Kind.USER, name=subscription.rmq_username))
+
+
+# Queues
+
+
+def create_queue(
+    subscription: EventSubscription, offering: Offering, object_type: str, presented: Presented
+) -> tuple[SubscriptionQueue, bool]:
+    """Return the queue of a subscription for the events of a type about an offering; and whether it is new.
+
+    The broker has it, just as it should be, and the presented token reads it.
+
+    Raises:
+        NoSuchType: the type isn't one.
+        NotVouched: it would be new, and the owner may not use the broker.
+        PermissionDenied: the token was revoked meanwhile.
+        ObjectDoesNotExist: the subscription or the offering was removed meanwhile.
+        Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
+        BrokerError: the broker is away; a queue that would be new is not registered.
+    """
+    check_type(object_type)
+    owner = _owner(subscription, presented)
+    return _register(
+        lambda: SubscriptionQueue.objects.filter(subscription=subscription, offering=offering, object_type=object_type),
+        lambda: SubscriptionQueue(
+            subscription=subscription,
+            offering=offering,
+            object_type=object_type,
+            vhost=owner.uuid.hex,
+            queue_name=names.subscription_queue(subscription.uuid.hex, offering.uuid.hex, object_type),
+        ),
+        lambda row: subscription,
+        owner,
+        presented,
+    )
+
+
+def register_consumer(
+    identity: AgentIdentity, presented: Presented, object_types: Sequence[str] | None
+) -> tuple[Consumer, bool]:
+    """Return the one queue of an agent for everything about its offering; and whether it is new.
+
+    ``object_types`` are those that it gets from now on; none: all. None leaves it as it is, all where it is new. The
+    broker has the queue, just as it should be, and the presented token reads it.
+
+    Raises:
+        NoSuchType: a type isn't one.
+        NotVouched: it would be new, and the owner may not use the broker.
+        PermissionDenied: the token was revoked meanwhile.
+        ObjectDoesNotExist: the identity was removed meanwhile.
+        Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
+        BrokerError: the broker is away; a queue that would be new is not registered.
+    """
+    types = None if object_types is None else list(dict.fromkeys(check_type(one) for one in object_types))
+    owner = _owner(identity, presented)
+
+    def new() -> Consumer:
+        uuid = uuids.uuid4()
+        return Consumer(
+            uuid=uuid,
+            identity=identity,
+            object_types=types or [],
+            vhost=owner.uuid.hex,
+            queue_name=names.consumer_queue(uuid.hex),
+        )
+
+    news = {} if types is None else {"object_types": types}
+    return _register(lambda: Consumer.objects.filter(identity=identity), new, lambda row: row, owner, presented, **news)
+
+
+def make_again(row: SubscriptionQueue | Consumer, management: Management) -> None:
+    """Make a registered queue again that the broker has lost, or never had; with its vhost where that is missing.
+
+    Raises:
+        Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
+        BrokerError: the broker is away.
+    """
+    owner = row.subscription.owner if isinstance(row, SubscriptionQueue) else row.identity.owner
+    try:
+        _require_vhost(owner, management)
+        is_made = _make_queue(row, owner, management)
+    except BrokerError as error:
+        _give_up(row, is_ours=False, may_be_there=_may_be_done(error))
+        raise
+    if not _mark(row, is_made):
+        _give_up(row, is_ours=False, may_be_there=True)
+
+
+def _register(
+    find: Callable[[], QuerySet[Row]],
+    new: Callable[[], Row],
+    login_of: Callable[[Row], EventSubscription | Consumer],
+    owner: Owner,
+    presented: Presented,
+    **news: Any,
+) -> tuple[Row, bool]:
+    """Register a queue: the row, the queue, the login, the mark; and return the row and whether it is new."""
+    management = connections.management()
+    for _ in range(ROUNDS):
+        row, is_new = _row(find, new, owner)
+        login = login_of(row)
+        is_made = False
+        try:
+            if not _is_in(login, presented):
+                _require_vhost(owner, management)
+            is_made = _make_queue(row, owner, management)
+            if not _is_in(login, presented):
+                _let_in(login, owner, presented, management)
+        except Consumer.DoesNotExist:
+            _give_up(row, is_ours=is_new, may_be_there=True)
+            continue
+        except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
+            _give_up(row, is_ours=is_new, may_be_there=is_made or _may_be_done(error))
+            raise
+        if _mark(row, is_made, **news):
+            return row, is_new
+        # Somebody removed it meanwhile. The row of the next round takes this back.
+        _give_up(row, is_ours=False, may_be_there=True)
+    raise _removed_again_and_again("The queue")
+
+
+def _mark(row: SubscriptionQueue | Consumer, is_made: bool, **news: Any) -> bool:
+    """Say that the broker has the queue, and return whether the row is still there.
+
+    It isn't looked at where there is nothing to say: then the queue was there before it, and goes with it.
+    """
+    changed = {name: value for name, value in news.items() if getattr(row, name) != value}
+    if row.state == Registration.READY and not changed and not is_made:
+        return True
+    changed["state"] = Registration.READY
+    if not type(row)._default_manager.filter(pk=row.pk).update(**changed):
+        return False
+    for name, value in changed.items():
+        setattr(row, name, value)
+    return True
+
+
+def _give_up(row: SubscriptionQueue | Consumer, *, is_ours: bool, may_be_there: bool) -> None:
+    """Take back the row of a request that failed, where it was that request's and nobody has made the queue since.
+
+    Where no row stands for what may be on the broker, it is removed later.
+    """
+    rows = type(row)._default_manager.filter(pk=row.pk)
+    with transaction.atomic():
+        if is_ours:
+            # As in _take_back().
+            rows.filter(state=Registration.CREATING)._raw_delete("default")
+        if may_be_there and not rows.exists():
+            what = [Removal(kind=Removal.Kind.QUEUE, vhost=row.vhost, name=row.queue_name, if_unused=True)]
+            if isinstance(row, Consumer):
+                what.append(Removal(kind=Removal.Kind.USER, name=row.rmq_username))
+            _remove_later(*what)
+
+
+# Rows
+
+
+def _row(find: Callable[[], QuerySet[Made]], new: Callable[[], Made], owner: Owner) -> tuple[Made, bool]:
+    """Return the row, made where there is none, and whether it is new. Of several requests one makes it.
+
+    Raises:
+        NotVouched: it would be new, and the owner may not use the broker.
+        BrokerAway: what it stood for before is being removed right now.
+        ObjectDoesNotExist: what it would belong to was removed.
+    """
+    for _ in range(ROUNDS):
+        for row in find().order_by():
+            return row, False
+        row = new()
+        try:
+            _insert(row, owner)
+        except IntegrityError:
+            continue
+        return row, True
+    # Neither is there one, nor can there be.
+    raise ObjectDoesNotExist("What this was to be registered for was removed meanwhile.")
+
+
+def _insert(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost, owner: Owner) -> None:
+    """Insert a row, of an owner who may use the broker; and drop what is pending to remove what it stands for.
+
+    Raises:
+        NotVouched: the owner may not.
+        BrokerAway: it is being removed right now.
+        IntegrityError: there is such a row, or what it belongs to is gone.
+    """
+    # Not locked as for an account: who is withdrawn from right now keeps what they have, this or that way.
+    vouching.require_vouched(owner)
+    with transaction.atomic():
+        row.save(force_insert=True)
+        if isinstance(row, SubscriptionQueue):  # the others have names that never were before
+            _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
+        elif isinstance(row, AgentVhost):
+            _drop_removal(Removal.Kind.VHOST, "", row.name)
+
+
+def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> None:
+    # Whoever carries it out has written the claim before looking whether anything stands for it: one sees the other.
+    pending = Removal.objects.select_for_update().filter(kind=kind, vhost=vhost, name=name).order_by()
+    for removal, claim, due_at in pending.values_list("pk", "claim", "due_at"):
+        if claim is not None and due_at > timezone.now():
+            raise BrokerAway(f"'{name}' is just being removed from the broker; ask again in a minute")
+        Removal.objects.filter(pk=removal).delete()
+
+
+def _remove_later(*what: Removal) -> None:
+    """Have something removed from the broker in a while. Somebody who is just at it has to begin again then."""
+    removals.write(what, due_at=timezone.now() + REMOVED_AFTER)
+
+
+def _owner(row: AgentIdentity | EventSubscription, presented: Presented) -> Owner:
+    """Return whose it is. A token comes with its owner, who is mostly the one."""
+    user: Owner = presented.token.user
+    return user if user.pk == row.owner_id else row.owner
+
+
+def _removed_again_and_again(what: str) -> BrokerAway:
+    return BrokerAway(f"{what} was removed again and again while it was being made; ask again later")
+
+
+# The broker
+
+
+def _require_vhost(owner: Owner, management: Management) -> None:
+    """Make the vhost of an owner's agents where it was never made to the end."""
+    if not _vhost_of(owner).filter(ready=True).exists():
+        _make_vhost(owner, management, is_known=False)
+
+
+def make_vhost(owner: Owner, management: Management) -> None:
+    """Make the vhost of an owner's agents and its dead-letter queue; where they are there, nothing changes.
+
+    Raises:
+        BrokerError: the broker is away or refuses, or another request is at it for too long.
+        NotVouched: it was never made, and the owner may not use the broker.
+        ObjectDoesNotExist: the owner was removed meanwhile.
+    """
+    _make_vhost(owner, management, is_known=True)
+
+
+def _make_vhost(owner: Owner, management: Management, *, is_known: bool) -> None:
+    """Make the vhost; ``is_known``: also where one was made before."""
+    name = owner.uuid.hex
+    rows = _vhost_of(owner)
+    try:
+        with hold.held(f"vhost {name}", wait=WAIT_SECONDS) as ours:
+            vhost = rows.first()
+            if vhost is None:
+                _insert(AgentVhost(owner=owner, name=name), owner)
+            elif vhost.ready and not is_known:
+                return
+            try:
+                renewed = ours.renewed_by(management)
+                renewed.make_vhost(name)
+                _make_dead_letter_queue(name, renewed)
+                rows.update(ready=True)
+            finally:
+                if not rows.exists():
+                    # It was removed with its owner, maybe before it was made here.
+                    _remove_later(Removal(kind=Removal.Kind.VHOST, name=name))
+    except hold.Taken as error:
+        raise BrokerAway(f"The vhost '{name}' is being made by another request; ask again") from error
+
+
+def _vhost_of(owner: Owner) -> QuerySet[AgentVhost]:
+    return AgentVhost.objects.filter(owner=owner)
+
+
+def _make_dead_letter_queue(vhost: str, management: Management) -> None:
+    try:
+        _make_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.FOR_DEAD_LETTERS, management)
+    except Refused as error:
+        # It takes dead letters all the same, and no agent can do anything about it.
+        logger.warning("The dead-letter queue of the vhost '%s' is not as it should be: %s", vhost, error)
+
+
+def _make_queue(row: SubscriptionQueue | Consumer, owner: Owner, management: Management) -> bool:
+    """Make sure of the queue on the broker, and return whether it is new there."""
+    try:
+        return _make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management)
+    except NotThere:
+        logger.info("The broker has lost the vhost '%s', which is made again", row.vhost)
+    make_vhost(owner, management)
+    try:
+        return _make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management)
+    except NotThere as error:
+        raise _lost_again(row.vhost, error) from error
+
+
+def _make_or_replace(vhost: str, name: str, wanted: Any, management: Management) -> bool:
+    """Make a queue; one that is there with other arguments is replaced where it is empty and nobody uses it.
+
+    Raises:
+        Refused: it can't be replaced; the text says which argument is what, and what it should be.
+        NotThere: no such vhost.
+    """
+    try:
+        return management.make_queue(vhost, name, wanted)
+    except NotEqual as error:
+        different = error
+    try:
+        management.delete_queue(vhost, name, if_empty=True, if_unused=True)
+    except NotThere:
+        logger.info("The queue '%s' in '%s' went by itself", name, vhost)
+    except Refused as error:
+        raise _not_replaced(vhost, name, wanted, different, error, management) from error
+    else:
+        logger.info("The queue '%s' in '%s' had other arguments, was empty and unused, and is made anew", name, vhost)
+    return management.make_queue(vhost, name, wanted)
+
+
+def _not_replaced(
+    vhost: str, name: str, wanted: Any, different: NotEqual, kept: Refused, management: Management
+) -> Refused:
+    try:
+        found = management.queue(vhost, name)
+    except BrokerError:
+        found = {}
+    differences = arguments.differences(wanted, found.get("arguments") or {}) if found else []
+    differences += [
+        arguments.Difference(field, found[field], value)
+        for field, value in (("durable", True), ("auto_delete", False))
+        if found.get(field, value) != value
+    ]
+    if not differences and different.argument is not None:
+        differences = [arguments.Difference(different.argument, different.found, different.wanted)]
+    how = "; ".join(f"{one.argument} is {_shown(one.found)} and should be {_shown(one.wanted)}" for one in differences)
+    reason = (
+        f"the queue '{name}' is there with other arguments: {how or different.reason}. It is not replaced, since it "
+        f"has messages or is used ({kept.reason}); delete it there, or stop what uses it, and ask again"
+    )
+    return Refused(f"vhost '{vhost}': {reason}", status=different.status, reason=reason)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
+# Logins
+
+
+def _is_in(login: EventSubscription | Consumer, presented: Presented) -> bool:
+    return login.password_set and login.token_id == presented.token.pk
+
+
+def _let_in(login: EventSubscription | Consumer, owner: Owner, presented: Presented, management: Management) -> None:
+    """Make the presented token the password of a login, which may read its own queues and nothing else.
+
+    Raises:
+        PermissionDenied: the token was revoked meanwhile.
+        ObjectDoesNotExist: the login was removed meanwhile.
+        BrokerError: the broker is away or refuses, or another request is at it for too long.
+    """
+    username = login.rmq_username
+    if isinstance(login, EventSubscription):
+        allowed = permissions.for_subscription(login.uuid.hex)
+    else:
+        allowed = permissions.for_consumer(login.uuid.hex)
+    rows = type(login)._default_manager.filter(pk=login.pk)
+    try:
+        with hold.held(username, wait=WAIT_SECONDS) as ours:
+            login.refresh_from_db(fields=["token", "password_set"])
+            if _is_in(login, presented):
+                return
+            _note(rows, presented.token)
+            try:
+                _put_user(username, allowed, owner, presented, ours.renewed_by(management))
+            finally:
+                if not rows.exists():
+                    # Its user was removed with it, maybe before it was made here.
+                    _remove_later(Removal(kind=Removal.Kind.USER, name=username))
+            is_set = rows.filter(token=presented.token).update(password_set=True)
+            login.refresh_from_db(fields=["token", "password_set"])
+    except hold.Taken as error:
+        raise BrokerAway(f"The login '{username}' is being changed by another request; ask again") from error
+    if not is_set:
+        if AuthToken.objects.filter(pk=presented.token.pk).exists():
+            raise BrokerAway(f"The login '{username}' was changed by another request; ask again")
+        raise _revoked()
+
+
+def _note(rows: QuerySet[Any], token: AuthToken) -> None:
+    """Write down which token is about to be the password, so that revoking it from now on takes the password along."""
+    with transaction.atomic():
+        # Locked, so that it isn't revoked before this is committed and seen.
+        if AuthToken.objects.select_for_update(no_key=True).filter(pk=token.pk).first() is None:
+            raise _revoked()
+        rows.update(token=token, password_set=False)
+
+
+def _put_user(username: str, allowed: Permissions, owner: Owner, presented: Presented, management: Management) -> None:
+    vhost = owner.uuid.hex
+    management.put_user(username, presented.key)
+    try:
+        management.set_permissions(vhost, username, allowed)
+        return
+    except NotThere:
+        logger.info("The broker has lost the vhost '%s' or the account '%s', which are made again", vhost, username)
+    make_vhost(owner, management)
+    management.put_user(username, presented.key)
+    try:
+        management.set_permissions(vhost, username, allowed)
+    except NotThere as error:
+        raise _lost_again(vhost, error) from error
+
+
+def _revoked() -> PermissionDenied:
+    return PermissionDenied("The token was revoked meanwhile. Make another on the page Tokens.")
+
+
+def _lost_again(vhost: str, error: NotThere) -> BrokerAway:
+    return BrokerAway(f"The broker has lost the vhost '{vhost}' again, or its node is down; ask again later: {error}")
+
+
+def _may_be_done(error: Exception) -> bool:
+    """Return whether the broker may have done what failed so."""
+    return isinstance(error, Malformed) or (isinstance(error, BrokerAway) and not error.never_reached)
+
+
+# What is registered
+
+
+def registered() -> dict[tuple[str, str], int]:
+    """Return the queues that agents registered, as (vhost, name), and whose they are, by the owner's id.
+
+    The dead-letter queues of their vhosts are among them. In three statements.
+    """
+    queues = SubscriptionQueue.objects.order_by().values_list("vhost", "queue_name", "subscription__owner_id")
+    consumers = Consumer.objects.order_by().values_list("vhost", "queue_name", "identity__owner_id")
+    found = {(vhost, name): owner for rows in (queues, consumers) for vhost, name, owner in rows}
+    return found | {(vhost, names.DEAD_LETTER_QUEUE): owner for vhost, owner in agent_vhosts().items()}
+
+
+def agent_vhosts() -> dict[str, int]:
+    """Return the vhosts of agents that the broker has, and whose they are, by the owner's id. In one statement."""
+    return dict(AgentVhost.objects.filter(ready=True).values_list("name", "owner_id"))
+
+
+def mark_vanished(names: Collection[tuple[str, str]]) -> None:
+    """Note that the broker has these registered queues, given as (vhost, name), no longer. In two statements.
+
+    They are being made again, by the agent's next call or the sweep.
+    """
+    _move(names, Registration.READY, Registration.CREATING)
+
+
+def mark_returned(names: Collection[tuple[str, str]]) -> None:
+    """Note that the broker has these registered queues, given as (vhost, name), again. In two statements."""
+    _move(names, Registration.CREATING, Registration.READY)
+
+
+def _move(names: Collection[tuple[str, str]], before: Registration, after: Registration) -> None:
+    if not names:
+        return
+    for model in (SubscriptionQueue, Consumer):
+        these = bulk.among(model, ("vhost", "queue_name"), list(names))
+        model._default_manager.filter(these, state=before).update(state=after)

@@ -1,0 +1,82 @@
+"""What tests of agents need: a broker that is left as it was, and the rows that stand before a registration."""
+
+import contextlib
+import itertools
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import AuthToken, Owner
+from queues.models import AgentIdentity, Offering
+from queues.subscriptions import Presented, make_identity
+from rabbit.management import Management, NotThere
+
+_numbers = itertools.count(1)
+
+
+class Agents:
+    """Makes owners, tokens, offerings and identities; and removes from the broker what came of them."""
+
+    def __init__(self, management: Management) -> None:
+        self.management = management
+
+    def owner(self, name: str = "", **fields: Any) -> Owner:
+        """Make an owner who may use the broker, ``name@example.org``; without a name some name."""
+        email = f"{name or f'owner-{next(_numbers)}'}@example.org"
+        return Owner.objects.create_user(email, **{"vouched": True, "last_login": timezone.now(), **fields})
+
+    def token(self, owner: Owner) -> Presented:
+        """Make a token of this owner, as it comes with a request: its row and its key."""
+        token, key = AuthToken.objects.create(user=owner)
+        return Presented(token, key)
+
+    def offering(self, *members: Owner, name: str = "", publishers: tuple[Owner, ...] = ()) -> Offering:
+        """Make an offering that these owners' agents may subscribe to."""
+        offering = Offering.objects.create(name=name or f"Offering {next(_numbers)}")
+        offering.members.set(members)
+        offering.publishers.set(publishers)
+        return offering
+
+    def identity(self, owner: Owner, offering: Offering | None = None, name: str = "") -> AgentIdentity:
+        """Make an identity of this owner's, for an offering of theirs; without one for a new one."""
+        return make_identity(owner, offering or self.offering(owner), name or f"agent-{next(_numbers)}")
+
+    def queues(self, vhost: str) -> dict[str, dict[str, Any]]:
+        """Return the arguments of the queues in a vhost, by name."""
+        rows = self.management.list_queues(vhost, {"disable_stats": "true", "enable_queue_totals": "true"})
+        return {row["name"]: row["arguments"] for row in rows}
+
+    def users(self) -> set[str]:
+        """Return the names of the broker's accounts."""
+        return {user.name for user in self.management.users()}
+
+    def vhosts(self) -> set[str]:
+        """Return the names of the broker's vhosts."""
+        return {vhost.name for vhost in self.management.vhosts()}
+
+
+@pytest.fixture
+def agents(guarded: str, management: Management) -> Iterator[Agents]:
+    """Guard the broker; every vhost and account that an agent's registration made is gone from it afterwards."""
+    made = Agents(management)
+    vhosts, users = made.vhosts(), made.users()
+    yield made
+    for name in made.users() - users:
+        if _is_hex(name):
+            with contextlib.suppress(NotThere):
+                management.delete_user(name)
+    for name in made.vhosts() - vhosts:
+        if _is_hex(name):
+            with contextlib.suppress(NotThere):
+                management.delete_vhost(name)
+
+
+def _is_hex(name: str) -> bool:
+    # An outside broker may be tested on by others at the same time; what agents' are named like is a UUID.
+    try:
+        return uuid.UUID(name).hex == name
+    except ValueError:
+        return False

@@ -1,0 +1,164 @@
+"""Agents in the administration: offerings are made there, and what agents registered is looked at and removed."""
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from accounts.models import Owner
+from accounts.tokens import make_token
+from accounts.vouching import vouch
+from queues.models import (
+    AgentIdentity,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    Offering,
+    Removal,
+    SubscriptionQueue,
+    Sweep,
+)
+from tests.test_subscription_pages import alice, bob, compute, make_agent, make_consumer, make_subscription, ops  # noqa: F401
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+MODELS = {
+    "agentidentity": AgentIdentity,
+    "eventsubscription": EventSubscription,
+    "subscriptionqueue": SubscriptionQueue,
+    "consumer": Consumer,
+    "agentvhost": AgentVhost,
+    "removal": Removal,
+    "sweep": Sweep,
+}
+DELETABLE = ("agentidentity", "eventsubscription", "subscriptionqueue", "consumer")
+
+
+@pytest.fixture
+def admin(client, ops):  # noqa: F811
+    client.force_login(ops)
+    return client
+
+
+@pytest.fixture
+def world(alice, ops, compute, settings):  # noqa: F811
+    """Give one of each of an agent's things, by the model's name. The broker is away, so that what is to go stays."""
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    token, _ = make_token(alice, "agent")
+    identity = make_agent(
+        alice, compute, "agent-1", version="1.0.7", config_file_path="/etc/agent.yaml", sealed_config="sealed-secret"
+    )
+    subscription = make_subscription(alice, identity, offerings=[compute], token=token)
+    return {
+        "agentidentity": identity,
+        "eventsubscription": subscription,
+        "subscriptionqueue": subscription.queues.get(),
+        "consumer": make_consumer(identity, token=token),
+        "agentvhost": AgentVhost.objects.create(owner=alice, name=alice.uuid.hex, ready=True),
+        "removal": Removal.objects.create(kind="queue", vhost="v", name="left-over", last_error="can't connect"),
+        "sweep": Sweep.objects.create(kind="orphans", at=alice.date_joined, errors=["odd"]),
+    }
+
+
+def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):  # noqa: F811
+    form = {"name": "Storage", "members": [alice.pk, bob.pk], "publishers": [bob.pk]}
+    assert admin.post("/admin/queues/offering/add/", form).status_code == 302
+    offering = Offering.objects.get(name="Storage")
+    assert (set(offering.members.all()), set(offering.publishers.all())) == ({alice, bob}, {bob})
+    page = admin.get(f"/admin/queues/offering/{offering.pk}/change/").text
+    assert str(offering.uuid) in page
+    uuid = offering.uuid
+    form = {"name": "Storage, fast", "uuid": "0" * 32, "members": [alice.pk], "publishers": []}
+    assert admin.post(f"/admin/queues/offering/{offering.pk}/change/", form).status_code == 302
+    offering.refresh_from_db()
+    assert (offering.name, offering.uuid, list(offering.members.all())) == ("Storage, fast", uuid, [alice])
+
+
+def test_members_are_found_by_their_address_as_it_is_typed(admin, alice, bob):  # noqa: F811
+    query = {"app_label": "queues", "model_name": "offering", "field_name": "members", "term": "ali"}
+    found = admin.get("/admin/autocomplete/", query).json()["results"]
+    assert [one["text"] for one in found] == ["alice@example.org"]
+
+
+def test_the_list_of_offerings_counts_what_agents_have(admin, alice, compute, world):  # noqa: F811
+    with CaptureQueriesContext(connection) as few:
+        page = admin.get("/admin/queues/offering/").text
+    assert '<td class="field-agents">1</td><td class="field-queues">1</td>' in page
+    for offering in Offering.objects.bulk_create(Offering(name=f"Offering {number}") for number in range(20)):
+        make_subscription(alice, make_agent(alice, offering), offerings=[offering])
+    with CaptureQueriesContext(connection) as many:
+        admin.get("/admin/queues/offering/")
+    assert len(many) == len(few)
+
+
+def test_deleting_an_offering_asks_names_what_goes_and_takes_it_along(admin, compute, world):  # noqa: F811
+    address = f"/admin/queues/offering/{compute.pk}/delete/"
+    page = admin.get(address).text
+    for row in ("agentidentity", "subscriptionqueue", "consumer"):
+        assert str(world[row]) in page
+    assert Offering.objects.filter(pk=compute.pk).exists()
+    assert admin.post(address, {"post": "yes"}).status_code == 302
+    assert not any(MODELS[name].objects.exists() for name in DELETABLE)
+    going = set(Removal.objects.values_list("kind", "name"))
+    assert going >= {
+        ("queue", world["subscriptionqueue"].queue_name),
+        ("queue", world["consumer"].queue_name),
+        ("user", world["eventsubscription"].rmq_username),
+        ("user", world["consumer"].rmq_username),
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_is_looked_at_and_not_changed(admin, world, model):
+    row = world[model]
+    listed = admin.get(f"/admin/queues/{model}/")
+    page = admin.get(f"/admin/queues/{model}/{row.pk}/change/")
+    assert (listed.status_code, page.status_code) == (200, 200)
+    for text in (listed.text, page.text):
+        assert "sealed" not in text
+        assert 'name="_save"' not in text
+    assert admin.get(f"/admin/queues/{model}/add/").status_code == 403
+    assert admin.post(f"/admin/queues/{model}/{row.pk}/change/", {"name": "x"}).status_code == 403
+    allowed = model in DELETABLE
+    assert admin.get(f"/admin/queues/{model}/{row.pk}/delete/").status_code == (200 if allowed else 403)
+    assert ("delete_selected" in listed.text) is allowed
+    answer = admin.post(f"/admin/queues/{model}/{row.pk}/delete/", {"post": "yes"})
+    assert answer.status_code == (302 if allowed else 403)
+    assert MODELS[model].objects.filter(pk=row.pk).exists() is not allowed
+
+
+def test_several_are_deleted_at_once_and_go_from_the_broker(admin, world):
+    chosen = [world["eventsubscription"].pk]
+    form = {"action": "delete_selected", "_selected_action": chosen, "post": "yes"}
+    assert admin.post("/admin/queues/eventsubscription/", form).status_code == 302
+    assert not EventSubscription.objects.exists()
+    assert Removal.objects.filter(kind="user", name=world["eventsubscription"].rmq_username).exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "search"),
+    [
+        ("agentidentity", "agent-1"), ("agentidentity", "ALICE"), ("agentidentity", "compute"),
+        ("agentidentity", "{agentidentity.uuid}"), ("eventsubscription", "{eventsubscription.rmq_username}"),
+        ("eventsubscription", "alice"), ("subscriptionqueue", "{subscriptionqueue.queue_name}"),
+        ("subscriptionqueue", "alice"), ("consumer", "{consumer.rmq_username}"), ("consumer", "{consumer.uuid.hex}"),
+        ("agentvhost", "{agentvhost.name}"), ("removal", "left-over"),
+    ],
+)  # fmt: skip
+def test_each_is_found(admin, world, model, search):
+    told = search.format(**world)
+    page = admin.get(f"/admin/queues/{model}/", {"q": told}).text
+    assert f"/admin/queues/{model}/{world[model].pk}/change/" in page
+    missed = admin.get(f"/admin/queues/{model}/", {"q": "nothing-like-this"})
+    assert missed.status_code == 200
+    assert f"/admin/queues/{model}/{world[model].pk}/change/" not in missed.text
+
+
+def test_an_owner_is_deleted_with_all_agents_once_the_list_of_them_was_shown(admin, alice, ops, world):  # noqa: F811
+    vouch(alice, ops, "a colleague")
+    address = f"/admin/accounts/owner/{alice.pk}/delete/"
+    page = admin.get(address).text
+    for name in ("agentidentity", "subscriptionqueue", "consumer", "agentvhost"):
+        assert str(world[name]) in page
+    assert "Are you sure" in page
+    assert admin.post(address, {"post": "yes"}).status_code == 302
+    assert not Owner.objects.filter(pk=alice.pk).exists()
+    assert Removal.objects.filter(kind="vhost", name=world["agentvhost"].name).exists()

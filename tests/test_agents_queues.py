@@ -1,0 +1,365 @@
+"""Agents' queues under guard, on a real broker: whose they are, who is told, and what becomes of those that go."""
+
+import contextlib
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from pika.exceptions import AMQPError
+
+from accounts.models import Owner
+from benchmarks.passes import counted_requests
+from queues import by_hand, monitor, unattended
+from queues.mails import compose
+from queues.models import AgentVhost, Consumer, Notification, Offering, Queue, QueueEvent, SubscriptionQueue
+from queues.subscriptions import create_queue, make_again, register_consumer, register_subscription
+from rabbit.names import DEAD_LETTER_QUEUE
+from tests.conftest import Amqp
+
+
+@pytest.fixture
+def alice(agents):
+    return agents.owner("alice")
+
+
+@pytest.fixture
+def offering(agents, alice):
+    return agents.offering(alice)
+
+
+@pytest.fixture
+def presented(agents, alice):
+    return agents.token(alice)
+
+
+@pytest.fixture
+def subscription(agents, alice, offering, presented):
+    return register_subscription(agents.identity(alice, offering), "order", presented)[0]
+
+
+@pytest.fixture
+def registered(subscription, offering, presented):
+    """Give the registration of a queue of Alice's agent."""
+    return create_queue(subscription, offering, "order", presented)[0]
+
+
+@pytest.fixture
+def theirs(alice, registered, guarded, settings):
+    """Give the vhost of Alice's agents, which is guarded beside the test's own."""
+    settings.GUARDIAN_VHOSTS = [guarded, registered.vhost]
+    return registered.vhost
+
+
+@pytest.fixture
+def open_theirs(broker, theirs):
+    """Give a connection to the vhost of Alice's agents."""
+    opened = Amqp(broker.amqp_url, theirs)
+    yield opened
+    with contextlib.suppress(AMQPError):  # it went with the vhost
+        opened.connection.close()
+
+
+def told(recipient="alice@example.org"):
+    queues = Notification.objects.filter(recipient=recipient).order_by("id")
+    return list(queues.values_list("kind", "facts__queue"))
+
+
+def text_to(recipient="alice@example.org"):
+    return compose(Notification.objects.filter(recipient=recipient).order_by("-id")[0]).body
+
+
+def facts(name):
+    return Queue.objects.values_list("registered", "owner__email", "state").get(name=name)
+
+
+def kinds(name):
+    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
+
+
+# What is guarded
+
+
+def test_by_default_the_vhosts_of_agents_are_guarded_once_they_are_ready(guarded, settings):
+    settings.GUARDIAN_VHOSTS = []
+    settings.GUARDIAN_PULSE_VHOST = "pulse"
+    for name in ("alice", "bob"):
+        owner = Owner.objects.create_user(f"{name}@example.org")
+        AgentVhost.objects.create(owner=owner, name=name, ready=name == "alice")
+    assert monitor.guarded_vhosts() == ["/", "pulse", "alice"]
+    settings.GUARDIAN_VHOSTS = ["mine"]
+    assert monitor.guarded_vhosts() == ["mine"]
+    settings.GUARDIAN_VHOSTS = ["*"]
+    assert monitor.guarded_vhosts() is None
+
+
+def test_what_agents_registered_belongs_to_their_owner_and_is_never_misnamed(registered, theirs, open_theirs, amqp):
+    open_theirs.queue("subscription_of_nobody")
+    amqp.queue("queue/alice/builds")
+    report = monitor.run_pass()
+    assert (report.queues, report.errors, report.misnamed, report.unpatterned) == (4, [], [], 0)
+    assert facts(registered.queue_name) == (True, "alice@example.org", "ok")
+    assert facts(DEAD_LETTER_QUEUE) == (True, "alice@example.org", "ok")
+    assert facts("subscription_of_nobody") == (False, "alice@example.org", "ok")
+    assert facts("queue/alice/builds") == (False, None, "ok")
+    assert monitor.run_pass().changed == 0
+
+
+def test_a_queue_without_a_registration_is_registered_no_more(registered, theirs):
+    monitor.run_pass()
+    SubscriptionQueue.objects.filter(pk=registered.pk)._raw_delete("default")
+    assert monitor.run_pass().changed == 1
+    assert facts(registered.queue_name) == (False, "alice@example.org", "ok")
+
+
+@pytest.mark.parametrize("queues", [2, 40])
+def test_a_pass_over_agents_queues_takes_as_many_statements_and_requests_for_many_as_for_few(
+    queues, theirs, open_theirs, subscription, settings
+):
+    settings.GUARDIAN_OPERATOR_EMAILS = []
+    names = [f"subscription_{number}" for number in range(queues)]
+    for name in names:
+        open_theirs.queue(name, 1)
+    monitor.run_pass()
+    for name in names:
+        open_theirs.publish(name, 5)
+    SubscriptionQueue.objects.bulk_create(
+        SubscriptionQueue(
+            subscription=subscription,
+            offering=Offering.objects.create(name=name),
+            object_type="order",
+            vhost=theirs,
+            queue_name=name,
+        )
+        for name in names
+    )
+    with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
+        assert monitor.run_pass().warned == queues
+    assert len(told()) == queues
+    assert len(statements) <= 27
+    listings = [request for request in requests if "/bindings" not in request]
+    assert len(listings) <= 6, listings
+
+
+def test_where_nobody_registered_anything_a_pass_asks_one_statement_for_it(guarded, amqp):
+    amqp.queue("queue/alice/builds", 1)
+    monitor.run_pass()
+    with CaptureQueriesContext(connection) as statements:
+        monitor.run_pass()
+    about_agents = [one["sql"] for one in statements if "queues_agentvhost" in one["sql"]]
+    others = ("queues_subscriptionqueue", "queues_consumer", "queues_removal")
+    assert len(about_agents) == 1
+    assert not [one["sql"] for one in statements if any(name in one["sql"] for name in others)]
+
+
+# Who is told, and what
+
+
+def test_a_registered_queue_past_its_maximum_is_warned_about_and_stays(registered, theirs, open_theirs, agents):
+    monitor.run_pass()
+    open_theirs.publish(registered.queue_name, 11)
+    report = monitor.run_pass()
+    assert (report.warned, report.deleted, report.errors) == (1, 0, [])
+    assert registered.queue_name in agents.queues(theirs)
+    assert told() == [("warning", registered.queue_name)] == told("ops@example.org")
+    text = text_to()
+    assert "An agent registered it." in text
+    assert "never deleted for its length" in text
+    assert "holds 10,000 messages at most, and each for 60 minutes" in text
+    assert "goes to the dead-letter queue" in text
+    assert "alice@example.org, whose agent registered it" in text
+    assert "the queue is your agents'." in text
+
+
+def test_dead_letters_are_warned_about_as_such(registered, theirs, open_theirs):
+    monitor.run_pass()
+    open_theirs.publish(DEAD_LETTER_QUEUE, 11)
+    report = monitor.run_pass()
+    assert (report.warned, report.deleted) == (1, 0)
+    assert told() == [("warning", DEAD_LETTER_QUEUE)]
+    text = text_to()
+    assert "messages that agents could not get" in text
+    assert "keeps the last 10,000 messages, for 7 days" in text
+    assert "delete it" not in text
+
+
+def test_an_orphan_that_grows_past_the_maximum_is_deleted_and_the_owner_of_the_vhost_hears_of_it(theirs, open_theirs):
+    open_theirs.queue("subscription_of_nobody", 11)
+    assert monitor.run_pass().deleted == 1
+    assert told() == [("deletion", "subscription_of_nobody")] == told("ops@example.org")
+
+
+def test_an_owner_who_may_not_sign_in_any_more_is_not_told(registered, theirs, open_theirs):
+    Owner.objects.update(is_active=False)
+    open_theirs.publish(registered.queue_name, 6)
+    monitor.run_pass()
+    assert (told(), told("ops@example.org")) == ([], [("warning", registered.queue_name)])
+
+
+def test_an_owner_is_told_that_nothing_reads_a_registered_queue_but_not_of_dead_letters(registered, theirs, settings):
+    settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    monitor.run_pass()
+    until = time.monotonic() + 20
+    while Queue.objects.filter(consumers=None).exists() and time.monotonic() < until:
+        unattended.count_consumers()  # the broker counts a new queue's consumers after some seconds
+        time.sleep(0.5)
+    for queue in Queue.objects.all():
+        Queue.objects.filter(pk=queue.pk).update(unattended_since=timezone.now() - timedelta(minutes=6))
+    assert unattended.count_consumers() == 2
+    assert told() == [("no-consumers", registered.queue_name)] == told("ops@example.org")
+    text = text_to()
+    assert "start its agent" in text
+    assert "stays there" not in text
+
+
+# What goes, and comes back
+
+
+def test_a_registered_queue_that_vanished_is_being_made_again_and_ready_when_it_is_back(
+    registered, theirs, management, presented, agents, alice, offering
+):
+    consumer, _ = register_consumer(agents.identity(alice, offering), presented, None)
+    monitor.run_pass()
+    for name in (registered.queue_name, consumer.queue_name):
+        management.delete_queue(theirs, name)
+    states = []
+    for _ in range(2):
+        assert monitor.run_pass().errors == []
+        states.append([model.objects.get().state for model in (SubscriptionQueue, Consumer)])
+    assert states == [["ready", "ready"], ["creating", "creating"]]
+    assert facts(registered.queue_name)[2] == "gone"
+    make_again(SubscriptionQueue.objects.get(), management)
+    monitor.run_pass()
+    assert facts(registered.queue_name) == (True, "alice@example.org", "ok")
+    assert kinds(registered.queue_name) == ["gone", "returned"]
+    assert (SubscriptionQueue.objects.get().state, Consumer.objects.get().state) == ("ready", "creating")
+
+
+def test_a_queue_that_its_agent_made_again_while_a_pass_took_it_for_vanished_is_ready_one_pass_later(
+    registered, theirs, management, subscription, offering, presented, monkeypatch
+):
+    monitor.run_pass()
+    management.delete_queue(theirs, registered.queue_name)
+    monitor.run_pass()
+    before_the_pass_writes(monkeypatch, lambda: create_queue(subscription, offering, "order", presented))
+    monitor.run_pass()
+    assert SubscriptionQueue.objects.get().state == "creating"
+    monitor.run_pass()
+    assert SubscriptionQueue.objects.get().state == "ready"
+    assert facts(registered.queue_name)[2] == "ok"
+
+
+def test_what_goes_with_a_subscription_is_gone_at_once_and_no_pass_wonders(
+    registered, theirs, subscription, offering, presented, settings
+):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    for object_type in ("resource", "user_role", "call", "user_ssh_key"):
+        create_queue(subscription, offering, object_type, presented)
+    monitor.run_pass()
+    subscription.delete()
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert [(report.errors, report.gone, report.queues) for report in reports] == [([], 0, 1)] * 3
+    assert kinds(registered.queue_name) == ["removed"]
+    assert facts(registered.queue_name)[2] == "gone"
+
+
+def test_an_owner_may_not_delete_or_empty_a_registered_queue_and_an_operator_may(registered, theirs, alice, agents):
+    operator = Owner.objects.create_superuser("root@example.org")
+    monitor.run_pass()
+    queue = Queue.objects.get(name=registered.queue_name)
+    for destroy in (by_hand.delete_queue, by_hand.purge_queue):
+        with pytest.raises(PermissionDenied, match="agent's registration"):
+            destroy(queue, alice)
+    by_hand.purge_queue(queue, operator)
+    assert SubscriptionQueue.objects.get().state == "ready"
+    by_hand.delete_queue(queue, operator)
+    assert SubscriptionQueue.objects.get().state == "creating"
+    assert registered.queue_name not in agents.queues(theirs)
+
+
+def test_an_owner_may_delete_an_orphan_in_the_vhost_of_their_agents(theirs, open_theirs, alice):
+    open_theirs.queue("subscription_of_nobody", 3)
+    monitor.run_pass()
+    by_hand.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
+    assert facts("subscription_of_nobody")[2] == "gone"
+
+
+# Owners that go
+
+
+def before_the_pass_writes(monkeypatch, do):
+    """Have this done once, right before a pass writes what it found."""
+    write = monitor._write
+
+    def do_and_write(*arguments):
+        monkeypatch.setattr(monitor, "_write", write)
+        do()
+        return write(*arguments)
+
+    monkeypatch.setattr(monitor, "_write", do_and_write)
+
+
+def test_an_owner_who_is_deleted_during_a_pass_owns_nothing_and_the_pass_goes_on(
+    registered, theirs, open_theirs, alice, monkeypatch
+):
+    monitor.run_pass()
+    open_theirs.queue("subscription_of_nobody", 6)
+    open_theirs.publish(DEAD_LETTER_QUEUE, 6)
+    before_the_pass_writes(monkeypatch, alice.delete)
+    assert monitor.run_pass().errors == []
+    assert not Queue.objects.exclude(owner=None).exists()
+    assert told() == []
+
+
+def test_an_owner_who_is_deleted_while_a_pass_writes_waits_for_it(registered, theirs, open_theirs, alice, monkeypatch):
+    open_theirs.queue("subscription_of_nobody", 6)
+    insert, errors = monitor._insert, []
+
+    def delete():
+        try:
+            alice.delete()
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    deleting = threading.Thread(target=delete)
+
+    def begin_and_insert(*arguments):
+        deleting.start()
+        deleting.join(1)
+        return insert(*arguments)
+
+    monkeypatch.setattr(monitor, "_insert", begin_and_insert)
+    report = monitor.run_pass()
+    deleting.join(30)
+    assert (report.errors, errors) == ([], [])
+    assert not Owner.objects.filter(pk=alice.pk).exists()
+    assert not Queue.objects.exclude(owner=None).exists()
+
+
+def test_a_vhost_of_agents_that_is_gone_from_the_broker_is_said_to_come_again(registered, theirs, management, amqp):
+    amqp.queue("another")
+    monitor.run_pass()
+    management.delete_vhost(theirs)
+    gone = f"vhost '{theirs}', which is an owner's agents', is gone from the broker; the next sweep makes it again"
+    assert [monitor.run_pass().errors for _ in range(2)] == [[gone]] * 2
+    assert SubscriptionQueue.objects.get().state == "creating"
+
+
+def test_a_vhost_that_goes_with_its_owner_is_no_error(registered, theirs, alice, settings, monkeypatch):
+    settings.GUARDIAN_VHOSTS = []
+    settings.GUARDIAN_IGNORED_QUEUES = "^(?!subscription_|guardian)"
+    monitor.run_pass()
+    take = monitor.snapshot.take
+
+    def delete_and_take(*arguments):
+        alice.delete()
+        return take(*arguments)
+
+    monkeypatch.setattr(monitor.snapshot, "take", delete_and_take)
+    assert monitor.run_pass().errors == []

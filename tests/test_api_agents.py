@@ -1,0 +1,746 @@
+"""The REST API that agents register by: every row of the contract, and who may do what."""
+
+import json
+import uuid
+from datetime import datetime
+
+import pytest
+from django.test import Client
+
+from accounts.models import Owner
+from queues.agents_serializers import compatibility
+from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
+from rabbit.arguments import FOR_AGENTS
+from tests.agents import agents  # noqa: F401
+from tests.api import Program
+
+PATHS = ["marketplace-site-agent-identities/", "agent-identities/"]
+under_both = pytest.mark.parametrize("path", PATHS)
+IDENTITY_FIELDS = {
+    "uuid", "url", "offering", "created_by", "name", "created", "modified", "services", "compatibility", "version",
+    "dependencies", "config_file_path", "config_file_content", "last_restarted",
+}  # fmt: skip
+SUBSCRIPTION_FIELDS = {
+    "uuid", "url", "user", "user_uuid", "user_username", "user_full_name", "created", "modified", "source_ip",
+    "description", "observable_objects",
+}  # fmt: skip
+QUEUE_FIELDS = {
+    "uuid", "url", "event_subscription", "event_subscription_uuid", "offering_uuid", "object_type", "queue_name",
+    "vhost", "created",
+}  # fmt: skip
+CONSUMER_FIELDS = {
+    "uuid", "url", "agent_identity", "agent_identity_uuid", "offering_uuid", "rmq_username", "queue_name", "vhost",
+    "observable_object_types", "state", "created",
+}  # fmt: skip
+MESSAGE = uuid.UUID("8d9c5b7e-f0a1-4c5f-9e0a-4f6b6f7c8d9e")
+JUNK = [None, True, 0, -1, 10**30, 1.5, "", " ", "\0", "x" * 70_000, [], [[]], {}, {"a": []}, ["\0"], [None], [{}]]
+
+
+@pytest.fixture
+def alice(db):
+    return Owner.objects.create_user("alice@example.org", vouched=True, full_name="Alice")
+
+
+@pytest.fixture
+def bob(db):
+    return Owner.objects.create_user("bob@example.org", vouched=True)
+
+
+@pytest.fixture
+def operator(db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def offering(alice, bob):
+    made = Offering.objects.create(name="Cluster")
+    made.members.add(alice)
+    made.publishers.add(bob)
+    return made
+
+
+@pytest.fixture
+def away(settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
+
+
+@pytest.fixture
+def identity(alice, offering):
+    return AgentIdentity.objects.create(owner=alice, offering=offering, name="cellar", version="1.0.7")
+
+
+def subscription_of(owner, **facts):
+    return EventSubscription.objects.create(owner=owner, **facts)
+
+
+def queue_of(subscription, offering, object_type="order"):
+    hexes = (subscription.uuid.hex, offering.uuid.hex)
+    return SubscriptionQueue.objects.create(
+        subscription=subscription, offering=offering, object_type=object_type, vhost=subscription.owner.uuid.hex,
+        queue_name="subscription_{}_offering_{}_{}".format(*hexes, object_type), state="ready",
+    )  # fmt: skip
+
+
+def consumer_of(identity, **facts):
+    made = uuid.uuid4()
+    return Consumer.objects.create(
+        uuid=made, identity=identity, vhost=identity.owner.uuid.hex, queue_name=f"consumer_{made.hex}", **facts
+    )
+
+
+def shown_at(program, told, settings):
+    return program.client.get(told["url"].removeprefix(settings.GUARDIAN_BASE_URL)).json()
+
+
+# Identities
+
+
+@under_both
+@pytest.mark.parametrize("spelling", [lambda offering: offering.uuid.hex, lambda offering: str(offering.uuid)])
+def test_an_agent_introduces_itself(alice, offering, settings, path, spelling):
+    program = Program(alice)
+    body = {
+        "offering": spelling(offering), "name": "cellar", "version": "1.0.7", "config_file_path": "/etc/agent.yaml",
+        "dependencies": [{"package": "waldur-api-client", "version": "8.1.2"}], "config_file_content": " secret: a\n",
+        "last_restarted": "2026-01-05T12:00:00", "of no field": [1],
+    }  # fmt: skip
+    answer = program.post(path, body)
+    told = answer.json()
+    assert answer.status_code == 201, answer.text
+    assert set(told) == IDENTITY_FIELDS
+    for name in ("name", "version", "config_file_path", "dependencies", "config_file_content"):
+        assert told[name] == body[name]
+    assert (told["offering"], told["created_by"]) == (offering.uuid.hex, alice.uuid.hex)
+    assert (told["services"], told["compatibility"]["status"]) == ([], "compatible")
+    assert told["last_restarted"] == "2026-01-05T12:00:00Z"
+    assert told["url"] == answer["Location"]
+    assert shown_at(program, told, settings) == told
+    identity = AgentIdentity.objects.get()
+    assert told["uuid"] == identity.uuid.hex
+    assert "secret" not in identity.sealed_config
+    for written in (identity.uuid.hex, str(identity.uuid), str(identity.uuid).upper()):
+        assert program.get(f"{path}{written}/").json() == told
+    assert program.get(path).json() == [told]
+
+
+@under_both
+def test_an_agent_is_found_by_its_whole_name(alice, bob, offering, path):
+    for owner, name in [(alice, "cellar"), (alice, "cellar 2"), (alice, " cellar"), (bob, "cellar")]:
+        AgentIdentity.objects.create(owner=owner, offering=offering, name=name)
+    program = Program(alice)
+    for name, found in [("cellar", 1), ("cell", 0), ("CELLAR", 0), (" cellar", 1), ("", 0), ("x" * 5000, 0)]:
+        answer = program.get(path, name=name)
+        assert (answer.status_code, answer["X-Result-Count"]) == (200, str(found)), name
+        assert [told["name"] for told in answer.json()] == [name] * found
+    assert program.get(path, name="a\0").status_code == 400
+    assert program.get(path)["X-Result-Count"] == "3"
+
+
+def test_an_operators_agent_never_finds_an_agent_of_somebody_else(operator, identity):
+    program = Program(operator)
+    assert program.get("agent-identities/").json()[0]["name"] == "cellar"
+    assert program.get("agent-identities/", name="cellar").json() == []
+
+
+def test_lists_come_in_pages_and_are_counted_by_a_head(alice, offering):
+    for number in range(12):
+        identity = AgentIdentity.objects.create(owner=alice, offering=offering, name=f"agent {number:02}")
+        consumer_of(identity)
+        subscription = subscription_of(alice, identity=identity, object_type="order")
+        queue_of(subscription, offering)
+    program = Program(alice)
+    for path in [*PATHS, "event-subscriptions/", "event-subscription-queues/", "agent-consumers/"]:
+        page = program.get(path, page=2)
+        assert (len(page.json()), page["X-Result-Count"]) == (2, "12")
+        assert {rel for rel in ("first", "prev", "next", "last") if f'rel="{rel}"' in page["Link"]} == {
+            "first", "prev", "last"
+        }  # fmt: skip
+        assert len(program.get(path, page_size=300).json()) == 12
+        counted = program.send("HEAD", path)
+        assert (counted.status_code, counted["X-Result-Count"], counted.content) == (200, "12", b"")
+
+
+@pytest.mark.parametrize("who", ["alice", "operator"])
+def test_lists_take_as_many_statements_for_many_as_for_one(request, alice, who, django_assert_num_queries):
+    program = Program(request.getfixturevalue(who))
+
+    def make(number):
+        offering = Offering.objects.create(name=f"offering {number}")
+        offering.members.add(alice)
+        offering.publishers.add(alice)
+        identity = AgentIdentity.objects.create(owner=alice, offering=offering, name=f"agent {number:02}")
+        consumer_of(identity)
+        queue_of(subscription_of(alice, identity=identity, object_type="order"), offering)
+
+    make(0)
+    program.get("me/")  # notes that the token is used
+    lists = {
+        **dict.fromkeys(PATHS, 3), "event-subscriptions/": 3, "event-subscription-queues/": 3, "agent-consumers/": 3,
+        "offerings/": 3 if who == "alice" else 5,
+    }  # fmt: skip
+    for path, statements in lists.items():
+        with django_assert_num_queries(statements):
+            assert len(program.get(path).json()) == 1
+    for number in range(1, 8):
+        make(number)
+    for path, statements in lists.items():
+        with django_assert_num_queries(statements):
+            assert len(program.get(path).json()) == 8
+
+
+def test_a_second_agent_of_the_same_name_is_refused_at_the_name(alice, offering, identity):
+    answer = Program(alice).post("agent-identities/", {"offering": offering.uuid.hex, "name": identity.name})
+    assert (answer.status_code, set(answer.json())) == (400, {"name"})
+    other = Offering.objects.create(name="another")
+    other.members.add(alice)
+    same_name = {"offering": other.uuid.hex, "name": identity.name}
+    assert Program(alice).post("agent-identities/", same_name).status_code == 201
+    answer = Program(alice).put(f"agent-identities/{identity.uuid}/", same_name)
+    assert (answer.status_code, set(answer.json())) == (400, {"name"})
+
+
+@under_both
+def test_an_agent_introduces_itself_anew_and_what_it_leaves_out_stays(alice, offering, path):
+    program = Program(alice)
+    needed = {"offering": offering.uuid.hex, "name": "cellar"}
+    told = program.post(path, {
+        **needed, "version": "1.0.5", "config_file_content": "a: 1", "config_file_path": "/etc/a",
+        "dependencies": [{"package": "a", "version": "1"}], "last_restarted": "2026-01-05T12:00:00+02:00",
+    }).json()  # fmt: skip
+    place = f"{path}{told['uuid']}/"
+    answer = program.put(place, {**needed, "version": "1.0.7"})
+    assert answer.status_code == 200
+    changed = answer.json()
+    assert {**changed, "modified": None} == {**told, "modified": None, "version": "1.0.7"}
+    assert changed["modified"] > told["modified"]
+    assert changed["last_restarted"] == "2026-01-05T10:00:00Z"
+    emptied = program.put(place, {**needed, "version": None, "config_file_content": "", "dependencies": []}).json()
+    assert (emptied["version"], emptied["config_file_content"], emptied["dependencies"]) == ("", "", [])
+    assert emptied["config_file_path"] == "/etc/a"
+    assert program.put(place, {**needed, "name": "attic"}).json()["name"] == "attic"
+    for missing in needed:
+        answer = program.put(place, {name: value for name, value in needed.items() if name != missing})
+        assert (answer.status_code, set(answer.json())) == (400, {missing})
+    assert program.patch(place, needed).status_code == 405
+
+
+def test_the_time_of_an_agent_that_does_not_tell_it_is_that_of_its_first_coming(alice, identity):
+    told = Program(alice).get(f"agent-identities/{identity.uuid}/").json()
+    assert told["last_restarted"] == told["created"]
+    assert datetime.fromisoformat(told["created"]) == identity.created
+
+
+def test_the_configuration_is_told_to_its_owner_alone(alice, operator, offering):
+    body = {"offering": offering.uuid.hex, "name": "cellar", "config_file_content": "token: secret"}
+    told = Program(alice).post("agent-identities/", body).json()
+    assert told["config_file_content"] == "token: secret"
+    seen = Program(operator).get(f"agent-identities/{told['uuid']}/").json()
+    assert {**seen, "config_file_content": "token: secret"} == told
+    assert "secret" not in json.dumps(seen)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("1.0.5", "compatible"), ("1.0.7", "compatible"), ("1.0.10", "compatible"), ("1.2", "compatible"),
+        ("1.0.7rc1", "compatible"), ("1.0.4", "unknown"), ("0.9.9", "unknown"), ("2.0.0", "unknown"), ("", "unknown"),
+        ("1", "unknown"), ("main", "unknown"), ("1.0.5" + "0" * 90, "unknown"), ("\u0661.\u0660.\u0665", "unknown"),
+    ],
+)  # fmt: skip
+def test_an_agent_is_called_compatible_where_one_like_it_was_tried(version, status):
+    assert compatibility(version).status == status
+    assert compatibility(version).message.endswith(".")
+
+
+# What can't be used
+
+
+@pytest.mark.parametrize("field", ["offering", "name", "version", "dependencies", "config_file_path",
+                                   "config_file_content", "last_restarted"])  # fmt: skip
+def test_no_field_of_an_agent_is_too_strange(alice, offering, field):
+    program = Program(alice)
+    for value in JUNK:
+        answer = program.post("agent-identities/", {"offering": offering.uuid.hex, "name": "cellar", field: value})
+        assert answer.status_code in (201, 400), (value, answer.text)
+        if answer.status_code == 400:
+            assert set(answer.json()) == {field}, value
+        AgentIdentity.objects.all().delete()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "x" * 256),
+        ("name", "   "),
+        ("version", "1" * 101),
+        ("config_file_path", "/" * 501),
+        ("config_file_content", "é" * 32_769),
+        ("dependencies", [{"package": "a", "version": "1"}] * 201),
+        ("dependencies", [1] * 200_000),
+        ("dependencies", [{"package": "a"}]),
+        ("dependencies", [{"package": "a\0", "version": "1"}]),
+        ("dependencies", [{"package": "x" * 256, "version": "1"}]),
+        ("dependencies", {"package": "a", "version": "1"}),
+        ("last_restarted", "yesterday"),
+        ("last_restarted", "0001-01-01T00:00:00+14:00"),
+        ("last_restarted", 1767614400),
+    ],
+)
+def test_what_a_field_of_an_agent_cannot_hold_is_refused_there(alice, offering, field, value):
+    answer = Program(alice).post("agent-identities/", {"offering": offering.uuid.hex, "name": "a", field: value})
+    assert (answer.status_code, set(answer.json())) == (400, {field})
+    assert len(answer.content) < 20_000
+    assert not AgentIdentity.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "x" * 255),
+        ("name", "<b>\u202e' \n"),
+        ("version", "1" * 100),
+        ("config_file_path", "/" * 500),
+        ("config_file_content", "é" * 32_768),
+        ("dependencies", [{"package": "x" * 255, "version": ""}] * 200),
+        ("last_restarted", None),
+    ],
+)
+def test_what_a_field_of_an_agent_can_just_hold_is_taken(alice, offering, field, value):
+    answer = Program(alice).post("agent-identities/", {"offering": offering.uuid.hex, "name": "a", field: value})
+    assert answer.status_code == 201, answer.text
+    assert answer.json()[field] == (value or answer.json()["created"])
+
+
+def bodies_that_name(offering):
+    """Give where an offering is named, by which field, and how."""
+    named = offering if isinstance(offering, str) else offering.uuid.hex
+    queue = {"offering_uuid": named, "object_type": "order"}
+    return [
+        ("agent-identities/", "offering", {"offering": named, "name": "other"}),
+        (
+            "agent-identities/{identity}/create_queue/",
+            "offering_uuid",
+            queue,
+        ),
+        (
+            "event-subscriptions/{subscription}/create_queue/",
+            "offering_uuid",
+            queue,
+        ),
+        (
+            "event-subscriptions/",
+            "observable_objects",
+            {"observable_objects": [{"object_type": "order", "offering_uuid": named}]},
+        ),
+    ]
+
+
+def test_an_offering_that_is_not_there_and_one_that_is_not_yours_are_refused_alike(away, alice, bob, identity):
+    theirs = Offering.objects.create(name="Secret")
+    theirs.members.add(bob)
+    theirs.publishers.add(alice)  # who publishes there may not subscribe
+    names = {"identity": identity.uuid.hex, "subscription": subscription_of(alice).uuid.hex}
+    program = Program(alice)
+    for (path, field, known), (_, _, unknown) in zip(
+        bodies_that_name(theirs), bodies_that_name(uuid.uuid4().hex), strict=True
+    ):
+        answers = [program.post(path.format(**names), body) for body in (known, unknown)]
+        assert [answer.status_code for answer in answers] == [400, 400], path
+        assert set(answers[0].json()) == {field}
+        assert answers[0].json() == answers[1].json()
+        assert "Secret" not in answers[0].text
+    assert EventSubscription.objects.count() == 1
+
+
+def test_what_is_not_an_object_type_is_refused_where_it_stands(away, alice, offering, identity):
+    names = {"identity": identity.uuid.hex, "subscription": subscription_of(alice).uuid.hex}
+    named = offering.uuid.hex
+    program = Program(alice)
+    for value in [*(junk for junk in JUNK if junk != []), "Order", "order\n", "orders", []]:
+        for path, field, body in [
+            ("agent-identities/{identity}/register_event_subscription/", "observable_object_type", value),
+            ("agent-identities/{identity}/create_queue/", "object_type", value),
+            ("event-subscriptions/{subscription}/create_queue/", "object_type", value),
+            ("agent-identities/{identity}/register_queue/", "object_types", [value]),
+            ("event-subscriptions/", "observable_objects", [{"object_type": value}]),
+        ]:
+            answer = program.post(path.format(**names), {"offering_uuid": named, field: body})
+            assert (answer.status_code, set(answer.json())) == (400, {field}), (path, value)
+    assert EventSubscription.objects.count() == 1
+
+
+@pytest.mark.parametrize("value", [junk for junk in JUNK if junk != []])
+def test_the_types_of_a_consumer_are_a_list(away, alice, identity, value):
+    answer = Program(alice).post(f"agent-identities/{identity.uuid}/register_queue/", {"object_types": value})
+    assert (answer.status_code, set(answer.json())) == (400, {"object_types"})
+
+
+@pytest.mark.parametrize("junk", [10**30, -(2**63) - 1, 1.5, "x", None, [], {}, True])
+def test_no_id_of_an_object_is_too_strange(away, alice, junk):
+    body = {"observable_objects": [{"object_type": "order"}, {"object_type": "order", "object_id": junk}]}
+    answer = Program(alice).post("event-subscriptions/", body)
+    assert (answer.status_code, set(answer.json())) == (400, {"observable_objects"})
+    assert set(answer.json()["observable_objects"]) == {"1"}
+
+
+def test_a_subscription_holds_only_so_much(away, alice):
+    program = Program(alice)
+    for field, value in [
+        ("observable_objects", [{"object_type": "order"}] * 201),
+        ("observable_objects", [1] * 200_000),
+        ("observable_objects", "order"),
+        ("observable_objects", [None]),
+        ("description", "x" * 501),
+        ("description", "\0"),
+        ("description", []),
+    ]:
+        answer = program.post("event-subscriptions/", {field: value})
+        assert (answer.status_code, set(answer.json())) == (400, {field}), str(value)[:20]
+
+
+@pytest.mark.parametrize("name", ["event_subscription_uuid", "offering_uuid", "object_type"])
+@pytest.mark.parametrize("value", ["x", "\0", "1", "0" * 33, "order,resource", "None"])
+def test_a_filter_that_names_nothing_is_refused_there(alice, name, value):
+    answer = Program(alice).get("event-subscription-queues/", **{name: value})
+    assert (answer.status_code, set(answer.json())) == (400, {name})
+
+
+# Who may
+
+
+SEEN = ["agent-identities/{identity}/", "marketplace-site-agent-identities/{identity}/",
+        "event-subscriptions/{subscription}/", "event-subscription-queues/{queue}/",
+        "agent-consumers/{consumer}/"]  # fmt: skip
+REGISTERING = [
+    ("agent-identities/{identity}/register_event_subscription/", {"observable_object_type": "order"}),
+    ("agent-identities/{identity}/register_queue/", {}),
+    ("agent-identities/{identity}/create_queue/", {"object_type": "order"}),
+    ("marketplace-site-agent-identities/{identity}/register_queue/", {}),
+    ("event-subscriptions/{subscription}/create_queue/", {"object_type": "order"}),
+]
+
+
+@pytest.fixture
+def names(alice, offering, identity):
+    """One of everything, alice's."""
+    subscription = subscription_of(alice, identity=identity, object_type="order")
+    return {
+        "identity": identity.uuid.hex,
+        "subscription": subscription.uuid.hex,
+        "queue": queue_of(subscription, offering).uuid.hex,
+        "consumer": consumer_of(identity).uuid.hex,
+    }
+
+
+@pytest.mark.parametrize("path", SEEN)
+def test_everything_is_seen_and_removed_by_its_owner_and_by_operators(away, alice, bob, operator, names, path):
+    path = path.format(**names)
+    everything = path.partition("/")[0] + "/"
+    for owner, status, count in [(alice, 200, "1"), (operator, 200, "1"), (bob, 404, "0")]:
+        program = Program(owner)
+        assert program.get(path).status_code == status
+        assert program.get(everything)["X-Result-Count"] == count
+    assert Program(bob).delete(path).status_code == 404
+    assert Program(operator).delete(path).status_code == 204
+    assert Program(operator).delete(path).status_code == 404
+    assert Program(alice).get(path).status_code == 404
+
+
+@pytest.mark.parametrize(("path", "body"), REGISTERING)
+def test_registering_is_for_the_owner_and_by_token_alone(away, alice, bob, operator, offering, names, path, body):
+    path, body = path.format(**names), {**body, "offering_uuid": offering.uuid.hex}
+    assert Program(bob).post(path, body).status_code == 404
+    refused = Program(operator).post(path, body)
+    assert refused.status_code == 403
+    assert "owner" in refused.json()["detail"]
+    browser = Client()
+    browser.force_login(alice)
+    refused = browser.post(f"/api/{path}", json.dumps(body), content_type="application/json")
+    assert refused.status_code == 403
+    assert "token" in refused.json()["detail"]
+    answer = Program(alice).post(path, body)
+    assert (answer.status_code, "Retry-After" in answer) == (503, True)
+    assert (EventSubscription.objects.count(), SubscriptionQueue.objects.count(), Consumer.objects.count()) == (1, 1, 1)
+
+
+def test_subscribing_needs_a_token(alice):
+    browser = Client()
+    browser.force_login(alice)
+    refused = browser.post("/api/event-subscriptions/", "{}", content_type="application/json")
+    assert refused.status_code == 403
+    assert "token" in refused.json()["detail"]
+
+
+def test_who_is_not_vouched_for_registers_nothing_new(away, alice, offering, names):
+    Consumer.objects.all().delete()
+    program = Program(alice)
+    Owner.objects.filter(pk=alice.pk).update(vouched=False)
+    new = {"offering": offering.uuid.hex, "name": "attic"}
+    of_another_type = {"object_type": "call", "observable_object_type": "call", "offering_uuid": offering.uuid.hex}
+    for path, body in [("agent-identities/", new), ("event-subscriptions/", {}), *REGISTERING]:
+        answer = program.post(path.format(**names), body | of_another_type)
+        assert answer.status_code == 403, path
+        assert "vouch" in answer.json()["detail"]
+    assert (AgentIdentity.objects.count(), EventSubscription.objects.count()) == (1, 1)
+
+
+def test_an_agent_whose_offering_was_taken_from_its_owner_registers_no_more(away, alice, offering, names):
+    offering.members.clear()
+    for path, body in REGISTERING[:2]:
+        answer = Program(alice).post(path.format(**names), body)
+        assert answer.status_code == 403, answer.text
+        assert "offering" in answer.json()["detail"]
+
+
+def test_an_operator_changes_an_agent_only_within_what_its_owner_may_use(operator, identity, offering):
+    elsewhere = Offering.objects.create(name="elsewhere")
+    program, path = Program(operator), f"agent-identities/{identity.uuid}/"
+    refused = program.put(path, {"offering": elsewhere.uuid.hex, "name": "cellar"})
+    assert (refused.status_code, set(refused.json())) == (400, {"offering"})
+    changed = program.put(path, {"offering": offering.uuid.hex, "name": "attic"})
+    assert (changed.status_code, changed.json()["created_by"]) == (200, identity.owner.uuid.hex)
+
+
+# Subscriptions
+
+
+def test_the_address_of_a_subscriptions_user_answers_whoever_reads_it(alice, operator, settings):
+    subscription = subscription_of(alice)
+    for owner in (alice, operator):
+        program = Program(owner)
+        told = program.get(f"event-subscriptions/{subscription.uuid}/").json()
+        user = program.client.get(told["user"].removeprefix(settings.GUARDIAN_BASE_URL)).json()
+        assert (user["uuid"], user["email"]) == (told["user_uuid"], told["user_username"])
+        assert (told["user_username"], told["user_full_name"]) == ("alice@example.org", "Alice")
+
+
+def test_an_agents_subscription_is_about_its_type(alice, identity):
+    subscription = subscription_of(alice, identity=identity, object_type="order")
+    told = Program(alice).get(f"event-subscriptions/{subscription.uuid}/").json()
+    assert told["observable_objects"] == [{"object_type": "order"}]
+
+
+def test_queues_are_filtered(alice, offering):
+    other = Offering.objects.create(name="another")
+    first, second = subscription_of(alice), subscription_of(alice)
+    queue_of(first, offering)
+    queue_of(first, other, "resource")
+    queue_of(second, other)
+    program = Program(alice)
+
+    def count(**query):
+        return program.get("event-subscription-queues/", **query)["X-Result-Count"]
+
+    assert count() == "3"
+    for written in (first.uuid.hex, str(first.uuid)):
+        assert count(event_subscription_uuid=written) == "2"
+    assert count(offering_uuid=other.uuid.hex) == "2"
+    assert count(object_type="order") == "2"
+    assert count(object_type="order", offering_uuid=other.uuid.hex) == "1"
+    assert count(object_type="proposal") == count(offering_uuid=uuid.uuid4().hex) == "0"
+
+
+def test_a_consumer_is_told_with_all_its_fields(alice, identity, settings):
+    consumer = consumer_of(identity, object_types=["order"])
+    told = Program(alice).get(f"agent-consumers/{consumer.uuid}/").json()
+    assert set(told) == CONSUMER_FIELDS
+    assert (told["agent_identity_uuid"], told["offering_uuid"]) == (identity.uuid.hex, identity.offering.uuid.hex)
+    assert (told["observable_object_types"], told["state"]) == (["order"], "creating")
+    assert shown_at(Program(alice), told, settings) == told
+    assert shown_at(Program(alice), {"url": told["agent_identity"]}, settings)["uuid"] == identity.uuid.hex
+
+
+# On the broker
+
+
+@under_both
+def test_an_agent_subscribes_and_gets_its_queue(agents, management, alice, offering, settings, path):  # noqa: F811
+    program = Program(alice)
+    identity = program.post(path, {"offering": offering.uuid.hex, "name": "cellar"}).json()
+    place = f"{path}{identity['uuid']}/register_event_subscription/"
+    answers = [
+        program.post(place, {"observable_object_type": "order", "description": "orders", "junk": 1}) for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [201, 200]
+    told = answers[0].json()
+    assert set(told) == SUBSCRIPTION_FIELDS
+    assert answers[1].json()["uuid"] == told["uuid"]
+    assert (told["user_uuid"], told["source_ip"], told["description"]) == (alice.uuid.hex, "127.0.0.1", "orders")
+    assert shown_at(program, told, settings)["uuid"] == told["uuid"]
+    for spelling, status in [(str(offering.uuid), 201), (offering.uuid.hex, 200)]:
+        body = {"offering_uuid": spelling, "object_type": "order"}
+        answer = program.post(f"event-subscriptions/{told['uuid']}/create_queue/", body)
+        assert answer.status_code == status, answer.text
+    queue = answer.json()
+    assert set(queue) == QUEUE_FIELDS
+    name = f"subscription_{told['uuid']}_offering_{offering.uuid.hex}_order"
+    assert (queue["queue_name"], queue["vhost"], queue["object_type"]) == (name, alice.uuid.hex, "order")
+    assert (queue["event_subscription"], queue["event_subscription_uuid"]) == (told["url"], told["uuid"])
+    assert shown_at(program, queue, settings) == queue
+    assert shown_at(program, {"url": queue["event_subscription"]}, settings)["uuid"] == told["uuid"]
+    assert agents.queues(alice.uuid.hex)[name] == dict(FOR_AGENTS)
+    assert program.delete(f"event-subscription-queues/{queue['uuid']}/").status_code == 204
+    assert program.delete(f"{path}{identity['uuid']}/").status_code == 204
+    assert not EventSubscription.objects.exists()
+
+
+@under_both
+def test_the_older_path_makes_the_subscription_where_there_is_none(agents, alice, identity, offering, path):  # noqa: F811
+    program = Program(alice)
+    body = {"offering_uuid": str(offering.uuid), "object_type": "user_role"}
+    answers = [program.post(f"{path}{identity.uuid.hex}/create_queue/", body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 200], answers[0].text
+    assert answers[0].json() == answers[1].json()
+    subscription = EventSubscription.objects.get()
+    assert (subscription.identity, subscription.object_type) == (identity, "user_role")
+    assert answers[0].json()["event_subscription_uuid"] == subscription.uuid.hex
+
+
+@under_both
+def test_an_agent_gets_its_one_queue(agents, management, alice, identity, path):  # noqa: F811
+    program = Program(alice)
+
+    def register(body):
+        answer = program.post(f"{path}{identity.uuid.hex}/register_queue/", body)
+        return answer.status_code, answer.json()
+
+    status, told = register({"object_types": ["order", "order", "user_role"], "junk": {}})
+    consumer = Consumer.objects.get()
+    assert (status, told) == (
+        201,
+        {
+            "rmq_username": consumer.rmq_username,
+            "queue_name": f"consumer_{consumer.uuid.hex}",
+            "vhost": alice.uuid.hex,
+            "observable_object_types": ["order", "user_role"],
+        },
+    )
+    assert register({}) == (200, told)
+    assert register({"object_types": []}) == (200, {**told, "observable_object_types": []})
+    assert register({}) == (200, {**told, "observable_object_types": []})
+    every = list(ObjectType.values)
+    assert register({"object_types": every}) == (200, {**told, "observable_object_types": every})
+    assert agents.queues(alice.uuid.hex)[told["queue_name"]] == dict(FOR_AGENTS)
+
+
+def test_a_subscription_of_ones_own_takes_queues_of_every_type(agents, alice, offering):  # noqa: F811
+    program = Program(alice)
+    observed = [
+        {"object_type": "order", "object_id": 2**63 - 1},
+        {"object_type": "resource", "offering_uuid": str(offering.uuid), "junk": 1},
+    ]
+    answer = program.post("event-subscriptions/", {"description": "mine", "observable_objects": observed})
+    told = answer.json()
+    assert (answer.status_code, set(told)) == (201, SUBSCRIPTION_FIELDS), answer.text
+    assert told["observable_objects"] == [
+        observed[0],
+        {"object_type": "resource", "offering_uuid": offering.uuid.hex},
+    ]
+    assert answer["Location"] == told["url"]
+    body = {"offering_uuid": offering.uuid.hex, "object_type": "user_ssh_key"}
+    assert program.post(f"event-subscriptions/{told['uuid']}/create_queue/", body).status_code == 201
+    assert program.delete(f"event-subscriptions/{told['uuid']}/").status_code == 204
+    assert not SubscriptionQueue.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("proxies", "headers", "expected"),
+    [
+        (0, {"REMOTE_ADDR": "192.0.2.7", "HTTP_X_FORWARDED_FOR": "203.0.113.1"}, "192.0.2.7"),
+        (1, {"HTTP_X_FORWARDED_FOR": "203.0.113.1, 192.0.2.7"}, "192.0.2.7"),
+        (1, {"HTTP_X_FORWARDED_FOR": "203.0.113.1, 2001:DB8::7"}, "2001:db8::7"),
+        (1, {"HTTP_X_FORWARDED_FOR": "fe80::1%eth0"}, "fe80::1"),
+        (1, {"HTTP_X_FORWARDED_FOR": "unknown"}, None),
+        (3, {"HTTP_X_FORWARDED_FOR": "192.0.2.7"}, None),
+        (0, {"REMOTE_ADDR": ""}, None),
+    ],
+)
+def test_where_a_subscription_was_registered_from(agents, alice, settings, proxies, headers, expected):  # noqa: F811
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
+    answer = Program(alice).client.post("/api/event-subscriptions/", "{}", content_type="application/json", **headers)
+    assert (answer.status_code, answer.json()["source_ip"]) == (201, expected)
+
+
+def test_a_queue_with_other_arguments_that_is_in_use_is_told_of(agents, management, alice, offering):  # noqa: F811
+    program = Program(alice)
+    subscription = program.post("event-subscriptions/", {}).json()
+    name = f"subscription_{subscription['uuid']}_offering_{offering.uuid.hex}_order"
+    management.make_queue(alice.uuid.hex, name, {"x-queue-type": "quorum"})
+    body = {"offering_uuid": offering.uuid.hex, "object_type": "order"}
+    answer = program.post(f"event-subscriptions/{subscription['uuid']}/create_queue/", body)
+    assert answer.status_code == 409
+    assert answer["Content-Type"] == "application/problem+json"
+    assert "quorum" in answer.json()["detail"]
+    assert not SubscriptionQueue.objects.exists()
+
+
+# Offerings
+
+
+def test_an_offering_is_told_to_those_who_may_use_it(alice, bob, operator, offering, settings):
+    nobody = Owner.objects.create_user("carol@example.org", vouched=True)
+    fields = {"uuid", "url", "name", "may_subscribe", "may_publish", "members", "publishers"}
+    for owner, subscribes, publishes in [(alice, True, False), (bob, False, True), (operator, True, True)]:
+        program = Program(owner)
+        [told] = program.get("offerings/").json()
+        assert (told["may_subscribe"], told["may_publish"]) == (subscribes, publishes)
+        assert (told["uuid"], told["name"]) == (offering.uuid.hex, "Cluster")
+        assert shown_at(program, told, settings) == told
+        assert set(told) == fields
+        assert (told["members"] is None) == (told["publishers"] is None) == (owner != operator)
+    assert (told["members"], told["publishers"]) == (["alice@example.org"], ["bob@example.org"])
+    assert Program(nobody).get("offerings/").json() == []
+    assert Program(nobody).get(f"offerings/{offering.uuid}/").status_code == 404
+    assert Program(nobody).post(f"offerings/{offering.uuid}/events/", {}).status_code == 404
+
+
+def test_an_event_reaches_the_agents_that_are_registered(agents, management, alice, bob, offering):  # noqa: F811
+    program = Program(alice)
+    identity = program.post("agent-identities/", {"offering": offering.uuid.hex, "name": "cellar"}).json()
+    program.post(f"agent-identities/{identity['uuid']}/register_queue/", {})
+    program.post(
+        f"agent-identities/{identity['uuid']}/create_queue/",
+        {"offering_uuid": offering.uuid.hex, "object_type": "order"},
+    )
+    body = {"object_type": "order", "payload": {"order_uuid": "1"}, "message_id": str(MESSAGE)}
+    answer = Program(bob).post(f"offerings/{offering.uuid}/events/", body)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["message_id"], told["delivered"], told["skipped"], told["rejected"]) == (MESSAGE.hex, 2, 0, 0)
+    assert Program(bob).post(f"offerings/{offering.uuid}/events/", {**body, "object_type": "call"}).json()[
+        "delivered"
+    ] == 1  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_event_whose_outcome_is_unknown_is_answered_with_what_to_repeat(agents, broker, alice, bob, offering):  # noqa: F811
+    if broker.node is None:
+        pytest.skip("the broker that was named can't be broken")
+    identity = agents.identity(alice, offering)
+    Program(alice).post(f"agent-identities/{identity.uuid}/register_queue/", {})
+    path, body = f"offerings/{offering.uuid}/events/", {"object_type": "order", "payload": {}}
+    broker.node.ctl("set_vm_memory_high_watermark", "0")
+    try:
+        answer = Program(bob).post(path, {**body, "message_id": str(MESSAGE)})
+    finally:
+        broker.node.ctl("set_vm_memory_high_watermark", "0.4")
+    assert (answer.status_code, "Retry-After" in answer) == (503, True)
+    assert answer["Content-Type"] == "application/problem+json"
+    assert "outcome is unknown" in answer.json()["detail"]
+    assert MESSAGE.hex in answer.json()["detail"]
+
+
+def test_who_sees_an_offering_but_does_not_publish_there_is_refused(away, alice, offering):
+    body = {"object_type": "order", "payload": {}}
+    assert Program(alice).post(f"offerings/{offering.uuid}/events/", body).status_code == 403
+
+
+@pytest.mark.parametrize("field", ["object_type", "payload", "message_id"])
+def test_no_field_of_an_event_is_too_strange(away, bob, offering, field):
+    for value in JUNK:
+        body = {"object_type": "order", "payload": {}, field: value}
+        answer = Program(bob).post(f"offerings/{offering.uuid}/events/", body)
+        assert answer.status_code in (200, 400, 503), (value, answer.text)
+        if answer.status_code == 400:
+            assert set(answer.json()) == {field}, value

@@ -1,0 +1,155 @@
+"""``cleanup_orphan_queues`` and ``cleanup_stale_subscriptions``, as their users run them."""
+
+import io
+import json
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.core.management import call_command
+from django.db import OperationalError
+from django.utils import timezone
+
+from accounts.models import AuthToken
+from queues import orphans
+from queues.models import Lease, Notification, Removal, SubscriptionQueue, Sweep
+from tests.conftest import Amqp
+from tests.test_commands import environment, run  # noqa: F401
+from tests.test_orphans import AWAY, Registered, alice, lost  # noqa: F401
+
+COMMANDS = ["cleanup_orphan_queues", "cleanup_stale_subscriptions"]
+
+
+def called(*arguments):
+    """Run a command in this process, and return its code and what it said."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as end:
+        call_command(*arguments, stdout=out, stderr=err)
+    return end.value.code, out.getvalue() + err.getvalue()
+
+
+def test_a_dry_run_on_a_broker_with_queues_of_every_kind_names_exactly_the_orphans(
+    alice,  # noqa: F811
+    agents,
+    environment,  # noqa: F811
+    amqp,
+    broker,
+    management,
+):
+    bob = Registered(agents, "bob")
+    inside = Amqp(broker.amqp_url, alice.vhost)
+
+    def orphan(name, of=alice, **declared):
+        return of.orphan(name, **declared)
+
+    gone = [
+        orphan("subscription_empty"),
+        orphan("subscription_full"),
+        orphan("consumer_empty"),
+        orphan("subscription_other_arguments", arguments={"x-max-length": 5}),
+        orphan("subscription_of_bob", of=bob),
+        orphan("subscription_<b>%2F'\"\N{GREEK SMALL LETTER ALPHA}"),
+    ]
+    inside.publish("subscription_full", 3)
+    kept = [orphan("subscription_in_use"), orphan("subscription_quorum", arguments={"x-queue-type": "quorum"})]
+    inside.channel.basic_consume("subscription_in_use", lambda *_: None)
+    inside.channel.queue_declare("subscription_exclusive", exclusive=True)
+    for foreign in ("queue/alice/builds", "subscriptions", "a_subscription_", "CONSUMER_1", "amq_", "é"):
+        orphan(foreign)
+    amqp.queue("subscription_elsewhere")
+    amqp.queue("consumer_elsewhere")
+    # Registered: ready, ready without its queue, left in the making, and under way.
+    lost_one = {"vhost": bob.vhost, "queue": bob.queue.queue_name}
+    management.delete_queue(bob.vhost, bob.queue.queue_name)
+    for name, minutes in (("subscription_left", 5), ("subscription_under_way", 0)):
+        row = SubscriptionQueue.objects.create(
+            subscription=alice.subscription, offering=agents.offering(alice.owner), object_type="call",
+            vhost=alice.vhost, queue_name=name,
+        )  # fmt: skip
+        SubscriptionQueue.objects.filter(pk=row.pk).update(created=timezone.now() - timedelta(minutes=minutes))
+    orphan("subscription_under_way")
+    # Its row is gone, and it is to go anyway.
+    orphan("subscription_being_removed")
+    Removal.objects.create(kind="queue", vhost=alice.vhost, name="subscription_being_removed")
+    before = alice.agents.queues(alice.vhost), bob.agents.queues(bob.vhost)
+
+    code, out, err = run(environment, "cleanup_orphan_queues", "--dry-run", "--json")
+
+    report = json.loads(out)
+    by_name = lambda queue: (queue["vhost"], queue["queue"])  # noqa: E731
+    assert code == 0, err
+    assert report["would_delete"] == sorted(gone, key=by_name)
+    assert sorted(report["in_use"], key=by_name) == sorted(kept, key=by_name)
+    left = {"vhost": alice.vhost, "queue": "subscription_left"}
+    assert sorted(report["would_repair"], key=by_name) == sorted([lost_one, left], key=by_name)
+    assert (report["found"], report["kept"], report["deleted"], report["brake_held"]) == (8, 2, 0, False)
+    assert (report["dry_run"], report["away"], report["another_sweep"]) == (True, False, False)
+    assert (alice.agents.queues(alice.vhost), bob.agents.queues(bob.vhost)) == before
+    assert not Sweep.objects.exists()
+    assert not Notification.objects.exists()
+    inside.connection.close()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_ends_with_0_where_there_is_nothing_to_do(alice, environment, command):  # noqa: F811
+    code, out, err = run(environment, command, "--once")
+    assert (code, err.count("Traceback")) == (0, 0)
+    assert "queues in" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_ends_with_0_where_another_process_is_at_it(alice, command):  # noqa: F811
+    name = {"cleanup_orphan_queues": "orphans", "cleanup_stale_subscriptions": "stale"}[command]
+    Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=timezone.now() + timedelta(seconds=60))
+    assert called(command) == (0, "Another process is at it; nothing was done.\n")
+    code, out = called(command, "--json")
+    assert (code, json.loads(out)["another_sweep"]) == (0, True)
+
+
+def test_it_ends_with_1_where_the_broker_cannot_be_asked_and_says_no_password(alice, settings):  # noqa: F811
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY.replace("guest@", "secret-word@")
+    code, out = called("cleanup_orphan_queues")
+    assert (code, "Error: " in out, "secret-word" in out) == (1, True, False)
+    code, out = called("cleanup_orphan_queues", "--json", "--dry-run")
+    assert (code, json.loads(out)["away"]) == (1, True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_ends_with_1_where_the_database_cannot_be_used(alice, monkeypatch, command):  # noqa: F811
+    def away(**_):
+        raise OperationalError("no such table")
+
+    monkeypatch.setattr(orphans, "sweep_orphans", away)
+    monkeypatch.setattr(orphans, "clean_up_stale", away)
+    code, out = called(command)
+    assert (code, "The database can't be used" in out) == (1, True)
+
+
+def test_the_sweep_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(alice, settings):  # noqa: F811
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    newer = lost(alice, 3)
+    for options in ((), ("--dry-run",)):
+        code, out = called("cleanup_orphan_queues", *options)
+        assert (code, "the brake holds" in out) == (3, True)
+        assert all(f"Would delete {name}" in out for name in newer)
+    code, out = called("cleanup_orphan_queues", "--force")
+    assert (code, "3 deleted" in out) == (0, True)
+    assert alice.names == alice.registered
+
+
+def test_the_clean_up_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(alice, settings):  # noqa: F811
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    AuthToken.objects.all().delete()
+    for options in ((), ("--dry-run",)):
+        code, out = called("cleanup_stale_subscriptions", *options)
+        assert (code, "alice@example.org has no live token" in out) == (3, True)
+    code, out = called("cleanup_stale_subscriptions", "--force")
+    assert (code, "removed with 2 queues" in out) == (0, True)
+    assert alice.names == {"guardian.dlq"}
+
+
+def test_what_a_queue_is_named_breaks_no_line(alice):  # noqa: F811
+    alice.orphan("subscription_\x1b[2J\u202eabc")
+    code, out = called("cleanup_orphan_queues", "--dry-run")
+    assert code == 0
+    assert r"Would delete subscription_\x1b[2J\u202eabc in" in out

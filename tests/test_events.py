@@ -1,0 +1,410 @@
+"""Publishing events: who gets one, what it looks like there, and what is counted where it didn't arrive."""
+
+import json
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from local.rabbitmq import PrivateNode
+from queues import events
+from queues.events import BadMessageId, BadPayload, Published, publish
+from queues.models import Consumer, EventSubscription, Offering, Queue, QueueEvent, Registration, SubscriptionQueue
+from queues.subscriptions import NoSuchType
+from rabbit import arguments, connections
+from rabbit.management import BrokerAway, Management
+from rabbit.publishing import OutcomeUnknown
+from tests.conftest import Amqp
+
+EXACT = {"disable_stats": "true", "enable_queue_totals": "true"}
+
+
+@pytest.fixture
+def alice(agents):
+    return agents.owner("alice")
+
+
+@pytest.fixture
+def offering(agents, alice):
+    return agents.offering(alice, name="Big cluster")
+
+
+@pytest.fixture
+def subscribed(guarded, management, alice, offering):
+    """Return what makes the row of a subscription queue, and with ``there`` the queue on the broker."""
+
+    def make(
+        name, *, owner=alice, object_type="order", state="ready", there=True, vhost=guarded, of=offering, **limits
+    ):
+        subscription = EventSubscription.objects.create(owner=owner, object_type=object_type)
+        if there:
+            management.make_queue(vhost, name, {**arguments.FOR_AGENTS, **limits})
+        return SubscriptionQueue.objects.create(
+            subscription=subscription,
+            offering=of,
+            object_type=object_type,
+            vhost=vhost,
+            queue_name=name,
+            state=state,
+        )
+
+    return make
+
+
+@pytest.fixture
+def consumes(guarded, management, agents, alice, offering):
+    """Return what makes a consumer with its queue."""
+
+    def make(name, *object_types, owner=alice, state="ready"):
+        management.make_queue(guarded, name, arguments.FOR_AGENTS)
+        identity = agents.identity(owner, offering)
+        return Consumer.objects.create(
+            identity=identity, object_types=list(object_types), vhost=guarded, queue_name=name, state=state
+        )
+
+    return make
+
+
+@pytest.fixture
+def lengths(guarded, management):
+    return lambda: {row["name"]: row["messages"] for row in management.list_queues(guarded, EXACT)}
+
+
+def counts(published):
+    return published.delivered, published.skipped, published.rejected, published.gone
+
+
+def noted():
+    return [
+        (event.queue_name, event.kind, event.details["count"], event.details["why"])
+        for event in QueueEvent.objects.order_by("queue_name", "id")
+    ]
+
+
+# Who gets it
+
+
+def test_every_ready_queue_of_the_pair_and_every_consumer_of_the_type_gets_it_and_no_other(
+    subscribed,
+    consumes,
+    lengths,
+    offering,
+    agents,
+    alice,
+):
+    subscribed("one")
+    subscribed("two")
+    subscribed("another-type", object_type="resource")
+    subscribed("another-offering", of=agents.offering(alice))
+    consumes("all-types")
+    consumes("with-order", "resource", "order")
+    consumes("without-order", "resource", "offering_user")
+    assert counts(publish(offering, "order", {"order_uuid": "1"})) == (4, 0, 0, 0)
+    assert lengths() == {
+        "one": 1, "two": 1, "another-type": 0, "another-offering": 0,
+        "all-types": 1, "with-order": 1, "without-order": 0,
+    }  # fmt: skip
+    assert noted() == []
+
+
+def test_what_agents_get_is_the_payload_with_its_type_its_offering_and_the_version(
+    subscribed, offering, broker, guarded
+):
+    subscribed("one")
+    payload = {"order_uuid": "1", "ü": ["\0", {"a": None}], "object_type": "order"}
+    published = publish(offering, "order", payload)
+    amqp = Amqp(broker.amqp_url, guarded)
+    _, properties, body = amqp.channel.basic_get("one", auto_ack=True)
+    amqp.connection.close()
+    assert json.loads(body) == payload | {
+        "object_type": "order", "offering_uuid": offering.uuid.hex, "schema_version": 1,
+    }  # fmt: skip
+    assert (properties.delivery_mode, properties.content_type) == (2, "application/json")
+    assert (properties.type, properties.headers) == ("order", {"object_type": "order"})
+    assert properties.message_id == published.message_id == uuid.UUID(published.message_id).hex
+
+
+def test_an_event_that_nobody_registered_for_is_published_to_nobody(offering, settings):
+    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
+    published = publish(offering, "order", {})
+    assert published.as_json() == {
+        "message_id": published.message_id, "delivered": 0, "skipped": 0, "rejected": 0, "gone": 0,
+    }  # fmt: skip
+
+
+def test_a_message_id_that_is_given_again_is_the_one_that_agents_see(subscribed, offering, broker, guarded):
+    subscribed("one")
+    given = uuid.uuid4()
+    for form in (given, str(given), given.hex):
+        assert publish(offering, "order", {}, message_id=form).message_id == given.hex
+    amqp = Amqp(broker.amqp_url, guarded)
+    assert [amqp.channel.basic_get("one", auto_ack=True)[1].message_id for _ in range(3)] == [given.hex] * 3
+    amqp.connection.close()
+
+
+def test_queues_that_are_being_made_are_skipped_with_a_line_and_an_event(
+    subscribed, consumes, offering, lengths, caplog
+):
+    subscribed("one")
+    subscribed("being-made", state=Registration.CREATING)
+    consumes("consumer-being-made", state=Registration.CREATING)
+    assert counts(publish(offering, "order", {})) == (1, 2, 0, 0)
+    assert lengths() == {"one": 1, "being-made": 0, "consumer-being-made": 0}
+    assert "was skipped for" in caplog.text
+    assert "being-made in" in caplog.text
+    assert noted() == [
+        ("being-made", "skipped", 1, events.BEING_MADE),
+        ("consumer-being-made", "skipped", 1, events.BEING_MADE),
+    ]
+
+
+def test_owners_who_left_or_are_members_no_more_get_nothing_and_operators_do(
+    subscribed,
+    consumes,
+    offering,
+    lengths,
+    agents,
+    alice,
+    caplog,
+):
+    bob, carol = agents.owner("bob"), agents.owner("carol", is_staff=True)
+    subscribed("alices")
+    subscribed("bobs", owner=bob)
+    subscribed("carols", owner=carol)
+    consumes("alices-consumer")
+    assert counts(publish(offering, "order", {})) == (3, 1, 0, 0)
+    assert lengths() == {"alices": 1, "bobs": 0, "carols": 1, "alices-consumer": 1}
+    assert noted() == [("bobs", "skipped", 1, events.NOT_ALLOWED)]
+    assert f"bobs in {SubscriptionQueue.objects.get(queue_name='bobs').vhost}: {events.NOT_ALLOWED}" in caplog.text
+    offering.members.add(bob)
+    alice.is_active = False
+    alice.save()
+    assert counts(publish(offering, "order", {})) == (2, 2, 0, 0)
+    assert lengths() == {"alices": 1, "bobs": 1, "carols": 2, "alices-consumer": 1}
+
+
+def test_a_full_queue_and_one_that_is_gone_are_counted_and_noted(subscribed, offering, lengths, management, guarded):
+    management.make_queue(guarded, "guardian.dlq", arguments.FOR_DEAD_LETTERS)
+    subscribed("one")
+    subscribed("full", **{"x-max-length": 1})
+    subscribed("gone", there=False)
+    Queue.objects.create(
+        vhost=guarded, name="full", type="classic", durable=True, auto_delete=False, exclusive=False,
+        first_seen=timezone.now(), last_seen=timezone.now(),
+    )  # fmt: skip
+    assert counts(publish(offering, "order", {})) == (2, 0, 0, 1)
+    assert counts(publish(offering, "order", {})) == (1, 0, 1, 1)
+    assert noted() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.NOT_THERE)]
+    assert QueueEvent.objects.get(queue_name="full").queue.name == "full"
+    assert QueueEvent.objects.get(queue_name="gone").queue is None
+    for _ in range(100):
+        if lengths()["guardian.dlq"] == 1:
+            break
+        time.sleep(0.05)
+    assert lengths() == {"one": 2, "full": 1, "guardian.dlq": 1}
+    assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # two complete lists decide that
+
+
+def test_what_happens_again_within_a_minute_is_counted_and_later_is_another_event(subscribed, offering):
+    subscribed("being-made", state=Registration.CREATING)
+    for _ in range(3):
+        publish(offering, "order", {})
+    assert noted() == [("being-made", "skipped", 3, events.BEING_MADE)]
+    QueueEvent.objects.update(at=timezone.now() - timedelta(seconds=61))
+    publish(offering, "order", {})
+    assert [event[2] for event in noted()] == [3, 1]
+
+
+def test_eight_at_once_count_each_and_write_one_event(subscribed, offering):
+    subscribed("one")
+    subscribed("being-made", state=Registration.CREATING)
+
+    def once(_):
+        try:
+            return counts(publish(offering, "order", {}))
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(once, range(16))) == [(1, 1, 0, 0)] * 16
+    assert noted() == [("being-made", "skipped", 16, events.BEING_MADE)]
+
+
+def test_it_takes_as_many_statements_for_one_queue_as_for_twenty(subscribed, consumes, offering, alice):
+    offering.publishers.add(alice)
+
+    def more(number):
+        for one in range(number):
+            subscribed(f"one-{number}-{one}")
+            subscribed(f"gone-{number}-{one}", object_type="resource", there=False)
+            consumes(f"making-{number}-{one}", "resource", state=Registration.CREATING)
+
+    def statements(object_type):
+        with CaptureQueriesContext(connection) as captured:
+            published = publish(offering, object_type, {}, by=alice)
+        return len(captured), counts(published)
+
+    more(1)
+    assert statements("order") == (3, (1, 0, 0, 0))
+    assert statements("resource") == (9, (0, 1, 0, 1))
+    more(20)
+    assert statements("order") == (3, (21, 0, 0, 0))
+    assert statements("resource") == (10, (0, 21, 0, 21))  # some are counted up, and others new
+    assert statements("resource") == (9, (0, 21, 0, 21))
+
+
+# What is refused
+
+
+def test_who_may_not_publish_is_refused_and_publishers_and_operators_may(subscribed, offering, agents, alice, lengths):
+    subscribed("one")
+    with pytest.raises(PermissionDenied, match="may not publish events of Big cluster"):
+        publish(offering, "order", {}, by=alice)
+    assert lengths() == {"one": 0}
+    offering.publishers.add(alice)
+    assert publish(offering, "order", {}, by=alice).delivered == 1
+    assert publish(offering, "order", {}, by=agents.owner("carol", is_staff=True)).delivered == 1
+    another = agents.offering(publishers=(alice,))
+    offering.publishers.clear()
+    assert publish(another, "order", {}, by=alice).delivered == 0
+    with pytest.raises(PermissionDenied):
+        publish(offering, "order", {}, by=alice)
+
+
+@pytest.mark.parametrize("object_type", ["", "Order", "orders", "order\n", "subscription"])
+def test_a_type_that_is_none_is_refused(offering, object_type):
+    with pytest.raises(NoSuchType):
+        publish(offering, object_type, {})
+
+
+def circle():
+    inside = {}
+    inside["inside"] = inside
+    return inside
+
+
+def deep():
+    inside = []
+    for _ in range(100_000):
+        inside = [inside]
+    return {"deep": inside}
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        ([], "has to be a JSON object"),
+        ("text", "has to be a JSON object"),
+        (None, "has to be a JSON object"),
+        ({"object_type": "resource"}, "'object_type' is 'resource', but here it is 'order'"),
+        ({"object_type": None}, "'object_type'"),
+        ({"offering_uuid": "0" * 32}, "'offering_uuid'"),
+        ({"schema_version": 2}, "'schema_version' is 2, but here it is 1"),
+        ({"schema_version": True}, "'schema_version'"),
+        ({"schema_version": "1" * 100_000}, "'schema_version'"),
+        ({"a": float("nan")}, "as JSON"),
+        ({"a": [float("-inf")]}, "as JSON"),
+        ({"a": "\ud800"}, "as JSON"),
+        ({"a": object()}, "as JSON"),
+        (circle(), "as JSON"),
+        (deep(), "as JSON"),
+        ({"a": "x" * events.MOST_BYTES}, "1,048,576 are allowed"),
+    ],
+)
+def test_a_payload_that_cannot_be_published_is_refused_with_the_reason(subscribed, offering, lengths, payload, says):
+    subscribed("one")
+    with pytest.raises(BadPayload, match=says) as raised:
+        publish(offering, "order", payload)
+    assert len(str(raised.value)) < 300
+    assert lengths() == {"one": 0}
+
+
+def test_the_largest_payload_arrives(subscribed, offering):
+    subscribed("one")
+    around = len(events._body(offering, "order", {"a": ""}))
+    assert publish(offering, "order", {"a": "x" * (events.MOST_BYTES - around)}).delivered == 1
+
+
+@pytest.mark.parametrize("message_id", ["", "1", "no uuid", "0" * 31, 7, "\0"])
+def test_a_message_id_that_is_no_uuid_is_refused(offering, message_id):
+    with pytest.raises(BadMessageId):
+        publish(offering, "order", {}, message_id=message_id)
+
+
+# The broker away
+
+
+def test_with_the_broker_away_nothing_is_published_or_counted(subscribed, offering, settings):
+    subscribed("one")
+    subscribed("being-made", state=Registration.CREATING)
+    settings.RABBIT_URL = "amqp://guest:sekret-word@127.0.0.1:1"
+    with pytest.raises(BrokerAway) as raised:
+        publish(offering, "order", {})
+    assert raised.value.never_reached
+    assert "sekret-word" not in str(raised.value)
+    assert noted() == []
+
+
+def test_without_an_address_of_the_broker_the_setting_is_named(subscribed, offering, settings):
+    subscribed("one")
+    settings.RABBIT_URL = ""
+    with pytest.raises(BrokerAway, match="RABBIT_URL"):
+        publish(offering, "order", {})
+
+
+@pytest.fixture
+def own_node(guarded, settings):
+    """Guard a node of the test's own, which it may break."""
+    with PrivateNode(plugins=["rabbitmq_management"]) as node:
+        settings.RABBITMQ_MANAGEMENT_URL = node.management_url
+        settings.RABBIT_URL = node.amqp_url
+        yield node
+
+
+@pytest.mark.slow
+def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_published_again(
+    own_node, subscribed, offering, alice
+):
+    management = Management(own_node.management_url)
+    for name in ("one", "hung"):
+        management.make_queue("/", name)
+    for name in ("one", "hung", "gone"):
+        subscribed(name, there=False, vhost="/")
+    given = uuid.uuid4().hex
+    pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
+    own_node.eval(f"sys:suspend({pid}).")
+    began = time.monotonic()
+    with pytest.raises(OutcomeUnknown, match=given) as raised:
+        publish(offering, "order", {}, message_id=given)
+    assert time.monotonic() - began < 6
+    assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
+    assert noted() == [("gone", "skipped", 1, events.NOT_THERE)]
+    own_node.eval(f"sys:resume({pid}).")
+    assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
+
+
+@pytest.mark.slow
+def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events_arrive(own_node, subscribed, offering):
+    Management(own_node.management_url).make_queue("/", "one")
+    subscribed("one", there=False, vhost="/")
+    assert publish(offering, "order", {}).delivered == 1
+    own_node.ctl("set_vm_memory_high_watermark", "0")
+    began = time.monotonic()
+    with pytest.raises(OutcomeUnknown):
+        publish(offering, "order", {})
+    assert time.monotonic() - began < 4
+    assert connections.publisher().connections == 0
+    own_node.ctl("set_vm_memory_high_watermark", "0.4")
+    assert publish(offering, "order", {}).delivered == 1
+
+
+def test_an_offering_that_is_removed_meanwhile_has_nobody_to_publish_to(offering):
+    there = Offering.objects.get(pk=offering.pk)
+    offering.delete()
+    assert counts(publish(there, "order", {})) == (0, 0, 0, 0)

@@ -1,0 +1,98 @@
+"""Queues that Guardian removed with what they belonged to: they are gone at once, and no pass wonders."""
+
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import Owner, PulseUser
+from queues import forgetting
+from queues.models import Queue, QueueEvent
+from queues.monitor import run_pass
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+
+@pytest.fixture
+def alice():
+    """Give an owner with the Pulse user "alice"."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    return owner
+
+
+def rows(vhost, names, **fields):
+    now = timezone.now()
+    return Queue.objects.bulk_create(
+        Queue(
+            vhost=vhost, name=name, type="classic", durable=True, auto_delete=False, exclusive=False, ready=3,
+            unacknowledged=1, consumers=0, unattended_since=now, first_seen=now, last_seen=now, **fields,
+        )
+        for name in names
+    )  # fmt: skip
+
+
+def removed():
+    events = QueueEvent.objects.filter(kind="removed").order_by("queue_name")
+    return [(event.vhost, event.queue_name, event.by, event.details) for event in events]
+
+
+@pytest.mark.parametrize("queues", [1, 60])
+def test_the_queues_of_a_pulse_user_that_is_removed_are_gone_with_it(
+    amqp, alice, management, vhost, queues, django_assert_max_num_queries
+):
+    amqp.queue("celery")
+    for number in range(queues):
+        amqp.queue(f"queue/alice/{number}")
+    run_pass()
+    account = PulseUser.objects.get()
+    with django_assert_max_num_queries(5):  # two of them begin and end the transaction
+        assert forgetting.forget_queues_of(account) == queues
+    assert Queue.objects.filter(state="gone").count() == queues
+    assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
+    assert Queue.objects.get(name="celery").state == "ok"
+    for number in range(queues):
+        with suppress(Exception):
+            management.delete_queue(vhost, f"queue/alice/{number}")
+    report = run_pass()
+    assert (report.gone, report.errors) == (0, [])
+
+
+def test_a_queue_that_is_gone_already_is_not_removed_again(alice):
+    account = PulseUser.objects.get()
+    rows("/", ["queue/alice/a"], state="gone", pulse_user=account)
+    Queue.objects.update(last_seen=timezone.now() - timedelta(days=1))
+    assert forgetting.forget_queues_of(account) == 0
+    assert removed() == []
+
+
+@pytest.mark.parametrize("queues", [1, 60])
+def test_queues_are_forgotten_by_vhost_and_name_in_as_many_statements_for_many_as_for_few(
+    queues, django_assert_max_num_queries
+):
+    names = [f"consumer_{number}" for number in range(queues)]
+    rows("one", names)
+    rows("other", names)
+    asked = [("one", name) for name in names]
+    with django_assert_max_num_queries(5):  # two of them begin and end the transaction
+        assert forgetting.forget([*asked, *asked, ("one", "never seen"), ("none", names[0])]) == queues
+    assert set(Queue.objects.filter(state="gone").values_list("vhost", "name")) == set(asked)
+    first = Queue.objects.get(vhost="one", name=names[0])
+    assert (first.length, first.consumers, first.unattended_since) == (None, None, None)
+    assert removed()[0] == ("one", names[0], None, {"length": 4, "why": "unregistered"})
+    assert forgetting.forget(asked) == 0
+
+
+def test_where_there_is_nothing_to_forget_nothing_is_asked(django_assert_num_queries):
+    with django_assert_num_queries(0):
+        assert forgetting.forget([]) == 0
+
+
+def test_the_queues_of_a_vhost_are_gone_with_it_and_no_others():
+    rows("one", ["consumer_1", "guardian.dlq"])
+    rows("other", ["consumer_1"])
+    assert forgetting.forget_vhost("one") == 2
+    assert not Queue.objects.filter(vhost="one").exclude(state="gone").exists()
+    assert Queue.objects.get(vhost="other").state == "ok"
+    assert [details["why"] for *_, details in removed()] == ["vhost", "vhost"]

@@ -1,0 +1,167 @@
+"""The commands create_offering and publish_event."""
+
+import json
+import uuid
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from accounts.models import Owner
+from queues.models import EventSubscription, Offering, SubscriptionQueue
+from tests.conftest import Amqp
+
+UUID = "0123456789abcdef0123456789ABCDEF"
+
+
+def run(capsys, *arguments):
+    call_command(*arguments)
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+@pytest.fixture
+def people(db):
+    return [Owner.objects.create_user(f"{name}@example.org", vouched=True) for name in ("alice", "bob")]
+
+
+# create_offering
+
+
+@pytest.mark.django_db
+def test_an_offering_is_made_and_its_uuid_is_all_that_is_printed(capsys):
+    out = run(capsys, "create_offering", "Big cluster")
+    offering = Offering.objects.get()
+    assert out == f"{offering.uuid.hex}\n"
+    assert (offering.name, offering.members.count(), offering.publishers.count()) == ("Big cluster", 0, 0)
+
+
+@pytest.mark.parametrize("given", [UUID, "01234567-89ab-cdef-0123-456789abcdef"])
+def test_an_offering_is_made_with_a_uuid_and_people(capsys, people, given):
+    alice, bob = people
+    options = ("--member", "Alice@example.org", "bob@example.org", "--publisher", "bob@example.org")
+    assert run(capsys, "create_offering", "Big cluster", "--uuid", given, *options) == f"{UUID.lower()}\n"
+    offering = Offering.objects.get(uuid=UUID)
+    assert list(offering.members.order_by("email")) == [alice, bob]
+    assert list(offering.publishers.all()) == [bob]
+
+
+def test_an_offering_that_exists_is_changed_and_loses_nobody(capsys, people):
+    alice, bob = people
+    run(capsys, "create_offering", "Cluster", "--uuid", UUID, "--member", "alice@example.org")
+    run(
+        capsys, "create_offering", "Big cluster", "--uuid", UUID,
+        "--member", "bob@example.org", "--member", "alice@example.org", "--publisher", "alice@example.org",
+    )  # fmt: skip
+    offering = Offering.objects.get()
+    assert offering.name == "Big cluster"
+    assert list(offering.members.order_by("email")) == [alice, bob]
+    assert list(offering.publishers.all()) == [alice]
+
+
+@pytest.mark.django_db
+def test_two_offerings_may_have_one_name(capsys):
+    assert run(capsys, "create_offering", "Cluster") != run(capsys, "create_offering", "Cluster")
+    assert Offering.objects.filter(name="Cluster").count() == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["", "--member", "alice@example.org"], "can't be a name"),
+        (["a\nb"], "can't be a name"),
+        (["x" * 151], "150 are allowed"),
+        (["Cluster", "--uuid", "no uuid"], "'no uuid' is no UUID"),
+        (["Cluster", "--uuid", ""], "'' is no UUID"),
+        (["Cluster", "--member", "alice@example.org", "nobody@example.org"], "no owner 'nobody@example.org'"),
+        (["Cluster", "--publisher", "nobody@example.org"], "no owner 'nobody@example.org'"),
+        (["Cluster", "--member", "carol@example.org"], "Nobody has vouched for carol@example.org"),
+        (["Cluster", "--publisher", "carol@example.org"], "Nobody has vouched for carol@example.org"),
+        (["Cluster", "--member", "dave@example.org"], "dave@example.org can't sign in any more"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_and_nothing_is_made(people, arguments, says):
+    Owner.objects.create_user("carol@example.org")
+    Owner.objects.create_user("dave@example.org", vouched=True, is_active=False)
+    with pytest.raises(CommandError, match=says):
+        call_command("create_offering", *arguments)
+    assert not Offering.objects.exists()
+
+
+def test_a_change_that_is_refused_changes_nothing(capsys, people):
+    run(capsys, "create_offering", "Cluster", "--uuid", UUID)
+    with pytest.raises(CommandError):
+        call_command(
+            "create_offering", "Other", "--uuid", UUID, "--member", "alice@example.org", "--publisher", "x@example.org"
+        )
+    assert (Offering.objects.get().name, Offering.objects.get().members.count()) == ("Cluster", 0)
+
+
+# publish_event
+
+
+@pytest.fixture
+def offering(guarded, management):
+    """Give an offering with one queue for orders."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    made = Offering.objects.create(name="Big cluster")
+    made.members.add(owner)
+    subscription = EventSubscription.objects.create(owner=owner, object_type="order")
+    management.make_queue(guarded, "orders")
+    SubscriptionQueue.objects.create(
+        subscription=subscription, offering=made, object_type="order", vhost=guarded, queue_name="orders", state="ready"
+    )
+    return made
+
+
+def test_an_event_is_published_by_uuid_or_by_name_and_its_counts_are_printed(capsys, offering, broker, guarded):
+    ids = []
+    for name in (offering.uuid.hex, str(offering.uuid), "Big cluster"):
+        out = run(capsys, "publish_event", name, "order", '{"order_uuid": "1"}')
+        said, _, id_ = out.rstrip(".\n").rpartition(" ")
+        assert said == "1 delivered, 0 skipped, 0 rejected as full, 0 gone; the message id is"
+        ids.append(uuid.UUID(id_).hex)
+    amqp = Amqp(broker.amqp_url, guarded)
+    for id_ in ids:
+        _, properties, body = amqp.channel.basic_get("orders", auto_ack=True)
+        assert properties.message_id == id_
+        assert json.loads(body)["order_uuid"] == "1"
+    amqp.connection.close()
+
+
+def test_an_offering_whose_name_is_a_uuid_is_found_by_it(capsys, offering):
+    Offering.objects.filter(pk=offering.pk).update(name=UUID)
+    assert run(capsys, "publish_event", UUID, "order", "{}").startswith("1 delivered")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["Small cluster", "order", "{}"], "no offering 'Small cluster'"),
+        ([UUID, "order", "{}"], "no offering '0123"),
+        (["", "order", "{}"], "no offering ''"),
+        (["Big cluster", "orders", "{}"], "no such object type; there are: call,"),
+        (["Big cluster", "order", "{"], "isn't JSON"),
+        (["Big cluster", "order", '{"a": NaN}'], "isn't JSON"),
+        (["Big cluster", "order", "[]"], "has to be a JSON object"),
+        (["Big cluster", "order", '{"object_type": "resource"}'], "'object_type' is 'resource'"),
+    ],
+)
+def test_what_cannot_be_published_is_said(offering, arguments, says):
+    with pytest.raises(CommandError, match=says) as raised:
+        call_command("publish_event", *arguments)
+    assert raised.value.returncode == 1
+
+
+def test_a_name_that_two_offerings_have_asks_for_the_uuid(offering):
+    Offering.objects.create(name="Big cluster")
+    with pytest.raises(CommandError, match="give the UUID of one"):
+        call_command("publish_event", "Big cluster", "order", "{}")
+
+
+def test_with_the_broker_away_it_ends_with_1_and_says_so_without_the_password(offering, settings):
+    settings.RABBIT_URL = "amqp://someone:sekret-word@127.0.0.1:1"
+    with pytest.raises(CommandError, match="can't connect") as raised:
+        call_command("publish_event", "Big cluster", "order", "{}")
+    assert raised.value.returncode == 1
+    assert "sekret-word" not in str(raised.value)

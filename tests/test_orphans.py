@@ -1,0 +1,729 @@
+"""The sweep of queues that nobody registered, and the clean-up of subscriptions whose owner has no token."""
+
+import threading
+import time
+import uuid
+from datetime import timedelta
+
+import pytest
+from celery.beat import PersistentScheduler
+from django.conf import settings as django_settings
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import AuthToken
+from accounts.tokens import make_token
+from benchmarks.passes import counted_requests
+from guardian_site.celery import app
+from queues import orphans, removals, subscriptions, tasks
+from queues.mails import compose
+from queues.models import (
+    AgentIdentity,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    Lease,
+    Notification,
+    Queue,
+    QueueEvent,
+    Removal,
+    SubscriptionQueue,
+    Sweep,
+)
+from queues.orphans import clean_up_stale, sweep_orphans
+from queues.pruning import prune
+from rabbit import snapshot
+from rabbit.management import BrokerAway, Management
+from tests.conftest import Amqp
+from tests.proxy import Proxy, http_answer
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+
+
+@pytest.fixture
+def alice(agents):
+    """Give an owner whose agent has one subscription queue and one consumer queue."""
+    return Registered(agents, "alice")
+
+
+class Registered:
+    """An owner with what their agent registered, a while ago."""
+
+    def __init__(self, agents, name):
+        self.agents = agents
+        self.owner = agents.owner(name)
+        self.offering = agents.offering(self.owner)
+        self.identity = agents.identity(self.owner, self.offering)
+        self.presented = agents.token(self.owner)
+        self.vhost = self.owner.uuid.hex
+        self.subscription, _ = subscriptions.register_subscription(self.identity, "order", self.presented)
+        self.queue, _ = subscriptions.create_queue(self.subscription, self.offering, "order", self.presented)
+        self.consumer, _ = subscriptions.register_consumer(self.identity, self.presented, [])
+        a_while_ago()
+
+    def orphan(self, name="subscription_orphan", **declared):
+        self.agents.management.make_queue(self.vhost, name, **declared)
+        return {"vhost": self.vhost, "queue": name}
+
+    @property
+    def names(self):
+        return set(self.agents.queues(self.vhost))
+
+    @property
+    def registered(self):
+        return {self.queue.queue_name, self.consumer.queue_name, "guardian.dlq"}
+
+
+def a_while_ago():
+    """Say of all registrations that they were made a while ago, so that none looks as if it were under way."""
+    for model in (SubscriptionQueue, Consumer):
+        model.objects.update(created=timezone.now() - timedelta(minutes=5))
+
+
+@pytest.fixture
+def reader(alice, broker):
+    """Give what reads from a queue of alice's vhost, until the test is over."""
+    opened = Amqp(broker.amqp_url, alice.vhost)
+    yield lambda name: opened.channel.basic_consume(name, lambda *_: None)
+    if opened.connection.is_open:
+        opened.connection.close()
+
+
+@pytest.fixture
+def proxy(alice, broker, settings):
+    with Proxy.before(broker.management_url) as between:
+        settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
+        yield between
+
+
+def told(kind):
+    return list(Notification.objects.filter(kind=kind).order_by("id"))
+
+
+def lost(alice, number):
+    """Register so many queues, and take their rows behind everybody's back, as a restored database lacks them."""
+    types = ["call", "resource", "user_role", "proposal", "user_profile"][:number]
+    for object_type in types:
+        subscriptions.create_queue(alice.subscription, alice.offering, object_type, alice.presented)
+    newer = SubscriptionQueue.objects.filter(object_type__in=types)
+    names = set(newer.values_list("queue_name", flat=True))
+    newer._raw_delete("default")
+    return names
+
+
+# What goes, and what stays
+
+
+def test_what_nobody_registered_goes_with_its_messages_and_the_rest_stays(alice, amqp, vhost, broker):
+    alice.orphan("subscription_empty")
+    alice.orphan("consumer_full")
+    alice.orphan("somebody's own")
+    amqp.queue("subscription_elsewhere")
+    inside = Amqp(broker.amqp_url, alice.vhost)
+    inside.publish("consumer_full", 3)
+    inside.connection.close()
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.kept, report.repaired, report.errors) == (2, 2, 0, 0, [])
+    assert report.seen == 6
+    assert alice.names == {*alice.registered, "somebody's own"}
+    assert "subscription_elsewhere" in alice.agents.queues(vhost)
+
+
+def test_a_sweep_leaves_a_row_that_says_what_it_did(alice):
+    alice.orphan()
+    sweep_orphans()
+    row = Sweep.objects.get()
+    assert (row.kind, row.seen, row.found, row.deleted, row.kept, row.repaired) == ("orphans", 4, 1, 1, 0, 0)
+    assert (row.brake_held, row.errors, row.seconds > 0) == (False, [], True)
+
+
+def test_a_second_sweep_finds_nothing_to_do(alice):
+    alice.orphan()
+    sweep_orphans()
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.repaired, report.logins, report.errors) == (0, 0, 0, 0, [])
+    assert not Removal.objects.exists()
+
+
+def test_a_dry_run_says_what_it_would_do_and_changes_nothing(alice, reader, management):
+    orphan, used = alice.orphan(), alice.orphan("subscription_used")
+    reader("subscription_used")
+    management.delete_queue(alice.vhost, alice.queue.queue_name)
+    report = sweep_orphans(dry_run=True)
+    assert report.would_delete == [orphan]
+    assert report.in_use == [used]
+    assert report.would_repair == [{"vhost": alice.vhost, "queue": alice.queue.queue_name}]
+    assert alice.names == {"subscription_orphan", "subscription_used", "guardian.dlq", alice.consumer.queue_name}
+    for model in (Sweep, Removal, Notification):
+        assert not model.objects.exists()
+
+
+def test_a_dry_run_by_force_would_delete_what_is_in_use_too(alice, reader):
+    used = alice.orphan("subscription_used")
+    reader("subscription_used")
+    assert sweep_orphans(dry_run=True, force=True).would_delete == [used]
+
+
+def test_the_queue_of_a_vhost_that_is_still_being_made_is_left_alone(alice):
+    alice.orphan()
+    AgentVhost.objects.update(ready=False)
+    assert sweep_orphans().found == 0
+    assert "subscription_orphan" in alice.names
+
+
+def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(alice):
+    alice.orphan()
+    now = timezone.now()
+    Queue.objects.create(
+        vhost=alice.vhost, name="subscription_orphan", type="classic", durable=True, auto_delete=False,
+        exclusive=False, first_seen=now, last_seen=now,
+    )  # fmt: skip
+    sweep_orphans()
+    assert Queue.objects.get().state == "gone"
+    assert QueueEvent.objects.get(queue_name="subscription_orphan").kind == "removed"
+
+
+def test_what_is_registered_between_the_list_and_the_rows_is_safe(alice, monkeypatch):
+    listed = snapshot.present
+
+    def list_slowly(management, vhosts, between):
+        subscriptions.create_queue(alice.subscription, alice.offering, "call", alice.presented)
+        found = listed(management, vhosts, between)
+        subscriptions.create_queue(alice.subscription, alice.offering, "resource", alice.presented)
+        return found
+
+    monkeypatch.setattr(snapshot, "present", list_slowly)
+    report = sweep_orphans()
+    assert (report.found, report.repaired) == (0, 0)
+    assert len(alice.names) == 5
+
+
+def test_what_is_removed_anyway_is_no_orphan_and_loses_nothing_of_how_it_was_to_go(alice, settings, broker, reader):
+    reader(alice.queue.queue_name)
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    alice.queue.delete()
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    assert sweep_orphans().found == 0
+    assert Removal.objects.get(kind="queue").if_unused is False
+
+
+def test_an_owner_who_is_removed_while_the_broker_is_listed_leaves_no_orphans_to_count(alice, monkeypatch):
+    alice.orphan()
+    listed = snapshot.present
+
+    def list_slowly(management, vhosts, between):
+        found = listed(management, vhosts, between)
+        alice.owner.delete()
+        return found
+
+    monkeypatch.setattr(snapshot, "present", list_slowly)
+    report = sweep_orphans()
+    assert (report.found, report.errors) == (0, [])
+
+
+# In use
+
+
+def test_an_orphan_that_somebody_reads_from_is_kept_and_told_once_while_it_is_so(alice, reader):
+    used = alice.orphan()
+    reader("subscription_orphan")
+    for _ in range(3):
+        report = sweep_orphans()
+        assert (report.deleted, report.kept, report.in_use) == (0, 1, [used])
+    (message,) = told("orphans-in-use")
+    assert message.recipient == "ops@example.org"
+    assert "subscription_orphan" in compose(message).body
+    assert "subscription_orphan" in alice.names
+
+
+def test_it_is_told_again_when_another_joins_it(alice, reader):
+    for name in ("subscription_one", "subscription_two"):
+        alice.orphan(name)
+        reader(name)
+        sweep_orphans()
+    assert [message.facts["count"] for message in told("orphans-in-use")] == [1, 2]
+
+
+def test_it_is_told_again_after_a_sweep_that_found_none_in_use(alice, broker):
+    for _ in range(2):
+        alice.orphan()
+        opened = Amqp(broker.amqp_url, alice.vhost)
+        opened.channel.basic_consume("subscription_orphan", lambda *_: None)
+        sweep_orphans()
+        opened.connection.close()
+        assert sweep_orphans().deleted == 1
+    assert len(told("orphans-in-use")) == 2
+
+
+def test_force_deletes_what_is_in_use(alice, reader):
+    alice.orphan()
+    reader("subscription_orphan")
+    report = sweep_orphans(force=True)
+    assert (report.deleted, report.kept) == (1, 0)
+    assert alice.names == alice.registered
+
+
+def test_a_queue_of_another_type_is_kept_unless_it_is_forced(alice):
+    alice.orphan("subscription_quorum", arguments={"x-queue-type": "quorum"})
+    alice.orphan("subscription_classic")
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.kept) == (2, 1, 1)
+    assert "is a quorum queue" in report.errors[0]
+    assert sweep_orphans(force=True).deleted == 1
+
+
+def test_an_exclusive_queue_goes_with_its_connection_alone(alice, broker):
+    opened = Amqp(broker.amqp_url, alice.vhost)
+    opened.channel.queue_declare("subscription_exclusive", exclusive=True)
+    assert (sweep_orphans().found, sweep_orphans(force=True).found) == (0, 0)
+    opened.connection.close()
+
+
+def test_a_name_that_no_database_keeps_is_said_and_stops_nothing(alice):
+    alice.orphan("subscription_\0")
+    alice.orphan()
+    report = sweep_orphans()
+    assert (report.found, report.deleted) == (1, 1)
+    assert report.errors[0].startswith(r"subscription_\x00 in ")
+    assert Sweep.objects.get().errors == report.errors
+
+
+# The brake
+
+
+def test_a_database_restored_from_yesterday_deletes_nothing(alice, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 4
+    newer = lost(alice, 5)
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.brake_held) == (5, 0, True)
+    assert {one["queue"] for one in report.would_delete} == newer
+    assert alice.names == newer | alice.registered
+    assert not Removal.objects.exists()
+    assert Sweep.objects.get().brake_held
+
+
+def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hold(alice, settings, broker):
+    settings.GUARDIAN_DELETE_BRAKE = 4
+    lost(alice, 5)
+    sweep_orphans()
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert sweep_orphans().away
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    sweep_orphans()
+    assert len(told("sweep-brake")) == 1
+    assert sweep_orphans(force=True).deleted == 5
+    lost(alice, 5)
+    sweep_orphans()
+    assert len(told("sweep-brake")) == 2
+    assert "cleanup_orphan_queues --force" in compose(told("sweep-brake")[0]).body
+
+
+def test_a_quarter_of_all_queues_may_go_where_that_is_more(alice, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 0
+    alice.orphan()
+    report = sweep_orphans()
+    assert (report.seen, report.deleted, report.brake_held) == (4, 1, False)
+
+
+def test_what_is_missing_is_made_again_while_the_brake_holds(alice, settings, management):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    lost(alice, 2)
+    management.delete_queue(alice.vhost, alice.queue.queue_name)
+    report = sweep_orphans()
+    assert (report.brake_held, report.repaired) == (True, 1)
+    assert alice.queue.queue_name in alice.names
+
+
+# Repair
+
+
+def test_a_ready_queue_that_the_broker_lost_is_made_again_as_it_was(alice, management):
+    before = alice.agents.queues(alice.vhost)
+    for name in alice.registered:
+        management.delete_queue(alice.vhost, name)
+    assert sweep_orphans().repaired == 3
+    assert alice.agents.queues(alice.vhost) == before
+
+
+def test_a_vhost_that_the_broker_lost_is_made_again_with_all_its_queues(alice, management):
+    management.delete_vhost(alice.vhost)
+    assert sweep_orphans().repaired == 3
+    assert alice.names == alice.registered
+
+
+def test_what_was_left_in_the_making_is_finished_and_what_is_under_way_is_left_alone(alice, management):
+    management.delete_queue(alice.vhost, alice.queue.queue_name)
+    SubscriptionQueue.objects.update(state="creating", created=timezone.now())
+    assert sweep_orphans().repaired == 0
+    a_while_ago()
+    assert sweep_orphans().repaired == 1
+    alice.queue.refresh_from_db()
+    assert (alice.queue.state, alice.queue.queue_name in alice.names) == ("ready", True)
+
+
+def test_one_that_cannot_be_made_again_does_not_stop_the_others(alice, management, reader):
+    name = alice.consumer.queue_name
+    management.delete_queue(alice.vhost, name)
+    management.delete_queue(alice.vhost, alice.queue.queue_name)
+    management.make_queue(alice.vhost, alice.queue.queue_name)
+    reader(alice.queue.queue_name)
+    SubscriptionQueue.objects.update(state="creating")
+    report = sweep_orphans()
+    assert report.repaired == 1
+    assert "could not be made again" in report.errors[0]
+    assert name in alice.names
+
+
+def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration(alice, management):
+    for name in (alice.subscription.rmq_username, alice.consumer.rmq_username):
+        management.delete_user(name)
+    assert sweep_orphans().logins == 2
+    subscriptions.create_queue(EventSubscription.objects.get(), alice.offering, "order", alice.presented)
+    assert alice.subscription.rmq_username in alice.agents.users()
+    assert not Consumer.objects.get().password_set
+    assert EventSubscription.objects.get().password_set
+
+
+# When the broker can't be believed
+
+
+def test_a_broker_that_is_away_is_said_and_changes_nothing(alice, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    report = sweep_orphans()
+    assert (report.away, report.deleted, len(report.errors)) == (True, 0, 1)
+    assert Sweep.objects.get().errors == report.errors
+    assert EventSubscription.objects.get().password_set
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http_answer("200 OK", b"[]"),
+        http_answer("200 OK", b'[{"name": "a", "vhost"'),
+        http_answer("200 OK", b'[{"name": "subscription_orphan", "vhost": "/"}]'),
+        http_answer("502 Bad Gateway", b"nginx"),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n[{",
+    ],
+    ids=["empty", "half a JSON", "rows of another shape", "a 502", "cut"],
+)
+def test_an_answer_that_is_none_removes_nothing(alice, proxy, answer):
+    alice.orphan()
+    before = list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values())
+    proxy.answer(answer)
+    assert sweep_orphans().away
+    assert sweep_orphans(force=True).away
+    assert list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values()) == before
+    assert "subscription_orphan" in alice.names
+    assert not Removal.objects.exists()
+
+
+def test_a_list_that_is_empty_removes_nothing_and_what_it_lacks_is_merely_asked_for_again(alice, monkeypatch):
+    alice.orphan()
+    before = alice.agents.queues(alice.vhost)
+    monkeypatch.setattr(snapshot, "present", lambda *_: ([], {}))
+    report = sweep_orphans()
+    assert (report.found, report.deleted, report.brake_held) == (0, 0, False)
+    assert alice.agents.queues(alice.vhost) == before
+
+
+def test_an_account_without_the_administrator_tag_sweeps_nothing(alice, settings, broker, management):
+    alice.orphan()
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    management.put_user(name, "word", ["monitoring"])
+    try:
+        host = broker.management_url.rpartition("@")[2]
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://{name}:word@{host}"
+        report = sweep_orphans()
+    finally:
+        management.delete_user(name)
+    assert report.away
+    assert "administrator tag" in report.errors[0]
+    assert "subscription_orphan" in alice.names
+
+
+def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(alice, agents, monkeypatch):
+    bob = Registered(agents, "bob")
+    alice.orphan()
+    bob.orphan()
+    listed = Management.list_queues
+
+    def list_queues(self, vhost, params):
+        if vhost == alice.vhost:
+            raise BrokerAway("GET /api/queues: answered 500")
+        return listed(self, vhost, params)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "list_queues", list_queues)
+        report = sweep_orphans()
+    assert (report.deleted, report.repaired) == (1, 0)
+    assert f"vhost '{alice.vhost}' could not be listed" in report.errors[0]
+    assert "subscription_orphan" in alice.names
+    assert bob.names == bob.registered
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("what", ["changed", "down"])
+def test_nothing_is_deleted_while_a_node_stops_or_is_down(alice, monkeypatch, what, dry_run):
+    alice.orphan()
+    answers = [(frozenset({"a", "b"}), frozenset()), (frozenset({"a"}), frozenset({"b"}))]
+    seen = iter(answers if what == "changed" else answers[1:] * 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(snapshot, "members", lambda _: next(seen))
+        report = sweep_orphans(dry_run=dry_run)
+    assert (report.found, report.deleted, report.would_delete) == (1, 0, [])
+    assert "nothing is deleted" in report.errors[0]
+    assert "subscription_orphan" in alice.names
+    assert sweep_orphans().deleted == 1
+
+
+def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decided_goes_later(
+    alice, management, monkeypatch
+):
+    for number in range(3):
+        alice.orphan(f"subscription_{number}")
+    management.delete_queue(alice.vhost, alice.queue.queue_name)
+
+    def away(*_, **__):
+        raise BrokerAway("DELETE: can't connect", never_reached=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "delete_queue", away)
+        report = sweep_orphans()
+    assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
+    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    assert removals.finish() == 3
+    assert not any(name.startswith("subscription_0") for name in alice.names)
+
+
+def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(alice, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(_):
+        raise Killed
+
+    alice.orphan()
+    with monkeypatch.context() as patched:
+        patched.setattr(removals, "carry_out", killed)
+        with pytest.raises(Killed):
+            sweep_orphans()
+    assert sweep_orphans().found == 0
+    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    removals.finish()
+    assert alice.names == alice.registered
+
+
+def test_a_sweep_that_lost_its_lease_deletes_nothing(alice, monkeypatch):
+    alice.orphan()
+    listed = snapshot.present
+
+    def list_for_hours(management, vhosts, between):
+        found = listed(management, vhosts, between)
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        return found
+
+    monkeypatch.setattr(snapshot, "present", list_for_hours)
+    report = sweep_orphans()
+    assert (report.given_up, report.deleted) == (True, 0)
+    assert "subscription_orphan" in alice.names
+    assert "ran out" in Sweep.objects.get().errors[0]
+
+
+@pytest.mark.parametrize("do", [sweep_orphans, clean_up_stale])
+def test_one_at_a_time(alice, do):
+    Lease.objects.create(
+        name="orphans" if do is sweep_orphans else "stale",
+        holder=uuid.uuid4(),
+        expires_at=timezone.now() + timedelta(seconds=60),
+    )
+    alice.orphan()
+    report = do()
+    assert (report.another_sweep, report.deleted) == (True, 0)
+    assert not Sweep.objects.exists()
+    assert "subscription_orphan" in alice.names
+
+
+def test_statements_and_requests_do_not_grow_with_queues_and_orphans(alice):
+    sweep_orphans()
+    found = []
+    for number in (3, 30):
+        for one in range(number):
+            alice.orphan(f"subscription_{one}")
+        SubscriptionQueue.objects.bulk_create(
+            SubscriptionQueue(
+                subscription=alice.subscription, offering=alice.agents.offering(), object_type="order",
+                vhost=alice.vhost, queue_name=f"subscription_{number}_{one}", state="ready",
+            )
+            for one in range(number)
+        )  # fmt: skip
+        with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+            assert sweep_orphans().deleted == number
+        found.append((len(captured), len(sent) - number))
+    assert found[0] == found[1]
+    assert found[0][1] == 5, sent
+
+
+def test_many_vhosts_are_listed_in_one_request(alice, agents):
+    others = [Registered(agents, f"owner-{number}") for number in range(4)]
+    for one in (alice, *others):
+        one.orphan()
+    with counted_requests() as sent:
+        assert sweep_orphans().deleted == 5
+    assert [request for request in sent if request.startswith("GET /api/queues")] == ["GET /api/queues"]
+    assert len(sent) == 5 + 5
+
+
+# The clean-up
+
+
+def test_subscriptions_and_consumers_without_a_live_token_go_with_all_they_had_and_identities_stay(alice, agents):
+    bob = Registered(agents, "bob")
+    AuthToken.objects.filter(user=alice.owner).delete()
+    report = clean_up_stale()
+    assert (report.subscriptions, report.found, report.deleted, report.owners) == (2, 2, 2, ["alice@example.org"])
+    assert alice.names == {"guardian.dlq"}
+    assert not {alice.subscription.rmq_username, alice.consumer.rmq_username} & agents.users()
+    assert AgentIdentity.objects.count() == 2
+    assert bob.names == bob.registered
+    assert (EventSubscription.objects.get(), Consumer.objects.get()) == (bob.subscription, bob.consumer)
+    row = Sweep.objects.get()
+    assert (row.kind, row.seen, row.subscriptions, row.deleted) == ("stale", 4, 2, 2)
+
+
+@pytest.mark.parametrize("expiry", [None, timedelta(seconds=60)], ids=["never expires", "expires soon"])
+def test_a_live_token_keeps_everything(alice, expiry):
+    AuthToken.objects.update(expiry=timezone.now() + expiry if expiry else None)
+    report = clean_up_stale()
+    assert (report.found, report.subscriptions, report.tokens) == (0, 0, 0)
+    assert alice.names == alice.registered
+
+
+def test_rows_of_expired_tokens_go_and_no_others(alice, agents):
+    spare = agents.token(alice.owner).token
+    AuthToken.objects.filter(pk=alice.presented.token.pk).update(expiry=timezone.now() - timedelta(seconds=1))
+    report = clean_up_stale()
+    assert (report.tokens, report.subscriptions) == (1, 0)
+    assert AuthToken.objects.get() == spare
+    assert alice.names == alice.registered
+    assert not EventSubscription.objects.get().password_set
+
+
+def test_a_dry_run_of_the_clean_up_says_what_it_would_do_and_changes_nothing(alice):
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    report = clean_up_stale(dry_run=True)
+    assert (report.subscriptions, report.tokens, report.deleted) == (2, 1, 0)
+    assert {one["queue"] for one in report.would_delete} == {alice.queue.queue_name, alice.consumer.queue_name}
+    assert AuthToken.objects.exists()
+    assert alice.names == alice.registered
+    assert not Sweep.objects.exists()
+
+
+def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(alice, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    for _ in range(2):
+        report = clean_up_stale()
+        assert (report.brake_held, report.found, report.subscriptions) == (True, 2, 0)
+    assert alice.names == alice.registered
+    (message,) = told("sweep-brake")
+    assert "cleanup_stale_subscriptions --force" in compose(message).body
+    assert clean_up_stale(force=True).deleted == 2
+    assert alice.names == {"guardian.dlq"}
+
+
+def test_a_token_made_while_it_looks_saves_its_owner(alice, monkeypatch):
+    AuthToken.objects.all().delete()
+    look = orphans._hold_the_brake
+
+    def look_slowly(report, force):
+        look(report, force)
+        make_token(alice.owner, "new")
+
+    monkeypatch.setattr(orphans, "_hold_the_brake", look_slowly)
+    report = clean_up_stale()
+    assert (report.found, report.deleted, report.subscriptions) == (2, 0, 0)
+    assert alice.names == alice.registered
+
+
+def test_a_token_that_is_just_being_made_saves_its_owner(alice):
+    AuthToken.objects.all().delete()
+    is_made = threading.Event()
+
+    def make_slowly():
+        with transaction.atomic():
+            make_token(alice.owner, "new")
+            is_made.set()
+            time.sleep(1)
+        connection.close()
+
+    maker = threading.Thread(target=make_slowly)
+    maker.start()
+    assert is_made.wait(10)
+    report = clean_up_stale()
+    maker.join()
+    assert report.subscriptions == 0
+    assert alice.names == alice.registered
+
+
+def test_a_broker_that_is_away_does_not_stop_the_clean_up_and_the_queues_go_later(alice, settings, broker):
+    AuthToken.objects.all().delete()
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    assert clean_up_stale().subscriptions == 2
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1), claim=None)
+    removals.finish()
+    assert alice.names == {"guardian.dlq"}
+
+
+def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(alice, agents, monkeypatch):
+    monkeypatch.setattr(removals, "work_off", lambda: 0)  # which holds each user's name, and so takes some for each
+    clean_up_stale()
+    counts = []
+    for number in (2, 20):
+        for one in range(number):
+            owner = agents.owner(f"stale-{number}-{one}")
+            subscription = EventSubscription.objects.create(owner=owner)
+            SubscriptionQueue.objects.create(
+                subscription=subscription, offering=alice.offering, object_type="order", vhost=owner.uuid.hex,
+                queue_name=f"subscription_{subscription.uuid.hex}",
+            )  # fmt: skip
+        with CaptureQueriesContext(connection) as captured:
+            assert clean_up_stale().deleted == number
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
+
+
+# Around it
+
+
+def test_the_tasks_do_it(alice):
+    alice.orphan()
+    tasks.sweep_orphans()
+    tasks.clean_up_stale()
+    assert alice.names == alice.registered
+    assert sorted(Sweep.objects.values_list("kind", flat=True)) == ["orphans", "stale"]
+
+
+@pytest.mark.parametrize(("name", "hours"), [("orphans", 6), ("stale", 24)])
+def test_a_restart_of_beat_puts_no_sweep_off(name, hours, tmp_path):
+    entry = django_settings.CELERY_BEAT_SCHEDULE[name]
+    assert entry["schedule"] == hours * 3600
+    assert entry["task"] in {tasks.sweep_orphans.name, tasks.clean_up_stale.name}
+    filename = str(tmp_path / "beat-schedule")
+    first = PersistentScheduler(app, schedule_filename=filename)
+    first.schedule[name].last_run_at = app.now() - timedelta(hours=hours, seconds=-60)
+    first.close()
+    second = PersistentScheduler(app, schedule_filename=filename)
+    try:
+        assert not second.schedule[name].is_due()[0]
+        assert second.schedule[name].is_due()[1] <= 60
+    finally:
+        second.close()
+
+
+def test_reports_of_sweeps_are_kept_for_90_days(alice):
+    for days in (91, 89):
+        Sweep.objects.create(kind="orphans", at=timezone.now() - timedelta(days=days))
+    prune()
+    assert Sweep.objects.get().at > timezone.now() - timedelta(days=90)

@@ -1,0 +1,501 @@
+"""Publishing over AMQP: what becomes of each message, the pool of connections, and a broker that is broken."""
+
+import contextlib
+import gc
+import os
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import pytest
+
+from local.rabbitmq import PrivateNode
+from rabbit import connections
+from rabbit.management import BrokerAway, Management, Refused
+from rabbit.permissions import EVERYTHING, NOTHING
+from rabbit.publishing import Message, OutcomeUnknown, Publisher, Result
+from tests.conftest import Amqp
+from tests.proxy import Proxy
+
+EXACT = {"disable_stats": "true", "enable_queue_totals": "true"}
+
+
+def message(body=b"{}"):
+    return Message(uuid.uuid4().hex, body, type="order", headers={"object_type": "order"})
+
+
+def lengths(management, vhost):
+    return {row["name"]: row["messages"] for row in management.list_queues(vhost, EXACT)}
+
+
+@pytest.fixture
+def publisher(broker):
+    made = Publisher(broker.amqp_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def vhosts(management):
+    """Give six vhosts with a queue "a" in each, which are gone afterwards."""
+    names = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(6)]
+    for name in names:
+        management.make_vhost(name)
+        management.make_queue(name, "a")
+    yield names
+    for name in names:
+        management.delete_vhost(name)
+
+
+@pytest.fixture
+def account(broker, management, vhosts):
+    """Give an account of the test's own, whose connections are all the publisher's: its name and its address."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.put_user(name, "sekret-word")
+    for vhost in vhosts:
+        management.set_permissions(vhost, name, EVERYTHING)
+    yield name, f"amqp://{name}:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}"
+    management.delete_user(name)
+
+
+@pytest.fixture(scope="module")
+def own_node():
+    """Give a node that these tests may break, and have to mend."""
+    with PrivateNode(plugins=["rabbitmq_management"]) as node:
+        yield node
+
+
+@pytest.fixture
+def breakable(own_node):
+    """Give the node with the queues a, b and c, which are empty."""
+    management = Management(own_node.management_url)
+    for name in "abc":
+        management.make_queue("/", name)
+        management.purge_queue("/", name)
+    yield own_node
+    management.close()
+
+
+def test_every_queue_in_every_vhost_gets_the_message_kept_on_disk_with_its_id_and_headers(
+    publisher, management, vhosts, broker
+):
+    for vhost in vhosts:
+        management.make_queue(vhost, "b/ü?")
+    queues = [(vhost, name) for vhost in vhosts for name in ("a", "b/ü?")]
+    sent = message('{"ü": 1}'.encode())
+    assert publisher.publish([*queues, queues[0]], sent) == dict.fromkeys(queues, Result.DELIVERED)
+    for vhost in vhosts:
+        assert lengths(management, vhost) == {"a": 1, "b/ü?": 1}
+    amqp = Amqp(broker.amqp_url, vhosts[3])
+    _, properties, body = amqp.channel.basic_get("b/ü?", auto_ack=True)
+    amqp.connection.close()
+    assert body == sent.body
+    assert (properties.message_id, properties.type, properties.headers) == (sent.message_id, "order", sent.headers)
+    assert (properties.delivery_mode, properties.content_type) == (2, "application/json")
+
+
+def test_no_queue_is_no_connection(publisher):
+    assert publisher.publish([], message()) == {}
+    assert publisher.connections == 0
+
+
+def test_a_full_queue_rejects_and_the_dead_letter_queue_has_it(publisher, management, vhost):
+    management.make_queue(vhost, "dead")
+    management.make_queue(vhost, "roomy")
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    management.make_queue(vhost, "full", {"x-max-length": 1, "x-overflow": "reject-publish-dlx", **arguments})
+    queues = [(vhost, "full"), (vhost, "roomy")]
+    assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
+    assert publisher.publish(queues, message()) == {queues[0]: Result.REJECTED, queues[1]: Result.DELIVERED}
+    for _ in range(100):
+        if lengths(management, vhost) == {"dead": 1, "full": 1, "roomy": 2}:
+            break
+        time.sleep(0.05)
+    assert lengths(management, vhost) == {"dead": 1, "full": 1, "roomy": 2}
+    assert publisher.connections == 1
+
+
+def test_a_queue_that_is_gone_is_told_and_the_others_get_the_message(publisher, management, vhosts):
+    here = vhosts[0]
+    management.make_queue(here, "b")
+    publisher.publish([(here, "a"), (here, "b")], message())
+    management.delete_queue(here, "a")
+    assert publisher.publish([(here, "a"), (here, "b")], message()) == {
+        (here, "a"): Result.GONE, (here, "b"): Result.DELIVERED,
+    }  # fmt: skip
+    management.make_queue(here, "a")
+    assert publisher.publish([(here, "a")], message()) == {(here, "a"): Result.DELIVERED}
+
+
+def test_a_vhost_that_is_gone_or_closed_to_this_account_is_told_and_the_others_get_the_message(
+    account, management, vhosts, caplog
+):
+    name, url = account
+    publisher = Publisher(url)
+    gone = f"test-{uuid.uuid4().hex[:12]}"
+    management.delete_permissions(vhosts[0], name)
+    management.set_permissions(vhosts[1], name, NOTHING)
+    results = publisher.publish([(vhost, "a") for vhost in [gone, *vhosts]], message())
+    assert {vhost for (vhost, _), result in results.items() if result is Result.GONE} == {gone, *vhosts[:2]}
+    assert list(results.values()).count(Result.DELIVERED) == 4
+    assert publisher.connections == 4
+    for vhost in (gone, *vhosts[:2]):
+        assert f"Nothing can be published in the vhost {vhost}" in caplog.text
+    assert "sekret-word" not in caplog.text
+    publisher.close()
+
+
+def test_many_large_messages_arrive_although_they_come_back_from_queues_that_are_gone(publisher, management, vhost):
+    management.make_queue(vhost, "there")
+    queues = [(vhost, f"gone-{number}") for number in range(20)] + [(vhost, "there")]
+    results = publisher.publish(queues, message(b'"' + b"x" * 1_000_000 + b'"'))
+    assert list(results.values()) == [Result.GONE] * 20 + [Result.DELIVERED]
+
+
+def test_a_thousand_messages_keep_their_results_apart(publisher, management, vhost):
+    for number in range(0, 100, 2):
+        management.make_queue(vhost, f"q{number}")
+    results = publisher.publish([(vhost, f"q{number}") for number in range(100)], message())
+    assert [results[vhost, f"q{number}"] for number in range(100)] == [Result.DELIVERED, Result.GONE] * 50
+
+
+# The pool
+
+
+def test_a_connection_is_used_again(account, management, vhosts):
+    name, url = account
+    publisher = Publisher(url)
+    for _ in range(5):
+        publisher.publish([(vhosts[0], "a")], message())
+    assert publisher.connections == len(management.connections_of(name)) == 1
+    publisher.close()
+    assert publisher.connections == len(management.connections_of(name)) == 0
+
+
+def test_the_least_recently_used_connection_makes_way(account, management, vhosts):
+    name, url = account
+    publisher = Publisher(url, most_connections=2)
+    a, b, c = vhosts[:3]
+    for vhost in (a, b, a, c):
+        assert publisher.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
+        assert publisher.connections == len(management.connections_of(name)) <= 2
+    assert sorted(connection.vhost for connection in management.connections_of(name)) == sorted([a, c])
+    publisher.close()
+
+
+def test_one_call_to_more_vhosts_than_there_may_be_connections_ends(account, management, vhosts):
+    name, url = account
+    publisher = Publisher(url, most_connections=2)
+    results = publisher.publish([(vhost, "a") for vhost in vhosts], message())
+    assert list(results.values()) == [Result.DELIVERED] * 6
+    assert publisher.connections == len(management.connections_of(name)) == 2
+    publisher.close()
+
+
+def test_a_connection_that_nobody_uses_is_closed_although_nothing_is_published_any_more(account, management, vhosts):
+    name, url = account
+    publisher = Publisher(url, idle_seconds=0.3)
+    publisher.publish([(vhost, "a") for vhost in vhosts], message())
+    assert publisher.connections == 6
+    for _ in range(100):
+        if publisher.connections == 0:
+            break
+        time.sleep(0.05)
+    assert publisher.connections == len(management.connections_of(name)) == 0
+    publisher.publish([(vhosts[0], "a")], message())
+    assert publisher.connections == 1
+    publisher.close()
+
+
+@pytest.mark.parametrize("most", [1, 3, 32])
+def test_eight_threads_at_once_publish_every_message_once_over_no_more_connections_than_allowed(
+    account, management, vhosts, most
+):
+    name, url = account
+    publisher = Publisher(url, most_connections=most)
+    open_ = []
+
+    def publish(number):
+        results = publisher.publish([(vhosts[number % 2], "a"), (vhosts[2], "a")], message())
+        open_.append(publisher.connections)
+        return set(results.values())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(publish, range(80))) == [{Result.DELIVERED}] * 80
+    assert max(open_) <= most
+    assert len(management.connections_of(name)) <= most
+    assert [lengths(management, vhost)["a"] for vhost in vhosts[:3]] == [40, 40, 80]
+    publisher.close()
+
+
+def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(broker, management, vhosts):
+    publisher = Publisher(broker.amqp_url, most_connections=1, seconds=0.5)
+    busy = publisher._take(vhosts[0], time.monotonic() + 5)
+    began = time.monotonic()
+    with pytest.raises(BrokerAway, match="are busy") as raised:
+        publisher.publish([(vhosts[1], "a")], message())
+    assert raised.value.never_reached
+    assert time.monotonic() - began < 1
+    threading.Timer(0.2, publisher._give_back, (busy, True)).start()
+    assert publisher.publish([(vhosts[1], "a")], message()) == {(vhosts[1], "a"): Result.DELIVERED}
+    publisher.close()
+
+
+def test_a_process_that_is_forked_has_connections_of_its_own(broker, management, vhost, settings):
+    settings.RABBIT_URL = broker.amqp_url
+    management.make_queue(vhost, "a")
+    connections._publisher.cache_clear()  # other tests' connections may be in it
+    ours = connections.publisher()
+    ours.publish([(vhost, "a")], message())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            theirs = connections.publisher()
+            results = theirs.publish([(vhost, "a")], message())
+            code = 0 if theirs is not ours and results == {(vhost, "a"): Result.DELIVERED} else 2
+            theirs.close()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert connections.publisher() is ours
+    assert ours.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
+    assert ours.connections == 1
+    assert lengths(management, vhost) == {"a": 3}
+    ours.close()
+
+
+# What goes wrong
+
+
+def test_a_connection_that_was_closed_meanwhile_is_replaced(account, management, vhosts):
+    name, url = account
+    publisher = Publisher(url)
+    publisher.publish([(vhosts[0], "a")], message())
+    management.close_connections_of(name, "for the test")
+    assert publisher.publish([(vhosts[0], "a")], message()) == {(vhosts[0], "a"): Result.DELIVERED}
+    assert publisher.connections == len(management.connections_of(name)) == 1
+    assert lengths(management, vhosts[0]) == {"a": 2}
+    publisher.close()
+
+
+def test_a_connection_that_is_cut_before_the_confirmation_leaves_the_outcome_unknown_and_is_replaced(
+    broker, management, vhost
+):
+    management.make_queue(vhost, "a")
+    with Proxy.before(broker.amqp_url) as proxy:
+        publisher = Publisher(proxy.url(broker.amqp_url))
+        publisher.publish([(vhost, "a")], message())
+        proxy.cut_after(1)
+        sent = message()
+        with pytest.raises(OutcomeUnknown, match="connection to the broker was lost") as raised:
+            publisher.publish([(vhost, "a")], sent)
+        assert sent.message_id in str(raised.value)
+        assert (raised.value.message_id, raised.value.results) == (sent.message_id, {})
+        assert not raised.value.never_reached
+        assert publisher.connections == 0
+        proxy.forward()
+        assert publisher.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
+        publisher.close()
+    assert lengths(management, vhost) == {"a": 3}
+
+
+def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(broker, management, vhost):
+    management.make_queue(vhost, "a")
+    with Proxy.before(broker.amqp_url) as proxy:
+        publisher = Publisher(proxy.url(broker.amqp_url), seconds=0.5)
+        publisher.publish([(vhost, "a")], message())
+        proxy.delay(3)
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown, match="1 of 1 queues: the broker did not confirm it in time"):
+            publisher.publish([(vhost, "a")], message())
+        assert time.monotonic() - began < 1
+        assert publisher.connections == 0
+        with pytest.raises(BrokerAway, match="no answer in time") as raised:
+            publisher.publish([(vhost, "a")], message())
+        assert (raised.value.timed_out, raised.value.never_reached) == (True, True)
+        assert time.monotonic() - began < 2.5
+
+
+def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown_and_a_server_that_speaks_none_was_never_reached(
+    broker, management, vhost
+):
+    management.make_queue(vhost, "a")
+    with Proxy.before(broker.amqp_url) as proxy:
+        publisher = Publisher(proxy.url(broker.amqp_url), seconds=1)
+        publisher.publish([(vhost, "a")], message())
+        proxy.answer(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)
+        with pytest.raises(OutcomeUnknown):
+            publisher.publish([(vhost, "a")], message())
+        with pytest.raises(BrokerAway, match="see that RabbitMQ runs there") as raised:
+            publisher.publish([(vhost, "a")], message())
+        assert raised.value.never_reached
+        assert publisher.connections == 0
+        proxy.forward()
+        assert publisher.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
+        publisher.close()
+
+
+def test_what_is_dropped_or_closed_leaves_no_file_open(broker, management, vhost):
+    def files():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    management.make_queue(vhost, "a")
+    with Proxy.before(broker.amqp_url) as proxy:
+        publisher = Publisher(proxy.url(broker.amqp_url), seconds=1)
+        nowhere = Publisher("amqp://a:b@127.0.0.1:1")
+
+        def once():
+            publisher.publish([(vhost, "a")], message())
+            proxy.cut_after(1)
+            with pytest.raises(OutcomeUnknown):
+                publisher.publish([(vhost, "a")], message())
+            publisher.publish([(vhost, "a")], message())
+            publisher.close()
+            with pytest.raises(BrokerAway):
+                nowhere.publish([(vhost, "a")], message())
+
+        once()
+        before = files()
+        for _ in range(10):
+            once()
+        assert files() <= before + 4  # the proxy's last may be on their way
+
+
+def test_a_refused_connection_is_a_broker_that_was_never_reached():
+    publisher = Publisher("amqp://someone:sekret-word@127.0.0.1:1")
+    with pytest.raises(BrokerAway, match="Connection refused") as raised:
+        publisher.publish([("/", "a")], message())
+    assert raised.value.never_reached
+    assert not isinstance(raised.value, OutcomeUnknown)
+    assert "sekret-word" not in str(raised.value) + repr(publisher)
+    assert publisher.connections == 0
+
+
+def test_a_wrong_password_is_refused_and_no_password_is_told(broker, caplog):
+    publisher = Publisher(f"amqp://guardian:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}")
+    with pytest.raises(Refused, match="see the account and the password") as raised:
+        publisher.publish([("/", "a"), ("/", "b")], message())
+    assert raised.value.status == 403
+    assert "sekret-word" not in str(raised.value) + caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "http://a:sekret-word@h", "amqp://", "amqp://a:sekret-word@h:port", "amqp://a@h:0"]
+)
+def test_an_address_that_is_none_is_said_without_the_password(url, settings):
+    with pytest.raises(ValueError) as raised:
+        Publisher(url)
+    assert "sekret-word" not in str(raised.value)
+    settings.RABBIT_URL = url
+    with pytest.raises(BrokerAway, match="RABBIT_URL") as raised:
+        connections.publisher()
+    assert raised.value.never_reached
+
+
+@pytest.mark.slow
+def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_bound_and_after_it_all_is_well(breakable):
+    management = Management(breakable.management_url)
+    publisher = Publisher(breakable.amqp_url)
+    queues = [("/", name) for name in "abc"]
+    publisher.publish(queues, message())
+    breakable.ctl("set_vm_memory_high_watermark", "0")
+    try:
+        for _ in range(2):  # over a connection of the pool, and over a fresh one
+            began = time.monotonic()
+            with pytest.raises(OutcomeUnknown, match="3 of 3 queues: the broker takes no messages"):
+                publisher.publish(queues, message())
+            assert 2.9 < time.monotonic() - began < 4
+            assert publisher.connections == 0
+    finally:
+        breakable.ctl("set_vm_memory_high_watermark", "0.4")
+    assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
+    for _ in range(100):  # what was unknown was delivered after all
+        if lengths(management, "/") == {"a": 4, "b": 4, "c": 4}:
+            break
+        time.sleep(0.1)
+    assert lengths(management, "/") == {"a": 4, "b": 4, "c": 4}
+    publisher.close()
+
+
+@pytest.mark.slow
+def test_connections_of_the_pool_are_closed_without_hanging_under_an_alarm(breakable):
+    publisher = Publisher(breakable.amqp_url)
+    publisher.publish([("/", "a")], message())
+    breakable.ctl("set_vm_memory_high_watermark", "0")
+    try:
+        began = time.monotonic()
+        publisher.close()
+        assert time.monotonic() - began < 1.5
+        assert publisher.connections == 0
+    finally:
+        breakable.ctl("set_vm_memory_high_watermark", "0.4")
+
+
+@pytest.mark.slow
+def test_a_broker_that_was_restarted_gets_the_next_message_over_a_fresh_connection(breakable):
+    publisher = Publisher(breakable.amqp_url)
+    queues = [("/", name) for name in "abc"]
+    publisher.publish(queues, message())
+    breakable.restart()
+    assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
+    assert lengths(Management(breakable.management_url), "/") == {"a": 2, "b": 2, "c": 2}  # kept on disk
+    publisher.close()
+
+
+@pytest.mark.slow
+def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
+    publisher, idle = Publisher(breakable.amqp_url, seconds=1), Publisher(breakable.amqp_url)
+    publisher.publish([("/", "a")], message())
+    idle.publish([("/", "b")], message())
+    breakable.suspend()
+    try:
+        began = time.monotonic()
+        idle.close()  # takes leave, and hangs up when there is no answer
+        assert time.monotonic() - began < 1.5
+        assert idle.connections == 0
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            publisher.publish([("/", "a")], message())
+        with pytest.raises(BrokerAway) as raised:
+            publisher.publish([("/", "a")], message())
+        assert raised.value.never_reached
+        assert time.monotonic() - began < 3
+    finally:
+        breakable.resume()
+    assert publisher.publish([("/", "a")], message()) == {("/", "a"): Result.DELIVERED}
+    publisher.close()
+
+
+@pytest.mark.slow
+def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
+    management = Management(breakable.management_url)
+    for vhost in ("one", "two"):
+        management.make_vhost(vhost)
+        management.make_queue(vhost, "a")
+    publisher = Publisher(breakable.amqp_url, seconds=1)
+    queues = [("/", "a"), ("/", "b"), ("one", "a"), ("two", "a")]
+    pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"a">>))))'
+    breakable.eval(f"sys:suspend({pid}).")
+    try:
+        with pytest.raises(OutcomeUnknown, match="1 of 4 queues") as raised:
+            publisher.publish(queues, message())
+    finally:
+        breakable.eval(f"sys:resume({pid}).")
+    assert raised.value.results == dict.fromkeys(queues[1:], Result.DELIVERED)
+    assert publisher.publish(queues, message()) == dict.fromkeys(queues, Result.DELIVERED)
+    publisher.close()
+
+
+@pytest.mark.slow
+def test_a_vhost_that_is_down_is_told_and_the_others_get_the_message(breakable):
+    management = Management(breakable.management_url)
+    management.make_vhost("down")
+    breakable.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"down">>).')
+    publisher = Publisher(breakable.amqp_url)
+    results = publisher.publish([("down", "a"), ("/", "a")], message())
+    assert results == {("down", "a"): Result.GONE, ("/", "a"): Result.DELIVERED}
+    publisher.close()

@@ -1,0 +1,974 @@
+"""Registering, on a real broker: what an agent gets, what it may do with it, and what is left where that fails."""
+
+import logging
+import threading
+import uuid
+from collections import Counter
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+
+import httpx
+import pika
+import pytest
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts import hold
+from accounts.models import AuthToken, Owner
+from accounts.vouching import NotVouched
+from queues import removals, subscriptions
+from queues.models import (
+    AgentIdentity,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    ObjectType,
+    Offering,
+    Removal,
+    SubscriptionQueue,
+)
+from queues.subscriptions import (
+    NoSuchOffering,
+    NoSuchType,
+    TakenName,
+    agent_vhosts,
+    change_identity,
+    check_type,
+    config_of,
+    create_queue,
+    make_again,
+    make_identity,
+    make_subscription,
+    make_vhost,
+    mark_returned,
+    mark_vanished,
+    register_consumer,
+    register_subscription,
+    registered,
+    usable_offering,
+)
+from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
+from rabbit.management import BrokerAway, Management, NotThere, Refused
+from rabbit.permissions import Permissions
+from tests.conftest import Amqp
+from tests.proxy import Proxy
+
+NOBODY = "http://guest:guest@127.0.0.1:1"
+
+TRANSACTIONS = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
+
+
+class Killed(BaseException):
+    """As sudden as SIGKILL, for this process."""
+
+
+@pytest.fixture
+def alice(agents):
+    return agents.owner("alice")
+
+
+@pytest.fixture
+def presented(agents, alice):
+    return agents.token(alice)
+
+
+@pytest.fixture
+def offering(agents, alice):
+    return agents.offering(alice, name="Cluster")
+
+
+@pytest.fixture
+def identity(agents, alice, offering):
+    return agents.identity(alice, offering)
+
+
+@pytest.fixture
+def subscription(identity, presented):
+    return register_subscription(identity, "order", presented)[0]
+
+
+@pytest.fixture
+def open_amqp(broker):
+    """Open connections to the broker, as an agent would, and close them afterwards."""
+    opened = []
+
+    def connect(username, password, vhost):
+        address = pika.URLParameters(broker.amqp_url)
+        credentials = pika.PlainCredentials(username, password)
+        parameters = pika.ConnectionParameters(address.host, address.port, vhost, credentials)
+        opened.append(pika.BlockingConnection(parameters))
+        return opened[-1]
+
+    yield connect
+    for one in opened:
+        if one.is_open:
+            one.close()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Collect the requests that the broker gets over HTTP, as "PUT queues"; other threads' too."""
+    requests = []
+    real = httpx.HTTPTransport.handle_request
+
+    def count(self, request):
+        requests.append(f"{request.method} {request.url.path.split('/')[2]}")
+        return real(self, request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", count)
+    return requests
+
+
+def statements(captured):
+    return [query["sql"] for query in captured if not query["sql"].startswith(TRANSACTIONS)]
+
+
+def at_once(call, times=10):
+    """Call this in so many threads at the same moment, and return what each of them got or raised."""
+    barrier, got = threading.Barrier(times), []
+
+    def run():
+        try:
+            barrier.wait(30)
+            got.append(call())
+        except Exception as error:
+            got.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(times)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(got) == times
+    return got
+
+
+def before(monkeypatch, name, act, place=Management):
+    """Have this happen right before the first call of a method."""
+    real, done = getattr(place, name), []
+
+    def called(*arguments, **options):
+        if not done:
+            done.append(True)
+            act()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(place, name, called)
+
+
+def after(monkeypatch, name, act, place=Management):
+    """Have this happen right after the first call of a method."""
+    real, done = getattr(place, name), []
+
+    def called(*arguments, **options):
+        outcome = real(*arguments, **options)
+        if not done:
+            done.append(True)
+            act()
+        return outcome
+
+    monkeypatch.setattr(place, name, called)
+
+
+def kill():
+    raise Killed
+
+
+@contextmanager
+def refused(code):
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+        yield
+    assert caught.value.reply_code == code
+
+
+def pending():
+    return set(Removal.objects.values_list("kind", "vhost", "name"))
+
+
+# What an agent gets
+
+
+def test_a_new_queue_is_on_the_broker_with_its_vhost_its_arguments_and_its_dead_letter_queue(
+    agents, alice, offering, subscription, presented
+):
+    queue, new = create_queue(subscription, offering, "order", presented)
+    assert new
+    assert queue.state == "ready"
+    assert queue.vhost == alice.uuid.hex
+    assert queue.queue_name == f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    assert agents.queues(queue.vhost) == {queue.queue_name: FOR_AGENTS, "guardian.dlq": FOR_DEAD_LETTERS}
+    assert AgentVhost.objects.get().ready
+
+
+def test_asking_again_gives_the_same_queue_and_says_that_it_is_not_new(offering, subscription, presented):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    assert create_queue(subscription, offering, "order", presented) == (queue, False)
+    assert SubscriptionQueue.objects.count() == 1
+
+
+def test_an_identity_has_one_subscription_for_each_type(identity, presented):
+    orders, new = register_subscription(identity, "order", presented, description="Orders", source_ip="192.0.2.7")
+    assert (new, orders.description, orders.source_ip) == (True, "Orders", "192.0.2.7")
+    assert register_subscription(identity, "order", presented) == (orders, False)
+    resources, new = register_subscription(identity, "resource", presented)
+    assert new
+    assert resources != orders
+
+
+def test_a_subscription_without_an_identity_is_a_new_one_each_time(agents, alice, presented):
+    objects = [{"object_type": "order"}]
+    one = make_subscription(alice, presented, observable_objects=objects, description="Orders")
+    two = make_subscription(alice, presented)
+    assert one.uuid != two.uuid
+    assert (one.observable_objects, one.password_set, one.token) == (objects, True, presented.token)
+    assert {one.rmq_username, two.rmq_username} <= agents.users()
+
+
+def test_a_consumer_has_one_queue_and_a_user_of_its_own(agents, identity, presented, management):
+    consumer, new = register_consumer(identity, presented, None)
+    assert (new, consumer.object_types, consumer.state) == (True, [], "ready")
+    assert consumer.queue_name == f"consumer_{consumer.uuid.hex}"
+    assert agents.queues(consumer.vhost)[consumer.queue_name] == FOR_AGENTS
+    reads = Permissions("^$", "^$", f"^consumer_{consumer.uuid.hex}$")
+    assert management.permissions_of(consumer.rmq_username) == {consumer.vhost: reads}
+
+
+def test_the_types_of_a_consumer_stay_where_none_are_named_and_an_empty_list_means_all(identity, presented):
+    types = [register_consumer(identity, presented, said)[0].object_types for said in (["order", "order"], None, [])]
+    assert types == [["order"], ["order"], []]
+    assert Consumer.objects.get().object_types == []
+
+
+@pytest.mark.parametrize("kind", ["subscription", "consumer"])
+def test_the_token_reads_the_queue_over_amqp_and_can_do_nothing_else(
+    kind, agents, alice, identity, offering, subscription, presented, open_amqp, broker
+):
+    login, queue = subscription, create_queue(subscription, offering, "order", presented)[0]
+    other = register_consumer(identity, presented, None)[0]
+    if kind == "consumer":
+        login, queue, other = other, other, queue
+    Amqp(broker.amqp_url, queue.vhost).publish(queue.queue_name, 1)
+    agent = open_amqp(login.rmq_username, presented.key, alice.uuid.hex)
+    _, _, body = agent.channel().basic_get(queue.queue_name, auto_ack=True)
+    assert body == b"0"
+    for stranger in (other.queue_name, "guardian.dlq"):
+        with refused(403):
+            agent.channel().basic_get(stranger)
+    with refused(403):
+        agent.channel().queue_declare("its-own")
+    with refused(403):
+        agent.channel().queue_declare(f"{queue.queue_name}_more", durable=True)
+    with refused(403):
+        agent.channel().queue_delete(queue.queue_name)
+    with refused(403):
+        agent.channel().queue_bind(queue.queue_name, "amq.topic", "#")
+    with refused(403):
+        channel = agent.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", queue.queue_name, b"{}")
+
+
+def test_neither_another_token_nor_another_vhost_lets_anybody_in(
+    agents, alice, offering, subscription, presented, open_amqp, vhost
+):
+    create_queue(subscription, offering, "order", presented)
+    for password, place in ((agents.token(alice).key, alice.uuid.hex), (presented.key, vhost)):
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            open_amqp(subscription.rmq_username, password, place)
+
+
+def test_the_token_presented_last_is_the_password(agents, alice, offering, subscription, presented, open_amqp):
+    create_queue(subscription, offering, "order", presented)
+    newer = agents.token(alice)
+    assert create_queue(subscription, offering, "order", newer)[1] is False
+    assert EventSubscription.objects.get().token == newer.token
+    open_amqp(subscription.rmq_username, newer.key, alice.uuid.hex)
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        open_amqp(subscription.rmq_username, presented.key, alice.uuid.hex)
+
+
+def test_a_token_is_in_no_text_and_in_no_log(offering, subscription, presented, caplog, settings):
+    caplog.set_level(logging.DEBUG)
+    create_queue(subscription, offering, "order", presented)
+    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    with pytest.raises(BrokerAway) as caught:
+        create_queue(subscription, offering, "order", presented)
+    assert presented.key not in f"{presented} {presented!r} {caught.value} {caplog.text}"
+
+
+# What it costs
+
+
+def test_a_steady_call_makes_one_request_and_one_statement(offering, identity, subscription, presented, asked):
+    create_queue(subscription, offering, "order", presented)
+    register_consumer(identity, presented, ["order"])
+    asked.clear()
+    with CaptureQueriesContext(connection) as captured:
+        create_queue(subscription, offering, "order", presented)
+    assert asked == ["PUT queues"]
+    assert len(captured) == 1
+    with CaptureQueriesContext(connection) as captured:
+        register_consumer(identity, presented, ["order"])
+    assert asked == ["PUT queues"] * 2
+    assert len(captured) == 1
+    with CaptureQueriesContext(connection) as captured:
+        register_subscription(identity, "order", presented)
+    assert asked == ["PUT queues"] * 2
+    assert len(captured) == 1
+
+
+def test_a_new_queue_of_a_known_agent_takes_one_request_and_four_statements(offering, subscription, presented, asked):
+    create_queue(subscription, offering, "order", presented)
+    asked.clear()
+    with CaptureQueriesContext(connection) as captured:
+        assert create_queue(subscription, offering, "resource", presented)[1]
+    assert asked == ["PUT queues"]
+    # Is there a row; the row, no removal of it; the mark.
+    assert len(statements(captured)) == 4
+
+
+def test_a_first_registration_takes_as_many_requests_as_there_are_things_to_make(offering, identity, presented, asked):
+    subscription, _ = register_subscription(identity, "order", presented)
+    create_queue(subscription, offering, "order", presented)
+    assert Counter(asked) == {"PUT vhosts": 1, "PUT queues": 2, "PUT users": 1, "PUT permissions": 1}
+
+
+# What is refused
+
+
+def test_an_offering_is_found_with_dashes_and_without(alice, offering):
+    for written in (str(offering.uuid), offering.uuid.hex, offering.uuid.hex.upper(), offering.uuid):
+        assert usable_offering(alice, written) == offering
+
+
+def test_an_offering_that_is_not_theirs_or_not_there_is_refused_in_the_same_words(agents, alice, offering):
+    bob = agents.owner("bob")
+    texts = set()
+    for asking, written in (
+        (bob, offering.uuid.hex),
+        (alice, uuid.uuid4().hex),
+        (alice, "x"),
+        (alice, ""),
+        (alice, f"{{{offering.uuid}}}"),
+        (alice, f"{offering.uuid.hex}\n"),
+    ):
+        with pytest.raises(NoSuchOffering) as caught:
+            usable_offering(asking, written)
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+
+
+def test_an_operator_may_use_every_offering(agents, offering):
+    assert usable_offering(agents.owner("ops", is_staff=True), offering.uuid) == offering
+
+
+def test_an_object_type_that_is_none_is_refused_before_anything_is_made(identity, subscription, offering, presented):
+    for call in (
+        partial(check_type, "Order"),
+        partial(register_subscription, identity, "", presented),
+        partial(create_queue, subscription, offering, "orders", presented),
+        partial(register_consumer, identity, presented, ["order", "orders"]),
+    ):
+        with pytest.raises(NoSuchType, match="user_ssh_key"):
+            call()
+    assert [check_type(one) for one in ObjectType.values] == ObjectType.values
+    assert not SubscriptionQueue.objects.exists()
+    assert not Consumer.objects.exists()
+
+
+def test_who_is_not_vouched_for_gets_nothing_new_and_keeps_what_they_have(
+    agents, alice, identity, offering, subscription, presented
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    Owner.objects.update(vouched=False)
+    alice.refresh_from_db()
+    for call in (
+        partial(make_identity, alice, offering, "another"),
+        partial(make_subscription, alice, presented),
+        partial(register_subscription, identity, "resource", presented),
+        partial(create_queue, subscription, offering, "resource", presented),
+        partial(register_consumer, identity, presented, None),
+    ):
+        with pytest.raises(NotVouched):
+            call()
+    assert create_queue(subscription, offering, "order", presented) == (queue, False)
+    assert register_subscription(identity, "order", presented) == (subscription, False)
+    assert (AgentIdentity.objects.count(), EventSubscription.objects.count()) == (1, 1)
+    assert set(agents.queues(queue.vhost)) == {queue.queue_name, "guardian.dlq"}
+    assert not Removal.objects.exists()
+
+
+def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_removed(
+    settings, alice, identity, offering, subscription, presented
+):
+    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    for call in (
+        partial(make_subscription, alice, presented),
+        partial(register_subscription, identity, "resource", presented),
+        partial(create_queue, subscription, offering, "order", presented),
+        partial(register_consumer, identity, presented, None),
+    ):
+        with pytest.raises(BrokerAway):
+            call()
+    assert list(EventSubscription.objects.all()) == [subscription]
+    assert not SubscriptionQueue.objects.exists()
+    assert not Consumer.objects.exists()
+    assert not Removal.objects.exists()
+
+
+def test_with_the_broker_away_what_was_registered_before_stays(settings, offering, subscription, presented):
+    create_queue(subscription, offering, "order", presented)
+    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    with pytest.raises(BrokerAway):
+        create_queue(subscription, offering, "order", presented)
+    assert SubscriptionQueue.objects.get().state == "ready"
+    assert not Removal.objects.exists()
+
+
+def test_a_broker_that_answers_too_late_leaves_no_queue_without_a_row_or_a_removal(
+    settings, broker, agents, offering, subscription, presented
+):
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
+        proxy.delay(3)
+        with pytest.raises(BrokerAway):
+            create_queue(subscription, offering, "order", presented)
+        assert not SubscriptionQueue.objects.exists()
+        removal = Removal.objects.get()
+        assert (removal.kind, removal.vhost, removal.if_unused) == ("queue", subscription.owner.uuid.hex, True)
+        assert removal.due_at > timezone.now() + timedelta(seconds=50)
+        assert removal.name in agents.queues(removal.vhost)
+        proxy.forward()
+        settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20
+        queue, new = create_queue(subscription, offering, "order", presented)
+    assert (new, queue.queue_name, queue.state) == (True, removal.name, "ready")
+    assert not Removal.objects.exists()
+
+
+def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
+    settings, broker, agents, alice, identity, subscription, presented
+):
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
+        proxy.delay(3)
+        for call in (
+            partial(make_subscription, alice, presented),
+            partial(register_subscription, identity, "resource", presented),
+        ):
+            with pytest.raises(BrokerAway):
+                call()
+    assert list(EventSubscription.objects.all()) == [subscription]
+    made = agents.users() & set(Removal.objects.filter(kind="user").values_list("name", flat=True))
+    assert len(made) == 2
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20
+    Removal.objects.update(due_at=timezone.now())
+    assert removals.finish() == 2
+    assert not made & agents.users()
+
+
+def test_a_broker_that_refuses_is_said_so_and_no_row_is_left(
+    settings, broker, management, offering, subscription, presented
+):
+    name = uuid.uuid4().hex
+    management.put_user(name, "secret", ["management"])
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url.replace(
+        broker.management_url.split("//")[1].split("@")[0], f"{name}:secret"
+    )
+    with pytest.raises(Refused) as caught:
+        create_queue(subscription, offering, "order", presented)
+    assert caught.value.status in (401, 403)
+    assert not SubscriptionQueue.objects.exists()
+    assert not Removal.objects.exists()
+
+
+# What is on the broker already
+
+
+def test_an_empty_queue_with_other_arguments_is_replaced(agents, broker, offering, subscription, presented):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    SubscriptionQueue.objects.all().delete()
+    early = Amqp(broker.amqp_url, queue.vhost)
+    early.queue(queue.queue_name)
+    early.connection.close()
+    queue, new = create_queue(subscription, offering, "order", presented)
+    assert new
+    assert agents.queues(queue.vhost)[queue.queue_name] == FOR_AGENTS
+
+
+@pytest.mark.parametrize("holds", ["a message", "a consumer"])
+def test_a_queue_with_other_arguments_that_is_used_is_refused_in_words_and_stays(
+    holds, agents, broker, offering, subscription, presented
+):
+    longest = max(ObjectType.values, key=len)
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_{longest}"
+    early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
+    found = {"x-max-length": 5}
+    early.queue(name, 1 if holds == "a message" else 0, arguments=found)
+    if holds == "a consumer":
+        early.channel.basic_consume(name, lambda *_: None)
+    with pytest.raises(Refused) as caught:
+        create_queue(subscription, offering, longest, presented)
+    assert "x-max-length is 5 and should be 10000" in caught.value.reason
+    assert "x-message-ttl is not set and should be 3600000" in caught.value.reason
+    assert name in caught.value.reason
+    early.connection.close()
+    assert not SubscriptionQueue.objects.exists()
+    assert not Removal.objects.exists()
+    assert agents.queues(subscription.owner.uuid.hex)[name] == found
+
+
+def test_a_queue_that_is_not_durable_is_refused_in_words(broker, offering, subscription, presented):
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
+    early.queue(name, 1, durable=False, arguments=dict(FOR_AGENTS))
+    with pytest.raises(Refused, match="durable is False and should be True"):
+        create_queue(subscription, offering, "order", presented)
+    early.connection.close()
+
+
+def test_a_quorum_queue_is_never_replaced(agents, broker, offering, subscription, presented):
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
+    early.queue(name, arguments={"x-queue-type": "quorum"})
+    early.connection.close()
+    with pytest.raises(Refused, match="x-queue-type is 'quorum'"):
+        create_queue(subscription, offering, "order", presented)
+    assert agents.queues(subscription.owner.uuid.hex)[name] == {"x-queue-type": "quorum"}
+    assert not SubscriptionQueue.objects.exists()
+
+
+def test_a_queue_that_is_there_just_so_keeps_its_messages(broker, offering, subscription, presented):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    SubscriptionQueue.objects.all()._raw_delete("default")  # as a restored database has it
+    before = Amqp(broker.amqp_url, queue.vhost)
+    before.publish(queue.queue_name, 2)
+    assert create_queue(subscription, offering, "order", presented)[1]
+    before.take(queue.queue_name, 2)
+    before.connection.close()
+
+
+def test_a_vhost_that_is_deleted_by_hand_is_made_again(
+    agents, alice, management, identity, offering, subscription, presented, open_amqp
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    management.delete_vhost(queue.vhost)
+    assert create_queue(subscription, offering, "order", presented) == (queue, False)
+    assert set(agents.queues(queue.vhost)) == {queue.queue_name, "guardian.dlq"}
+    management.delete_vhost(queue.vhost)
+    resources, new = register_subscription(identity, "resource", presented)
+    assert new
+    open_amqp(resources.rmq_username, presented.key, queue.vhost)
+    assert set(agents.queues(queue.vhost)) == {"guardian.dlq"}
+
+
+def test_a_dead_letter_queue_with_other_arguments_keeps_nobody_from_registering(
+    agents, alice, management, offering, identity, presented, broker, caplog
+):
+    management.make_vhost(alice.uuid.hex)
+    by_hand = Amqp(broker.amqp_url, alice.uuid.hex)
+    by_hand.queue("guardian.dlq", 1)
+    subscription, _ = register_subscription(identity, "order", presented)
+    assert create_queue(subscription, offering, "order", presented)[0].state == "ready"
+    assert "The dead-letter queue of the vhost" in caplog.text
+    by_hand.take("guardian.dlq", 1)
+    by_hand.connection.close()
+    make_vhost(alice, management)
+    assert agents.queues(alice.uuid.hex)["guardian.dlq"] == FOR_DEAD_LETTERS
+
+
+# Several at once, and crashes
+
+
+def test_ten_at_once_get_one_queue_and_one_of_them_is_told_that_it_is_new(agents, offering, subscription, presented):
+    def ask():
+        return create_queue(EventSubscription.objects.get(), offering, "order", presented)
+
+    got = at_once(ask)
+    assert [one for one in got if isinstance(one, Exception)] == []
+    assert len({queue.pk for queue, _ in got}) == 1
+    assert sum(new for _, new in got) == 1
+    assert all(queue.state == "ready" for queue, _ in got)
+    assert SubscriptionQueue.objects.get().state == "ready"
+    assert len(agents.queues(subscription.owner.uuid.hex)) == 2
+
+
+def test_ten_at_once_register_the_whole_of_a_new_agent_once(agents, alice, identity, offering, presented, open_amqp):
+    def ask():
+        subscription, _ = register_subscription(AgentIdentity.objects.get(), "order", presented)
+        return create_queue(subscription, offering, "order", presented)
+
+    got = at_once(ask)
+    assert [one for one in got if isinstance(one, Exception)] == []
+    assert sum(new for _, new in got) == 1
+    subscription = EventSubscription.objects.get()
+    assert (subscription.token, subscription.password_set) == (presented.token, True)
+    open_amqp(subscription.rmq_username, presented.key, alice.uuid.hex)
+    assert len(agents.queues(alice.uuid.hex)) == 2
+    assert agents.users() >= {subscription.rmq_username}
+
+
+def test_ten_at_once_register_one_consumer(agents, alice, identity, presented, open_amqp):
+    got = at_once(lambda: register_consumer(AgentIdentity.objects.get(), presented, ["order"]))
+    assert [one for one in got if isinstance(one, Exception)] == []
+    assert sum(new for _, new in got) == 1
+    consumer = Consumer.objects.get()
+    assert (consumer.state, consumer.password_set) == ("ready", True)
+    open_amqp(consumer.rmq_username, presented.key, alice.uuid.hex)
+    assert set(agents.queues(alice.uuid.hex)) == {consumer.queue_name, "guardian.dlq"}
+
+
+def test_a_login_that_another_request_changes_for_too_long_is_answered_with_away(
+    monkeypatch, agents, alice, offering, subscription, presented
+):
+    monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.2)
+    with hold.held(subscription.rmq_username), pytest.raises(BrokerAway, match="by another request"):
+        create_queue(subscription, offering, "order", agents.token(alice))
+    assert not SubscriptionQueue.objects.exists()
+
+
+@pytest.mark.parametrize("when", [before, after])
+def test_what_a_crash_leaves_is_finished_by_the_next_call(when, monkeypatch, agents, offering, subscription, presented):
+    with monkeypatch.context() as patched:
+        when(patched, "make_queue", kill)
+        with pytest.raises(Killed):
+            create_queue(subscription, offering, "order", presented)
+    queue = SubscriptionQueue.objects.get()
+    assert queue.state == "creating"
+    assert (queue.queue_name in agents.queues(queue.vhost)) == (when is after)
+    assert create_queue(subscription, offering, "order", presented) == (queue, False)
+    assert SubscriptionQueue.objects.get().state == "ready"
+    assert queue.queue_name in agents.queues(queue.vhost)
+
+
+def test_a_login_that_a_crash_left_half_made_is_finished_by_the_next_call(
+    monkeypatch, alice, identity, presented, open_amqp
+):
+    with monkeypatch.context() as patched:
+        before(patched, "set_permissions", kill)
+        with pytest.raises(Killed):
+            register_subscription(identity, "order", presented)
+    left = EventSubscription.objects.get()
+    assert (left.token, left.password_set) == (presented.token, False)
+    assert register_subscription(identity, "order", presented) == (left, False)
+    open_amqp(left.rmq_username, presented.key, alice.uuid.hex)
+
+
+def test_a_vhost_that_a_crash_left_without_its_dead_letter_queue_is_finished_by_the_next_call(
+    monkeypatch, agents, alice, identity, presented
+):
+    with monkeypatch.context() as patched:
+        before(patched, "make_queue", kill)
+        with pytest.raises(Killed):
+            register_subscription(identity, "order", presented)
+    assert not AgentVhost.objects.get().ready
+    assert agent_vhosts() == {}
+    register_subscription(identity, "order", presented)
+    assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}
+    assert agent_vhosts() == {alice.uuid.hex: alice.pk}
+
+
+# What is removed meanwhile
+
+
+def test_a_queue_that_is_removed_while_it_is_registered_is_registered_anew(
+    monkeypatch, agents, offering, subscription, presented
+):
+    gone = []
+    after(monkeypatch, "make_queue", lambda: gone.append(SubscriptionQueue.objects.all().delete()[0]))
+    queue, new = create_queue(subscription, offering, "order", presented)
+    assert gone == [1]
+    assert new
+    assert SubscriptionQueue.objects.get() == queue
+    assert queue.queue_name in agents.queues(queue.vhost)
+    assert not Removal.objects.exists()
+
+
+def test_a_ready_queue_that_is_removed_before_it_is_asked_for_on_the_broker_is_registered_anew(
+    monkeypatch, agents, offering, subscription, presented
+):
+    create_queue(subscription, offering, "order", presented)
+    before(monkeypatch, "make_queue", lambda: SubscriptionQueue.objects.all().delete())
+    queue, new = create_queue(subscription, offering, "order", presented)
+    assert new
+    assert SubscriptionQueue.objects.get() == queue
+    assert not Removal.objects.exists()
+
+
+@pytest.mark.parametrize("model", [EventSubscription, Offering])
+def test_where_what_it_belongs_to_is_removed_the_queue_is_left_to_be_removed(
+    model, monkeypatch, agents, offering, subscription, presented
+):
+    before(monkeypatch, "make_queue", lambda: model.objects.all().delete())
+    with pytest.raises(ObjectDoesNotExist):
+        create_queue(subscription, offering, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    assert {kind for kind, _, _ in pending()} == {"queue"}
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
+
+
+def test_a_subscription_that_is_removed_while_its_user_is_made_leaves_no_user(
+    monkeypatch, agents, offering, subscription, presented
+):
+    newer = agents.token(subscription.owner)
+    before(monkeypatch, "put_user", lambda: EventSubscription.objects.all().delete())
+    with pytest.raises(ObjectDoesNotExist):
+        create_queue(subscription, offering, "order", newer)
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert subscription.rmq_username not in agents.users()
+    assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
+    assert not Removal.objects.exists()
+
+
+def test_a_consumer_that_is_removed_while_its_user_is_made_is_registered_anew(
+    monkeypatch, agents, alice, identity, presented, open_amqp
+):
+    before(monkeypatch, "put_user", lambda: Consumer.objects.all().delete())
+    consumer, new = register_consumer(identity, presented, None)
+    assert new
+    open_amqp(consumer.rmq_username, presented.key, alice.uuid.hex)
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert set(agents.queues(alice.uuid.hex)) == {consumer.queue_name, "guardian.dlq"}
+    assert not Removal.objects.exists()
+
+
+def test_a_queue_whose_removal_nobody_has_begun_is_registered_in_its_place(settings, offering, subscription, presented):
+    create_queue(subscription, offering, "order", presented)
+    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, NOBODY
+    SubscriptionQueue.objects.all().delete()
+    assert len(pending()) == 1
+    settings.RABBITMQ_MANAGEMENT_URL = working
+    assert create_queue(subscription, offering, "order", presented)[1]
+    assert not Removal.objects.exists()
+
+
+def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, subscription, presented):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    SubscriptionQueue.objects.all()._raw_delete("default")
+    soon = timezone.now() + timedelta(minutes=1)
+    removal = Removal.objects.create(
+        kind="queue", vhost=queue.vhost, name=queue.queue_name, claim=uuid.uuid4(), due_at=soon
+    )
+    with pytest.raises(BrokerAway, match="being removed"):
+        create_queue(subscription, offering, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    assert list(Removal.objects.all()) == [removal]
+    Removal.objects.update(due_at=timezone.now())  # by then its worker must have died
+    assert create_queue(subscription, offering, "order", presented)[1]
+    assert not Removal.objects.exists()
+
+
+def test_a_token_that_is_revoked_before_it_is_set_is_refused_and_no_queue_is_left_behind(
+    monkeypatch, agents, alice, offering, subscription, presented
+):
+    newer = agents.token(alice)
+    after(monkeypatch, "make_queue", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
+    with pytest.raises(PermissionDenied, match="revoked"):
+        create_queue(subscription, offering, "order", newer)
+    assert not SubscriptionQueue.objects.exists()
+    assert {kind for kind, _, _ in pending()} == {"queue"}
+    assert EventSubscription.objects.get().token == presented.token
+
+
+def test_a_token_that_is_revoked_while_it_is_set_does_not_stay_the_password(
+    monkeypatch, agents, alice, offering, subscription, open_amqp
+):
+    newer = agents.token(alice)
+    before(monkeypatch, "put_user", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
+    with pytest.raises(PermissionDenied, match="revoked"):
+        create_queue(subscription, offering, "order", newer)
+    left = EventSubscription.objects.get()
+    assert (left.token, left.password_set) == (None, False)
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        open_amqp(subscription.rmq_username, newer.key, alice.uuid.hex)
+
+
+# Identities
+
+
+def test_the_configuration_of_an_agent_is_sealed_and_can_be_read(settings, alice, offering):
+    identity = make_identity(alice, offering, "agent", config_file_content="password: secret", version="1.0.7")
+    assert identity.version == "1.0.7"
+    assert "secret" not in AgentIdentity.objects.get().sealed_config
+    assert config_of(AgentIdentity.objects.get()) == "password: secret"
+    settings.SECRET_KEY = "another"
+    assert config_of(identity) == ""
+    settings.SECRET_KEY_FALLBACKS = ["for-the-tests-alone"]
+    assert config_of(identity) == "password: secret"
+
+
+def test_what_is_not_told_of_an_identity_stays(alice, offering):
+    packages = [{"package": "waldur-site-agent", "version": "1.0.7"}]
+    identity = make_identity(alice, offering, "agent", config_file_content="a: b", dependencies=packages)
+    modified = identity.modified
+    change_identity(identity, version="2", config_file_path="/etc/agent.yaml")
+    found = AgentIdentity.objects.get()
+    assert (found.version, found.config_file_path, found.dependencies) == ("2", "/etc/agent.yaml", packages)
+    assert config_of(found) == "a: b"
+    assert found.modified > modified
+    change_identity(identity, config_file_content="", name="renamed")
+    found = AgentIdentity.objects.get()
+    assert (found.name, found.sealed_config) == ("renamed", "")
+
+
+def test_a_name_is_taken_once_for_an_offering(agents, alice, offering, identity):
+    with pytest.raises(TakenName, match="another name"):
+        make_identity(alice, offering, identity.name)
+    other = make_identity(alice, offering, "other")
+    with pytest.raises(TakenName):
+        change_identity(other, name=identity.name)
+    assert AgentIdentity.objects.get(pk=other.pk).name == "other"
+    make_identity(alice, agents.offering(alice), identity.name)
+
+
+def test_an_identity_whose_offering_is_removed_meanwhile_is_not_made(alice, offering):
+    Offering.objects.all().delete()
+    with pytest.raises(NoSuchOffering):
+        make_identity(alice, offering, "agent")
+
+
+def test_an_identity_that_is_removed_meanwhile_is_not_changed(identity):
+    AgentIdentity.objects.all().delete()
+    with pytest.raises(ObjectDoesNotExist):
+        change_identity(identity, version="2")
+
+
+# What the others ask
+
+
+def test_what_is_registered_is_told_with_its_owner_in_three_statements(
+    agents, alice, offering, identity, subscription, presented, django_assert_num_queries
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    consumer, _ = register_consumer(identity, presented, None)
+    bob = agents.owner("bob")
+    bobs, _ = register_consumer(agents.identity(bob), agents.token(bob), None)
+    with django_assert_num_queries(3):
+        found = registered()
+    assert found == {
+        (alice.uuid.hex, queue.queue_name): alice.pk,
+        (alice.uuid.hex, consumer.queue_name): alice.pk,
+        (alice.uuid.hex, "guardian.dlq"): alice.pk,
+        (bob.uuid.hex, bobs.queue_name): bob.pk,
+        (bob.uuid.hex, "guardian.dlq"): bob.pk,
+    }
+    with django_assert_num_queries(1):
+        assert agent_vhosts() == {alice.uuid.hex: alice.pk, bob.uuid.hex: bob.pk}
+
+
+def test_what_vanished_is_being_made_again_in_two_statements(
+    offering, identity, subscription, presented, django_assert_num_queries
+):
+    orders, _ = create_queue(subscription, offering, "order", presented)
+    resources, _ = create_queue(subscription, offering, "resource", presented)
+    consumer, _ = register_consumer(identity, presented, None)
+    with django_assert_num_queries(2):
+        mark_vanished(
+            {
+                (orders.vhost, orders.queue_name),
+                (consumer.vhost, consumer.queue_name),
+                ("elsewhere", resources.queue_name),
+                (orders.vhost, "guardian.dlq"),
+            }
+        )
+    states = {row.queue_name: row.state for row in (*SubscriptionQueue.objects.all(), Consumer.objects.get())}
+    assert states == {
+        orders.queue_name: "creating",
+        resources.queue_name: "ready",
+        consumer.queue_name: "creating",
+    }
+    with django_assert_num_queries(2):
+        mark_returned([(orders.vhost, orders.queue_name), ("elsewhere", consumer.queue_name)])
+    assert SubscriptionQueue.objects.get(pk=orders.pk).state == "ready"
+    assert Consumer.objects.get().state == "creating"
+    with django_assert_num_queries(0):
+        mark_vanished([])
+
+
+@pytest.mark.parametrize("lost", ["queue", "vhost"])
+def test_a_queue_that_the_broker_has_lost_is_made_again(
+    lost, agents, management, offering, identity, subscription, presented
+):
+    for row in (
+        create_queue(subscription, offering, "order", presented)[0],
+        register_consumer(identity, presented, None)[0],
+    ):
+        if lost == "vhost":
+            management.delete_vhost(row.vhost)
+        else:
+            management.delete_queue(row.vhost, row.queue_name)
+        mark_vanished([(row.vhost, row.queue_name)])
+        left = type(row).objects.get()
+        make_again(left, management)
+        assert left.state == "ready"
+        assert type(row).objects.get().state == "ready"
+        assert {row.queue_name, "guardian.dlq"} <= set(agents.queues(row.vhost))
+
+
+def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
+    monkeypatch, agents, management, offering, subscription, presented
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    management.delete_queue(queue.vhost, queue.queue_name)
+    before(monkeypatch, "make_queue", lambda: SubscriptionQueue.objects.all().delete())
+    make_again(queue, management)
+    assert queue.queue_name in agents.queues(queue.vhost)
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert queue.queue_name not in agents.queues(queue.vhost)
+
+
+def test_a_queue_is_not_made_again_where_the_broker_is_away(offering, subscription, presented, management):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    mark_vanished([(queue.vhost, queue.queue_name)])
+    away = Management(NOBODY)
+    with pytest.raises(BrokerAway):
+        make_again(SubscriptionQueue.objects.get(), away)
+    away.close()
+    assert SubscriptionQueue.objects.get().state == "creating"
+
+
+def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
+    monkeypatch, agents, alice, identity, presented, management
+):
+    before(monkeypatch, "make_vhost", lambda: Owner.objects.filter(pk=alice.pk).delete())
+    with pytest.raises(ObjectDoesNotExist):
+        register_subscription(identity, "order", presented)
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert alice.uuid.hex not in agents.vhosts()
+    with pytest.raises(NotThere):
+        management.delete_vhost(alice.uuid.hex)
+
+
+# Waiting for a hold
+
+
+def test_a_name_that_is_held_can_be_waited_for(guarded):
+    with hold.held("alice") as first:
+        threading.Timer(0.3, lambda: (first.release(), connection.close())).start()
+        began = timezone.now()
+        with hold.held("alice", wait=10):
+            assert timezone.now() - began < timedelta(seconds=5)
+
+
+def test_the_wait_for_a_name_is_bounded(guarded):
+    with hold.held("alice"):
+        for wait in (0, 0.3):
+            began = timezone.now()
+            with pytest.raises(hold.Taken), hold.held("alice", wait=wait):
+                raise AssertionError
+            assert timedelta(seconds=wait) <= timezone.now() - began < timedelta(seconds=wait + 1)

@@ -1,0 +1,209 @@
+"""Every call of the contract by the client that agents use, over a real connection and with a real broker."""
+
+import uuid
+from datetime import UTC, datetime
+from http import HTTPStatus
+
+import pytest
+from waldur_api_client import AuthenticatedClient
+from waldur_api_client.api.event_subscription_queues import (
+    event_subscription_queues_count,
+    event_subscription_queues_destroy,
+    event_subscription_queues_list,
+    event_subscription_queues_retrieve,
+)
+from waldur_api_client.api.event_subscriptions import (
+    event_subscriptions_count,
+    event_subscriptions_create,
+    event_subscriptions_create_queue,
+    event_subscriptions_destroy,
+    event_subscriptions_list,
+    event_subscriptions_retrieve,
+)
+from waldur_api_client.api.marketplace_site_agent_identities import (
+    marketplace_site_agent_identities_count,
+    marketplace_site_agent_identities_create,
+    marketplace_site_agent_identities_destroy,
+    marketplace_site_agent_identities_list,
+    marketplace_site_agent_identities_register_event_subscription,
+    marketplace_site_agent_identities_register_queue,
+    marketplace_site_agent_identities_retrieve,
+    marketplace_site_agent_identities_update,
+)
+from waldur_api_client.errors import UnexpectedStatus
+from waldur_api_client.models import (
+    AgentEventSubscriptionCreateRequest,
+    AgentIdentityRequest,
+    AgentQueueRegistrationRequest,
+    EventSubscriptionObservableObjectRequest,
+    EventSubscriptionQueueCreateRequest,
+    EventSubscriptionRequest,
+    ObservableObjectTypeEnum,
+)
+from waldur_api_client.models.agent_dependency_request import AgentDependencyRequest
+
+from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
+from rabbit.arguments import FOR_AGENTS
+from tests.agents import agents  # noqa: F401
+
+ORDER = ObservableObjectTypeEnum.ORDER
+
+
+@pytest.fixture
+def alice(agents):  # noqa: F811
+    return agents.owner("alice", full_name="Alice")
+
+
+@pytest.fixture
+def offering(agents, alice):  # noqa: F811
+    return agents.offering(alice)
+
+
+@pytest.fixture
+def client(agents, alice, live_server, settings):  # noqa: F811
+    settings.GUARDIAN_BASE_URL = live_server.url
+    with AuthenticatedClient(base_url=live_server.url, token=agents.token(alice).key, prefix="Token") as opened:
+        yield opened
+
+
+def introduction(offering, **fields):
+    return AgentIdentityRequest(**{
+        "offering": offering.uuid, "name": f"agent-{offering.uuid}", "version": "1.0.7",
+        "last_restarted": datetime(2026, 1, 5, 12, tzinfo=UTC), "config_file_path": "", "config_file_content": "a: 1",
+        "dependencies": [AgentDependencyRequest(package="waldur-api-client", version="8.1.2")], **fields,
+    })  # fmt: skip
+
+
+def test_identities(client, alice, offering):
+    made = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+    assert (made.offering, made.created_by, made.services) == (offering.uuid, alice.uuid, [])
+    assert (made.version, made.config_file_content) == ("1.0.7", "a: 1")
+    assert made.last_restarted == datetime(2026, 1, 5, 12, tzinfo=UTC)
+    assert [one.package for one in made.dependencies] == ["waldur-api-client"]
+    assert made.additional_properties["compatibility"]["status"] == "compatible"
+    assert marketplace_site_agent_identities_list.sync(client=client, name=made.name) == [made]
+    assert marketplace_site_agent_identities_list.sync(client=client, name="another") == []
+    assert marketplace_site_agent_identities_count.sync(client=client, name=made.name) == 1
+    assert marketplace_site_agent_identities_count.sync(client=client, name="another") == 0
+    for written in (made.uuid, made.uuid.hex):
+        assert marketplace_site_agent_identities_retrieve.sync(client=client, uuid=written) == made
+    naive = datetime(2026, 1, 6, 12)  # noqa: DTZ001 - as 1.0.5 sends it
+    updated = marketplace_site_agent_identities_update.sync(
+        client=client, uuid=made.uuid.hex, body=introduction(offering, version="1.0.5", last_restarted=naive)
+    )
+    assert (updated.uuid, updated.version, updated.last_restarted) == (made.uuid, "1.0.5", naive.replace(tzinfo=UTC))
+    bare = marketplace_site_agent_identities_create.sync(
+        client=client, body=AgentIdentityRequest(offering=offering.uuid, name="bare", version=None)
+    )
+    assert (bare.version, bare.dependencies, bare.last_restarted) == ("", [], bare.created)
+    for one in (made, bare):
+        answer = marketplace_site_agent_identities_destroy.sync_detailed(client=client, uuid=one.uuid)
+        assert answer.status_code == HTTPStatus.NO_CONTENT
+    with pytest.raises(UnexpectedStatus, match="404"):
+        marketplace_site_agent_identities_retrieve.sync(client=client, uuid=made.uuid)
+
+
+def test_all_pages_of_a_list_are_found(client, alice, offering):
+    names = [f"agent {number:03}" for number in range(230)]
+    AgentIdentity.objects.bulk_create(AgentIdentity(owner=alice, offering=offering, name=name) for name in names)
+    found = marketplace_site_agent_identities_list.sync_all(client=client)
+    assert [one.name for one in found] == names
+    assert marketplace_site_agent_identities_count.sync(client=client) == 230
+
+
+def test_one_subscription_and_one_queue_for_each_type_as_up_to_1_0_5(client, agents, alice, offering):  # noqa: F811
+    identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+    body = AgentEventSubscriptionCreateRequest(observable_object_type=ORDER, description="orders")
+    register = marketplace_site_agent_identities_register_event_subscription.sync_detailed
+    answers = [register(client=client, uuid=identity.uuid.hex, body=body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 200]
+    subscription = answers[0].parsed
+    assert answers[1].parsed.uuid == subscription.uuid
+    assert (subscription.user_uuid, subscription.user_username) == (alice.uuid, "alice@example.org")
+    assert (subscription.user_full_name, subscription.source_ip) == ("Alice", "127.0.0.1")
+    assert subscription.observable_objects[0].object_type == "order"
+    body = EventSubscriptionQueueCreateRequest(offering_uuid=offering.uuid, object_type=ORDER)
+    create = event_subscriptions_create_queue.sync_detailed
+    answers = [create(client=client, uuid=subscription.uuid.hex, body=body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 200]
+    queue = answers[0].parsed
+    assert answers[1].parsed == queue
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    assert (queue.queue_name, queue.vhost, queue.object_type) == (name, alice.uuid.hex, "order")
+    assert (queue.event_subscription, queue.event_subscription_uuid) == (subscription.url, subscription.uuid.hex)
+    assert queue.offering_uuid == offering.uuid.hex
+    assert agents.queues(queue.vhost)[name] == dict(FOR_AGENTS)
+    assert subscription.uuid.hex in agents.users()
+    assert event_subscription_queues_retrieve.sync(client=client, uuid=queue.uuid) == queue
+    mine = {"event_subscription_uuid": subscription.uuid, "offering_uuid": offering.uuid, "object_type": "order"}
+    assert event_subscription_queues_list.sync(client=client, **mine) == [queue]
+    assert event_subscription_queues_count.sync(client=client, **mine) == 1
+    assert event_subscription_queues_count.sync(client=client, offering_uuid=uuid.uuid4()) == 0
+    answer = event_subscription_queues_destroy.sync_detailed(client=client, uuid=queue.uuid)
+    assert answer.status_code == HTTPStatus.NO_CONTENT
+    assert event_subscription_queues_count.sync(client=client) == 0
+    assert not SubscriptionQueue.objects.exists()
+    assert name not in agents.queues(queue.vhost)
+
+
+def test_one_queue_for_everything_as_from_1_0_7(client, agents, alice, offering):  # noqa: F811
+    identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+    types = [ORDER, ObservableObjectTypeEnum.USER_ROLE]
+    register = marketplace_site_agent_identities_register_queue.sync_detailed
+    told = []
+    for body in [
+        AgentQueueRegistrationRequest(object_types=types),
+        AgentQueueRegistrationRequest(),
+        AgentQueueRegistrationRequest(object_types=[]),
+    ]:
+        told.append(register(client=client, uuid=identity.uuid.hex, body=body))
+    assert [answer.status_code for answer in told] == [201, 200, 200]
+    assert [answer.parsed.observable_object_types for answer in told] == [["order", "user_role"]] * 2 + [[]]
+    consumer = Consumer.objects.get()
+    for answer in told:
+        assert answer.parsed.rmq_username == consumer.rmq_username
+        assert answer.parsed.queue_name == f"consumer_{consumer.uuid.hex}"
+        assert answer.parsed.vhost == alice.uuid.hex
+    assert agents.queues(alice.uuid.hex)[consumer.queue_name] == dict(FOR_AGENTS)
+    assert consumer.rmq_username in agents.users()
+
+
+def test_subscriptions(client, agents, alice, offering):  # noqa: F811
+    observed = [
+        EventSubscriptionObservableObjectRequest(object_type=ORDER, object_id=7, offering_uuid=offering.uuid),
+        EventSubscriptionObservableObjectRequest(object_type=ObservableObjectTypeEnum.RESOURCE),
+    ]
+    body = EventSubscriptionRequest(description="mine", observable_objects=observed)
+    made = event_subscriptions_create.sync(client=client, body=body)
+    assert (made.description, made.user_uuid, made.source_ip) == ("mine", alice.uuid, "127.0.0.1")
+    assert [one.to_dict() for one in made.observable_objects] == [
+        {"object_type": "order", "object_id": 7, "offering_uuid": str(offering.uuid)},
+        {"object_type": "resource"},
+    ]
+    bare = event_subscriptions_create.sync(client=client, body=EventSubscriptionRequest())
+    assert (bare.description, bare.observable_objects) == ("", [])
+    assert event_subscriptions_retrieve.sync(client=client, uuid=made.uuid).uuid == made.uuid
+    assert {one.uuid for one in event_subscriptions_list.sync(client=client)} == {made.uuid, bare.uuid}
+    assert event_subscriptions_count.sync(client=client) == 2
+    for one in (made, bare):
+        answer = event_subscriptions_destroy.sync_detailed(client=client, uuid=one.uuid)
+        assert answer.status_code == HTTPStatus.NO_CONTENT
+    assert event_subscriptions_count.sync(client=client) == 0
+    assert not EventSubscription.objects.exists()
+    assert not agents.users() & {made.uuid.hex, bare.uuid.hex}
+
+
+def test_the_client_knows_no_type_that_guardian_does_not():
+    assert {one.value for one in ObservableObjectTypeEnum} <= set(ObjectType.values)
+
+
+def test_what_cannot_be_used_is_told_to_the_client(client, offering):
+    identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+    with pytest.raises(UnexpectedStatus, match="400"):
+        marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
+    subscription = event_subscriptions_create.sync(client=client, body=EventSubscriptionRequest())
+    body = EventSubscriptionQueueCreateRequest(offering_uuid=uuid.uuid4(), object_type=ORDER)
+    with pytest.raises(UnexpectedStatus, match="400"):
+        event_subscriptions_create_queue.sync(client=client, uuid=subscription.uuid, body=body)
+    with pytest.raises(UnexpectedStatus, match="404"):
+        event_subscriptions_create_queue.sync(client=client, uuid=identity.uuid, body=body)
