@@ -12,7 +12,7 @@ SITE_AGENTS = 1.0.5 1.0.7
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run test lint bench lock clean rabbitmq-server postgresql chromium site-agents
+.PHONY: help setup demo run test test-on-sqlite test-on-postgresql lint bench lock clean rabbitmq-server postgresql chromium site-agents
 
 help:
 	@echo "make setup   install what is needed, here and (where allowed) by apt; a second time it does nothing"
@@ -33,8 +33,16 @@ run: setup
 	@$(PYTHON) -m local.run
 
 test: setup $(TEST_BROKER) postgresql chromium site-agents
+	@$(MAKE) --no-print-directory -j2 test-on-sqlite test-on-postgresql
+
+# At once, each with a broker of its own: most of the time a test waits for somebody else.
+test-on-sqlite:
 	$(PYTHON) -m pytest
-	GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest -m database
+
+test-on-postgresql:
+	@mkdir -p var
+	@GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest -m database > var/test-on-postgresql.txt 2>&1; \
+		code=$$?; echo; echo "On PostgreSQL:"; cat var/test-on-postgresql.txt; exit $$code
 
 lint: setup
 	$(PYTHON) -m ruff check .

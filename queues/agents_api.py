@@ -13,6 +13,7 @@ from django_filters import CharFilter, ChoiceFilter, FilterSet, UUIDFilter  # ty
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
+from rest_framework.exceptions import NotFound
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -44,13 +45,13 @@ from queues.subscriptions import NoSuchOffering, Presented, TakenName
 Row = TypeVar("Row", bound=Model)
 
 
-def presented_by(request: Request, owner: Owner) -> Presented:
-    """Return the token that the request came with. It becomes the password by which the owner's agent reads.
+def presented_by(request: Request, owner_id: int) -> Presented:
+    """Return the token that the request came with. It becomes the password by which the agent of this owner reads.
 
     Raises:
         PermissionDenied: the visitor is somebody else, or there is no token.
     """
-    if owner != request.user:
+    if owner_id != request.user.pk:
         raise PermissionDenied(
             "Only its owner can register here, not an operator either: "
             "the token presented becomes the password by which the owner's agent reads."
@@ -210,7 +211,7 @@ class AgentIdentities(Shown[AgentIdentity]):
         is made where there is none.
         """
         identity = self.get_object()
-        presented = presented_by(request, identity.owner)
+        presented = presented_by(request, identity.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
         object_type = body["object_type"]
         with at_field("offering_uuid", NoSuchOffering):
@@ -228,7 +229,7 @@ class AgentIdentities(Shown[AgentIdentity]):
             PermissionDenied: the visitor can't register it, or may no longer subscribe to its offering.
         """
         identity = self.get_object()
-        presented = presented_by(request, identity.owner)
+        presented = presented_by(request, identity.owner_id)
         try:
             subscriptions.usable_offering(identity.owner, identity.offering.uuid)
         except NoSuchOffering as error:
@@ -270,7 +271,7 @@ class EventSubscriptions(Shown[EventSubscription]):
         The token presented becomes the subscription's password on the broker.
         """
         vouching.require_vouched(request.user)
-        presented = presented_by(request, request.user)
+        presented = presented_by(request, request.user.pk)
         body = read(NewEventSubscriptionSerializer, request)
         observed = body.get("observable_objects", [])
         with at_field("observable_objects", NoSuchOffering):
@@ -301,12 +302,14 @@ class EventSubscriptions(Shown[EventSubscription]):
         To be called before the agent reads from it, so that the queue has the right arguments. 201: it is new. 200: it
         was there. The token presented becomes the subscription's password on the broker.
         """
-        subscription = self.get_object()
-        presented = presented_by(request, subscription.owner)
-        body = read(NewSubscriptionQueueSerializer, request)
+        body = NewSubscriptionQueueSerializer(data=request.data)
+        asked = subscriptions.look_up(request.user, uuid, **(body.validated_data if body.is_valid() else {}))
+        if asked is None:
+            raise NotFound
+        presented = presented_by(request, asked.subscription.owner_id)
+        body.is_valid(raise_exception=True)
         with at_field("offering_uuid", NoSuchOffering):
-            offering = subscriptions.usable_offering(subscription.owner, body["offering_uuid"])
-        queue, new = subscriptions.create_queue(subscription, offering, body["object_type"], presented)
+            queue, new = subscriptions.create_asked(asked, presented)
         return self.made(SubscriptionQueueSerializer, queue, new)
 
     def _check_offerings(self, owner: Owner, uuids: set[UUID]) -> None:

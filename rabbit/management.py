@@ -557,16 +557,18 @@ class Management:
             stream = client.stream(method, self._base + where, params=params or None, json=json, headers=headers)
             with stream as response:
                 location = response.headers.get("location", "")
-                return _Answer(what, response.status_code, location, self._body(what, response))
+                answer = _Answer(what, response.status_code, location, self._body(what, response))
+                if json is not None and response.is_error:
+                    # RabbitMQ 3.10 may refuse a PUT before it has read the body (no such vhost, no such user). The
+                    # connection is spoilt then: in one of twenty cases the next request on it isn't heard, and dies
+                    # after five seconds. So nothing is asked on it again.
+                    response.extensions["network_stream"].close()
+                return answer
 
-        # RabbitMQ 3.10 may refuse a PUT before it has read the body (no such vhost, no such user). The connection is
-        # spoilt then: in one of twenty cases the next request on it isn't heard, and dies after five seconds.
-        # So what has a body gets a connection of its own.
-        first = self._pool if json is None else self._fresh
         died = False  # then the broker may have done it, and only its answer was lost
         try:
             try:
-                return send(first)
+                return send(self._pool)
             except _DIED:
                 died = True
                 return send(self._fresh)._replace(sent_twice=True)

@@ -565,7 +565,13 @@ def test_a_refused_body_does_not_spoil_the_next_request(behind, proxy):
         with pytest.raises(NotThere):
             behind.make_queue("no such vhost", "q")
         assert behind.whoami().name
-    assert proxy.connections == 101  # one for each body, and one for all the rest
+    assert proxy.connections == 101  # each refusal ends its connection
+
+
+def test_bodies_that_are_taken_go_over_one_connection(behind, proxy, vhost):
+    for number in range(20):
+        assert behind.make_queue(vhost, f"q{number}")
+    assert proxy.connections == 1
 
 
 def test_a_delete_whose_answer_was_lost_counts_as_done(behind, proxy, management, vhost):
