@@ -386,7 +386,15 @@ class Login(models.Model):
         editable=False,
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text="The one that is, or is about to be, the password. Empty: it has none.",
+        help_text="The one that is the password, as far as is known. Empty: it has none.",
+    )
+    next_token = models.ForeignKey(
+        AuthToken,
+        null=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The one that is about to be the password, and may be already.",
     )
     password_set = models.BooleanField(
         default=False, editable=False, help_text="Whether the broker has that password and the permissions."
