@@ -3,6 +3,7 @@
 REST framework imports this while it is being imported itself, so its views can't be had here.
 """
 
+import json
 import logging
 from http import HTTPStatus
 from typing import Any, cast
@@ -26,7 +27,7 @@ from rest_framework.utils.urls import remove_query_param, replace_query_param
 
 from accounts.links import absolute
 from rabbit.management import BrokerAway, BrokerError, Malformed, NotThere, Refused
-from rabbit.publishing import OutcomeUnknown
+from rabbit.publishing import NotPublished, OutcomeUnknown
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class Json(BaseParser):
     """Reads JSON in UTF-8, whatever charset is named.
 
     orjson refuses what the standard library lets through or falls over: halves of surrogate pairs, which no database
-    stores, and nesting without an end. A number too large for 64 bits becomes a float, and no integer field takes it.
+    stores, and nesting without an end. The standard library reads what orjson let through: it makes no float of an
+    integer that has more than 64 bits.
     """
 
     media_type = "application/json"
@@ -71,9 +73,12 @@ class Json(BaseParser):
         if len(body) > most:
             raise TooLarge
         try:
-            return orjson.loads(body)
+            orjson.loads(body)
+            return json.loads(body)
         except orjson.JSONDecodeError as error:
             raise exceptions.ParseError(f"The body isn't JSON: {error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise exceptions.ParseError("The body has a number that is too long, or is nested too deep.") from error
 
 
 class JsonWhateverIsAskedFor(DefaultContentNegotiation):
@@ -241,6 +246,8 @@ def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
     logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)
     if isinstance(error, OutcomeUnknown):
         return Away(str(error))
+    if isinstance(error, NotPublished):
+        return Away(f"{Away.default_detail} Nothing was published.")
     if isinstance(error, BrokerAway | Malformed):
         return Away() if request.method in SAFE_METHODS else Away(f"{Away.default_detail} {MAY_BE_DONE}")
     if isinstance(error, Refused) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

@@ -7,9 +7,9 @@ from django.db.models import Count, Model, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 
-from accounts.admin import GoesWithItsOwner
+from accounts.admin import GoesWithItsOwner, OwnerAdmin
 from accounts.models import Owner
-from queues import by_hand
+from queues import by_hand, removals
 from queues.models import (
     AgentIdentity,
     AgentVhost,
@@ -109,8 +109,28 @@ class PassAdmin(LogAdmin):
 # Agents
 
 
+class RemovingAdmin(admin.ModelAdmin):
+    """What may have agents' registrations below it, which go from the broker with it."""
+
+    def delete_model(self, request: HttpRequest, obj: Model) -> None:
+        """Remove it."""
+        removals.delete(obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Remove them."""
+        removals.delete(queryset)
+
+
+admin.site.unregister(Owner)
+
+
+@admin.register(Owner)
+class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
+    """Owners, with what their agents registered."""
+
+
 @admin.register(Offering)
-class OfferingAdmin(admin.ModelAdmin):
+class OfferingAdmin(RemovingAdmin):
     """Offerings: who may subscribe to their events, and who may publish them.
 
     Deleting one takes the agents' identities and queues for it along, from the broker too.
@@ -148,7 +168,7 @@ class OfferingAdmin(admin.ModelAdmin):
         return cast(int, offering.number_of_queues)  # type: ignore[attr-defined]
 
 
-class RegisteredAdmin(LogAdmin):
+class RegisteredAdmin(RemovingAdmin, LogAdmin):
     """What agents registered. It may be deleted, and what it stands for on the broker goes with it."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db.models import Exists, Model, OuterRef, QuerySet
+from django.http import Http404
 from django_filters import CharFilter, ChoiceFilter, FilterSet, UUIDFilter  # type: ignore[import-untyped]
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
@@ -23,12 +24,13 @@ from accounts.api import Request, at_field, read
 from accounts.authentication import key_in
 from accounts.models import AuthToken, Owner
 from accounts.signin import AccountAdapter
-from queues import events, subscriptions
+from queues import events, removals, subscriptions
 from queues.agents_serializers import (
     AgentIdentitySerializer,
     ConsumerQueueSerializer,
     ConsumerSerializer,
     EventSubscriptionSerializer,
+    FilteredUUIDField,
     NewAgentIdentitySerializer,
     NewAgentSubscriptionSerializer,
     NewConsumerSerializer,
@@ -38,6 +40,7 @@ from queues.agents_serializers import (
     OfferingSerializer,
     PublishedSerializer,
     SubscriptionQueueSerializer,
+    read_uuid,
 )
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from queues.subscriptions import NoSuchOffering, Presented, TakenName
@@ -72,14 +75,30 @@ def source_of(request: Request) -> str | None:
     return found.partition("%")[0] or None  # no column takes the interface of a link-local address
 
 
-class Shown(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
-    """Rows that are listed, shown, and removed with what they stand for."""
+class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
+    """Rows that are listed, and shown at their UUID."""
 
     lookup_field = "uuid"
 
+    def get_object(self) -> Row:
+        """Return the one that the path names.
+
+        Raises:
+            Http404: the visitor sees none of that UUID, or it isn't written as one.
+        """
+        try:
+            read_uuid(self.kwargs["uuid"])
+        except ValueError as error:
+            raise Http404 from error
+        return super().get_object()
+
+
+class Shown(ByUUID[Row]):
+    """Rows that are removed, too, with what they stand for."""
+
     def destroy(self, request: Request, uuid: str) -> Response:
         """Remove it."""
-        self.get_object().delete()
+        removals.delete(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
     def made(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:
@@ -141,7 +160,7 @@ class AgentIdentities(Shown[AgentIdentity]):
         """
         vouching.require_vouched(request.user)
         body = self._introduced(request, request.user)
-        with at_field("name", TakenName):
+        with at_field("name", TakenName), at_field("offering", NoSuchOffering):
             identity = subscriptions.make_identity(request.user, **body)
         data = self.get_serializer(identity).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
@@ -150,11 +169,14 @@ class AgentIdentities(Shown[AgentIdentity]):
     def update(self, request: Request, uuid: str) -> Response:
         """Introduce an agent anew.
 
-        Offering and name are needed; what else is left out stays.
+        Offering and name are needed; what else is left out stays. The content of the configuration file is its owner's
+        alone: from an operator, who isn't told it, it is taken as left out.
         """
         identity = self.get_object()
         body = self._introduced(request, identity.owner)
-        with at_field("name", TakenName):
+        if identity.owner != request.user:
+            body.pop("config_file_content", None)
+        with at_field("name", TakenName), at_field("offering", NoSuchOffering):
             subscriptions.change_identity(identity, **body)
         return Response(self.get_serializer(self.get_object()).data)
 
@@ -319,11 +341,17 @@ class EventSubscriptions(Shown[EventSubscription]):
             subscriptions.usable_offering(owner, uuid)
 
 
+class GivenUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
+    """By a UUID, written as in a body."""
+
+    field_class = FilteredUUIDField
+
+
 class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     """By subscription, offering and object type."""
 
-    event_subscription_uuid = UUIDFilter(field_name="subscription__uuid", label="Of one subscription.")
-    offering_uuid = UUIDFilter(field_name="offering__uuid", label="About one offering.")
+    event_subscription_uuid = GivenUUIDFilter(field_name="subscription__uuid", label="Of one subscription.")
+    offering_uuid = GivenUUIDFilter(field_name="offering__uuid", label="About one offering.")
     object_type = ChoiceFilter(choices=ObjectType.choices, label="Of one type.")
 
     class Meta:
@@ -382,11 +410,10 @@ class Consumers(Shown[Consumer]):
         return super().destroy(request, uuid)
 
 
-class Offerings(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Offering]):
+class Offerings(ByUUID[Offering]):
     """What events are about: those that you may subscribe or publish to, and all to operators."""
 
     serializer_class = OfferingSerializer
-    lookup_field = "uuid"
     filter_backends = []
 
     def get_queryset(self) -> QuerySet[Offering]:

@@ -4,9 +4,12 @@ The fields of identities, subscriptions and their queues are those that agents i
 """
 
 import re
+import uuid
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from django import forms
+from django.core.exceptions import ValidationError as InvalidValue
 from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
@@ -131,7 +134,55 @@ def address_of_subscription(subscription: EventSubscription) -> str:
     return absolute(reverse("api-event-subscription", args=[subscription.uuid.hex]))
 
 
+_IS_UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def read_uuid(text: Any) -> uuid.UUID:
+    """Return the UUID that this text is: 32 hex digits, with the four dashes in their places or without any.
+
+    Python and Django take numbers, braces, a prefix and dashes anywhere, too, by which a mistake names something else.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if not isinstance(text, str) or _IS_UUID.fullmatch(text) is None:
+        raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
+    return uuid.UUID(text)
+
+
 # Fields
+
+
+class GivenUUIDField(serializers.UUIDField):
+    """A UUID in a body."""
+
+    def to_internal_value(self, data: Any) -> uuid.UUID:
+        """Return it.
+
+        Raises:
+            ValidationError: it isn't written as one.
+        """
+        try:
+            return read_uuid(data)
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from error
+
+
+class FilteredUUIDField(forms.UUIDField):
+    """A UUID that a list is filtered by."""
+
+    def to_python(self, value: Any) -> Any:
+        """Return the UUID; None: there is no filter.
+
+        Raises:
+            ValidationError: it isn't written as one.
+        """
+        if value in self.empty_values:
+            return None
+        try:
+            return read_uuid(value)
+        except ValueError as error:
+            raise InvalidValue(str(error)) from error
 
 
 class HexAddressField(AddressHereField):
@@ -276,7 +327,7 @@ def _written(time: datetime) -> str:
 class NewAgentIdentitySerializer(serializers.Serializer[Any]):
     """How an agent introduces itself."""
 
-    offering = serializers.UUIDField(help_text="The UUID of an offering that you may subscribe to.")
+    offering = GivenUUIDField(help_text="The UUID of an offering that you may subscribe to.")
     name = NameField(max_length=LONGEST_NAME, help_text="One of its own for each offering.")
     version = NameField(required=False, allow_null=True, allow_blank=True, max_length=LONGEST_VERSION)
     dependencies = ShortListField(child=DependencySerializer(), required=False, max_length=MOST_DEPENDENCIES)
@@ -376,9 +427,7 @@ class ObservableObjectSerializer(serializers.Serializer[Any]):
 
     object_type = ObjectTypeField()
     object_id = serializers.IntegerField(required=False, min_value=-LARGEST_ID - 1, max_value=LARGEST_ID)
-    offering_uuid = serializers.UUIDField(
-        required=False, format="hex", help_text="Of an offering that you may subscribe to."
-    )
+    offering_uuid = GivenUUIDField(required=False, format="hex", help_text="Of an offering that you may subscribe to.")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A subscription", SUBSCRIPTION, response_only=True)])
@@ -464,7 +513,7 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
 class NewSubscriptionQueueSerializer(serializers.Serializer[Any]):
     """Whose events, and of which type, a queue is for."""
 
-    offering_uuid = serializers.UUIDField(help_text="Of an offering that you may subscribe to.")
+    offering_uuid = GivenUUIDField(help_text="Of an offering that you may subscribe to.")
     object_type = ObjectTypeField(help_text="Any type, whatever the subscription's own list says.")
 
 
@@ -516,7 +565,7 @@ class NewEventSerializer(serializers.Serializer[Any]):
     payload = serializers.DictField(
         help_text="A JSON object. object_type, offering_uuid and schema_version are added at its top level."
     )
-    message_id = serializers.UUIDField(
+    message_id = GivenUUIDField(
         required=False, help_text="The one of a first try whose outcome is unknown. Left out: a new one."
     )
 

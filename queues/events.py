@@ -18,6 +18,7 @@ from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, 
 from django.utils import timezone
 
 from accounts.models import Owner
+from accounts.vouching import require_vouched
 from queues import bulk
 from queues.models import Consumer, Offering, Queue, QueueEvent, Registration, SubscriptionQueue
 from queues.subscriptions import check_type
@@ -89,6 +90,7 @@ def publish(
     Call it outside of any transaction. It takes as many statements for one queue as for a thousand.
 
     Raises:
+        NotVouched: ``by`` may not use the broker.
         PermissionDenied: ``by`` may not publish events of this offering.
         NoSuchType: there is no such object type.
         BadPayload: this can't be the payload.
@@ -96,8 +98,10 @@ def publish(
         OutcomeUnknown: some queues may have it; its ``results`` tell what is known.
         BrokerError: nothing was published.
     """
-    if by is not None and not Offering.objects.published_by(by).filter(pk=offering.pk).exists():
-        raise PermissionDenied(f"{by.email} may not publish events of {offering.name}. Ask an operator.")
+    if by is not None:
+        require_vouched(by)
+        if not Offering.objects.published_by(by).filter(pk=offering.pk).exists():
+            raise PermissionDenied(f"{by.email} may not publish events of {offering.name}. Ask an operator.")
     check_type(object_type)
     body = _body(offering, object_type, payload)
     id_ = _message_id(message_id)
@@ -132,7 +136,8 @@ def _body(offering: Offering, object_type: str, payload: Mapping[str, Any]) -> b
     added = {"object_type": object_type, "offering_uuid": offering.uuid.hex, "schema_version": SCHEMA_VERSION}
     for key, value in added.items():
         found = payload.get(key, value)
-        if type(found) is not type(value) or found != value:
+        same = _hex(found) if key == "offering_uuid" else found
+        if type(same) is not type(value) or same != value:
             raise BadPayload(
                 f"The payload says that '{key}' is {reprlib.repr(found)}, but here it is {value!r}. Leave it out."
             )
@@ -149,10 +154,18 @@ def _body(offering: Offering, object_type: str, payload: Mapping[str, Any]) -> b
 def _message_id(given: str | uuid.UUID | None) -> str:
     if given is None:
         return uuid.uuid4().hex
+    found = _hex(str(given))
+    if found is None:
+        raise BadMessageId("The message id has to be a UUID, with or without dashes.")
+    return found
+
+
+def _hex(text: Any) -> str | None:
+    """Return a UUID, however it is written, as 32 hex digits; None: it is none."""
     try:
-        return uuid.UUID(str(given)).hex
+        return uuid.UUID(text).hex if isinstance(text, str) else None
     except ValueError:
-        raise BadMessageId("The message id has to be a UUID, with or without dashes.") from None
+        return None
 
 
 def _recipients(offering: Offering, object_type: str) -> tuple[list[QueueName], dict[QueueName, Counted]]:

@@ -11,7 +11,9 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import models
 from django.db.models.functions import Now
 
-from accounts.models import AuthToken, Owner, PulseUser, check_thresholds
+from accounts.models import AuthToken, Owner, PulseUser, check_line, check_thresholds
+
+LONGEST_OFFERING_NAME = 150
 
 
 def _hex() -> str:
@@ -300,11 +302,20 @@ class OfferingQuerySet(models.QuerySet["Offering"]):
         return self.filter(models.Q(members=visitor) | models.Q(publishers=visitor)).distinct()
 
 
+def check_offering_name(name: str) -> None:
+    """Make sure that an offering can have this name.
+
+    Raises:
+        ValidationError: it can't.
+    """
+    check_line(name, LONGEST_OFFERING_NAME)
+
+
 class Offering(models.Model):
     """What events are about: agents subscribe to it, others publish to it."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True)
-    name = models.CharField(max_length=150)
+    name = models.CharField(max_length=LONGEST_OFFERING_NAME, validators=[check_offering_name])
     members = models.ManyToManyField(
         Owner, blank=True, related_name="offerings", help_text="Whose agents may have its events."
     )

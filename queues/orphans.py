@@ -6,6 +6,7 @@ the brake, and each leaves a row that says what it did.
 
 import hashlib
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 from django.conf import settings
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
-from accounts.models import AuthToken, Owner
+from accounts.models import AuthToken, Owner, PulseUser
 from queues import bulk, outbox, removals, subscriptions
 from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
 from queues.models import (
@@ -35,8 +36,9 @@ from queues.models import (
 from queues.outbox import Telling
 from queues.thresholds import brake_limit
 from rabbit import connections, directly, snapshot
-from rabbit.management import BrokerAway, BrokerError, Management
+from rabbit.management import BrokerAway, BrokerError, Management, User
 from rabbit.names import DEAD_LETTER_QUEUE, is_agents_queue, readable
+from rabbit.permissions import Permissions, for_consumer, for_subscription
 from rabbit.snapshot import Present
 
 logger = logging.getLogger(__name__)
@@ -56,13 +58,20 @@ MOST_ERRORS = 50
 MOST_NAMED = 20
 """Orphans in use that a message names. The command names them all."""
 
+MOST_TIMEOUTS = 3
+"""After so many repairs that the broker didn't answer in time, it is away."""
+
+_USERNAME = re.compile("[0-9a-f]{32}")
+_READS_A_CONSUMERS = re.compile(re.escape(for_consumer("*").read).replace(re.escape("*"), _USERNAME.pattern))
+
 
 @dataclass
 class Report:
     """What one sweep or clean-up did. The names are those of ``queues.models.Sweep``, and of ``--json``.
 
     Of a dry run the numbers are what would be done. ``in_use`` are the orphans that were kept: somebody reads from
-    them, or the broker can't tell. ``logins`` is how many users the broker lacked; the next registration makes them.
+    them, or the broker can't tell. ``logins`` is how many the broker lacked, or their permissions; the next
+    registration makes them. ``users`` is how many RabbitMQ users went that no login stands for.
     """
 
     kind: str
@@ -74,6 +83,7 @@ class Report:
     kept: int = 0
     repaired: int = 0
     logins: int = 0
+    users: int = 0
     subscriptions: int = 0
     tokens: int = 0
     brake_held: bool = False
@@ -93,7 +103,9 @@ class Report:
         return {**asdict(self), "at": self.at.isoformat()}
 
     def note(self, error: str) -> None:
-        """Keep an error, in words, and log it."""
+        """Keep an error, in words, and log it; once, though it may be found twice."""
+        if error in self.errors:
+            return
         logger.warning("%s: %s", self.kind, error)
         if len(self.errors) < MOST_ERRORS:
             self.errors.append(error)
@@ -183,12 +195,18 @@ def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
     """Sweep under this lease; without one, look and decide only."""
     try:
         look = _look(report, held)
+        orphans = _orphans(report, look)
+        if orphans:
+            # What was removed while it was listed was there, and has neither a row nor a Removal any more. By now it is
+            # gone.
+            look = _look(report, held)
+            at_first = {(queue.vhost, queue.name) for queue in orphans}
+            orphans = [queue for queue in _orphans(report, look) if (queue.vhost, queue.name) in at_first]
     except BrokerError as error:
         report.away = True
         report.note(str(error))
         return
     report.seen = len(look.queues)
-    orphans = _orphans(report, look)
     report.found = len(orphans)
     _hold_the_brake(report, force)
     missing, bare = _missing(look, report.at), _without_dead_letters(look)
@@ -210,6 +228,7 @@ def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
         report.would_repair = [_named((row.vhost, row.queue_name)) for row in missing]
         report.would_repair += [_named((vhost, DEAD_LETTER_QUEUE)) for vhost in bare]
         report.repaired = len(report.would_repair)
+        _settle_logins(report, look, None, force)
         return
     if report.brake_held:
         report.would_delete = [_named(name) for name in names]
@@ -217,7 +236,7 @@ def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
         _remove(report, names, held, force)
     if not report.away:
         _repair(report, look, missing, bare, held)
-    _forget_passwords(report, look.management, held)
+    _settle_logins(report, look, held, force)
 
 
 def _look(report: Report, held: HeldLease | None) -> Look:
@@ -360,6 +379,7 @@ def _repair(
     report: Report, look: Look, missing: Sequence[SubscriptionQueue | Consumer], bare: Sequence[str], held: HeldLease
 ) -> None:
     """Make again what the broker lacks. One that fails doesn't stop the others; a broker that is away does."""
+    timeouts = 0
     steps: Iterable[tuple[str, Callable[[], None]]] = chain(
         (
             (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _dead_letters(owner, look.management))
@@ -371,13 +391,15 @@ def _repair(
         held.keep()
         try:
             make()
-        except BrokerAway as error:
-            report.away = True
-            report.note(f"{what} could not be made again: {error}")
-            return
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
             # The latter two: its owner may not use the broker any more, or is gone.
             report.note(f"{what} could not be made again: {error}")
+            if isinstance(error, BrokerAway):
+                # Else one vhost alone is busy, or doesn't run.
+                timeouts += error.timed_out
+                if error.never_reached or timeouts == MOST_TIMEOUTS:
+                    report.away = True
+                    return
         else:
             report.repaired += 1
             logger.info("%s was made again", what)
@@ -391,29 +413,133 @@ def _dead_letters(owner: Owner, management: Management) -> Callable[[], None]:
     return lambda: subscriptions.make_vhost(owner, management)
 
 
-def _forget_passwords(report: Report, management: Management, held: HeldLease) -> None:
-    """Note of each login that the broker lacks its user, so that the next registration makes that anew.
+def _settle_logins(report: Report, look: Look, held: HeldLease | None, force: bool) -> None:
+    """Hold the logins against the broker's users, both ways; without a lease, look and decide only.
 
-    The rows are read first: what has its password then has its user afterwards.
+    The rows are read first of all, for what they lack: what has its password then has its user and its permission
+    afterwards. They are read again after the list, for what stands for a user: it has its row before it is made.
     """
-    subscribed = EventSubscription.objects.filter(password_set=True).order_by().values_list("id", "uuid")
-    lacking = {
-        EventSubscription: {id_: uuid.hex for id_, uuid in subscribed},
-        Consumer: dict(Consumer.objects.filter(password_set=True).order_by().values_list("id", "rmq_username")),
-    }
-    if report.away or not any(lacking.values()):
+    if report.away:
         return
-    held.keep()
+    logins = _logins()
+    if held is not None:
+        held.keep()
     try:
-        users = {user.name for user in management.users()}
+        users = look.management.users()
+        permissions = look.management.all_permissions()
+        _forget_passwords(report, logins, {user.name for user in users}, permissions, held)
+        spare = _spare(users, permissions, look.vhosts)
+        if spare:
+            # As for queues: what was removed meanwhile is gone by now.
+            there = {user.name for user in look.management.users()}
+            spare = [name for name in spare if name in there]
     except BrokerError as error:
         report.note(f"the users could not be listed: {error}")
         return
-    for model, names in lacking.items():
-        ids = [(id_,) for id_, name in names.items() if name not in users]
-        if ids:
+    limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, len(spare) + len(logins))
+    if len(spare) > limit and not force:
+        report.note(
+            f"{len(spare)} RabbitMQ users are named as an agent's login and have none here, which is more than the "
+            f"brake allows ({limit}), so none was deleted; look, then use --force"
+        )
+    elif held is None:
+        report.users = len(spare)
+    elif not report.brake_held:
+        _remove_users(report, spare, held)
+
+
+class _Login(NamedTuple):
+    """A login whose password is said to be on the broker, and what it may do in the vhost of its owner's agents."""
+
+    model: type[EventSubscription] | type[Consumer]
+    id: int
+    name: str
+    vhost: str
+    permissions: Permissions
+
+
+def _logins() -> list[_Login]:
+    """Return the logins whose password the broker has, as far as is known. Two statements."""
+    subscribed = EventSubscription.objects.filter(password_set=True).order_by()
+    consuming = Consumer.objects.filter(password_set=True).order_by()
+    return [
+        _Login(EventSubscription, id_, uuid.hex, owner.hex, for_subscription(uuid.hex))
+        for id_, uuid, owner in subscribed.values_list("id", "uuid", "owner__uuid")
+    ] + [
+        _Login(Consumer, id_, name, owner.hex, for_consumer(uuid.hex))
+        for id_, name, uuid, owner in consuming.values_list("id", "rmq_username", "uuid", "identity__owner__uuid")
+    ]
+
+
+def _forget_passwords(
+    report: Report,
+    logins: Iterable[_Login],
+    users: Collection[str],
+    permissions: Mapping[str, Mapping[str, Permissions]],
+    held: HeldLease | None,
+) -> None:
+    """Note of each login that the broker lacks its user or its permission: the next registration makes these anew."""
+    lacking: dict[type[EventSubscription] | type[Consumer], list[tuple[int]]] = {}
+    for login in logins:
+        if login.name not in users or permissions.get(login.name, {}).get(login.vhost) != login.permissions:
+            lacking.setdefault(login.model, []).append((login.id,))
+    for model, ids in lacking.items():
+        if held is None:
+            report.logins += len(ids)
+        else:
             rows = model._default_manager.filter(bulk.among(model, ("id",), ids), password_set=True)
             report.logins += rows.update(password_set=False)
+
+
+def _spare(
+    users: Iterable[User], permissions: Mapping[str, Mapping[str, Permissions]], vhosts: Collection[str]
+) -> list[str]:
+    """Return the users that look as a login's do, and that nothing stands for. Four statements at most.
+
+    One without any permission may be somebody else's, and can do nothing.
+    """
+    names = {
+        user.name
+        for user in users
+        if not user.tags
+        and _USERNAME.fullmatch(user.name)
+        and (granted_in := permissions.get(user.name))
+        and all(vhost in vhosts and _is_a_logins(user.name, granted) for vhost, granted in granted_in.items())
+    }
+    if names:
+        names -= {uuid.hex for uuid in EventSubscription.objects.order_by().values_list("uuid", flat=True)}
+        names -= set(Consumer.objects.order_by().values_list("rmq_username", flat=True))
+    if names:
+        names -= set(PulseUser.objects.order_by().values_list("username", flat=True))
+        names -= set(Removal.objects.filter(kind=Removal.Kind.USER).order_by().values_list("name", flat=True))
+    return sorted(names)
+
+
+def _is_a_logins(name: str, granted: Permissions) -> bool:
+    """Return whether these permissions are of the shape that a login of this name has."""
+    if granted == for_subscription(name):
+        return True
+    reads_one = _READS_A_CONSUMERS.fullmatch(granted.read) is not None
+    return reads_one and granted._replace(read="") == for_consumer(name)._replace(read="")
+
+
+def _remove_users(report: Report, names: Sequence[str], held: HeldLease) -> None:
+    """Delete these users, decided and written first, as with queues."""
+    for batch in _batches(names):
+        with transaction.atomic():
+            held.renew()
+            removals.write(
+                [Removal(kind=Removal.Kind.USER, name=name) for name in batch], due_at=timezone.now() + UNDER_WAY
+            )
+            written = Removal.objects.filter(kind=Removal.Kind.USER, name__in=batch)
+            ids = list(written.values_list("id", flat=True))
+        outcome = removals.carry_out(ids)
+        report.users += outcome.deleted
+        for error in outcome.errors:
+            report.note(error)
+        if outcome.away:
+            report.away = True
+            return
 
 
 # The clean-up
@@ -430,7 +556,7 @@ def _clean_up(report: Report, held: HeldLease | None, force: bool) -> None:
     report.found = len(queues)
     report.owners = sorted(owners.values())
     _hold_the_brake(report, force)
-    expired = AuthToken.objects.filter(expiry__lte=report.at)
+    expired = AuthToken.objects.filter(removals.is_over())
     if held is None or report.brake_held:
         report.would_delete = [_named(name) for name in sorted(queues)]
     if held is None:
@@ -444,14 +570,14 @@ def _clean_up(report: Report, held: HeldLease | None, force: bool) -> None:
     for batch in _batches(list(expired.order_by("pk").values_list("pk", flat=True))):
         with transaction.atomic():
             held.renew()
-            gone = AuthToken.objects.filter(expiry__lte=report.at, pk__in=batch).delete()[1]
+            gone = AuthToken.objects.filter(removals.is_over(), pk__in=batch).delete()[1]
             report.tokens += gone.get(AuthToken._meta.label, 0)
 
 
 def _without_token() -> QuerySet[Owner]:
     """Return the owners that no token in force speaks for."""
-    in_force = Q(expiry=None) | Q(expiry__gt=timezone.now())
-    return Owner.objects.filter(~Exists(AuthToken.objects.filter(in_force, user=OuterRef("pk"))))
+    in_force = AuthToken.objects.filter(user=OuterRef("pk")).exclude(removals.is_over())
+    return Owner.objects.filter(~Exists(in_force))
 
 
 def _stale() -> QuerySet[Owner]:
@@ -475,8 +601,8 @@ def _remove_subscriptions(report: Report, owners: Sequence[int], held: HeldLease
             .values_list("pk", flat=True)
         )
         stale = list(_without_token().filter(pk__in=locked).values_list("pk", flat=True))
-        gone.update(EventSubscription.objects.filter(owner__in=stale).delete()[1])
-        gone.update(Consumer.objects.filter(identity__owner__in=stale).delete()[1])
+        gone.update(removals.delete(EventSubscription.objects.filter(owner__in=stale)))
+        gone.update(removals.delete(Consumer.objects.filter(identity__owner__in=stale)))
     report.subscriptions += gone[EventSubscription._meta.label] + gone[Consumer._meta.label]
     report.deleted += gone[SubscriptionQueue._meta.label] + gone[Consumer._meta.label]
 

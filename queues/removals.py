@@ -22,8 +22,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from django.db import Error, transaction
-from django.db.models import Case, Model, Q, QuerySet, Value, When
+from django.db import Error, IntegrityError, OperationalError, connection, transaction
+from django.db.models import Case, F, Model, Q, QuerySet, Value, When
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 from django.db.models.signals import post_delete, pre_delete
@@ -33,7 +33,15 @@ from django.utils import timezone
 from accounts import hold
 from accounts.models import AuthToken, Owner
 from queues import bulk, forgetting
-from queues.models import AgentVhost, Consumer, EventSubscription, Removal, SubscriptionQueue
+from queues.models import (
+    AgentIdentity,
+    AgentVhost,
+    Consumer,
+    EventSubscription,
+    Offering,
+    Removal,
+    SubscriptionQueue,
+)
 from rabbit import connections
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 
@@ -63,6 +71,25 @@ COLLECTED = "_removals_of_this_deletion"
 
 MODELS: tuple[type[Model], ...] = (SubscriptionQueue, EventSubscription, Consumer, AgentVhost, AuthToken)
 """The models whose rows stand for something on the broker."""
+
+ROUNDS = 3
+"""So often is a deletion tried that something else in the database gets in the way of."""
+
+DEADLOCK = "40P01"
+"""How PostgreSQL calls it that two wait for each other, and one of them has to begin again."""
+
+_BELOW: Mapping[type[Model], Mapping[str, type[Model]]] = {
+    Owner: {},
+    AuthToken: {"user": Owner},
+    Offering: {},
+    AgentIdentity: {"owner": Owner, "offering": Offering},
+    EventSubscription: {"owner": Owner, "identity": AgentIdentity},
+}
+"""What has something below it, in the order in which a deletion locks it, and what each goes with.
+
+Owners come first, as for a pass and for whoever makes a token. A token comes before the logins whose password it is, as
+where it is given to one.
+"""
 
 CLOSED = "The token that was this account's password is no longer valid"
 """What the clients of a user are told when it loses its password."""
@@ -107,38 +134,115 @@ def write(removals: Sequence[Removal], *, due_at: datetime | None = None) -> Non
             transaction.on_commit(work_off, robust=True)
 
 
+def doubt(name: str) -> None:
+    """Have a user's password taken by the task, unless it is certainly a good one by then; in a transaction.
+
+    For one that was asked for before, and whose token is written down no longer. The broker may set it even after the
+    good one, so the next registration sets that anew.
+    """
+    write([Removal(kind=Removal.Kind.PASSWORD, name=name)], due_at=timezone.now())
+    Removal.objects.filter(kind=Removal.Kind.PASSWORD, name=name).update(attempts=1)
+
+
 def pending() -> set[QueueName]:
     """Return the queues that are still to go, so that it is no wonder if they are missing. One statement."""
     return set(Removal.objects.filter(kind=Removal.Kind.QUEUE).order_by().values_list("vhost", "name"))
 
 
+def is_over() -> Q:
+    """Return the condition that a token is in force no longer: it has expired, or its owner isn't active any more."""
+    return Q(expiry__lte=Now()) | Q(user__is_active=False)
+
+
 def disarm_expired() -> int:
-    """Take the passwords of all logins whose token has expired, as if it had been revoked; return their number.
+    """Take the passwords of all logins whose token is in force no longer, as if it were revoked; return their number.
 
     The subscriptions and consumers stay, and so does the token's row. The next token presented is the password again.
     """
     names: list[str] = []
+    expired = AuthToken.objects.filter(is_over()).values("pk")
     with transaction.atomic():
         for model, name in _LOGINS.items():
-            expired = model._default_manager.filter(token__expiry__lte=Now())
-            found = [_username(value) for value in expired.order_by().values_list(name, flat=True)]
+            # Locked, so that what a registration writes down meanwhile is left to the next time, with its Removal.
+            logins = model._default_manager.select_for_update().filter(Q(token__in=expired) | Q(next_token__in=expired))
+            found = list(logins.order_by("pk").values_list("pk", name))
             if found:
-                expired.update(token=None, password_set=False)
-            names += found
+                model._default_manager.filter(bulk.among(model, ("id",), [(pk,) for pk, _ in found])).update(
+                    token=Case(When(token__in=expired, then=None), default=F("token")),
+                    next_token=Case(When(next_token__in=expired, then=None), default=F("next_token")),
+                    password_set=False,
+                )
+            names += [_username(value) for _, value in found]
         write([Removal(kind=Removal.Kind.PASSWORD, name=name) for name in names])
     if names:
-        logger.info("%d logins had a token that has expired, and lose it as their password", len(names))
+        logger.info("%d logins had a token that is in force no longer, and lose it as their password", len(names))
     return len(names)
 
 
 # Deletions of rows
 
 
+def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
+    """Delete a row, or the rows of a queryset, with all below them, and return how many of each model went.
+
+    Nothing is registered below them between reading and deleting: SQLite's transaction is alone, and on PostgreSQL they
+    are locked first, so that whoever inserts a row that points at one waits for the end. A row that is gone already is
+    no error.
+
+    Raises:
+        django.db.Error: what the database can't do, or three times couldn't.
+    """
+    if isinstance(rows, Model):
+        rows = type(rows)._base_manager.filter(pk=rows.pk)
+    rounds_left = ROUNDS
+    while True:
+        rounds_left -= 1
+        try:
+            with transaction.atomic():
+                # Anew each time: a queryset whose deletion failed still has what was noted of it.
+                return _locked(rows).delete()[1]
+        except (IntegrityError, OperationalError) as error:
+            if not rounds_left or not (isinstance(error, IntegrityError) or is_deadlock(error)):
+                raise
+            logger.info("A deletion begins again, since another change got in its way: %s", error)
+
+
+def is_deadlock(error: Error) -> bool:
+    """Return whether two waited for each other, so that the database gave this one up. It may be tried again."""
+    return getattr(error.__cause__, "pgcode", None) == DEADLOCK
+
+
+def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Return these rows as a queryset of their own, locked, and everything that has something below it with them."""
+    if not connection.features.has_select_for_update:
+        return rows.all()
+    locked: dict[type[Model], list[Any]] = {}
+    for model, parents in (_BELOW if rows.model in _BELOW else {rows.model: {}}).items():
+        if model is rows.model:
+            these = Q(pk__in=rows.order_by().values("pk"))
+        else:
+            these = Q()
+            for name, parent in parents.items():
+                if keys := [(pk,) for pk in locked.get(parent, [])]:
+                    these |= Q(bulk.among(model, (name,), keys))
+            if not these:
+                continue
+        found = model._base_manager.select_for_update().filter(these).order_by("pk")
+        locked[model] = list(found.values_list("pk", flat=True))
+    these_alone: QuerySet[Any] = rows.model._default_manager.filter(pk__in=locked[rows.model])
+    return these_alone
+
+
 @dataclass
 class _Collected:
-    """What goes with the rows of one deletion. ``logins``: whose password a token is, RabbitMQ users by its digest."""
+    """What goes with the rows of one deletion.
+
+    ``rows``: the primary keys of those that stand for a queue. ``logins``: whose password a token is, RabbitMQ users by
+    its digest.
+    """
 
     removals: list[Removal] = field(default_factory=list)
+    rows: dict[type[Model], list[Any]] = field(default_factory=dict)
     logins: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -155,6 +259,7 @@ def collect(sender: type[Model], instance: Model, origin: Model | QuerySet[Model
     collected: _Collected = _Collected() if origin is None else vars(origin).setdefault(COLLECTED, _Collected())
     kinds = Removal.Kind
     if isinstance(instance, SubscriptionQueue | Consumer):
+        collected.rows.setdefault(sender, []).append(instance.pk)
         collected.removals.append(Removal(kind=kinds.QUEUE, vhost=instance.vhost, name=instance.queue_name))
     if isinstance(instance, EventSubscription | Consumer):
         collected.removals.append(Removal(kind=kinds.USER, name=instance.rmq_username))
@@ -174,10 +279,18 @@ def collect(sender: type[Model], instance: Model, origin: Model | QuerySet[Model
 @receiver(post_delete, sender=AgentVhost)
 @receiver(post_delete, sender=AuthToken)
 def write_collected(sender: type[Model], origin: Model | QuerySet[Model] | None, **_: Any) -> None:
-    """Write what goes with a deletion, in its transaction: at the first row that is deleted, for all of them."""
+    """Write what goes with a deletion, in its transaction: at the first row that is deleted, for all of them.
+
+    The rows come first, as in every deletion: what another one is just deleting has its Removal from there, and is
+    waited for here before any is written.
+    """
     collected: _Collected | None = None if origin is None else vars(origin).pop(COLLECTED, None)
     if collected is None:
         return
+    if connection.features.has_select_for_update:
+        for model in sorted(collected.rows, key=_label):
+            keys = bulk.among(model, ("id",), [(pk,) for pk in collected.rows[model]])
+            list(model._default_manager.select_for_update().filter(keys).order_by("pk").values_list("pk"))
     users = {removal.name for removal in collected.removals if removal.kind == Removal.Kind.USER}
     write(
         [
@@ -193,6 +306,10 @@ _LOGINS: Mapping[type[EventSubscription] | type[Consumer], str] = {
     Consumer: "rmq_username",
 }
 """What logs in to the broker, and the field that its RabbitMQ user is named after."""
+
+
+def _label(model: type[Model]) -> str:
+    return model._meta.label
 
 
 def _username(value: uuid.UUID | str) -> str:
@@ -211,19 +328,23 @@ def _tokens_of(origin: Model | QuerySet[Model] | None, token: AuthToken) -> Q:
 
 
 def _disarm(tokens: Q) -> dict[str, list[str]]:
-    """Note that these tokens are no passwords any more, and return the RabbitMQ users that have them, by token.
+    """Note that these tokens are no passwords any more, and return the RabbitMQ users that may have them, by token.
 
     The tokens are locked first: a registration that is giving one of them to a login either is seen here, or fails
-    as the token is gone.
+    as the token is gone. The deletion itself makes the fields empty that point at them.
     """
     locked = AuthToken.objects.select_for_update().filter(tokens).order_by("pk").values_list("pk", flat=True)
     found: dict[str, list[str]] = {pk: [] for pk in locked}
     if not found:
         return found
     for model, name in _LOGINS.items():
-        logins = model._default_manager.filter(bulk.among(model, ("token",), [(pk,) for pk in found]))
-        for pk, value in logins.order_by().values_list("token_id", name):
-            found[pk].append(_username(value))
+        keys = [(pk,) for pk in found]
+        these = Q(bulk.among(model, ("token",), keys)) | Q(bulk.among(model, ("next_token",), keys))
+        logins = model._default_manager.filter(these)
+        locked_logins = logins.select_for_update().order_by("pk")
+        for token, next_token, value in locked_logins.values_list("token_id", "next_token_id", name):
+            for pk in found.keys() & {token, next_token}:
+                found[pk].append(_username(value))
         logins.update(password_set=False)
     return found
 
@@ -413,7 +534,7 @@ class _Batch:
         return self._stopped.is_set() or time.monotonic() >= self._until
 
     def _take_password(self, management: Management, removal: Removal) -> None:
-        """Make a user's password unusable and close its connections, unless it has been given another token since.
+        """Make a user's password unusable and close its connections, unless it certainly has another good one since.
 
         Raises:
             NotThere: there is no such user.
@@ -422,11 +543,13 @@ class _Batch:
         name = removal.name
         with hold.held(name) as ours:
             logins = EventSubscription.objects.filter(uuid=name), Consumer.objects.filter(rmq_username=name)
-            if not any(rows.filter(token=None).exists() for rows in logins):
-                if removal.attempts:
-                    # What was asked for before may have been done only after the new password was set.
-                    for rows in logins:
-                        rows.update(password_set=False)
+            good = Q(token__isnull=False, next_token=None, password_set=True)
+            is_good = any(rows.filter(good).exists() for rows in logins)
+            if not is_good or removal.attempts:
+                # With a good one, what was asked for before may have been done only after that was set.
+                for rows in logins:
+                    rows.update(password_set=False)
+            if is_good:
                 return
             held = ours.renewed_by(management)
             # The second would make a user that isn't there; so the first is asked before.

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts.links import absolute
 from accounts.models import Owner
-from queues import charts, thresholds
+from queues import charts, removals, thresholds
 from queues.models import (
     AgentIdentity,
     Consumer,
@@ -28,7 +28,7 @@ from queues.models import (
     SubscriptionQueue,
 )
 from queues.views import NameForm, Request, Row, in_words, signed_in
-from rabbit import connections
+from rabbit import connections, directly
 from rabbit.management import BrokerError, Client, NotThere
 from rabbit.names import readable
 
@@ -271,7 +271,7 @@ def _online(clients: Iterable[Client]) -> dict[tuple[str, str], Online]:
 class Goes(NamedTuple):
     """What goes with a row: queues and how many messages are in them, RabbitMQ users, and their connections.
 
-    ``messages`` is None where it isn't known of every queue; ``connections`` where the broker could not be asked.
+    ``messages`` is None where it isn't known of every queue, ``connections`` where the broker could not be asked.
     """
 
     queues: list[str]
@@ -308,6 +308,19 @@ def consumer_remove(request: Request, uuid: UUID) -> HttpResponse:
     return _remove(request, consumer, consumer.identity.owner, [], [consumer], "consumer", consumer.queue_name)
 
 
+def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
+    """Return how many messages are in these queues, given as (vhost, name); None where it isn't known of every one.
+
+    What the last pass didn't see the broker is asked now, by one connection for a vhost.
+    """
+    rows = _rows([name for _, name in queues])
+    lengths = {name: row.queue.length for name, row in rows.items() if row.queue.length is not None}
+    depths = directly.ask(connections.amqp_url(), [queue for queue in queues if queue not in lengths])
+    # Who reads may hold messages that aren't acknowledged, which are not counted here.
+    lengths |= {name: depth.ready for name, depth in depths.items() if not depth.consumers}
+    return sum(lengths[queue] for queue in queues) if lengths.keys() >= set(queues) else None
+
+
 def _remove(
     request: Request,
     row: Removable,
@@ -318,16 +331,16 @@ def _remove(
     name: str,
 ) -> HttpResponse:
     """Say what goes, and remove it. Where messages are lost by it, its name is to be typed first."""
-    registered = SubscriptionQueue.objects.filter(subscription__in=subscriptions).values_list("queue_name", flat=True)
-    queues = [*(one.queue_name for one in consumers), *registered]
+    registered = SubscriptionQueue.objects.filter(subscription__in=subscriptions).values_list("vhost", "queue_name")
+    named = [*((one.vhost, one.queue_name) for one in consumers), *registered]
+    queues = [queue_name for _, queue_name in named]
     users = [*(one.rmq_username for one in consumers), *(one.rmq_username for one in subscriptions)]
-    lengths = [known.queue.length for known in _rows(queues).values()]
-    messages_in_them = None if None in lengths else sum(length for length in lengths if length is not None)
+    messages_in_them = _messages_in(named)
     form = None
     if messages_in_them != 0:
         form = NameForm(name, request.POST if request.method == "POST" else None)
     if request.method == "POST" and (form is None or form.is_valid()):
-        row.delete()
+        removals.delete(row)
         logger.info("By hand: %s removed the %s %s of %s", request.user, kind, name, owner)
         if Removal.objects.filter(name__in=[*queues, *users]).exists():
             messages.warning(

@@ -4,7 +4,9 @@ The row comes first, being made, so that no queue made here is ever without one;
 queue. What a crash leaves in between is being made: the next call or the sweep finishes it. A registration that fails
 takes its row back; what of it may have come to the broker is left to ``removals.py``.
 
-The password of a login is the token last presented. It is on the broker alone; here is which token it is.
+The password of a login is the token last presented. It is on the broker alone; here is which token it is. Before the
+broker is asked, it is written down as the next one, beside the one that is the password still: until the answer is here
+it may be either, and whichever is revoked takes the password along.
 """
 
 import logging
@@ -15,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -51,6 +53,9 @@ REMOVED_AFTER = timedelta(minutes=1)
 
 NOT_USABLE = "There is no such offering, or your agents may not have its events."
 
+PASSWORD = ["token", "next_token", "password_set"]
+"""The fields that say which token is a login's password."""
+
 NOTHING_NEW: Mapping[str, Any] = {}
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
@@ -79,6 +84,13 @@ class NoSuchType(ValueError):
 
 class TakenName(ValueError):
     """The owner has an identity of that name for that offering."""
+
+
+class Busy(BrokerAway):
+    """The broker is there, and this one thing can't be done right now: another request is at it, or its node is down.
+
+    Whether anything was done is unknown, so ask again later.
+    """
 
 
 class Introduction(TypedDict, total=False):
@@ -194,6 +206,7 @@ def make_identity(owner: Owner, offering: Offering, name: str, **introduction: U
         NotVouched: the owner may not use the broker.
         TakenName: they have one of that name for that offering.
         NoSuchOffering: the offering was removed meanwhile.
+        ObjectDoesNotExist: the owner was.
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_stored(introduction))
     try:
@@ -208,7 +221,8 @@ def change_identity(identity: AgentIdentity, **introduced: Unpack[Introduced]) -
 
     Raises:
         TakenName: the owner has another one of that name for that offering.
-        ObjectDoesNotExist: it was removed meanwhile.
+        NoSuchOffering: the offering was removed meanwhile.
+        ObjectDoesNotExist: the identity was.
     """
     changed = {**_stored(introduced), "modified": timezone.now()}
     for name, value in changed.items():
@@ -306,6 +320,7 @@ def make_subscription(
     Raises:
         NotVouched: the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
+        ObjectDoesNotExist: the owner, or the subscription, was removed meanwhile.
         BrokerError: the broker is away or refused; nothing was made.
     """
     management = connections.management()
@@ -325,9 +340,9 @@ def _open(
         if not _is_in(subscription, presented):
             _require_vhost(owner, management)
             _let_in(subscription, owner, presented, management)
-    except (BrokerError, PermissionDenied) as error:
+    except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
         if is_new:
-            _take_back(subscription, may_be_there=_may_be_done(error))
+            _take_back(subscription, may_be_there=not _is_nothing_done(error))
         raise
 
 
@@ -335,7 +350,7 @@ def _take_back(subscription: EventSubscription, *, may_be_there: bool) -> None:
     """Take back the subscription of a request that failed, where no other request has made anything of it since."""
     with transaction.atomic():
         # Locked, so that no queue is registered for it in between.
-        rows = EventSubscription.objects.select_for_update().filter(pk=subscription.pk, password_set=False)
+        rows = EventSubscription.objects.select_for_update().filter(pk=subscription.pk, token=None)
         if rows.first() is None or subscription.queues.exists():
             return
         # Not by delete(), which would try to remove its user from the broker at once, and wait for it again.
@@ -444,11 +459,11 @@ def make_again(row: SubscriptionQueue | Consumer, management: Management) -> Non
     owner = row.subscription.owner if isinstance(row, SubscriptionQueue) else row.identity.owner
     try:
         _require_vhost(owner, management)
-        is_made = _make_queue(row, owner, management)
+        put = _make_queue(row, owner, management)
     except BrokerError as error:
         _give_up(row, is_ours=False, may_be_there=_may_be_done(error))
         raise
-    if not _mark(row, is_made):
+    if not _mark(row, put.is_new):
         _give_up(row, is_ours=False, may_be_there=True)
 
 
@@ -468,20 +483,29 @@ def _register(
         row, is_new = _row(find, new, owner, look=is_registered)
         is_registered = True
         login = login_of(row)
-        is_made = False
+        put = Put(is_new=False)
         try:
             if not _is_in(login, presented):
                 _require_vhost(owner, management)
-            is_made = _make_queue(row, owner, management)
+            put = _make_queue(row, owner, management)
+            if put.had_no_vhost or (put.is_new and not is_new):
+                # The broker had lost it, maybe with the vhost and all permissions there.
+                login.refresh_from_db(fields=PASSWORD)
             if not _is_in(login, presented):
                 _let_in(login, owner, presented, management)
         except Consumer.DoesNotExist:
             _give_up(row, is_ours=is_new, may_be_there=True)
             continue
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
-            _give_up(row, is_ours=is_new, may_be_there=is_made or _may_be_done(error))
+            may_be_there = put.is_new or _may_be_done(error)
+            _give_up(
+                row,
+                is_ours=is_new,
+                may_be_there=may_be_there,
+                may_have_user=may_be_there or not _is_nothing_done(error),
+            )
             raise
-        if _mark(row, is_made, news):
+        if _mark(row, put.is_new, news):
             return row, is_new
         # Somebody removed it meanwhile. The row of the next round takes this back.
         _give_up(row, is_ours=False, may_be_there=True)
@@ -504,20 +528,24 @@ def _mark(row: SubscriptionQueue | Consumer, is_made: bool, news: Mapping[str, A
     return True
 
 
-def _give_up(row: SubscriptionQueue | Consumer, *, is_ours: bool, may_be_there: bool) -> None:
+def _give_up(
+    row: SubscriptionQueue | Consumer, *, is_ours: bool, may_be_there: bool, may_have_user: bool = True
+) -> None:
     """Take back the row of a request that failed, where it was that request's and nobody has made the queue since.
 
-    Where no row stands for what may be on the broker, it is removed later.
+    Where no row stands for what may be on the broker, it is removed later: the queue, and a consumer's user.
     """
     rows = type(row)._default_manager.filter(pk=row.pk)
     with transaction.atomic():
         if is_ours:
             # As in _take_back().
             rows.filter(state=Registration.CREATING)._raw_delete("default")
-        if may_be_there and not rows.exists():
-            what = [Removal(kind=Removal.Kind.QUEUE, vhost=row.vhost, name=row.queue_name, if_unused=True)]
-            if isinstance(row, Consumer):
-                what.append(Removal(kind=Removal.Kind.USER, name=row.rmq_username))
+        what = []
+        if may_be_there:
+            what.append(Removal(kind=Removal.Kind.QUEUE, vhost=row.vhost, name=row.queue_name, if_unused=True))
+        if may_have_user and isinstance(row, Consumer):
+            what.append(Removal(kind=Removal.Kind.USER, name=row.rmq_username))
+        if what and not rows.exists():
             _remove_later(*what)
 
 
@@ -533,12 +561,15 @@ def _row(
 
     Raises:
         NotVouched: it would be new, and the owner may not use the broker.
-        BrokerAway: what it stood for before is being removed right now.
+        Busy: what it stood for before is being removed right now.
         ObjectDoesNotExist: what it would belong to was removed.
     """
     for number in range(ROUNDS):
         if look or number > 0:
             for row in find().order_by():
+                if isinstance(row, SubscriptionQueue) and row.state == Registration.CREATING:
+                    # Whoever made it may not have looked yet.
+                    _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
                 return row, False
         row = new()
         try:
@@ -555,20 +586,44 @@ def _insert(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consume
 
     Raises:
         NotVouched: the owner may not.
-        BrokerAway: it is being removed right now.
-        IntegrityError: there is such a row, or what it belongs to is gone.
+        Busy: it is being removed right now, or the database is at so much that the row doesn't get in.
+        ObjectDoesNotExist: the owner is gone.
+        IntegrityError: there is such a row, or what else it belongs to is gone.
     """
     # Not locked as for an account: who is withdrawn from right now keeps what they have, this or that way.
     vouching.require_vouched(owner)
-    row.save(force_insert=True)
+    _save(row, owner)
     try:
         if isinstance(row, SubscriptionQueue):  # the others have names that never were before
             _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
         elif isinstance(row, AgentVhost):
             _drop_removal(Removal.Kind.VHOST, "", row.name)
-    except BrokerAway:
-        type(row)._default_manager.filter(pk=row.pk)._raw_delete("default")
+    except Busy:
+        if isinstance(row, SubscriptionQueue):
+            # As in _give_up(): who has made it ready since has looked after this, and found nothing any more.
+            SubscriptionQueue.objects.filter(pk=row.pk, state=Registration.CREATING)._raw_delete("default")
+        else:
+            type(row)._default_manager.filter(pk=row.pk)._raw_delete("default")
         raise
+
+
+def _save(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost, owner: Owner) -> None:
+    """Insert a row; raises as :func:`_insert` does."""
+    for number in range(1, ROUNDS + 1):
+        try:
+            row.save(force_insert=True)
+        except IntegrityError as error:
+            if Owner.objects.filter(pk=owner.pk).exists():
+                raise
+            raise Owner.DoesNotExist("The owner was removed meanwhile.") from error
+        except OperationalError as error:
+            # What it points at is just being removed, and that waits for what this one has locked.
+            if not removals.is_deadlock(error):
+                raise
+            if number == ROUNDS:
+                raise Busy("The database is busy with what this belongs to; ask again") from error
+        else:
+            return
 
 
 def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> None:
@@ -577,7 +632,7 @@ def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> None:
     Whoever carries it out writes a claim, and then looks whether anything stands for it: one sees the other.
 
     Raises:
-        BrokerAway: it is being removed right now.
+        Busy: it is being removed right now.
     """
     with connection.cursor() as cursor:  # by hand, since there is hardly ever one
         cursor.execute(
@@ -589,7 +644,7 @@ def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> None:
     pending = Removal.objects.filter(pk=found[0])
     pending.filter(Q(claim=None) | Q(due_at__lte=Now())).delete()
     if pending.exists():
-        raise BrokerAway(f"'{name}' is just being removed from the broker; ask again in a minute")
+        raise Busy(f"'{name}' is just being removed from the broker; ask again in a minute")
 
 
 def _remove_later(*what: Removal) -> None:
@@ -603,8 +658,8 @@ def _owner(row: AgentIdentity | EventSubscription, presented: Presented) -> Owne
     return user if user.pk == row.owner_id else row.owner
 
 
-def _removed_again_and_again(what: str) -> BrokerAway:
-    return BrokerAway(f"{what} was removed again and again while it was being made; ask again later")
+def _removed_again_and_again(what: str) -> Busy:
+    return Busy(f"{what} was removed again and again while it was being made; ask again later")
 
 
 # The broker
@@ -640,6 +695,8 @@ def _make_vhost(owner: Owner, management: Management, *, is_known: bool) -> None
                 return
             try:
                 renewed = ours.renewed_by(management)
+                # Where it was lost, all permissions in it were. Before: the answer may be lost, too.
+                _forget_passwords(owner)
                 renewed.make_vhost(name)
                 _make_dead_letter_queue(name, renewed)
                 rows.update(ready=True)
@@ -647,8 +704,23 @@ def _make_vhost(owner: Owner, management: Management, *, is_known: bool) -> None
                 if not rows.exists():
                     # It was removed with its owner, maybe before it was made here.
                     _remove_later(Removal(kind=Removal.Kind.VHOST, name=name))
-    except hold.Taken as error:
-        raise BrokerAway(f"The vhost '{name}' is being made by another request; ask again") from error
+    except (hold.Taken, IntegrityError) as error:  # the second: it was held for too long, and is there by now
+        raise Busy(f"The vhost '{name}' is being made by another request; ask again") from error
+
+
+def _forget_passwords(owner: Owner) -> None:
+    """Note that the logins of an owner have to be let in anew, each when it is registered next."""
+    logins: tuple[QuerySet[EventSubscription] | QuerySet[Consumer], ...] = (
+        EventSubscription.objects.filter(owner=owner, password_set=True),
+        Consumer.objects.filter(identity__owner=owner, password_set=True),
+    )
+    with transaction.atomic():
+        for rows in logins:
+            # Locked in one order, so that two that change the same don't wait for each other.
+            keys = [(login.pk,) for login in rows.select_for_update(of=("self",)).order_by("pk")]
+            if keys:
+                model = rows.model
+                model._default_manager.filter(bulk.among(model, ("id",), keys)).update(password_set=False)
 
 
 def _vhost_of(owner: Owner) -> QuerySet[AgentVhost]:
@@ -658,22 +730,32 @@ def _vhost_of(owner: Owner) -> QuerySet[AgentVhost]:
 def _make_dead_letter_queue(vhost: str, management: Management) -> None:
     try:
         _make_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.FOR_DEAD_LETTERS, management)
+    except NotThere as error:
+        raise _lost_again(vhost, error) from error
     except Refused as error:
         # It takes dead letters all the same, and no agent can do anything about it.
         logger.warning("The dead-letter queue of the vhost '%s' is not as it should be: %s", vhost, error)
 
 
-def _make_queue(row: SubscriptionQueue | Consumer, owner: Owner, management: Management) -> bool:
-    """Make sure of the queue on the broker, and return whether it is new there."""
+class Put(NamedTuple):
+    """What the broker said to a queue: whether it is new there, and whether not even its vhost was there."""
+
+    is_new: bool
+    had_no_vhost: bool = False
+
+
+def _make_queue(row: SubscriptionQueue | Consumer, owner: Owner, management: Management) -> Put:
+    """Make sure of the queue on the broker, and of its vhost where that is missing."""
     try:
-        return _make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management)
+        return Put(_make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management))
     except NotThere:
         logger.info("The broker has lost the vhost '%s', which is made again", row.vhost)
     make_vhost(owner, management)
     try:
-        return _make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management)
+        is_new = _make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management)
     except NotThere as error:
         raise _lost_again(row.vhost, error) from error
+    return Put(is_new, had_no_vhost=True)
 
 
 def _make_or_replace(vhost: str, name: str, wanted: Any, management: Management) -> bool:
@@ -729,7 +811,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_in(login: EventSubscription | Consumer, presented: Presented) -> bool:
-    return login.password_set and login.token_id == presented.token.pk
+    return login.password_set and login.token_id == presented.token.pk and login.next_token_id is None
 
 
 def _let_in(login: EventSubscription | Consumer, owner: Owner, presented: Presented, management: Management) -> None:
@@ -748,38 +830,66 @@ def _let_in(login: EventSubscription | Consumer, owner: Owner, presented: Presen
     rows = type(login)._default_manager.filter(pk=login.pk)
     try:
         with hold.held(username, wait=WAIT_SECONDS) as ours:
-            login.refresh_from_db(fields=["token", "password_set"])
+            login.refresh_from_db(fields=PASSWORD)
             if _is_in(login, presented):
                 return
-            _note(rows, presented.token)
+            _note(login, presented.token)
             try:
                 _put_user(username, allowed, owner, presented, ours.renewed_by(management))
             finally:
                 if not rows.exists():
                     # Its user was removed with it, maybe before it was made here.
                     _remove_later(Removal(kind=Removal.Kind.USER, name=username))
-            is_set = rows.filter(token=presented.token).update(password_set=True)
-            login.refresh_from_db(fields=["token", "password_set"])
+            is_set = _confirm(rows, presented.token)
+            login.refresh_from_db(fields=PASSWORD)
     except hold.Taken as error:
-        raise BrokerAway(f"The login '{username}' is being changed by another request; ask again") from error
+        raise Busy(f"The login '{username}' is being changed by another request; ask again") from error
     if not is_set:
         if AuthToken.objects.filter(pk=presented.token.pk).exists():
-            raise BrokerAway(f"The login '{username}' was changed by another request; ask again")
+            raise Busy(f"The login '{username}' was changed by another request; ask again")
         raise _revoked()
 
 
-def _note(rows: QuerySet[Any], token: AuthToken) -> None:
-    """Write down which token is about to be the password, so that revoking it from now on takes the password along."""
+def _note(login: EventSubscription | Consumer, token: AuthToken) -> None:
+    """Write down which token is about to be the password, so that revoking it from now on takes the password along.
+
+    The one that is the password stays written down until the broker has the next one.
+    """
     with transaction.atomic():
-        # Locked, so that it isn't revoked before this is committed and seen.
-        if AuthToken.objects.select_for_update(no_key=True).filter(pk=token.pk).first() is None:
+        if not _lock(token):
             raise _revoked()
-        rows.update(token=token, password_set=False)
+        type(login)._default_manager.filter(pk=login.pk).update(next_token=token)
+        if login.next_token_id not in (None, token.pk):
+            # Nobody knows whether the broker has that one, which is written down nowhere from now on.
+            removals.doubt(login.rmq_username)
+
+
+def _confirm(rows: QuerySet[Any], token: AuthToken) -> bool:
+    """Write down that this token is the password now; False where it was revoked or has expired meanwhile."""
+    with transaction.atomic():
+        _lock(token)
+        return bool(rows.filter(next_token=token).update(token=token, next_token=None, password_set=True))
+
+
+def _lock(token: AuthToken) -> bool:
+    """Lock a token before the logins that it is given to, so that it isn't revoked in between; False: it is gone."""
+    return AuthToken.objects.select_for_update(no_key=True).filter(pk=token.pk).first() is not None
 
 
 def _put_user(username: str, allowed: Permissions, owner: Owner, presented: Presented, management: Management) -> None:
     vhost = owner.uuid.hex
     management.put_user(username, presented.key)
+    try:
+        _allow(vhost, username, allowed, owner, presented, management)
+    except BrokerAway as error:
+        error.never_reached = False  # the user is there, whatever became of the rest
+        raise
+
+
+def _allow(
+    vhost: str, username: str, allowed: Permissions, owner: Owner, presented: Presented, management: Management
+) -> None:
+    """Give a user its permissions in the vhost, which is made again, and the user with it, where one was lost."""
     try:
         management.set_permissions(vhost, username, allowed)
         return
@@ -797,13 +907,18 @@ def _revoked() -> PermissionDenied:
     return PermissionDenied("The token was revoked meanwhile. Make another on the page Tokens.")
 
 
-def _lost_again(vhost: str, error: NotThere) -> BrokerAway:
-    return BrokerAway(f"The broker has lost the vhost '{vhost}' again, or its node is down; ask again later: {error}")
+def _lost_again(vhost: str, error: NotThere) -> Busy:
+    return Busy(f"The broker has lost the vhost '{vhost}' again, or its node is down; ask again later: {error}")
 
 
 def _may_be_done(error: Exception) -> bool:
     """Return whether the broker may have done what failed so."""
     return isinstance(error, Malformed) or (isinstance(error, BrokerAway) and not error.never_reached)
+
+
+def _is_nothing_done(error: Exception) -> bool:
+    """Return whether the broker has certainly got nothing of what failed so, not even a part."""
+    return isinstance(error, BrokerAway) and error.never_reached
 
 
 # What is registered

@@ -381,6 +381,9 @@ def _told(event: QueueEvent) -> tuple[str, str, str]:
     who = event.by.email if event.by else "somebody whose account is gone" if event.kind in BY_PEOPLE else "Guardian"
     if "with" in event.details:
         return what, f"with the Pulse user {event.details['with']}", "Guardian"
+    if event.kind in (QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED):
+        count = event.details.get("count", 1)
+        return what, f"{count:,} event{'' if count == 1 else 's'}: {event.details.get('why', '')}", who
     if "why" in event.details:
         return "deleted", WHY_REMOVED.get(event.details["why"], ""), "Guardian"
     if event.kind != QueueEvent.Kind.ADJUSTED:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from django.conf import settings
 
 from rabbit.management import BrokerAway, Management
-from rabbit.publishing import Publisher
+from rabbit.publishing import NotPublished, Publisher
 
 
 def management() -> Management:
@@ -42,7 +42,7 @@ def publisher() -> Publisher:
     """Return the publisher of this process. It is pooled, and shared by its threads.
 
     Raises:
-        BrokerAway: no broker is configured, or the address is none.
+        NotPublished: no broker is configured, or the address is none.
     """
     return _publisher(os.getpid(), amqp_url())
 
@@ -52,8 +52,8 @@ def _publisher(process: int, url: str) -> Publisher:
     # A forked worker must not share its parent's connections, hence the process in the key.
     if not url:
         how = "set RABBIT_URL to amqp://user:password@host:5672"
-        raise BrokerAway(f"no broker is configured for AMQP; {how}", never_reached=True)
+        raise NotPublished(f"no broker is configured for AMQP; {how}")
     try:
         return Publisher(url)
     except ValueError as error:
-        raise BrokerAway(f"RABBIT_URL can't be used: {error}", never_reached=True) from error
+        raise NotPublished(f"RABBIT_URL can't be used: {error}") from error

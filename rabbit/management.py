@@ -474,6 +474,14 @@ class Management:
         rows = _rows(self._get("users", user, "permissions"), vhost=str, configure=str, write=str, read=str)
         return {row["vhost"]: Permissions(row["configure"], row["write"], row["read"]) for row in rows}
 
+    def all_permissions(self) -> dict[str, dict[str, Permissions]]:
+        """Return the permissions of all accounts that have any: by account, and of each by vhost."""
+        found: dict[str, dict[str, Permissions]] = {}
+        for row in _rows(self._get("permissions"), user=str, vhost=str, configure=str, write=str, read=str):
+            of_user = found.setdefault(row["user"], {})
+            of_user[row["vhost"]] = Permissions(row["configure"], row["write"], row["read"])
+        return found
+
     def set_permissions(self, vhost: str, user: str, permissions: Permissions) -> None:
         """Give an account these permissions on a vhost, in place of those that it has there.
 

@@ -5,10 +5,11 @@ when the one before is confirmed, and waits for that without an end where a queu
 """
 
 import logging
+import random
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -49,8 +50,10 @@ CLOSING_SECONDS = 1.0
 SHORTEST_SECONDS = 0.2
 """What is left to open a connection even where the call's time is up."""
 
-SIDE_BY_SIDE = 4
-"""Vhosts that one call publishes to at once, so that one which hangs doesn't keep the message from the others."""
+TURNS = 5
+"""The part of a call's time after which a vhost that confirms nothing makes way, where others wait for its place."""
+
+NO_TIME = "there was no time left for them"
 
 UNCONFIRMED_BYTES = 4 * 1024 * 1024
 """How much is sent to one vhost before its confirmations are waited for."""
@@ -95,6 +98,13 @@ class OutcomeUnknown(BrokerAway):
         self.results = dict(results)
 
 
+class NotPublished(BrokerAway):
+    """The broker was never reached, so nothing was published."""
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text, timed_out=timed_out, never_reached=True)
+
+
 class Publisher:
     """Publishes over a pool of connections, for many threads of one process.
 
@@ -102,6 +112,11 @@ class Publisher:
     vhost. At most ``most_connections`` are open, and the least recently used one makes way for another; one that nobody
     used for ``idle_seconds`` is closed. A call ends within ``seconds``, and ``blocked_seconds`` after the broker said
     that it takes nothing. A connection that something went wrong with is dropped, and never used again.
+
+    A call publishes to as many vhosts at once as there may be connections. A vhost that has none yet costs it about
+    ten round trips, the leave-taking of another included. With 32 connections it reached 500 vhosts in 2 s on the
+    broker's own machine, in 3 s at 10 ms a round trip and in 4 s at 20 ms, and at 100 ms 180 in its 5 s (two cores).
+    Who is left counts as unknown. The order is another each time, so that the next calls reach them.
 
     Raises:
         ValueError: the URL isn't one.
@@ -127,6 +142,7 @@ class Publisher:
         self._changed = threading.Condition()
         self._unused: list[_Connection] = []  # the least recently used first
         self._open = 0  # with those in use, and those that are being opened or closed
+        self._waiting = 0  # for a place
         self._timer: threading.Timer | None = None
 
     def __repr__(self) -> str:
@@ -143,59 +159,72 @@ class Publisher:
 
         Raises:
             OutcomeUnknown: some queues may have it.
-            BrokerAway: the broker can't be reached, or all connections are busy; nothing was published.
+            NotPublished: the broker can't be reached, or all connections are busy.
             Refused: the broker doesn't let this account in; nothing was published.
         """
         names: dict[str, list[str]] = {}
         for vhost, name in dict.fromkeys(queues):
             names.setdefault(vhost, []).append(name)
-        call, number = _Call(message, time.monotonic() + self._seconds), sum(map(len, names.values()))
+        call, number = _Call(message, time.monotonic() + self._seconds, len(names)), sum(map(len, names.values()))
         if len(names) == 1:
             self._publish_in(*names.popitem(), call)
         elif names:
-            with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(names))) as threads:
-                list(threads.map(lambda vhost: self._publish_in(vhost, names[vhost], call), names))
+            with ThreadPoolExecutor(min(self._most, len(names))) as threads:
+                list(threads.map(lambda vhost: self._publish_in(vhost, names[vhost], call), self._in_order(names)))
         call.check(number)
         return call.results
+
+    def _in_order(self, vhosts: Iterable[str]) -> list[str]:
+        """Return those first that there is a connection to, and the others as it falls: all get there by and by."""
+        with self._changed:
+            connected = {connection.vhost for connection in self._unused}
+        order = list(vhosts)
+        random.shuffle(order)
+        return sorted(order, key=lambda vhost: vhost not in connected)
 
     def close(self) -> None:
         """Close the connections that nobody uses."""
         self._close_unused(since=float("inf"))
 
     def _publish_in(self, vhost: str, names: Sequence[str], call: "_Call") -> None:
-        if call.failures:
-            return  # the broker is away, or takes nothing: it would be the same here
+        if not call.begin():
+            return
         try:
             connection = self._take(vhost, call.until)
         except _ShutOut as shut_out:
             call.give_up(vhost, names, shut_out)
             return
         except BrokerError as error:
-            call.failures.append(_Failure("the broker can't be reached", error))
+            call.fail(_Failure("the broker can't be reached", error), everywhere=True)
             return
         sound = False
         try:
-            connection.publish(names, call)
+            connection.publish(names, call, lambda: self._make_way(call))
             sound = True
         except _ShutOut as shut_out:
             call.give_up(vhost, names, shut_out)
         except _Unconfirmed as unconfirmed:
-            call.failures.append(_Failure(str(unconfirmed), None))
+            call.fail(_Failure(str(unconfirmed), None), everywhere=unconfirmed.everywhere)
         finally:
             self._give_back(connection, sound)
+
+    def _make_way(self, call: "_Call") -> bool:
+        """Return whether others, of this call or of another, wait for a place."""
+        with self._changed:
+            return self._waiting > 0 or call.has_more()
 
     def _take(self, vhost: str, until: float) -> "_Connection":
         """Return a connection to this vhost that nobody else uses: one of the pool, or a fresh one.
 
         Raises:
             _ShutOut: there is no such vhost, or this account may not enter it.
-            BrokerAway: the broker can't be reached in time, or all connections stay busy.
+            NotPublished: the broker can't be reached in time, or all connections stay busy.
             Refused: the broker doesn't let this account in.
         """
         used, out_of_the_way = self._reserve(vhost, until)
         try:
             if out_of_the_way is not None:
-                out_of_the_way.close()
+                out_of_the_way.close(until)
             if used is not None:
                 if used.is_alive():
                     return used
@@ -206,23 +235,38 @@ class Publisher:
             raise
 
     def _reserve(self, vhost: str, until: float) -> "tuple[_Connection | None, _Connection | None]":
-        """Take a place in the pool: with a connection to this vhost, or with one that has to be closed for it first."""
+        """Take a place in the pool: with a connection to this vhost, or with one that has to be closed for it first.
+
+        Who came first is served first; otherwise a call to many vhosts would keep one to a single vhost waiting.
+        """
         with self._changed:
-            while True:
+            try:
+                while self._waiting or not self._has_place():
+                    self._waiting += 1
+                    try:
+                        in_time = self._changed.wait(until - time.monotonic())
+                    finally:
+                        self._waiting -= 1
+                    if self._has_place():
+                        break
+                    if not in_time:
+                        raise NotPublished(
+                            f"AMQP to {self._address}: all {self._most} connections of this process are busy; "
+                            "ask again later"
+                        )
                 for number in reversed(range(len(self._unused))):
                     if self._unused[number].vhost == vhost:
                         return self._unused.pop(number), None
                 if self._open < self._most:
                     self._open += 1
                     return None, None
-                if self._unused:
-                    return None, self._unused.pop(0)
-                if not self._changed.wait(until - time.monotonic()):
-                    raise BrokerAway(
-                        f"AMQP to {self._address}: all {self._most} connections of this process are busy; "
-                        "ask again later",
-                        never_reached=True,
-                    )
+                return None, self._unused.pop(0)
+            finally:
+                if self._has_place():
+                    self._changed.notify()  # who was told already may have been too late
+
+    def _has_place(self) -> bool:
+        return self._open < self._most or bool(self._unused)
 
     def _give_back(self, connection: "_Connection", sound: bool) -> None:
         if not sound:
@@ -283,15 +327,44 @@ class _ShutOut(Exception):
 class _Unconfirmed(Exception):
     """Something was sent, and not confirmed. The text says why, and has no address in it."""
 
+    def __init__(self, error: BaseException | None) -> None:
+        self.everywhere = isinstance(error, ConnectionBlockedTimeout)  # it would be the same in all vhosts
+        if self.everywhere:
+            why = "the broker takes no messages at the moment, as its memory or disk is short"
+        elif error is not None:
+            why = "the connection to the broker was lost"
+        else:
+            why = "the broker did not confirm it in time"
+        super().__init__(why)
 
-@dataclass
+
 class _Call:
     """One message on its way, ``until`` a moment of the monotonic clock; several threads work at it."""
 
-    message: Message
-    until: float
-    results: dict[QueueName, Result] = field(default_factory=dict)
-    failures: list[_Failure] = field(default_factory=list)
+    def __init__(self, message: Message, until: float, vhosts: int) -> None:
+        self.message = message
+        self.until = until
+        self.turn_seconds = (until - time.monotonic()) / TURNS
+        self.results: dict[QueueName, Result] = {}
+        self._failures: list[_Failure] = []
+        self._over = False
+        self._lock = threading.Lock()
+        self._to_begin = vhosts
+
+    def begin(self) -> bool:
+        """Return whether there is any use in another vhost: the broker is there, and time is left."""
+        with self._lock:
+            self._to_begin -= 1
+        return not self._over and time.monotonic() < self.until
+
+    def has_more(self) -> bool:
+        """Return whether vhosts are left to begin with."""
+        return self._to_begin > 0 and not self._over
+
+    def fail(self, failure: "_Failure", *, everywhere: bool) -> None:
+        """Note why a vhost's queues can't all have it; ``everywhere``: it is the same for those to come."""
+        self._failures.append(failure)
+        self._over = self._over or everywhere
 
     def give_up(self, vhost: str, names: Sequence[str], why: _ShutOut) -> None:
         """Note that these can't have it, other than those that have."""
@@ -301,13 +374,15 @@ class _Call:
 
     def check(self, queues: int) -> None:
         """Raise what ``Publisher.publish`` does, where it failed; ``queues`` is the number of all."""
-        if not self.failures:
+        if len(self.results) == queues:
             return
-        errors = [failure.error for failure in self.failures if failure.error is not None]
-        nothing_sent = len(errors) == len(self.failures) and set(self.results.values()) <= {Result.GONE}
+        errors = [failure.error for failure in self._failures if failure.error is not None]
+        nothing_sent = len(errors) == len(self._failures) and set(self.results.values()) <= {Result.GONE}
         if nothing_sent:
-            raise errors[0]
-        why = next((failure.why for failure in self.failures if failure.error is None), self.failures[0].why)
+            raise errors[0] if errors else NotPublished(f"AMQP: {NO_TIME}")
+        whys = [failure.why for failure in self._failures if failure.error is None]
+        whys += [failure.why for failure in self._failures]
+        why = whys[0] if whys else NO_TIME
         raise OutcomeUnknown(why, message_id=self.message.message_id, results=self.results, queues=queues)
 
 
@@ -321,7 +396,7 @@ class _Connection:
         """Open it.
 
         Raises:
-            _ShutOut, BrokerAway, Refused: as ``Publisher._take`` does.
+            _ShutOut, NotPublished, Refused: as ``Publisher._take`` does.
         """
         self.vhost = str(parameters["virtual_host"])
         self.unused_since = 0.0
@@ -329,6 +404,7 @@ class _Connection:
         self._loop = IOLoop()
         self._channel: Any = None
         self._confirms = False
+        self._blocked = False
         self._error: BaseException | None = None  # why the connection or its channel can't be used any more
         self._sent = 0
         self._unconfirmed: dict[int, str] = {}
@@ -343,6 +419,8 @@ class _Connection:
             on_close_callback=self._on_closed,
             custom_ioloop=self._loop,
         )
+        self._connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
+        self._connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
         self._run(time.monotonic() + seconds + SHORTEST_SECONDS)
         if not self._confirms or self._error is not None:
             error = self._error
@@ -354,8 +432,8 @@ class _Connection:
         self._run(time.monotonic())
         return self._error is None
 
-    def publish(self, names: Sequence[str], call: _Call) -> None:
-        """Publish to each of these queues, and enter the results.
+    def publish(self, names: Sequence[str], call: _Call, make_way: Callable[[], bool]) -> None:
+        """Publish to each of these queues, and enter the results. ``make_way``: whether others wait for this place.
 
         Raises:
             _ShutOut: this account may not publish here.
@@ -373,22 +451,31 @@ class _Connection:
         at_once = max(1, UNCONFIRMED_BYTES // (len(message.body) + 512))
         for start in range(0, len(names), at_once):
             if self._error is not None:
-                raise _Unconfirmed(_why_unconfirmed(self._error))
+                raise _Unconfirmed(self._error)
             for name in names[start : start + at_once]:
                 self._sent += 1
                 self._unconfirmed[self._sent] = name
                 self._channel.basic_publish("", name, message.body, properties, mandatory=True)
-            self._run(call.until)
+            self._wait_for_confirmations(call, make_way)
             if isinstance(self._error, ChannelClosedByBroker):
                 raise _ShutOut(self._error.reply_text)
             if self._unconfirmed:
-                raise _Unconfirmed(_why_unconfirmed(self._error))
+                raise _Unconfirmed(self._error)
 
-    def close(self) -> None:
+    def _wait_for_confirmations(self, call: _Call, make_way: Callable[[], bool]) -> None:
+        """Wait until all is confirmed or time is up; not beyond a turn without any where others wait."""
+        while self._unconfirmed and self._error is None and time.monotonic() < call.until:
+            before = len(self._unconfirmed)
+            self._run(min(call.until, time.monotonic() + call.turn_seconds))
+            # A broker that takes nothing takes it from nobody, and its own bound tells.
+            if len(self._unconfirmed) == before and not self._blocked and make_way():
+                return
+
+    def close(self, until: float = float("inf")) -> None:
         """Take leave of the broker, who may be slow to answer."""
         if self.is_alive():
             self._connection.close()
-            self._run(time.monotonic() + CLOSING_SECONDS)
+            self._run(min(until, time.monotonic() + CLOSING_SECONDS))
         self.drop()
 
     def drop(self) -> None:
@@ -409,6 +496,9 @@ class _Connection:
             logger.warning("%s: what the broker said can't be read (%r)", self._what, error)
             self._error = self._error or error
         self._loop.remove_timeout(timer)
+
+    def _set_blocked(self, blocked: bool) -> None:
+        self._blocked = blocked
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel
@@ -448,7 +538,7 @@ class _Connection:
         timed_out = "timeout" in said.lower()
         happened = "no answer in time" if timed_out else f"can't connect ({said})"
         see = "see that RabbitMQ runs there, and that the port is AMQP's"
-        return BrokerAway(f"{self._what}: {happened}; {see}", timed_out=timed_out, never_reached=True)
+        return NotPublished(f"{self._what}: {happened}; {see}", timed_out=timed_out)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -459,14 +549,6 @@ def _cause(error: BaseException) -> BaseException:
         first = error.args[0] if error.args and isinstance(error.args[0], BaseException) else None
         inner = several[-1] if several else getattr(error, "exception", first)
     return error
-
-
-def _why_unconfirmed(error: BaseException | None) -> str:
-    if error is None:
-        return "the broker did not confirm it in time"
-    if isinstance(error, ConnectionBlockedTimeout):
-        return "the broker takes no messages at the moment, as its memory or disk is short"
-    return "the connection to the broker was lost"
 
 
 def _read_url(amqp_url: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Agents in the administration: offerings are made there, and what agents registered is looked at and removed."""
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -70,6 +71,18 @@ def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):
     assert admin.post(f"/admin/queues/offering/{offering.pk}/change/", form).status_code == 302
     offering.refresh_from_db()
     assert (offering.name, offering.uuid, list(offering.members.all())) == ("Storage, fast", uuid, [alice])
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x85b", "a\u2028b", "Clu\u202ester", "Clu\u200bster"])
+def test_the_name_of_an_offering_is_refused_as_the_command_refuses_it(admin, compute, name):  # noqa: F811
+    with pytest.raises(CommandError) as refused:
+        call_command("create_offering", name)
+    for address in ("/admin/queues/offering/add/", f"/admin/queues/offering/{compute.pk}/change/"):
+        page = admin.post(address, {"name": name})
+        [error] = page.context["adminform"].form.errors["name"]
+        assert error.startswith("It has a character in it that can't be ")
+        assert error in str(refused.value)
+    assert [offering.name for offering in Offering.objects.all()] == ["Compute"]
 
 
 def test_members_are_found_by_their_address_as_it_is_typed(admin, alice, bob):  # noqa: F811

@@ -1,10 +1,17 @@
 """The REST API that agents register by: every row of the contract, and who may do what."""
 
 import json
+import random
+import re
+import threading
+import time
 import uuid
+from collections import Counter
 from datetime import datetime
+from urllib.parse import quote
 
 import pytest
+from django.db import connection
 from django.test import Client
 
 from accounts.models import Owner
@@ -34,6 +41,16 @@ CONSUMER_FIELDS = {
 }  # fmt: skip
 MESSAGE = uuid.UUID("8d9c5b7e-f0a1-4c5f-9e0a-4f6b6f7c8d9e")
 JUNK = [None, True, 0, -1, 10**30, 1.5, "", " ", "\0", "x" * 70_000, [], [[]], {}, {"a": []}, ["\0"], [None], [{}]]
+
+
+def not_quite(named):
+    """Return what Python or a database would take for this UUID, or for another one, and isn't written as one."""
+    text = named.hex
+    return [
+        1, True, False, 0, 1.0, [text], {"hex": text}, f"{{{named}}}", f"urn:uuid:{named}", f"urn:uuid:{text}",
+        f"{text[:4]}-{text[4:]}", f"{text}-", f" {text}", f"{text}\n", f"{named}\n", f"{text[:31]}_", text[:31],
+        str(named).replace("-", "", 1), "\N{ARABIC-INDIC DIGIT ONE}" * 32, f"0x{text[2:]}",
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -189,6 +206,7 @@ def test_lists_take_as_many_statements_for_many_as_for_one(request, alice, who, 
             assert len(program.get(path).json()) == 8
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_second_agent_of_the_same_name_is_refused_at_the_name(alice, offering, identity):
     answer = Program(alice).post("agent-identities/", {"offering": offering.uuid.hex, "name": identity.name})
     assert (answer.status_code, set(answer.json())) == (400, {"name"})
@@ -502,6 +520,80 @@ def test_an_operator_changes_an_agent_only_within_what_its_owner_may_use(operato
     assert (changed.status_code, changed.json()["created_by"]) == (200, identity.owner.uuid.hex)
 
 
+def test_what_an_operator_puts_back_leaves_the_owners_configuration_as_it_is(alice, operator, offering):
+    body = {"offering": offering.uuid.hex, "name": "cellar", "config_file_content": "token: secret"}
+    path = f"agent-identities/{Program(alice).post('agent-identities/', body).json()['uuid']}/"
+    for changes in ({"version": "1.0.7"}, {"config_file_content": None}, {"config_file_content": "token: mine"}):
+        seen = Program(operator).get(path).json()
+        assert Program(operator).put(path, {**seen, **changes}).status_code == 200
+        assert Program(alice).get(path).json()["config_file_content"] == "token: secret"
+    assert Program(alice).get(path).json()["version"] == "1.0.7"
+    assert Program(alice).put(path, {**body, "config_file_content": "a: 2"}).json()["config_file_content"] == "a: 2"
+
+
+# UUIDs
+
+
+def test_a_uuid_in_a_body_is_32_hex_digits_with_or_without_its_dashes_and_nothing_else(
+    agents,  # noqa: F811
+    alice,
+    bob,
+    offering,
+    identity,
+):
+    subscription = subscription_of(alice)
+    wrong = not_quite(offering.uuid)
+    Offering.objects.create(name="One", uuid=uuid.UUID(int=1)).members.add(alice)
+    Offering.objects.create(name="None", uuid=uuid.UUID(int=0)).members.add(alice)
+    named, needed = {"object_type": "order"}, {"name": "cellar"}
+    program, publisher = Program(alice), Program(bob)
+    for value in wrong:
+        for method, path, field, body in [
+            ("POST", "agent-identities/", "offering", needed | {"offering": value}),
+            ("PUT", f"agent-identities/{identity.uuid.hex}/", "offering", needed | {"offering": value}),
+            ("POST", f"agent-identities/{identity.uuid.hex}/create_queue/", "offering_uuid",
+             named | {"offering_uuid": value}),
+            ("POST", f"event-subscriptions/{subscription.uuid.hex}/create_queue/", "offering_uuid",
+             named | {"offering_uuid": value}),
+            ("POST", "event-subscriptions/", "observable_objects",
+             {"observable_objects": [named | {"offering_uuid": value}]}),
+        ]:  # fmt: skip
+            answer = program.send(method, path, body)
+            assert (answer.status_code, set(answer.json())) == (400, {field}), (path, value, answer.text)
+        event = {**named, "payload": {}, "message_id": value}
+        answer = publisher.post(f"offerings/{offering.uuid.hex}/events/", event)
+        assert (answer.status_code, set(answer.json())) == (400, {"message_id"}), (value, answer.text)
+    for value in (offering.uuid.hex, str(offering.uuid), offering.uuid.hex.upper(), str(offering.uuid).upper()):
+        told = program.put(f"agent-identities/{identity.uuid.hex}/", needed | {"offering": value})
+        assert (told.status_code, told.json()["offering"]) == (200, offering.uuid.hex)
+        body = {"observable_objects": [named | {"offering_uuid": value}]}
+        made = program.post("event-subscriptions/", body).json()
+        assert made["observable_objects"] == [{"object_type": "order", "offering_uuid": offering.uuid.hex}]
+
+
+def test_a_uuid_in_a_path_is_written_so_too(alice, offering, names):
+    program, names = Program(alice), {**names, "offering": offering.uuid.hex}
+    for path in [*SEEN, "offerings/{offering}/"]:
+        before, name, after = re.split("[{}]", path)
+        one = uuid.UUID(names[name])
+        for value in (one.hex, str(one), one.hex.upper()):
+            assert program.get(f"{before}{value}{after}").status_code == 200, path
+        for value in not_quite(one):
+            assert program.get(f"{before}{quote(str(value))}{after}").status_code == 404, (path, value)
+            assert program.delete(f"{before}{quote(str(value))}{after}").status_code in (404, 405), (path, value)
+
+
+def test_a_uuid_in_a_filter_is_written_so_too(alice, offering, names):
+    program, names = Program(alice), {**names, "offering": offering.uuid.hex}
+    for field, name in (("offering_uuid", "offering"), ("event_subscription_uuid", "subscription")):
+        one = uuid.UUID(names[name])
+        for value in (one.hex, str(one), one.hex.upper()):
+            assert len(program.get("event-subscription-queues/", **{field: value}).json()) == 1
+        for value in not_quite(one):
+            answer = program.get("event-subscription-queues/", **{field: str(value)})
+            assert (answer.status_code, set(answer.json())) == (400, {field}), value
+
+
 # Subscriptions
 
 
@@ -744,3 +836,59 @@ def test_no_field_of_an_event_is_too_strange(away, bob, offering, field):
         assert answer.status_code in (200, 400, 503), (value, answer.text)
         if answer.status_code == 400:
             assert set(answer.json()) == {field}, value
+
+
+@pytest.mark.slow
+def test_registering_and_deleting_at_the_same_time_end_in_no_server_error(agents):  # noqa: F811
+    owner = agents.owner()
+    program = Program(owner)
+    program.client.raise_request_exception = False
+    offerings = [agents.offering(owner) for _ in range(3)]
+    answers = Counter()
+    until = time.monotonic() + 5
+
+    def note(what, answer):
+        answers[what, answer.status_code] += 1
+        return answer
+
+    def register():
+        found = program.get("agent-identities/").json()
+        if not found:
+            new = {"name": "agent", "offering": offerings[0].uuid.hex}
+            found = [note("identity", program.post("agent-identities/", new)).json()]
+        if "uuid" not in found[0]:
+            return
+        agent = f"agent-identities/{found[0]['uuid']}"
+        wanted = {"observable_object_type": "order"}
+        subscribed = note("subscribe", program.post(f"{agent}/register_event_subscription/", wanted))
+        if subscribed.status_code < 300:
+            for offering in offerings:
+                queue = {"offering_uuid": offering.uuid.hex, "object_type": "order"}
+                path = f"event-subscriptions/{subscribed.json()['uuid']}/create_queue/"
+                note("create_queue", program.post(path, queue))
+        note("register_queue", program.post(f"{agent}/register_queue/", {}))
+
+    def remove():
+        time.sleep(random.random() / 10)
+        path = random.choice(["event-subscriptions", "agent-identities", "event-subscription-queues"])
+        found = program.get(f"{path}/").json()
+        if found:
+            note("DELETE", program.delete(f"{path}/{found[0]['uuid']}/"))
+
+    def again_and_again(do):
+        try:
+            while time.monotonic() < until:
+                do()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=again_and_again, args=(do,)) for do in (register, remove) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    broken = {key: number for key, number in answers.items() if key[1] >= 500 and key[1] != 503}
+    assert broken == {}
+    assert {status for what, status in answers if what == "DELETE"} <= {204, 404}
+    assert answers["DELETE", 204]
+    assert answers["create_queue", 201]

@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.models import Queue
+from queues.models import EventSubscription, Offering, Queue, SubscriptionQueue
 from tests.api import Program
 
 ZERO = "0" * 32
@@ -199,6 +199,8 @@ WITH_BODY = [endpoint for endpoint in ENDPOINTS if endpoint[2] is not None]
         (b"[]", "application/json", 400),
         (b'"text"', "application/json", 400),
         (b"1" + b"0" * 30, "application/json", 400),
+        (b'{"a": ' + b"1" * 5000 + b"}", "application/json", 400),
+        (b"[" * 1020 + b"]" * 1020, "application/json", 400),
         (b"null", "application/json", None),
         (b"username=a", "application/x-www-form-urlencoded", 415),
         (b"<a/>", "text/xml", 415),
@@ -377,6 +379,24 @@ def test_links_keep_what_is_asked_for(places, settings):
     first = program.client.get(links['rel="first"'].strip("<>").removeprefix(settings.GUARDIAN_BASE_URL))
     assert 'rel="prev"' not in first["Link"]
     assert "search=" + quote("example.org") in links['rel="next"']
+
+
+def test_an_event_that_never_reached_the_broker_is_told_not_to_be_published(places, settings):
+    owners, _ = places
+    offering = Offering.objects.create(name="Cluster")
+    offering.members.add(owners["alice"])
+    offering.publishers.add(owners["alice"])
+    subscription = EventSubscription.objects.create(owner=owners["alice"], object_type="order")
+    SubscriptionQueue.objects.create(
+        subscription=subscription, offering=offering, object_type="order", vhost="/", queue_name="a", state="ready"
+    )
+    for url in (settings.RABBIT_URL, ""):
+        settings.RABBIT_URL = url
+        body = {"object_type": "order", "payload": {}}
+        answer = Program(owners["alice"]).post(f"offerings/{offering.uuid.hex}/events/", body)
+        is_problem(answer, 503)
+        assert answer["Retry-After"]
+        assert answer.json()["detail"].endswith("Try again in a minute. Nothing was published.")
 
 
 def test_a_token_that_cannot_be_used_is_refused(places):

@@ -12,6 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from accounts.vouching import NotVouched
 from local.rabbitmq import PrivateNode
 from queues import events
 from queues.events import BadMessageId, BadPayload, Published, publish
@@ -20,6 +21,7 @@ from queues.subscriptions import NoSuchType
 from rabbit import arguments, connections
 from rabbit.management import BrokerAway, Management
 from rabbit.publishing import OutcomeUnknown
+from tests.api import Program
 from tests.conftest import Amqp
 
 EXACT = {"disable_stats": "true", "enable_queue_totals": "true"}
@@ -128,6 +130,34 @@ def test_what_agents_get_is_the_payload_with_its_type_its_offering_and_the_versi
     assert (properties.delivery_mode, properties.content_type) == (2, "application/json")
     assert (properties.type, properties.headers) == ("order", {"object_type": "order"})
     assert properties.message_id == published.message_id == uuid.UUID(published.message_id).hex
+
+
+LARGE = 123456789012345678901234567890
+
+
+@pytest.mark.parametrize("number", [LARGE, -LARGE, 2**64, 1.5, 0.1, 1e300])
+def test_a_number_of_any_size_arrives_as_it_was_sent(subscribed, offering, broker, guarded, alice, number):
+    subscribed("one")
+    offering.publishers.add(alice)
+    body = {"object_type": "order", "payload": {"big": number, "in": [{"side": number}]}}
+    answer = Program(alice).post(f"offerings/{offering.uuid.hex}/events/", body)
+    assert answer.status_code == 200, answer.text
+    amqp = Amqp(broker.amqp_url, guarded)
+    _, _, found = amqp.channel.basic_get("one", auto_ack=True)
+    amqp.connection.close()
+    assert (json.loads(found)["big"], json.loads(found)["in"]) == (number, [{"side": number}])
+    assert type(json.loads(found)["big"]) is type(number)
+
+
+def test_the_offering_may_be_named_in_the_payload_in_any_form_of_its_uuid(subscribed, offering, broker, guarded):
+    subscribed("one")
+    forms = [offering.uuid.hex, str(offering.uuid), offering.uuid.hex.upper(), str(offering.uuid).upper()]
+    for form in forms:
+        assert publish(offering, "order", {"offering_uuid": form}).delivered == 1
+    amqp = Amqp(broker.amqp_url, guarded)
+    found = [json.loads(amqp.channel.basic_get("one", auto_ack=True)[2])["offering_uuid"] for _ in forms]
+    amqp.connection.close()
+    assert found == [offering.uuid.hex] * 4
 
 
 def test_an_event_that_nobody_registered_for_is_published_to_nobody(offering, settings):
@@ -277,6 +307,19 @@ def test_who_may_not_publish_is_refused_and_publishers_and_operators_may(subscri
         publish(offering, "order", {}, by=alice)
 
 
+def test_a_publisher_nobody_vouches_for_any_more_is_refused(subscribed, offering, alice, lengths):
+    subscribed("one")
+    offering.publishers.add(alice)
+    alice.vouched = False
+    alice.save()
+    with pytest.raises(NotVouched, match="vouched for alice"):
+        publish(offering, "order", {}, by=alice)
+    answer = Program(alice).post(f"offerings/{offering.uuid.hex}/events/", {"object_type": "order", "payload": {}})
+    assert answer.status_code == 403
+    assert "vouched for alice" in answer.json()["detail"]
+    assert lengths() == {"one": 0}
+
+
 @pytest.mark.parametrize("object_type", ["", "Order", "orders", "order\n", "subscription"])
 def test_a_type_that_is_none_is_refused(offering, object_type):
     with pytest.raises(NoSuchType):
@@ -305,6 +348,9 @@ def deep():
         ({"object_type": "resource"}, "'object_type' is 'resource', but here it is 'order'"),
         ({"object_type": None}, "'object_type'"),
         ({"offering_uuid": "0" * 32}, "'offering_uuid'"),
+        ({"offering_uuid": "no uuid"}, "'offering_uuid' is 'no uuid', but here it is"),
+        ({"offering_uuid": None}, "'offering_uuid'"),
+        ({"offering_uuid": 7}, "'offering_uuid'"),
         ({"schema_version": 2}, "'schema_version' is 2, but here it is 1"),
         ({"schema_version": True}, "'schema_version'"),
         ({"schema_version": "1" * 100_000}, "'schema_version'"),

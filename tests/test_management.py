@@ -390,6 +390,14 @@ def test_permissions_go_there_and_back(management, vhost, user):
     assert management.permissions_of(user) == {}
 
 
+def test_the_permissions_of_all_are_listed_by_account_and_vhost(management, vhost, user):
+    assert user not in management.all_permissions()
+    management.set_permissions(vhost, user, NOTHING)
+    found = management.all_permissions()
+    assert found[user] == {vhost: NOTHING}
+    assert found[management.whoami().name][vhost] == EVERYTHING
+
+
 def test_a_pattern_that_is_none_is_refused(management, vhost, user):
     with pytest.raises(Refused, match="invalid_regexp"):
         management.set_permissions(vhost, user, NOTHING._replace(read="("))
@@ -620,6 +628,7 @@ def test_every_answer_of_another_shape_is_malformed(behind, proxy):
         lambda: behind.exchanges("/"),
         lambda: behind.user("u"),
         lambda: behind.permissions_of("u"),
+        lambda: behind.all_permissions(),
         lambda: behind.connections_of("u"),
         lambda: behind.make_queue("/", "q"),
         lambda: behind.delete_queue("/", "q"),

@@ -77,6 +77,10 @@ def test_two_offerings_may_have_one_name(capsys):
         (["Cluster", "--publisher", "nobody@example.org"], "no owner 'nobody@example.org'"),
         (["Cluster", "--member", "carol@example.org"], "Nobody has vouched for carol@example.org"),
         (["Cluster", "--publisher", "carol@example.org"], "Nobody has vouched for carol@example.org"),
+        (["Cluster", "--member", "\udcff@x"], "'.udcff@x' can't be an address: it isn't written in UTF-8"),
+        (["Cluster", "--publisher", "a@\udcff"], "'a@.udcff' can't be an address: it isn't written in UTF-8"),
+        (["\udcff"], "'.udcff' can't be a name"),
+        (["Cluster", "--uuid", "\udcff"], "'.udcff' is no UUID"),
         (["Cluster", "--member", "dave@example.org"], "dave@example.org can't sign in any more"),
     ],
 )
@@ -129,6 +133,14 @@ def test_an_event_is_published_by_uuid_or_by_name_and_its_counts_are_printed(cap
     amqp.connection.close()
 
 
+def test_a_number_of_any_size_arrives_as_it_was_written(capsys, offering, broker, guarded):
+    run(capsys, "publish_event", "Big cluster", "order", '{"big": 123456789012345678901234567890}')
+    amqp = Amqp(broker.amqp_url, guarded)
+    _, _, body = amqp.channel.basic_get("orders", auto_ack=True)
+    amqp.connection.close()
+    assert b'"big":123456789012345678901234567890,' in body
+
+
 def test_an_offering_whose_name_is_a_uuid_is_found_by_it(capsys, offering):
     Offering.objects.filter(pk=offering.pk).update(name=UUID)
     assert run(capsys, "publish_event", UUID, "order", "{}").startswith("1 delivered")
@@ -140,6 +152,10 @@ def test_an_offering_whose_name_is_a_uuid_is_found_by_it(capsys, offering):
         (["Small cluster", "order", "{}"], "no offering 'Small cluster'"),
         ([UUID, "order", "{}"], "no offering '0123"),
         (["", "order", "{}"], "no offering ''"),
+        (["\udcff", "order", "{}"], "'.udcff' can't be an offering: it isn't written in UTF-8"),
+        (["Big cluster", "\udcff", "{}"], "no such object type"),
+        (["Big cluster", "order", '{"\udcff": 1}'], "isn't JSON"),
+        (["Big cluster", "order", f'{{"a": {"1" * 5000}}}'], "isn't JSON"),
         (["Big cluster", "orders", "{}"], "no such object type; there are: call,"),
         (["Big cluster", "order", "{"], "isn't JSON"),
         (["Big cluster", "order", '{"a": NaN}'], "isn't JSON"),

@@ -1,5 +1,6 @@
 """The sweep of queues that nobody registered, and the clean-up of subscriptions whose owner has no token."""
 
+import itertools
 import threading
 import time
 import uuid
@@ -12,7 +13,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts.models import AuthToken
+from accounts import hold
+from accounts.models import AuthToken, PulseUser
 from accounts.tokens import make_token
 from benchmarks.passes import counted_requests
 from guardian_site.celery import app
@@ -35,6 +37,7 @@ from queues.orphans import clean_up_stale, sweep_orphans
 from queues.pruning import prune
 from rabbit import snapshot
 from rabbit.management import BrokerAway, Management
+from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
 from tests.conftest import Amqp
 from tests.proxy import Proxy, http_answer
 
@@ -385,6 +388,156 @@ def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration
     assert EventSubscription.objects.get().password_set
 
 
+def test_a_login_whose_user_lost_its_permission_is_set_anew_by_the_next_registration(alice, management):
+    username = alice.subscription.rmq_username
+    management.delete_permissions(alice.vhost, username)
+    management.set_permissions(alice.vhost, alice.consumer.rmq_username, EVERYTHING)
+    assert sweep_orphans(dry_run=True).logins == 2
+    assert EventSubscription.objects.filter(password_set=True).exists()
+    report = sweep_orphans()
+    assert (report.repaired, report.logins, report.users, report.errors) == (0, 2, 0, [])
+    assert management.permissions_of(username) == {}
+    subscriptions.create_queue(EventSubscription.objects.get(), alice.offering, "order", alice.presented)
+    assert management.permissions_of(username) == {alice.vhost: for_subscription(username)}
+    subscriptions.register_consumer(alice.identity, alice.presented, None)
+    assert sweep_orphans().logins == 0
+
+
+def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(alice, agents, management, monkeypatch):
+    bob = Registered(agents, "bob")
+    for one in (alice, bob):
+        management.delete_queue(one.vhost, one.queue.queue_name)
+    AgentVhost.objects.filter(owner=alice.owner).update(ready=False)
+    SubscriptionQueue.objects.filter(vhost=alice.vhost).update(state="creating")
+    monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.1)
+    with hold.held(f"vhost {alice.vhost}"):
+        report = sweep_orphans()
+    assert (report.away, report.repaired, len(report.errors)) == (False, 1, 1)
+    assert bob.names == bob.registered
+
+
+@pytest.mark.parametrize("timeouts", [2, 3])
+def test_a_broker_that_is_too_slow_again_and_again_is_away(alice, agents, management, monkeypatch, timeouts):
+    others = [Registered(agents, f"owner-{number}") for number in range(3)]
+    for one in (alice, *others):
+        management.delete_queue(one.vhost, one.queue.queue_name)
+    asked = []
+    make_again = subscriptions.make_again
+
+    def too_slow(row, management):
+        asked.append(row)
+        if len(asked) <= timeouts:
+            raise BrokerAway("PUT: no answer within 20 s", timed_out=True)
+        make_again(row, management)
+
+    monkeypatch.setattr(subscriptions, "make_again", too_slow)
+    report = sweep_orphans()
+    assert (report.away, len(asked), report.repaired) == ((False, 4, 2) if timeouts == 2 else (True, 3, 0))
+
+
+def test_an_owner_who_is_deleted_during_the_repair_does_not_keep_the_others_from_it(
+    alice, agents, management, monkeypatch
+):
+    bob = Registered(agents, "bob")
+    for one in (alice, bob):
+        management.delete_vhost(one.vhost)
+    repair = orphans._repair
+
+    def delete_and_repair(*arguments):
+        alice.owner.delete()
+        repair(*arguments)
+
+    monkeypatch.setattr(orphans, "_repair", delete_and_repair)
+    report = sweep_orphans()
+    assert (report.repaired, report.away) == (3, False)
+    assert bob.names == bob.registered
+
+
+# Users
+
+
+def logins_users(alice):
+    return {alice.subscription.rmq_username, alice.consumer.rmq_username}
+
+
+def test_users_of_logins_that_are_gone_go_and_all_others_stay(alice, management, settings):
+    names = [f"{number:x}" * 32 for number in range(1, 10)]
+    for name in names:
+        management.put_user(name, "secret", tags=["management"] if name == names[0] else ())
+    management.set_permissions(alice.vhost, names[1], for_subscription(names[1]))
+    management.set_permissions(alice.vhost, names[2], for_consumer(names[3]))
+    # Not ours: no permission at all, another's permission, on another vhost too, one of an account's, and a name of an account.
+    management.set_permissions(alice.vhost, names[4], for_subscription(names[5]))
+    management.set_permissions(alice.vhost, names[6], for_subscription(names[6]))
+    management.set_permissions(settings.GUARDIAN_PULSE_VHOST, names[6], for_subscription(names[6]))
+    management.set_permissions(alice.vhost, names[7], EVERYTHING)
+    PulseUser.objects.create(username=names[8])
+    management.put_user(f"{names[1]}0", "secret")
+    try:
+        before = alice.agents.users()
+        dry = sweep_orphans(dry_run=True)
+        assert (dry.users, alice.agents.users()) == (2, before)
+        report = sweep_orphans()
+        assert (report.users, report.found, report.errors) == (2, 0, [])
+        assert before - alice.agents.users() == {names[1], names[2]}
+        assert logins_users(alice) < alice.agents.users()
+        assert sweep_orphans().users == 0
+        assert not Removal.objects.exists()
+    finally:
+        management.delete_user(f"{names[1]}0")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_database_restored_from_yesterday_keeps_the_users_unless_it_is_forced(alice, management, settings, force):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    names = {uuid.uuid4().hex for _ in range(5)}
+    for name in names:
+        management.put_user(name, "secret")
+        management.set_permissions(alice.vhost, name, for_subscription(name))
+    report = sweep_orphans(force=force)
+    assert (report.users, len(report.errors)) == ((5, 0) if force else (0, 1))
+    assert names.isdisjoint(alice.agents.users()) == force
+
+
+def test_a_login_that_is_made_or_removed_while_the_users_are_listed_is_left_alone(alice, monkeypatch):
+    other = alice.agents.identity(alice.owner, alice.offering)
+    listed = Management.users
+    made = []
+
+    def list_slowly(self):
+        if not made:
+            made.append(subscriptions.register_subscription(other, "order", alice.presented)[0])
+            found = listed(self)
+            made[0].delete()
+            return found
+        return listed(self)
+
+    monkeypatch.setattr(Management, "users", list_slowly)
+    report = sweep_orphans()
+    assert (report.users, report.errors) == (0, [])
+    assert logins_users(alice) < alice.agents.users()
+
+
+def test_what_is_deleted_while_the_broker_is_listed_does_not_look_as_if_a_database_was_restored(
+    alice, settings, monkeypatch
+):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    for object_type in ("call", "resource", "user_role"):
+        subscriptions.create_queue(alice.subscription, alice.offering, object_type, alice.presented)
+    alice.orphan()
+    listed = snapshot.present
+
+    def list_slowly(*arguments):
+        found = listed(*arguments)
+        EventSubscription.objects.all().delete()
+        return found
+
+    monkeypatch.setattr(snapshot, "present", list_slowly)
+    report = sweep_orphans()
+    assert (report.brake_held, report.found, report.deleted, report.errors) == (False, 1, 1, [])
+    assert not Removal.objects.exists()
+
+
 # When the broker can't be believed
 
 
@@ -467,7 +620,7 @@ def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(al
 def test_nothing_is_deleted_while_a_node_stops_or_is_down(alice, monkeypatch, what, dry_run):
     alice.orphan()
     answers = [(frozenset({"a", "b"}), frozenset()), (frozenset({"a"}), frozenset({"b"}))]
-    seen = iter(answers if what == "changed" else answers[1:] * 2)
+    seen = itertools.cycle(answers if what == "changed" else answers[1:])
     with monkeypatch.context() as patched:
         patched.setattr(snapshot, "members", lambda _: next(seen))
         report = sweep_orphans(dry_run=dry_run)
@@ -561,7 +714,11 @@ def test_statements_and_requests_do_not_grow_with_queues_and_orphans(alice):
             assert sweep_orphans().deleted == number
         found.append((len(captured), len(sent) - number))
     assert found[0] == found[1]
-    assert found[0][1] == 5, sent
+    # Both looks take four, and the users and their permissions one each.
+    assert found[0][1] == 10, sent
+    with counted_requests() as sent:
+        sweep_orphans()
+    assert len(sent) == 6, sent
 
 
 def test_many_vhosts_are_listed_in_one_request(alice, agents):
@@ -570,8 +727,8 @@ def test_many_vhosts_are_listed_in_one_request(alice, agents):
         one.orphan()
     with counted_requests() as sent:
         assert sweep_orphans().deleted == 5
-    assert [request for request in sent if request.startswith("GET /api/queues")] == ["GET /api/queues"]
-    assert len(sent) == 5 + 5
+    assert [request for request in sent if request.startswith("GET /api/queues")] == ["GET /api/queues"] * 2
+    assert len(sent) == 5 + 10
 
 
 # The clean-up
@@ -597,6 +754,14 @@ def test_a_live_token_keeps_everything(alice, expiry):
     report = clean_up_stale()
     assert (report.found, report.subscriptions, report.tokens) == (0, 0, 0)
     assert alice.names == alice.registered
+
+
+def test_an_owner_who_is_not_active_has_no_live_token(alice):
+    type(alice.owner).objects.update(is_active=False)
+    report = clean_up_stale()
+    assert (report.subscriptions, report.deleted, report.tokens) == (2, 2, 1)
+    assert alice.names == {"guardian.dlq"}
+    assert not AuthToken.objects.exists()
 
 
 def test_rows_of_expired_tokens_go_and_no_others(alice, agents):

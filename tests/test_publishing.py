@@ -15,7 +15,7 @@ from local.rabbitmq import PrivateNode
 from rabbit import connections
 from rabbit.management import BrokerAway, Management, Refused
 from rabbit.permissions import EVERYTHING, NOTHING
-from rabbit.publishing import Message, OutcomeUnknown, Publisher, Result
+from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 
@@ -28,6 +28,27 @@ def message(body=b"{}"):
 
 def lengths(management, vhost):
     return {row["name"]: row["messages"] for row in management.list_queues(vhost, EXACT)}
+
+
+def none_is_left(management, name):
+    """Return whether the broker has no connection of this account; it says goodbye before it forgets one."""
+    for _ in range(100):
+        if not management.connections_of(name):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def hung(node, vhosts):
+    """Suspend the process of the queue "a" in each of these vhosts, until the ``with`` ends."""
+    names = ",".join(f'<<"{vhost}">>' for vhost in vhosts)
+    each = (
+        '[sys:{}(amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(V, queue, <<"a">>))))) || V <- [{}]].'
+    )
+    stack = contextlib.ExitStack()
+    node.eval(each.format("suspend", names))
+    stack.callback(node.eval, each.format("resume", names))
+    return stack
 
 
 @pytest.fixture
@@ -76,6 +97,22 @@ def breakable(own_node):
         management.purge_queue("/", name)
     yield own_node
     management.close()
+
+
+@pytest.fixture(scope="module")
+def owners(own_node):
+    """Give sixty vhosts of the own node, with a queue "a" in each."""
+    management = Management(own_node.management_url)
+    names = [f"owner-{number}" for number in range(60)]
+
+    def make(name):
+        management.make_vhost(name)
+        management.make_queue(name, "a")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(make, names))
+    management.close()
+    return names
 
 
 def test_every_queue_in_every_vhost_gets_the_message_kept_on_disk_with_its_id_and_headers(
@@ -171,7 +208,8 @@ def test_a_connection_is_used_again(account, management, vhosts):
         publisher.publish([(vhosts[0], "a")], message())
     assert publisher.connections == len(management.connections_of(name)) == 1
     publisher.close()
-    assert publisher.connections == len(management.connections_of(name)) == 0
+    assert publisher.connections == 0
+    assert none_is_left(management, name)
 
 
 def test_the_least_recently_used_connection_makes_way(account, management, vhosts):
@@ -203,7 +241,8 @@ def test_a_connection_that_nobody_uses_is_closed_although_nothing_is_published_a
         if publisher.connections == 0:
             break
         time.sleep(0.05)
-    assert publisher.connections == len(management.connections_of(name)) == 0
+    assert publisher.connections == 0
+    assert none_is_left(management, name)
     publisher.publish([(vhosts[0], "a")], message())
     assert publisher.connections == 1
     publisher.close()
@@ -241,6 +280,48 @@ def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(
     threading.Timer(0.2, publisher._give_back, (busy, True)).start()
     assert publisher.publish([(vhosts[1], "a")], message()) == {(vhosts[1], "a"): Result.DELIVERED}
     publisher.close()
+
+
+def test_a_call_to_one_vhost_gets_its_turn_beside_one_to_many(broker, vhosts):
+    with Proxy.before(broker.amqp_url) as proxy, ThreadPoolExecutor(1) as thread:
+        publisher = Publisher(proxy.url(broker.amqp_url), most_connections=1)
+        proxy.delay(0.03)
+        many = thread.submit(publisher.publish, [(vhost, "a") for vhost in vhosts[1:]], message())
+        time.sleep(0.1)
+        results = publisher.publish([(vhosts[0], "a")], message())
+        assert results == {(vhosts[0], "a"): Result.DELIVERED}
+        assert not many.done()
+        assert set(many.result().values()) == {Result.DELIVERED}
+        publisher.close()
+
+
+def test_whom_one_call_has_no_time_for_the_next_ones_reach(broker, management, vhosts):
+    queues, sent = [(vhost, "a") for vhost in vhosts[:4]], message()
+    with Proxy.before(broker.amqp_url) as proxy:
+        publisher = Publisher(proxy.url(broker.amqp_url), most_connections=1, seconds=0.6)
+        proxy.delay(0.04)
+        reached = set()
+        for _ in range(60):
+            with pytest.raises((OutcomeUnknown, BrokerAway)) as raised:
+                publisher.publish(queues, sent)
+            reached |= set(getattr(raised.value, "results", {}))
+            assert publisher.connections <= 1
+            if reached == set(queues):
+                break
+        assert reached == set(queues)
+        publisher.close()
+    assert all(lengths(management, vhost)["a"] for vhost, _ in queues)
+
+
+def test_where_time_is_up_before_anything_was_sent_nothing_was_published(broker, management):
+    gone = [(f"test-{uuid.uuid4().hex[:12]}", "a") for _ in range(40)]
+    with Proxy.before(broker.amqp_url) as proxy:
+        publisher = Publisher(proxy.url(broker.amqp_url), most_connections=1, seconds=0.6)
+        proxy.delay(0.04)
+        with pytest.raises(NotPublished) as raised:
+            publisher.publish(gone, message())
+        assert raised.value.never_reached
+        assert publisher.connections == 0
 
 
 def test_a_process_that_is_forked_has_connections_of_its_own(broker, management, vhost, settings):
@@ -471,6 +552,55 @@ def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
 
 
 @pytest.mark.slow
+def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(breakable, owners):
+    publisher = Publisher(breakable.amqp_url, most_connections=4)
+    breakable.ctl("set_vm_memory_high_watermark", "0")
+    try:
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown, match="12 of 12 queues: the broker takes no messages"):
+            publisher.publish([(owner, "a") for owner in owners[:12]], message())
+        assert 2.9 < time.monotonic() - began < 4
+        assert publisher.connections == 0
+    finally:
+        breakable.ctl("set_vm_memory_high_watermark", "0.4")
+
+
+@pytest.mark.slow
+def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, owners):
+    management = Management(breakable.management_url)
+    before = [lengths(management, owner)["a"] for owner in owners]
+    with Proxy.before(breakable.amqp_url) as proxy:
+        publisher = Publisher(proxy.url(breakable.amqp_url), seconds=2)
+        proxy.delay(0.02)
+        for _ in range(2):
+            began = time.monotonic()
+            results = publisher.publish([(owner, "a") for owner in owners], message())
+            assert list(results.values()) == [Result.DELIVERED] * len(owners)
+            assert time.monotonic() - began < 2.5
+            assert publisher.connections == 32
+        assert proxy.connections < 2 * len(owners)  # those of the first call are used by the second
+        publisher.close()
+    assert [lengths(management, owner)["a"] for owner in owners] == [number + 2 for number in before]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "seconds"), [(32, 1), (2, 4)])
+def test_queues_that_hang_in_several_vhosts_keep_the_message_from_no_other(breakable, owners, most, seconds):
+    queues = [(owner, "a") for owner in owners[:12]]
+    publisher = Publisher(breakable.amqp_url, most_connections=most, seconds=seconds)
+    with hung(breakable, owners[:4]):
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(OutcomeUnknown, match="4 of 12 queues: the broker did not confirm") as raised:
+                publisher.publish(queues, message())
+            assert time.monotonic() - began < seconds + 0.5
+            assert raised.value.results == dict.fromkeys(queues[4:], Result.DELIVERED)
+            assert publisher.connections <= most
+    assert publisher.publish(queues, message()) == dict.fromkeys(queues, Result.DELIVERED)
+    publisher.close()
+
+
+@pytest.mark.slow
 def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
     management = Management(breakable.management_url)
     for vhost in ("one", "two"):
@@ -478,13 +608,8 @@ def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
         management.make_queue(vhost, "a")
     publisher = Publisher(breakable.amqp_url, seconds=1)
     queues = [("/", "a"), ("/", "b"), ("one", "a"), ("two", "a")]
-    pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"a">>))))'
-    breakable.eval(f"sys:suspend({pid}).")
-    try:
-        with pytest.raises(OutcomeUnknown, match="1 of 4 queues") as raised:
-            publisher.publish(queues, message())
-    finally:
-        breakable.eval(f"sys:resume({pid}).")
+    with hung(breakable, ["/"]), pytest.raises(OutcomeUnknown, match="1 of 4 queues") as raised:
+        publisher.publish(queues, message())
     assert raised.value.results == dict.fromkeys(queues[1:], Result.DELIVERED)
     assert publisher.publish(queues, message()) == dict.fromkeys(queues, Result.DELIVERED)
     publisher.close()

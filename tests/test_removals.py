@@ -1,8 +1,11 @@
 """What goes from the broker when rows go: with the deletion or not at all, once, and in the end always."""
 
 import logging
+import random
 import threading
+import time
 import uuid
+from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from urllib.parse import quote, urlsplit
@@ -10,7 +13,8 @@ from urllib.parse import quote, urlsplit
 import pika
 import pytest
 from django.contrib import admin
-from django.db import OperationalError, connection, transaction
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 from django.db.models import F
 from django.db.models.deletion import Collector
 from django.test.utils import CaptureQueriesContext
@@ -33,7 +37,7 @@ from queues.models import (
     SubscriptionQueue,
 )
 from queues.tasks import finish_removals
-from rabbit.management import Management
+from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.proxy import Proxy
 
@@ -269,6 +273,229 @@ def test_nothing_is_asked_of_the_broker_before_the_commit(made):
         made.subscription.delete()
         assert sent == []
     assert len(sent) == 3
+
+
+# While something is registered below it
+
+
+class _Gave(Exception):
+    """What PostgreSQL's driver raises, as far as it is looked at."""
+
+    def __init__(self, pgcode):
+        super().__init__(pgcode)
+        self.pgcode = pgcode
+
+
+def in_thread(do, *arguments):
+    """Do something in a thread of its own, and return that and where its result or its error will be."""
+    found = []
+
+    def work():
+        try:
+            found.append(do(*arguments))
+        except Exception as error:
+            found.append(error)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, found
+
+
+def add_queue(subscription, offering):
+    return SubscriptionQueue.objects.create(
+        subscription=subscription, offering=offering, object_type="resource", vhost="v", queue_name=uuid.uuid4().hex
+    )
+
+
+@pytest.mark.parametrize("what", ["subscription", "identity", "owner", "subscriptions"])
+def test_what_is_registered_below_a_row_that_is_just_being_deleted_finds_it_gone(made, what):
+    began = []
+
+    def register_once_the_children_were_read(execute, sql, params, many, context):
+        result = execute(sql, params, many, context)
+        if not began and sql.startswith("SELECT") and 'FROM "queues_subscriptionqueue"' in sql:
+            began.append(in_thread(add_queue, made.subscription, made.second))
+            began[0][0].join(0.5)
+        return result
+
+    rows = EventSubscription.objects.filter(owner=made.owner) if what == "subscriptions" else getattr(made, what)
+    with connection.execute_wrapper(register_once_the_children_were_read):
+        gone = removals.delete(rows)
+    thread, found = began[0]
+    thread.join()
+    assert isinstance(found[0], IntegrityError)
+    assert gone["queues.SubscriptionQueue"] == 2
+    assert not EventSubscription.objects.exists()
+    assert not Removal.objects.exists()
+
+
+@pytest.mark.parametrize("pgcode", [None, removals.DEADLOCK])
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_deletion_that_another_change_gets_in_the_way_of_begins_again_twice_at_most(made, agents, failures, pgcode):
+    before = on_broker(agents, made)
+    failed = []
+
+    def fail(execute, sql, params, many, context):
+        if sql.startswith('DELETE FROM "queues_agentidentity"') and len(failed) < failures:
+            failed.append(sql)
+            if pgcode is None:
+                raise IntegrityError("there is something below it")
+            raise OperationalError("deadlock detected") from _Gave(pgcode)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail):
+        if failures == removals.ROUNDS:
+            with pytest.raises((IntegrityError, OperationalError)):
+                removals.delete(made.identity)
+            assert on_broker(agents, made) == before
+        else:
+            removals.delete(made.identity)
+            assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
+    assert len(failed) == failures
+    assert not Removal.objects.exists()
+
+
+def test_what_no_retry_can_cure_is_raised_at_once(made):
+    tried = []
+
+    def fail(execute, sql, params, many, context):
+        if sql.startswith("DELETE"):
+            tried.append(sql)
+            raise OperationalError("the disk is full")
+        return execute(sql, params, many, context)
+
+    with pytest.raises(OperationalError, match="disk"), connection.execute_wrapper(fail):
+        removals.delete(made.identity)
+    assert len(tried) == 1
+
+
+def test_what_is_gone_already_is_deleted_without_an_error(made, agents):
+    queue = SubscriptionQueue.objects.get(pk=made.queue.pk)
+    assert removals.delete(queue) == {"queues.SubscriptionQueue": 1}
+    assert removals.delete(queue) == {}
+
+
+def test_a_deletion_that_waits_for_another_change_which_waits_for_it_is_done_all_the_same(made, agents):
+    if not connection.features.has_select_for_update:
+        pytest.skip("this database has one transaction at a time that writes")
+    locked = threading.Event()
+
+    def lock_the_queue_and_then_its_subscription():
+        with transaction.atomic():
+            SubscriptionQueue.objects.select_for_update().get(pk=made.queue.pk)
+            locked.set()
+            time.sleep(0.5)
+            EventSubscription.objects.select_for_update(no_key=True).get(pk=made.subscription.pk)
+
+    thread, found = in_thread(lock_the_queue_and_then_its_subscription)
+    assert locked.wait(5)
+    removals.delete(made.subscription)
+    thread.join()
+    assert found == [None]
+    assert on_broker(agents, made)[0] == {made.consumer.queue_name}
+
+
+def test_one_queue_and_a_larger_cascade_that_has_it_are_deleted_at_the_same_time(made, agents):
+    if not connection.features.has_select_for_update:
+        pytest.skip("this database has one transaction at a time that writes")
+    consumer, _ = subscriptions.register_consumer(made.identity, made.presented, None)
+    row_is_deleted = threading.Event()
+
+    def stop_before_the_removal(execute, sql, params, many, context):
+        if sql.startswith('INSERT INTO "queues_removal"'):
+            row_is_deleted.set()
+            time.sleep(0.5)
+        return execute(sql, params, many, context)
+
+    def delete_one():
+        with connection.execute_wrapper(stop_before_the_removal):
+            return made.queue.delete()[0]
+
+    thread, found = in_thread(delete_one)
+    assert row_is_deleted.wait(5)
+    # As in a cascade that comes to its consumers first.
+    collector = Collector(using="default", origin=made.identity)
+    collector.collect([consumer])
+    collector.collect([made.identity])
+    collector.delete()
+    thread.join()
+    assert found == [1]
+    assert on_broker(agents, made)[0] == {made.consumer.queue_name}
+
+
+@pytest.mark.slow
+def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(agents):
+    owners = {number: agents.owner() for number in range(2)}
+    offerings = [agents.offering(*owners.values()) for _ in range(3)]
+    broken, done = [], Counter()
+    until = time.monotonic() + 5
+
+    def register(number):
+        owner = owners[number]
+        presented = agents.token(owner)
+        identity = AgentIdentity.objects.filter(owner=owner).first() or agents.identity(owner, offerings[0], "agent")
+        subscription, _ = subscriptions.register_subscription(identity, "order", presented)
+        for offering in offerings:
+            subscriptions.create_queue(subscription, offering, "order", presented)
+        subscriptions.register_consumer(identity, presented, None)
+
+    def remove(number):
+        time.sleep(random.random() / 10)
+        model = random.choice([SubscriptionQueue, EventSubscription, AgentIdentity, Consumer, Owner])
+        row = model.objects.order_by("?").first()
+        if row is not None:
+            removals.delete(row)
+        if model is Owner:
+            for one, owner in owners.items():
+                if not Owner.objects.filter(pk=owner.pk).exists():
+                    owners[one] = agents.owner()
+                    for offering in offerings:
+                        offering.members.add(owners[one])
+
+    def again_and_again(do, number):
+        while time.monotonic() < until:
+            try:
+                do(number)
+            except DatabaseError as error:
+                if not isinstance(error, IntegrityError) or do is remove:  # an owner of the test's, gone meanwhile
+                    broken.append((do.__name__, error))
+            except (BrokerError, PermissionDenied, ObjectDoesNotExist, ValueError):
+                done["refused"] += 1
+            else:
+                done[do.__name__] += 1
+
+    threads = [in_thread(again_and_again, do, number)[0] for do in (register, remove) for number in (0, 1, 0)]
+    for thread in threads:
+        thread.join()
+    assert broken == []
+    assert done["register"]
+    assert done["remove"]
+
+
+# By hand
+
+
+@pytest.mark.parametrize("what", ["owner", "first", "identity", "subscription", "consumer", "queue"])
+def test_the_admin_removes_a_row_with_all_below_it_as_everybody_else_does(made, agents, client, monkeypatch, what):
+    deleted = []
+    delete = removals.delete
+    monkeypatch.setattr(removals, "delete", lambda rows: deleted.append(rows) or delete(rows))
+    client.force_login(agents.owner(is_staff=True, is_superuser=True))
+    row = getattr(made, what)
+    path = f"/admin/{row._meta.app_label}/{row._meta.model_name}/"
+    assert client.post(f"{path}{row.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert deleted == [row]
+    assert not type(row).objects.filter(pk=row.pk).exists()
+    assert not Removal.objects.exists()
+    if what != "owner":  # of which several can't be deleted at once
+        rest = type(row).objects.all()
+        selected = {"action": "delete_selected", "_selected_action": [one.pk for one in rest], "post": "yes"}
+        if rest:
+            assert client.post(path, selected).status_code == 302
+            assert len(deleted) == 2
+        assert not type(row).objects.exists()
 
 
 # Bounded
@@ -751,6 +978,20 @@ def test_an_expired_token_is_as_a_revoked_one_within_the_task(made, agents, brok
     assert removals.disarm_expired() == 0
 
 
+def test_an_owner_who_is_not_active_any_more_loses_the_logins_within_the_task(made, agents, broker, client):
+    client.force_login(agents.owner(is_staff=True, is_superuser=True))
+    with logged_in(broker, made.vhost, made.username, made.presented.key) as opened:
+        page = f"/admin/accounts/owner/{made.owner.pk}/change/"
+        assert client.post(page, {"email": made.owner.email, "full_name": ""}).status_code == 302
+        finish_removals()
+        assert is_closed(opened)
+    assert not Owner.objects.get(pk=made.owner.pk).is_active
+    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
+    assert not can_log_in(broker, made.vhost, made.consumer.rmq_username, made.presented.key)
+    assert on_broker(agents, made)[0] > {made.queue.queue_name}
+    assert AuthToken.objects.filter(pk=made.presented.token.pk).exists()
+
+
 def test_other_tokens_keep_their_logins(made, agents, broker):
     tokens.revoke_token(agents.token(made.owner).token)
     tokens.revoke_tokens_of(agents.owner())
@@ -807,6 +1048,173 @@ def test_a_password_that_a_late_request_may_have_taken_is_set_anew_by_the_next_c
     made.presented.token.refresh_from_db()
     subscriptions.create_queue(made.subscription, made.first, "order", made.presented)
     assert can_log_in(broker, made.vhost, made.username, made.presented.key)
+
+
+def revoked(token):
+    tokens.revoke_token(token)
+
+
+def expired(token):
+    AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
+
+
+def settle():
+    """Have the task do all there is to do, as often as it may need."""
+    for _ in range(3):
+        make_due()
+        finish_removals()
+    assert not Removal.objects.exists()
+
+
+def present_in_vain(settings, made, presented):
+    """Present a token while the broker is away."""
+    settings.RABBITMQ_MANAGEMENT_URL, working = AWAY, settings.RABBITMQ_MANAGEMENT_URL
+    with pytest.raises(BrokerAway):
+        subscriptions.register_subscription(made.identity, "order", presented)
+    settings.RABBITMQ_MANAGEMENT_URL = working
+
+
+@pytest.mark.parametrize("end", [revoked, expired])
+def test_a_token_that_ends_after_another_was_presented_in_vain_is_no_password_any_more(
+    end, made, agents, broker, settings
+):
+    other = agents.token(made.owner)
+    present_in_vain(settings, made, other)
+    made.subscription.refresh_from_db()
+    assert (made.subscription.token, made.subscription.next_token) == (made.presented.token, other.token)
+    assert can_log_in(broker, made.vhost, made.username, made.presented.key)
+    end(made.presented.token)
+    settle()
+    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
+    made.subscription.refresh_from_db()
+    assert (made.subscription.token, made.subscription.password_set) == (None, False)
+    subscriptions.register_subscription(made.identity, "order", other)
+    assert can_log_in(broker, made.vhost, made.username, other.key)
+
+
+@pytest.mark.parametrize("end", [revoked, expired])
+def test_a_token_that_ends_after_its_answer_was_lost_is_no_password_any_more(end, made, agents, broker, monkeypatch):
+    other = agents.token(made.owner)
+    real = Management.put_user
+
+    def lost(*arguments):
+        real(*arguments)
+        raise BrokerAway("no answer came in time", timed_out=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "put_user", lost)
+        with pytest.raises(BrokerAway):
+            subscriptions.register_subscription(made.identity, "order", other)
+    assert can_log_in(broker, made.vhost, made.username, other.key)
+    end(other.token)
+    settle()
+    assert not can_log_in(broker, made.vhost, made.username, other.key)
+    made.subscription.refresh_from_db()
+    assert (made.subscription.next_token, made.subscription.password_set) == (None, False)
+    subscriptions.register_subscription(made.identity, "order", made.presented)
+    assert can_log_in(broker, made.vhost, made.username, made.presented.key)
+
+
+@pytest.mark.parametrize("end", [revoked, expired])
+def test_a_token_whose_answer_was_lost_is_not_forgotten_for_a_third_one(
+    end, made, agents, broker, settings, monkeypatch
+):
+    second, third = agents.token(made.owner), agents.token(made.owner)
+    real = Management.put_user
+
+    def lost(*arguments):
+        real(*arguments)
+        raise BrokerAway("no answer came in time", timed_out=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "put_user", lost)
+        with pytest.raises(BrokerAway):
+            subscriptions.register_subscription(made.identity, "order", second)
+    present_in_vain(settings, made, third)
+    end(second.token)
+    settle()
+    for presented in (made.presented, second, third):
+        assert not can_log_in(broker, made.vhost, made.username, presented.key)
+    subscriptions.register_subscription(made.identity, "order", third)
+    assert can_log_in(broker, made.vhost, made.username, third.key)
+
+
+def test_the_third_token_stays_the_password_where_the_second_ones_answer_was_lost(made, agents, broker, settings):
+    second, third = agents.token(made.owner), agents.token(made.owner)
+    present_in_vain(settings, made, second)
+    subscriptions.register_subscription(made.identity, "order", third)
+    settle()
+    assert can_log_in(broker, made.vhost, made.username, third.key)
+    made.subscription.refresh_from_db()
+    # A late request may have set the second one since, so it is set once more with the next registration.
+    assert (made.subscription.token, made.subscription.password_set) == (third.token, False)
+
+
+def test_a_token_that_is_revoked_after_a_process_was_killed_before_setting_another_is_no_password_any_more(
+    made, agents, broker, monkeypatch
+):
+    def die(*_):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Management, "put_user", die)
+        with pytest.raises(Killed):
+            subscriptions.register_subscription(made.identity, "order", agents.token(made.owner))
+    tokens.revoke_token(made.presented.token)
+    settle()
+    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
+
+
+def test_a_password_that_is_still_to_go_goes_though_another_token_was_presented_in_vain(made, agents, broker, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    tokens.revoke_token(made.presented.token)
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    present_in_vain(settings, made, agents.token(made.owner))
+    settle()
+    assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
+    made.subscription.refresh_from_db()
+    assert not made.subscription.password_set
+
+
+def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_its_removal(
+    made, agents, broker, monkeypatch
+):
+    if connection.vendor == "sqlite":
+        pytest.skip("one transaction writes at a time")
+    other = agents.token(made.owner)
+    subscriptions.register_consumer(made.identity, other, None)
+    expired(other.token)
+    looked, noted = threading.Event(), threading.Event()
+    real_username, real_note = removals._username, subscriptions._note
+
+    def wait(value):
+        looked.set()
+        noted.wait(1)
+        return real_username(value)
+
+    def note(*arguments):
+        real_note(*arguments)
+        noted.set()
+
+    def register():
+        looked.wait(10)
+        try:
+            subscriptions.register_subscription(made.identity, "order", other)
+        finally:
+            connection.close()
+
+    monkeypatch.setattr(removals, "_username", wait)
+    monkeypatch.setattr(subscriptions, "_note", note)
+    thread = threading.Thread(target=register)
+    thread.start()
+    removals.disarm_expired()
+    thread.join(30)
+    assert noted.is_set()
+    removals.disarm_expired()
+    settle()
+    assert not can_log_in(broker, made.vhost, made.username, other.key)
+    made.subscription.refresh_from_db()
+    assert (made.subscription.token, made.subscription.password_set) == (None, False)
 
 
 def test_no_user_is_made_by_taking_its_password(made, agents, management):

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from accounts.tokens import make_token
+from queues import events
 from queues.models import (
     AgentIdentity,
     AgentVhost,
@@ -23,11 +24,13 @@ from queues.models import (
     EventSubscription,
     Offering,
     Queue,
+    QueueEvent,
     Removal,
     SubscriptionQueue,
 )
 from rabbit import names
 from rabbit.permissions import for_subscription
+from tests.agents import agents  # noqa: F401
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
@@ -383,11 +386,12 @@ def test_with_the_broker_away_all_else_is_shown(alice, ops, compute, settings):
 # Where there is nothing yet
 
 
-def test_without_an_agent_the_page_says_how_one_registers(alice, compute):
+def test_without_an_agent_the_page_says_how_one_registers(alice, compute, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     page = signed_in(alice).get("/subscriptions/")
     assert "No agent has registered yet." in page.text
     assert 'href="/tokens/"' in page.text
-    path, body = re.search(r"http://testserver/api/(\S+) --json '(.*?)'", html.unescape(page.text)).groups()
+    path, body = re.search(r"https://guardian.example.org/api/(\S+) --json '(.*?)'", html.unescape(page.text)).groups()
     answer = Program(alice).post(path, json.loads(body))
     assert (answer.status_code, answer.json()["offering"]) == (201, compute.uuid.hex)
     assert "Offerings that you may subscribe to" in page.text
@@ -407,13 +411,14 @@ def test_whom_nobody_vouched_for_is_told_so(guarded):
     assert "curl" not in page.text
 
 
-def test_many_offerings_are_not_all_listed(alice):
+def test_many_offerings_are_not_all_listed(alice, settings):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     made = Offering.objects.bulk_create(Offering(name=f"Offering {number:02}") for number in range(51))
     alice.offerings.set(made)
     page = signed_in(alice).get("/subscriptions/")
     assert "Offering 49" in page.text
     assert "Offering 50" not in page.text
-    assert "http://testserver/api/offerings/" in page.text
+    assert "https://guardian.example.org/api/offerings/" in page.text
 
 
 # Removing
@@ -423,6 +428,8 @@ def test_the_page_of_a_removal_says_what_goes(alice, compute):
     identity = make_agent(alice, compute)
     subscription = make_subscription(alice, identity, offerings=[compute])
     consumer = make_consumer(identity)
+    see(consumer, ready=0)
+    see(subscription.queues.get(), ready=0)
     page = signed_in(alice).get(f"/subscriptions/agents/{identity.uuid}/remove/")
     text = text_of(page)
     assert "Remove this agent?" in text
@@ -438,6 +445,7 @@ def test_what_has_no_messages_is_removed_by_one_click(alice, compute, what):
     subscription = make_subscription(alice, identity, offerings=[compute])
     consumer = make_consumer(identity)
     see(consumer, ready=0)
+    see(subscription.queues.get(), ready=0)
     row, address = {
         "agent": (identity, f"/subscriptions/agents/{identity.uuid}/remove/"),
         "subscription": (subscription, f"/subscriptions/{subscription.uuid}/remove/"),
@@ -462,7 +470,7 @@ def test_where_messages_may_be_lost_the_name_is_typed_first(alice, compute, read
     client = signed_in(alice)
     page = client.get(address)
     assert ("Messages in them 3" in text_of(page)) is (ready == 3)
-    assert ("not known of every queue" in text_of(page)) is (ready is None)
+    assert ("Messages in them not known" in text_of(page)) is (ready is None)
     for typed in ({}, {"typed": ""}, {"typed": "my  agent"}):
         answer = client.post(address, typed)
         assert answer.status_code == 200
@@ -473,14 +481,17 @@ def test_where_messages_may_be_lost_the_name_is_typed_first(alice, compute, read
 
 
 def test_with_the_broker_away_it_is_removed_here_and_said_to_go_later(alice, compute, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL = AWAY, "amqp://guest:guest@127.0.0.1:1"
     subscription = make_subscription(alice, make_agent(alice, compute), offerings=[compute])
     client = signed_in(alice)
     address = f"/subscriptions/{subscription.uuid}/remove/"
     page = client.get(address)
     assert page.status_code == 200
     assert "You can remove it all the same." in page.text
-    answer = client.post(address, follow=True)
+    assert "Messages in them not known" in text_of(page)
+    assert client.post(address).status_code == 200
+    assert EventSubscription.objects.exists()
+    answer = client.post(address, {"typed": subscription.uuid.hex}, follow=True)
     assert "goes as soon as the broker answers" in answer.text
     assert {removal.name for removal in Removal.objects.all()} >= {subscription.rmq_username}
 
@@ -489,6 +500,8 @@ def test_nobody_removes_what_is_somebody_elses_but_an_operator_does(alice, bob, 
     identity = make_agent(alice, compute)
     subscription = make_subscription(alice, identity, offerings=[compute])
     consumer = make_consumer(identity)
+    see(consumer, ready=0)
+    see(subscription.queues.get(), ready=0)
     addresses = [
         f"/subscriptions/{subscription.uuid}/remove/",
         f"/subscriptions/consumers/{consumer.uuid}/remove/",
@@ -514,3 +527,98 @@ def test_what_is_removed_is_gone_from_the_broker_with_whoever_was_connected(alic
     assert online.rmq_username not in {user.name for user in management.users()}
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
         online.connected.process_data_events(time_limit=10)
+
+
+def register(owner, offering, name="agent-1"):
+    """Introduce an agent and give it a queue, as it does itself. Return it."""
+    program = Program(owner)
+    identity = program.post("agent-identities/", {"offering": offering.uuid.hex, "name": name}).json()["uuid"]
+    assert program.post(f"agent-identities/{identity}/register_queue/", {}).status_code == 201
+    return AgentIdentity.objects.get(uuid=identity)
+
+
+def test_a_length_that_no_pass_has_seen_is_asked_for(agents, alice, compute, broker):  # noqa: F811
+    identity = register(alice, compute)
+    consumer = identity.consumer
+    address, client = f"/subscriptions/agents/{identity.uuid}/remove/", signed_in(alice)
+    assert "Messages in them 0," in text_of(client.get(address))
+    amqp = Amqp(broker.amqp_url, consumer.vhost)
+    amqp.publish(consumer.queue_name, 3)
+    amqp.connection.close()
+    assert not Queue.objects.exists()
+    page = client.get(address)
+    assert "Messages in them 3," in text_of(page)
+    assert client.post(address).status_code == 200
+    assert AgentIdentity.objects.exists()
+    assert client.post(address, {"typed": "agent-1"}).status_code == 302
+    assert not AgentIdentity.objects.exists()
+
+
+@pytest.mark.parametrize("known", [None, "gone"])
+def test_a_length_that_the_last_pass_could_not_tell_is_asked_for(agents, alice, compute, known):  # noqa: F811
+    consumer = register(alice, compute).consumer
+    see(consumer, **({"ready": None} if known is None else {"ready": 0, "state": known}))
+    address, client = f"/subscriptions/consumers/{consumer.uuid}/remove/", signed_in(alice)
+    assert "Messages in them 0," in text_of(client.get(address))
+    assert client.post(address).status_code == 302
+    assert not Consumer.objects.exists()
+
+
+def test_lengths_are_asked_for_by_one_connection(agents, alice, compute, broker, settings):  # noqa: F811
+    offerings = [compute, *(agents.offering(alice) for _ in range(4))]
+    subscription = EventSubscription.objects.get(uuid=Program(alice).post("event-subscriptions/", {}).json()["uuid"])
+    for offering in offerings:
+        body = {"offering_uuid": offering.uuid.hex, "object_type": "order"}
+        assert Program(alice).post(f"event-subscriptions/{subscription.uuid}/create_queue/", body).status_code == 201
+    with Proxy.before(broker.amqp_url) as proxy:
+        settings.RABBIT_URL = proxy.url(broker.amqp_url)
+        page = signed_in(alice).get(f"/subscriptions/{subscription.uuid}/remove/")
+    assert "Messages in them 0," in text_of(page)
+    assert proxy.connections == 1
+
+
+def test_a_queue_that_somebody_reads_may_hold_what_was_not_acknowledged(agents, alice, compute, broker):  # noqa: F811
+    consumer = register(alice, compute).consumer
+    address, client = f"/subscriptions/consumers/{consumer.uuid}/remove/", signed_in(alice)
+    amqp = Amqp(broker.amqp_url, consumer.vhost)
+    with contextlib.closing(amqp.connection):
+        amqp.publish(consumer.queue_name, 1)
+        amqp.channel.basic_consume(consumer.queue_name, lambda *_: None)
+        amqp.connection.process_data_events(time_limit=1)
+        page = client.get(address)
+        assert "Messages in them not known" in text_of(page)
+        assert client.post(address).status_code == 200
+    assert Consumer.objects.exists()
+
+
+def test_without_any_answer_the_name_is_asked_for(agents, alice, compute, settings):  # noqa: F811
+    identity = register(alice, compute)
+    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
+    address, client = f"/subscriptions/agents/{identity.uuid}/remove/", signed_in(alice)
+    page = client.get(address)
+    assert "Messages in them not known" in text_of(page)
+    assert 'name="typed"' in page.text
+    assert client.post(address).status_code == 200
+    assert client.post(address, {"typed": "agent-1"}).status_code == 302
+    assert not AgentIdentity.objects.exists()
+
+
+# What did not reach a queue
+
+
+def test_a_queues_page_and_the_api_tell_what_did_not_reach_it_how_often_and_why(alice, compute):
+    queue = see(make_consumer(make_agent(alice, compute), state="creating"))
+    for _ in range(3):
+        assert events.publish(compute, "order", {}).skipped == 1
+    QueueEvent.objects.create(
+        queue=queue, vhost=queue.vhost, queue_name=queue.name, kind="rejected", at=timezone.now(),
+        details={"count": 1, "why": events.FULL},
+    )  # fmt: skip
+    page = text_of(signed_in(alice).get(f"/queues/{queue.uuid}/"))
+    assert "left out when an event was published (3 events: it is still being made) Guardian" in page
+    assert "full when an event was published (1 event: it is full) Guardian" in page
+    told = Program(alice).get(f"queues/{queue.uuid}/events/").json()
+    assert [(event["kind"], event["by"], event["details"]) for event in told] == [
+        ("rejected", None, {"count": 1, "why": "it is full"}),
+        ("skipped", None, {"count": 3, "why": "it is still being made"}),
+    ]

@@ -12,7 +12,7 @@ import httpx
 import pika
 import pytest
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -31,6 +31,7 @@ from queues.models import (
     SubscriptionQueue,
 )
 from queues.subscriptions import (
+    Busy,
     NoSuchOffering,
     NoSuchType,
     TakenName,
@@ -50,9 +51,11 @@ from queues.subscriptions import (
     registered,
     usable_offering,
 )
+from rabbit import connections
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
 from rabbit.management import BrokerAway, Management, NotThere, Refused
 from rabbit.permissions import Permissions
+from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 
@@ -656,7 +659,7 @@ def test_a_login_that_a_crash_left_half_made_is_finished_by_the_next_call(
         with pytest.raises(Killed):
             register_subscription(identity, "order", presented)
     left = EventSubscription.objects.get()
-    assert (left.token, left.password_set) == (presented.token, False)
+    assert (left.token, left.next_token, left.password_set) == (None, presented.token, False)
     assert register_subscription(identity, "order", presented) == (left, False)
     open_amqp(left.rmq_username, presented.key, alice.uuid.hex)
 
@@ -782,18 +785,317 @@ def test_a_token_that_is_revoked_before_it_is_set_is_refused_and_no_queue_is_lef
 
 
 def test_a_token_that_is_revoked_while_it_is_set_does_not_stay_the_password(
-    monkeypatch, agents, alice, offering, subscription, open_amqp
+    monkeypatch, agents, alice, offering, subscription, presented, open_amqp
 ):
     newer = agents.token(alice)
     before(monkeypatch, "put_user", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
     with pytest.raises(PermissionDenied, match="revoked"):
         create_queue(subscription, offering, "order", newer)
     left = EventSubscription.objects.get()
-    assert (left.token, left.password_set) == (None, False)
+    assert (left.token, left.next_token, left.password_set) == (presented.token, None, False)
     Removal.objects.update(due_at=timezone.now())
     removals.finish()
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         open_amqp(subscription.rmq_username, newer.key, alice.uuid.hex)
+
+
+def only_hex(users):
+    """Return those of the broker's accounts that are logins of agents."""
+    return {name for name in users if len(name) == 32}
+
+
+def first_subscription(identity, presented):
+    register_subscription(identity, "order", presented)
+
+
+def first_consumer(identity, presented):
+    register_consumer(identity, presented, None)
+
+
+def subscription_of_its_own(identity, presented):
+    make_subscription(identity.owner, presented)
+
+
+FIRST = [first_subscription, first_consumer, subscription_of_its_own]
+
+
+@pytest.mark.parametrize("register", FIRST)
+def test_no_user_stays_whose_token_is_revoked_during_its_first_registration(
+    register, monkeypatch, agents, identity, presented
+):
+    before_it = only_hex(agents.users())
+    after(monkeypatch, "set_permissions", lambda: AuthToken.objects.filter(pk=presented.token.pk).delete())
+    with pytest.raises(PermissionDenied, match="revoked"):
+        register(identity, presented)
+    assert not EventSubscription.objects.exists()
+    assert not Consumer.objects.exists()
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert only_hex(agents.users()) == before_it
+    assert not Removal.objects.exists()
+
+
+@pytest.mark.parametrize("register", FIRST)
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused("no", status=400, reason="no"),
+        BrokerAway("can't connect", never_reached=True),
+        BrokerAway("timed out", timed_out=True),
+    ],
+    ids=["refused", "gone", "late"],
+)
+def test_no_user_stays_whose_permissions_could_not_be_set(
+    error, register, monkeypatch, agents, alice, identity, presented
+):
+    before_it = only_hex(agents.users())
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Management, "set_permissions", fail)
+    with pytest.raises(type(error)):
+        register(identity, presented)
+    assert not EventSubscription.objects.exists()
+    assert not Consumer.objects.exists()
+    assert only_hex(agents.users()) != before_it
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert only_hex(agents.users()) == before_it
+    assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}
+
+
+def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed(
+    monkeypatch, alice, subscription, identity, presented
+):
+    def fail(*_):
+        raise BrokerAway("can't connect", never_reached=True)
+
+    monkeypatch.setattr(Management, "put_user", fail)
+    with pytest.raises(BrokerAway):
+        make_subscription(alice, presented)
+    assert EventSubscription.objects.get() == subscription
+    assert not Removal.objects.exists()
+    with pytest.raises(BrokerAway):
+        register_consumer(identity, presented, None)
+    assert {kind for kind, _, _ in pending()} == {"queue", "user"}  # the queue was made
+
+
+# What belongs to a vhost that is lost
+
+
+def let_in(open_amqp, login, presented, vhost):
+    open_amqp(login.rmq_username, presented.key, vhost).close()
+
+
+@pytest.mark.parametrize("how", ["an agent", "the sweep", "a new agent", "a new queue"])
+def test_agents_can_log_in_again_after_their_vhost_was_lost(
+    how, agents, alice, identity, offering, subscription, presented, management, open_amqp
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    consumer, _ = register_consumer(identity, presented, None)
+    management.delete_vhost(queue.vhost)
+    if how == "the sweep":
+        make_again(SubscriptionQueue.objects.get(), management)
+        make_again(Consumer.objects.get(), management)
+    elif how == "a new agent":
+        AgentVhost.objects.update(ready=False)
+        register_subscription(agents.identity(alice, offering), "order", presented)
+    elif how == "a new queue":
+        create_queue(EventSubscription.objects.get(), offering, "resource", presented)
+        let_in(open_amqp, subscription, presented, queue.vhost)
+    left, _ = register_subscription(identity, "order", presented)
+    create_queue(left, offering, "order", presented)
+    register_consumer(identity, presented, None)
+    for login in (left, consumer):
+        let_in(open_amqp, login, presented, queue.vhost)
+        login.refresh_from_db()
+        assert login.password_set
+
+
+def test_an_agent_whose_login_was_read_before_the_vhost_was_lost_is_let_in(
+    agents, identity, offering, subscription, presented, management, open_amqp
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    read_early = EventSubscription.objects.get()
+    management.delete_vhost(queue.vhost)
+    register_consumer(identity, presented, None)  # makes the vhost again
+    create_queue(read_early, offering, "order", presented)
+    let_in(open_amqp, subscription, presented, queue.vhost)
+
+
+def test_a_crash_right_after_a_lost_vhost_was_made_again_keeps_no_agent_out(
+    monkeypatch, alice, offering, subscription, presented, open_amqp, management
+):
+    create_queue(subscription, offering, "order", presented)
+    management.delete_vhost(alice.uuid.hex)
+    with monkeypatch.context() as patched:
+        after(patched, "make_vhost", kill)
+        with pytest.raises(Killed):
+            create_queue(subscription, offering, "order", presented)
+    create_queue(EventSubscription.objects.get(), offering, "order", presented)
+    let_in(open_amqp, subscription, presented, alice.uuid.hex)
+
+
+def test_only_the_logins_of_the_owner_of_a_lost_vhost_are_let_in_anew(
+    agents, alice, subscription, presented, identity, management, asked
+):
+    bob = agents.owner("bob")
+    bobs, _ = register_consumer(agents.identity(bob), agents.token(bob), None)
+    alices, _ = register_consumer(identity, presented, None)
+    make_vhost(alice, management)
+    for login in (bobs, alices, subscription):
+        login.refresh_from_db()
+    assert (bobs.password_set, alices.password_set, subscription.password_set) == (True, False, False)
+
+
+# An owner or an offering that goes meanwhile
+
+
+def test_the_vhost_of_an_owner_who_is_gone_is_not_made(agents, alice, management):
+    stale = Owner.objects.get(pk=alice.pk)
+    alice.delete()
+    with pytest.raises(ObjectDoesNotExist):
+        make_vhost(stale, management)
+    assert stale.uuid.hex not in agents.vhosts()
+
+
+def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity, offering, subscription, presented):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    stale = Owner.objects.get(pk=alice.pk)
+    Owner.objects.filter(pk=alice.pk).delete()
+    presented.token.user = stale
+    for call in (
+        partial(make_identity, stale, offering, "another"),
+        partial(make_subscription, stale, presented),
+        partial(register_subscription, identity, "resource", presented),
+        partial(create_queue, subscription, offering, "resource", presented),
+        partial(register_consumer, identity, presented, None),
+        partial(make_again, queue, connections.management()),
+    ):
+        with pytest.raises(ObjectDoesNotExist):
+            call()
+    Removal.objects.update(due_at=timezone.now())
+    removals.finish()
+    assert stale.uuid.hex not in agents.vhosts()
+    assert not only_hex(agents.users())
+
+
+def test_an_owner_who_goes_while_the_vhost_of_a_subscription_is_made_leaves_nothing(
+    monkeypatch, agents, alice, identity, presented
+):
+    before(monkeypatch, "held", lambda *_, **__: Owner.objects.filter(pk=alice.pk).delete(), hold)
+    with pytest.raises(ObjectDoesNotExist):
+        register_subscription(identity, "order", presented)
+    assert not EventSubscription.objects.exists()
+    assert alice.uuid.hex not in agents.vhosts()
+
+
+@pytest.mark.parametrize(
+    ("gone", "method", "status"), [("owner", "post", 404), ("offering", "post", 400), ("offering", "put", 404)]
+)
+def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_name_is_taken(
+    gone, method, status, monkeypatch, alice, offering, identity
+):
+    program = Program(alice)
+    program.client.raise_request_exception = False
+    model = Owner if gone == "owner" else Offering
+    place = "make_identity" if method == "post" else "change_identity"
+    before(monkeypatch, place, lambda *_: model.objects.all().delete(), subscriptions)
+    path = "agent-identities/" + ("" if method == "post" else f"{identity.uuid.hex}/")
+    answer = getattr(program, method)(path, {"name": "another", "offering": offering.uuid.hex})
+    assert answer.status_code == status
+    if status == 400:
+        assert list(answer.json()) == ["offering"]
+
+
+# What gets in each other's way
+
+
+def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice, identity, presented, subscription):
+    monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.1)
+    AgentVhost.objects.update(ready=False)
+    with hold.held(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
+        make_subscription(alice, presented)
+    AgentVhost.objects.update(ready=True)
+    EventSubscription.objects.update(password_set=False)
+    with hold.held(subscription.rmq_username), pytest.raises(Busy, match="another request"):
+        register_subscription(identity, "order", presented)
+    assert issubclass(Busy, BrokerAway)
+
+
+def test_a_vhost_that_the_broker_keeps_losing_is_busy(monkeypatch, offering, subscription, presented, management):
+    management.delete_vhost(subscription.owner.uuid.hex)
+    monkeypatch.setattr(Management, "make_vhost", lambda *_: True)
+    with pytest.raises(Busy, match="node is down"):
+        create_queue(subscription, offering, "order", presented)
+
+
+def test_a_queue_that_is_just_being_removed_is_not_registered_by_who_finds_the_others_row(
+    monkeypatch, offering, subscription, presented
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    SubscriptionQueue.objects.all()._raw_delete("default")
+    got = []
+
+    def come_second(*_):
+        # Its removal has looked before there was a row, and is still at it.
+        Removal.objects.create(
+            kind="queue",
+            vhost=queue.vhost,
+            name=queue.queue_name,
+            claim=uuid.uuid4(),
+            due_at=timezone.now() + timedelta(minutes=1),
+        )
+        with pytest.raises(Busy) as caught:
+            create_queue(subscription, offering, "order", presented)
+        got.append(str(caught.value))
+
+    before(monkeypatch, "_drop_removal", come_second, subscriptions)
+    with pytest.raises(Busy, match="being removed"):
+        create_queue(subscription, offering, "order", presented)
+    assert len(got) == 1
+    assert not SubscriptionQueue.objects.exists()
+
+
+def test_a_row_that_another_request_has_made_ready_is_not_taken_back(monkeypatch, offering, subscription, presented):
+    create_queue(subscription, offering, "order", presented)
+    SubscriptionQueue.objects.all()._raw_delete("default")
+    real = subscriptions._drop_removal
+
+    def come_second(*what):
+        monkeypatch.setattr(subscriptions, "_drop_removal", real)
+        assert create_queue(subscription, offering, "order", presented)[1] is False
+        raise Busy("it was just being removed")
+
+    monkeypatch.setattr(subscriptions, "_drop_removal", come_second)
+    with pytest.raises(Busy):
+        create_queue(subscription, offering, "order", presented)
+    assert SubscriptionQueue.objects.get().state == "ready"
+
+
+class Deadlock(Exception):
+    pgcode = removals.DEADLOCK
+
+
+@pytest.mark.parametrize(("times", "left"), [(2, 1), (3, 0)])
+def test_an_insert_that_the_database_gives_up_for_another_is_tried_three_times(times, left, alice, offering):
+    failed = []
+
+    def fail(execute, sql, params, many, context):
+        if sql.startswith('INSERT INTO "queues_agentidentity"') and len(failed) < times:
+            failed.append(sql)
+            raise OperationalError("deadlock detected") from Deadlock()
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail):
+        if left:
+            make_identity(alice, offering, "agent")
+        else:
+            with pytest.raises(Busy):
+                make_identity(alice, offering, "agent")
+    assert len(failed) == times
+    assert AgentIdentity.objects.count() == left
 
 
 # Identities

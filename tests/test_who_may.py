@@ -8,6 +8,7 @@ import contextlib
 import json
 from typing import Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -32,6 +33,7 @@ from rabbit.management import Management, NotThere
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
 METHODS = ("get", "post", "put", "patch", "delete")
 ACCOUNT = "who-may"
+SUBSCRIPTION = UUID("8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e")
 FREE = ("signin/link/<str:token>/", "signin/oidc/", "signin/oidc/callback/")
 """Where a post does nothing, by whomever: it leads to where one signs in, or is no page without OpenID Connect."""
 
@@ -277,6 +279,9 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("exchanges/delete/", "post"): {"typed": f"exchange/{ACCOUNT}/events"},
     ("pulse-users/<account:username>/delete/", "post"): {"name": ACCOUNT},
     ("pulse-users/<account:username>/owners/", "post"): {"email": "other@example.org"},
+    ("subscriptions/<uuid:uuid>/remove/", "post"): {"typed": SUBSCRIPTION.hex},
+    ("subscriptions/agents/<uuid:uuid>/remove/", "post"): {"typed": "cellar"},
+    ("subscriptions/consumers/<uuid:uuid>/remove/", "post"): {"typed": "consumer_1"},
     ("tokens/", "post"): {"name": "another", "days": 7},
     ("vouching/", "post"): {"reason": "I build things"},
     ("api/tokens/", "post"): {"name": "another"},
@@ -326,7 +331,9 @@ class World:
         self.offering.publishers.add(self.people["co-owner"])
         self.identity = AgentIdentity.objects.create(owner=owner, offering=self.offering, name="cellar")
         self.consumer = Consumer.objects.create(identity=self.identity, vhost=owner.uuid.hex, queue_name="consumer_1")
-        self.subscription = EventSubscription.objects.create(owner=owner, identity=self.identity, object_type="order")
+        self.subscription = EventSubscription.objects.create(
+            uuid=SUBSCRIPTION, owner=owner, identity=self.identity, object_type="order"
+        )
         self.subscription_queue = SubscriptionQueue.objects.create(
             subscription=self.subscription, offering=self.offering, object_type="order",
             vhost=owner.uuid.hex, queue_name="subscription_1",

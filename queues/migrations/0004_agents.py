@@ -88,7 +88,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('uuid', models.UUIDField(default=uuid.uuid4, unique=True)),
-                ('name', models.CharField(max_length=150)),
+                ('name', models.CharField(max_length=150, validators=[queues.models.check_offering_name])),
                 ('created', models.DateTimeField(auto_now_add=True)),
                 ('members', models.ManyToManyField(blank=True, help_text='Whose agents may have its events.', related_name='offerings', to=settings.AUTH_USER_MODEL)),
                 ('publishers', models.ManyToManyField(blank=True, help_text='Who may publish its events.', related_name='published_offerings', to=settings.AUTH_USER_MODEL)),

@@ -7,11 +7,9 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
-from accounts.models import Owner, check_line, normal_address
+from accounts.models import Owner, normal_address
 from accounts.vouching import NotVouched, require_vouched
-from queues.models import Offering
-
-LONGEST_NAME = 150
+from queues.models import Offering, check_offering_name
 
 
 class Command(BaseCommand):
@@ -31,7 +29,7 @@ class Command(BaseCommand):
         """Make or change the offering."""
         name = options["name"]
         try:
-            check_line(name, LONGEST_NAME)
+            check_offering_name(name)
         except ValidationError as error:
             raise CommandError(f"{name!r} can't be a name: {' '.join(error.messages)}") from error
         try:
@@ -49,6 +47,10 @@ class Command(BaseCommand):
 def _owners(emails: Iterable[str]) -> list[Owner]:
     owners = []
     for email in dict.fromkeys(map(normal_address, emails)):
+        try:
+            email.encode()
+        except UnicodeEncodeError as error:
+            raise CommandError(f"{email!r} can't be an address: it isn't written in UTF-8.") from error
         owner = Owner.objects.filter(email=email).first()
         if owner is None:
             raise CommandError(f"There is no owner {email!r}; make one with: manage.py create_owner EMAIL --vouched")

@@ -1,3 +1,4 @@
+import json
 import uuid
 from argparse import ArgumentParser
 from typing import Any
@@ -27,8 +28,9 @@ class Command(BaseCommand):
         """Publish it. It ends with 1 where nothing was published, or the outcome is unknown."""
         offering = _find(options["offering"])
         try:
-            payload = orjson.loads(options["json"])
-        except ValueError as error:
+            orjson.loads(options["json"])  # the stricter of the two
+            payload = json.loads(options["json"])  # the one that makes no float of a large integer
+        except (ValueError, RecursionError) as error:
             raise CommandError(f"The payload isn't JSON: {error}.") from error
         try:
             published = events.publish(offering, options["type"], payload)
@@ -47,6 +49,10 @@ def in_words(published: Published) -> str:
 
 def _find(text: str) -> Offering:
     """Return the offering with this UUID or this name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CommandError(f"{text!r} can't be an offering: it isn't written in UTF-8.") from error
     try:
         condition = {"uuid": uuid.UUID(text)}
     except ValueError:
