@@ -466,7 +466,7 @@ def test_users_of_logins_that_are_gone_go_and_all_others_stay(alice, management,
         management.put_user(name, "secret", tags=["management"] if name == names[0] else ())
     management.set_permissions(alice.vhost, names[1], for_subscription(names[1]))
     management.set_permissions(alice.vhost, names[2], for_consumer(names[3]))
-    # Not ours: no permission at all, another's permission, on another vhost too, one of an account's, and a name of an account.
+    # Not ours: no permission at all, another's permission, on another vhost too, an account's, and an account's name.
     management.set_permissions(alice.vhost, names[4], for_subscription(names[5]))
     management.set_permissions(alice.vhost, names[6], for_subscription(names[6]))
     management.set_permissions(settings.GUARDIAN_PULSE_VHOST, names[6], for_subscription(names[6]))
