@@ -10,6 +10,8 @@ from urllib.parse import quote, urlsplit
 import pika
 import pytest
 from django.conf import settings as django_settings
+from django.db import connection, transaction
+from django.test import TransactionTestCase
 
 from local.mail import MailCatcher
 from local.rabbitmq import PrivateNode, stomp_url_of
@@ -17,6 +19,9 @@ from rabbit.management import Management
 from tests.agents import agents  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.plugin import VAR
+
+KEPT_TABLES = {"django_content_type", "auth_permission"}
+"""What the migrations write and no test changes."""
 
 DATABASE_FIXTURES = {"db", "transactional_db", "guarded"}
 
@@ -34,6 +39,21 @@ def django_db_modify_db_settings() -> None:
     database = django_settings.DATABASES["default"]
     if "sqlite" in database["ENGINE"]:
         database["TEST"]["NAME"] = f"{VAR.name}/test.sqlite3"
+
+
+def empty_database(self: TransactionTestCase) -> None:
+    """Empty the tables that have rows: Django empties all, and writes every permission anew, for each test."""
+    tables = [name for name in connection.introspection.django_table_names() if name not in KEPT_TABLES]
+    filled = " UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (SELECT 1 FROM {name})" for name in tables)
+    with connection.constraint_checks_disabled(), transaction.atomic(), connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL session_replication_role = replica")  # so that no foreign key is looked at
+        cursor.execute(filled)
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"DELETE FROM {name}")
+
+
+TransactionTestCase._fixture_teardown = empty_database  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -534,7 +534,7 @@ def test_a_connection_that_dies_where_no_other_can_be_made_may_have_reached_the_
     def refuse(*arguments, **options):
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr(behind._fresh, "stream", refuse)
+    monkeypatch.setattr(behind._fresh, "handle_request", refuse)
     proxy.close_next(1)
     with pytest.raises(BrokerAway, match="connect") as away:
         behind.delete_queue("/", "q")
@@ -552,7 +552,7 @@ def test_without_a_configured_broker_none_is_reached(monkeypatch):
 def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy, monkeypatch):
     with client(proxy.url(broker.management_url)) as behind, ThreadPoolExecutor(4) as threads:
         together = threading.Barrier(4, timeout=10)
-        again = behind._fresh.stream
+        again = behind._fresh.handle_request
 
         def ask(_):
             together.wait()
@@ -563,7 +563,7 @@ def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy, mon
             return again(*arguments, **options)
 
         assert len(list(threads.map(ask, range(4)))) == 4
-        monkeypatch.setattr(behind._fresh, "stream", ask_again)
+        monkeypatch.setattr(behind._fresh, "handle_request", ask_again)
         proxy.close_next(4)
         assert len(list(threads.map(ask, range(4)))) == 4
 

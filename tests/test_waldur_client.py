@@ -80,7 +80,7 @@ def test_identities(client, alice, offering):
     assert (made.version, made.config_file_content) == ("1.0.7", "a: 1")
     assert made.last_restarted == datetime(2026, 1, 5, 12, tzinfo=UTC)
     assert [one.package for one in made.dependencies] == ["waldur-api-client"]
-    assert made.additional_properties["compatibility"]["status"] == "compatible"
+    assert made.to_dict()["compatibility"]["status"] == "compatible"
     assert marketplace_site_agent_identities_list.sync(client=client, name=made.name) == [made]
     assert marketplace_site_agent_identities_list.sync(client=client, name="another") == []
     assert marketplace_site_agent_identities_count.sync(client=client, name=made.name) == 1
