@@ -121,11 +121,11 @@ def timed(do: Callable[[], T]) -> tuple[float, T]:
 def counted_requests() -> Iterator[list[str]]:
     """Give a list that every HTTP request which httpx sends meanwhile is added to, as method and path."""
     sent: list[str] = []
-    send = httpx.Client.send
+    send = httpx.HTTPTransport.handle_request
 
-    def noted(client: httpx.Client, request: httpx.Request, **options: Any) -> httpx.Response:
+    def noted(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
         sent.append(f"{request.method} {request.url.path}")
-        return send(client, request, **options)
+        return send(transport, request)
 
-    with mock.patch.object(httpx.Client, "send", noted):
+    with mock.patch.object(httpx.HTTPTransport, "handle_request", noted):
         yield sent
