@@ -10,6 +10,7 @@ from benchmarks.load import import_definitions
 from benchmarks.services import Services
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
 from rabbit.names import DEAD_LETTER_QUEUE, subscription_queue
+from rabbit.permissions import for_subscription
 
 SIZES = (1_000, 10_000)
 ORPHANS = 100
@@ -67,6 +68,9 @@ def _registered(services: Services, queues: int) -> Iterator[list[str]]:
             services,
             {
                 "users": [{"name": one, "password_hash": "", "tags": ""} for _, one in subscriptions],
+                "permissions": [
+                    {"user": one, "vhost": vhost, **for_subscription(one)._asdict()} for vhost, one in subscriptions
+                ],
                 "queues": [
                     {"vhost": vhost, "name": name, "durable": True, "auto_delete": False, "arguments": dict(FOR_AGENTS)}
                     for vhost, name in names
