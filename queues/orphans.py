@@ -196,9 +196,9 @@ def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
     try:
         look = _look(report, held)
         orphans = _orphans(report, look)
-        if orphans:
-            # What was removed while it was listed was there, and has neither a row nor a Removal any more. By now it is
-            # gone.
+        if len(orphans) > _most(len(look.queues)) and not force:
+            # What was removed while it was listed was there, and has neither a row nor a Removal any more. It is gone
+            # by now, and no reason for the brake to hold. Under the brake it costs a DELETE that is answered 404.
             look = _look(report, held)
             at_first = {(queue.vhost, queue.name) for queue in orphans}
             orphans = [queue for queue in _orphans(report, look) if (queue.vhost, queue.name) in at_first]
@@ -324,9 +324,14 @@ def _without_dead_letters(look: Look) -> list[str]:
     ]
 
 
+def _most(seen: int) -> int:
+    """Return how many queues, or users, may be deleted at once where so many were seen."""
+    return brake_limit(settings.GUARDIAN_DELETE_BRAKE, seen)
+
+
 def _hold_the_brake(report: Report, force: bool) -> None:
     """Note whether so many queues may be deleted at once."""
-    limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, report.seen)
+    limit = _most(report.seen)
     if report.found > limit and not force:
         report.brake_held = True
         report.note(
@@ -436,7 +441,7 @@ def _settle_logins(report: Report, look: Look, held: HeldLease | None, force: bo
     except BrokerError as error:
         report.note(f"the users could not be listed: {error}")
         return
-    limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, len(spare) + len(logins))
+    limit = _most(len(spare) + len(logins))
     if len(spare) > limit and not force:
         report.note(
             f"{len(spare)} RabbitMQ users are named as an agent's login and have none here, which is more than the "
