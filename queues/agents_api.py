@@ -40,7 +40,6 @@ from queues.agents_serializers import (
     OfferingSerializer,
     PublishedSerializer,
     SubscriptionQueueSerializer,
-    read_uuid,
 )
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from queues.subscriptions import NoSuchOffering, Presented, TakenName
@@ -87,7 +86,7 @@ class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Ro
             Http404: the visitor sees none of that UUID, or it isn't written as one.
         """
         try:
-            read_uuid(self.kwargs["uuid"])
+            subscriptions.read_uuid(self.kwargs["uuid"])
         except ValueError as error:
             raise Http404 from error
         return super().get_object()

@@ -134,22 +134,6 @@ def address_of_subscription(subscription: EventSubscription) -> str:
     return absolute(reverse("api-event-subscription", args=[subscription.uuid.hex]))
 
 
-_IS_UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
-
-def read_uuid(text: Any) -> uuid.UUID:
-    """Return the UUID that this text is: 32 hex digits, with the four dashes in their places or without any.
-
-    Python and Django take numbers, braces, a prefix and dashes anywhere, too, by which a mistake names something else.
-
-    Raises:
-        ValueError: it is anything else.
-    """
-    if not isinstance(text, str) or _IS_UUID.fullmatch(text) is None:
-        raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
-    return uuid.UUID(text)
-
-
 # Fields
 
 
@@ -163,7 +147,7 @@ class GivenUUIDField(serializers.UUIDField):
             ValidationError: it isn't written as one.
         """
         try:
-            return read_uuid(data)
+            return subscriptions.read_uuid(data)
         except ValueError as error:
             raise serializers.ValidationError(str(error)) from error
 
@@ -180,7 +164,7 @@ class FilteredUUIDField(forms.UUIDField):
         if value in self.empty_values:
             return None
         try:
-            return read_uuid(value)
+            return subscriptions.read_uuid(value)
         except ValueError as error:
             raise InvalidValue(str(error)) from error
 

@@ -58,7 +58,7 @@ PASSWORD = ["token", "next_token", "password_set"]
 
 NOTHING_NEW: Mapping[str, Any] = {}
 
-_UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+_UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 Row = TypeVar("Row", SubscriptionQueue, Consumer)
 Made = TypeVar("Made", EventSubscription, SubscriptionQueue, Consumer)
@@ -113,15 +113,30 @@ class Introduced(Introduction, total=False):
 # What is asked for
 
 
+def read_uuid(text: Any) -> uuids.UUID:
+    """Return the UUID that this text is: 32 hex digits, with the four dashes in their places or without any.
+
+    Python and Django take numbers, braces, a prefix and dashes anywhere, too, by which a mistake names something else.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if not isinstance(text, str) or _UUID.fullmatch(text) is None:
+        raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
+    return uuids.UUID(text)
+
+
 def usable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
     """Return the offering with this UUID, with or without dashes.
 
     Raises:
         NoSuchOffering: it isn't there, or isn't the owner's to subscribe to.
     """
-    offering = None
-    if isinstance(uuid, uuids.UUID) or _UUID.fullmatch(uuid):
-        offering = Offering.objects.subscribed_by(owner).filter(uuid=uuid).first()
+    try:
+        wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
+    except ValueError as error:
+        raise _no_such_offering() from error
+    offering = Offering.objects.subscribed_by(owner).filter(uuid=wanted).first()
     if offering is None:
         raise _no_such_offering()
     return offering
@@ -163,7 +178,9 @@ def look_up(
     What the visitor doesn't see isn't there. One statement, written by hand: composing three costs as much as the rest
     of a registration.
     """
-    if not _UUID.fullmatch(subscription):
+    try:
+        wanted = read_uuid(subscription)
+    except ValueError:
         return None
     uuid = EventSubscription._meta.get_field("uuid")
     found = EventSubscription.objects.raw(
@@ -182,7 +199,7 @@ def look_up(
             uuid.get_db_prep_value(offering_uuid, connection),
             visitor.is_staff,
             object_type,
-            uuid.get_db_prep_value(uuids.UUID(subscription), connection),
+            uuid.get_db_prep_value(wanted, connection),
             visitor.is_staff,
             visitor.pk,
         ],

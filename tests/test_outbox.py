@@ -43,6 +43,24 @@ def later(**delta):
         notification.save()
 
 
+def send_at_once(senders):
+    """Have so many senders begin together, and wait for them."""
+    begin = threading.Barrier(senders)
+
+    def send():
+        begin.wait()
+        try:
+            send_due()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=send) for _ in range(senders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_what_is_told_arrives(mailbox):
     tell("the broker burns")
     assert send_due().sent == 1
@@ -180,20 +198,7 @@ def test_a_mail_that_has_to_go_out_again_has_the_same_message_id(mailbox):
 def test_many_senders_at_once_send_each_row_once(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(60)]
     tell("one")
-    begin = threading.Barrier(5)
-
-    def send():
-        begin.wait()
-        try:
-            send_due()
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=send) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    send_at_once(5)
     assert len(mailbox.mails) == 60
     assert Notification.objects.filter(state="sent").count() == 60
 
@@ -703,20 +708,7 @@ def test_many_senders_at_once_send_each_row_to_its_channel_once(account, alice, 
     for number in range(10):
         channels.make_channel(alice, f"room {number}", webhook.url(f"/{number}"))
     tell_of(account, "warning")
-    begin = threading.Barrier(4)
-
-    def send():
-        begin.wait()
-        try:
-            send_due()
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    send_at_once(4)
     assert sorted(request.path for request in webhook.received) == [f"/{number}" for number in range(10)]
 
 
