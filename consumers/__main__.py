@@ -1,0 +1,21 @@
+"""``python -m consumers MODULE:FUNCTION …``: consume without Django."""
+
+import logging
+import os
+import sys
+from argparse import ArgumentParser
+
+from consumers.command import EXIT_CODES, add_arguments, consume
+
+
+def main() -> int:
+    """Consume what the command line names, and return the exit code."""
+    parser = ArgumentParser(prog="python -m consumers", description="Consume messages.", epilog=EXIT_CODES)
+    add_arguments(parser)
+    options = vars(parser.parse_args())
+    logging.basicConfig(level=os.environ.get("LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s")
+    return consume(options, os.environ, lambda text: print(text, file=sys.stderr))  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

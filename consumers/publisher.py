@@ -1,0 +1,316 @@
+"""Publishing with confirms, from any number of threads, over a connection of its own.
+
+yapw publishes on the channel that it consumes from, without confirms. A broker that runs short of memory or disk stops
+reading from every connection that publishes: acknowledgements on it would stand still too, and the queues couldn't get
+shorter. So what consumes never publishes here, and what publishes never consumes.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import pika
+import yapw.util
+
+from consumers.decoding import JSON
+from consumers.errors import ConsumerError, NotPublished, Unroutable
+from consumers.link import GOODBYE_SECONDS, Link, Steps, open_channel
+from consumers.priority import HIGHEST, PRIORITY
+from consumers.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 0.5
+"""How often whoever is patient is asked whether it still is."""
+
+
+class Publication(NamedTuple):
+    """A message that is ready to be sent, by a whole routing key; ``properties`` are pika's, with a message id."""
+
+    routing_key: str
+    body: bytes
+    properties: Any
+    mandatory: bool
+
+
+class _Waiting:
+    """A message that somebody waits for to be confirmed."""
+
+    __slots__ = ("body", "done", "exchange", "mandatory", "properties", "returned", "routing_key", "sent")
+
+    def __init__(self, exchange: str, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.body = body
+        self.properties = properties
+        self.mandatory = mandatory
+        self.sent = False
+        self.returned = False
+        self.done: Future[None] = Future()
+
+    def may_be(self, method: Any, properties: Any, body: bytes) -> bool:
+        """Whether this is the message that the broker gives back, or one like it in all that it says of it."""
+        said = method.exchange, method.routing_key, properties.message_id, body
+        return self.mandatory and said == (self.exchange, self.routing_key, self.properties.message_id, self.body)
+
+
+class Publisher:
+    """Publishes to the settings' exchange, and declares it. It connects when it is first used.
+
+    Any thread may publish; each waits for its own confirmation, all over one channel. ``close`` it, or use it in a
+    ``with``.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._names = settings.names
+        self._link: Link | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+        self._failure: ConsumerError | None = None
+        self.blocked = False
+        """Whether the broker takes nothing for now, as it runs short of memory or disk."""
+        self._unsent: deque[_Waiting] = deque()
+        """What publishers add to, under ``_starting``, and the link's thread takes from."""
+        # The rest is the link's thread's.
+        self._channel: Any = None
+        self._flowing = False
+        self._number = 0
+        self._unconfirmed: dict[int, _Waiting] = {}
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def publish(self, body: Any, routing_key: str, *, timeout: float | None = None, **options: Any) -> None:
+        """Publish a message, and return when the broker has confirmed it; the options are those of `prepare`.
+
+        ``timeout`` is in seconds, by default the settings' ``publish_timeout``.
+        Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
+        """
+        self.send(*self.prepare(body, routing_key, **options), timeout=timeout)
+
+    def prepare(
+        self,
+        body: Any,
+        routing_key: str,
+        *,
+        content_type: str = JSON,
+        priority: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        message_id: str | None = None,
+        mandatory: bool = False,
+        **properties: Any,
+    ) -> Publication:
+        """Return a message that `send` sends.
+
+        ``routing_key`` is without the exchange's prefix. ``body`` is written as JSON; for another ``content_type`` it
+        is bytes or text. Consumers make queues and publishers don't: where nobody reads the key the message is gone, by
+        design, unless it is ``mandatory``. ``priority`` is from 0, which is the default, to 9. ``properties``
+        are AMQP's others.
+        """
+        if priority is not None:
+            if not 0 <= priority <= HIGHEST:
+                raise ValueError(f"a priority is from 0 to {HIGHEST}, and not {priority}")
+            headers = {**(headers or {}), PRIORITY: str(priority)}  # no exchange routes by the property
+        if content_type == JSON:
+            encoded = yapw.util.json_dumps(body)
+        elif isinstance(body, str):
+            encoded = body.encode()
+        elif isinstance(body, bytes):
+            encoded = body
+        else:
+            raise TypeError(f"a body of {content_type} is bytes or text, not {type(body).__name__}")
+        made = pika.BasicProperties(
+            content_type=content_type,
+            delivery_mode=2,
+            priority=priority,
+            headers=dict(headers) if headers else None,
+            message_id=message_id or uuid.uuid4().hex,
+            timestamp=int(time.time()),
+            **properties,
+        )
+        return Publication(self._names.routing_key(routing_key), encoded, made, mandatory)
+
+    def send(
+        self,
+        routing_key: str,
+        body: bytes,
+        properties: Any,
+        mandatory: bool,
+        *,
+        timeout: float | None = None,
+        patient: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Publish a message as it is, by a whole routing key, and return when the broker has confirmed it.
+
+        ``properties`` need a message id. While it is ``patient()`` and the connection lives, a message that was sent is
+        waited for past the ``timeout``: given up, it might be published twice.
+        Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
+        """
+        waiting, link = self._post(routing_key, body, properties, mandatory)
+        seconds = self._settings.publish_timeout if timeout is None else timeout
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                left = until - time.monotonic()
+                waiting.done.result(left if left > 0 else PATIENCE_SECONDS)
+                return
+            except FutureTimeout:
+                late = time.monotonic() >= until
+                if late and not (waiting.sent and patient()) and waiting.done.cancel():
+                    # Else it would stay until the broker takes messages again, and so would all that are given up.
+                    link.call(partial(self._forget, waiting))
+                    break
+        why = "it takes nothing, as it runs short of memory or disk" if self.blocked else "no answer"
+        text = f"the broker has not confirmed the message in {seconds:g} s: {why}"
+        raise NotPublished(text, unknown=waiting.sent)
+
+    def post(self, routing_key: str, body: bytes, properties: Any, *, mandatory: bool) -> Future[None]:
+        """Publish a message as `send` does, and don't wait: the broker has it when the future says so.
+
+        What one thread posts is published in that order. Raises NotPublished, and so does the future.
+        """
+        return self._post(routing_key, body, properties, mandatory)[0].done
+
+    def _post(self, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> tuple[_Waiting, Link]:
+        waiting = _Waiting(self._names.exchange, routing_key, body, properties, mandatory)
+        with self._starting:  # so that nothing is added when all that waits was failed
+            link = self._started()
+            self._unsent.append(waiting)
+        link.call(self._send_unsent)
+        return waiting, link
+
+    def close(self, timeout: float = GOODBYE_SECONDS) -> None:
+        """Close the connection; what is unconfirmed then is not published, or nobody knows.
+
+        The broker has ``timeout`` seconds to answer.
+        """
+        with self._starting:
+            self._closed = True
+            link = self._link
+        if link is not None:
+            link.close(timeout)
+            self._fail_unsent(NotPublished("the publisher was closed"))
+
+    def _started(self) -> Link:
+        if self._closed:
+            raise NotPublished("the publisher is closed")
+        if self._failure is not None:
+            raise NotPublished(str(self._failure)) from self._failure
+        if self._link is None:
+            name = f"publisher of {self._names.exchange}"
+            self._link = Link(self._settings.parameters, name, self._set_up, self._lost, self._refused)
+            self._link.start()
+        return self._link
+
+    # All below runs in the link's thread.
+
+    def _set_up(self, link: Link, connection: Any) -> Steps:
+        connection.add_on_connection_blocked_callback(partial(self._set_blocked, True))
+        connection.add_on_connection_unblocked_callback(partial(self._set_blocked, False))
+        channel = yield open_channel(connection)
+        link.watch(channel)
+        channel.add_on_return_callback(self._on_return)
+        link.doing = f"the exchange {self._names.exchange}"
+        yield declare_exchange(channel, self._names.exchange)
+        self._number = 0
+        yield partial(channel.confirm_delivery, self._on_confirmation)
+        self._channel = channel
+        self._flowing = True
+        self._send_unsent()
+
+    def _set_blocked(self, blocked: bool, *_: Any) -> None:
+        self.blocked = blocked
+        logger.warning("The broker %s messages.", "runs short of memory or disk and takes no" if blocked else "takes")
+        if not blocked:
+            self._send_unsent()
+
+    def _forget(self, waiting: _Waiting) -> None:
+        """Drop a message that was given up before it was sent."""
+        with suppress(ValueError):  # it was sent all the same, a moment before
+            self._unsent.remove(waiting)
+
+    def _send_unsent(self) -> None:
+        while self._unsent and self._flowing and not self.blocked:
+            waiting = self._unsent.popleft()
+            waiting.sent = True  # before the look: whoever gives up cancels first and looks at this then
+            if waiting.done.cancelled():
+                continue
+            self._number += 1
+            self._unconfirmed[self._number] = waiting
+            try:
+                self._channel.basic_publish(
+                    waiting.exchange, waiting.routing_key, waiting.body, waiting.properties, waiting.mandatory
+                )
+            except Exception as error:
+                # A property that AMQP can't hold: nothing of it was sent.
+                self._number -= 1
+                del self._unconfirmed[self._number + 1]
+                _fail(waiting, NotPublished(f"the message can't be sent: {error!r}"))
+
+    def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        """Note which message no queue gets: it is told before its confirmation, and without its number."""
+        for waiting in self._unconfirmed.values():
+            if not waiting.returned and waiting.may_be(method, properties, body):
+                waiting.returned = True
+                return
+
+    def _on_confirmation(self, frame: Any) -> None:
+        tag, rejected = frame.method.delivery_tag, isinstance(frame.method, pika.spec.Basic.Nack)
+        tags = [sent for sent in self._unconfirmed if sent <= tag] if frame.method.multiple else [tag]
+        for one in tags:
+            waiting = self._unconfirmed.pop(one, None)
+            if waiting is None:
+                continue  # it was failed, as the connection is given up
+            if rejected:
+                _fail(waiting, NotPublished("the broker rejected the message; a queue may be full"))
+            elif waiting.returned:
+                text = f"no queue is bound to {waiting.exchange} by {waiting.routing_key}"
+                _fail(waiting, Unroutable(text))
+            else:
+                _finish(waiting)
+
+    def _lost(self, reason: str) -> None:
+        self._flowing = self.blocked = False
+        self._channel = None
+        unconfirmed = list(self._unconfirmed.values())
+        self._unconfirmed.clear()
+        for waiting in unconfirmed:
+            _fail(waiting, NotPublished(f"the connection was lost before the broker confirmed: {reason}", unknown=True))
+
+    def _refused(self, error: ConsumerError) -> None:
+        with self._starting:
+            self._failure = error
+        logger.error("%s", error)
+        self._fail_unsent(NotPublished(str(error)))
+
+    def _fail_unsent(self, error: NotPublished) -> None:
+        with suppress(IndexError):
+            while True:
+                _fail(self._unsent.popleft(), error)
+
+
+def declare_exchange(channel: Any, exchange: str) -> Callable[..., Any]:
+    """Return the step that declares the exchange as yapw does: direct and durable."""
+    return partial(channel.exchange_declare, exchange, exchange_type="direct", durable=True)
+
+
+def _finish(waiting: _Waiting) -> None:
+    if waiting.done.set_running_or_notify_cancel():  # else nobody waits any more
+        waiting.done.set_result(None)
+
+
+def _fail(waiting: _Waiting, error: NotPublished) -> None:
+    if waiting.done.set_running_or_notify_cancel():
+        waiting.done.set_exception(error)

@@ -1,0 +1,26 @@
+import os
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from consumers.command import EXIT_CODES, add_arguments, consume
+from consumers.django import with_fresh_connections
+
+
+class Command(BaseCommand):
+    """Consume messages with functions that may use Django; ``python -m consumers`` is the same without it."""
+
+    help = f"Call functions with the messages of queues, until SIGTERM or Ctrl-C. {EXIT_CODES}"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the options."""
+        add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Consume, and end with the exit code. Where the environment has no RABBIT_URL, the settings' is used."""
+        environment = {**os.environ}
+        if not environment.get("RABBIT_URL"):
+            environment["RABBIT_URL"] = settings.RABBIT_URL
+        raise SystemExit(consume(options, environment, self.stderr.write, with_fresh_connections))

@@ -1,0 +1,1323 @@
+"""The consumer on a real broker: what becomes of messages, and what breaks around them."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pika
+import pytest
+import yapw.clients
+
+from consumers import (
+    Consumer,
+    ConsumerError,
+    Discard,
+    Halt,
+    Halted,
+    Hung,
+    NotPublished,
+    Outcome,
+    Park,
+    PhysicalQueue,
+    PlainQueue,
+    Policy,
+    Publisher,
+    Refused,
+    Requeue,
+    Retry,
+    Settings,
+    SettingsError,
+    Unroutable,
+    run_all,
+)
+from consumers.source import InOrder
+from local.rabbitmq import PrivateNode
+from rabbit.management import Management
+from rabbit.permissions import for_pulse_user
+from tests.conftest import Amqp
+from tests.proxy import Proxy
+
+PROJECT = Path(__file__).resolve().parent.parent
+QUEUE = "shop_test_orders"
+PARKED = f"{QUEUE}.parked"
+
+
+def until(condition, seconds=15):
+    """Wait for something to become true, and give it."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return value
+
+
+def at(amqp_url, vhost="/", **changes):
+    """Give the settings of a consumer in this vhost, grown and with short delays."""
+    url = f"{amqp_url}/{quote(vhost, safe='')}"
+    policy = changes.pop("policy", Policy(delays=(0.05, 0.2)))
+    return Settings(**{"url": url, "exchange": "shop_test", "prefetch": "grown", "policy": policy, **changes})
+
+
+@pytest.fixture
+def here(broker, vhost):
+    """Give the settings of a consumer in the test's vhost."""
+    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+
+
+@contextlib.contextmanager
+def consuming(consumer):
+    """Consume until the end of the ``with``."""
+    consumer.start()
+    try:
+        until(lambda: consumer.connected)
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def length(amqp, queue):
+    """Give how many messages are ready in a queue."""
+    return amqp.channel.queue_declare(queue, passive=True).method.message_count
+
+
+def taken(amqp, queue):
+    """Take one message out of a queue: its properties and its body."""
+    until(lambda: length(amqp, queue))
+    _, properties, body = amqp.channel.basic_get(queue, auto_ack=True)
+    return properties, body
+
+
+def put(amqp, body=b"{}", queue=QUEUE, **properties):
+    """Publish as somebody who knows nothing of this package; where the queue isn't bound yet, as soon as it is."""
+    made = pika.BasicProperties(**{"content_type": "application/json", **properties})
+
+    def is_routed():
+        try:
+            amqp.channel.basic_publish("shop_test", queue, body, made, mandatory=True)
+        except pika.exceptions.UnroutableError:
+            return False
+        return True
+
+    until(is_routed)
+
+
+# Names, publishing, handling
+
+
+def test_a_publisher_with_yapw_and_a_consumer_with_this_package_meet_by_the_keys_alone(here):
+    seen = []
+    with consuming(Consumer(here(), PlainQueue("work", ["orders", "returns"]), seen.append)):
+        client = yapw.clients.Blocking(url=here().url, exchange="shop_test")
+        client.publish({"order": 17}, "orders")
+        client.publish({"order": 18}, "returns")
+        client.close()
+        until(lambda: len(seen) == 2)
+    assert sorted((message.routing_key, message.body["order"]) for message in seen) == [
+        ("shop_test_orders", 17),
+        ("shop_test_returns", 18),
+    ]
+    assert {message.queue for message in seen} == {"shop_test_work"}
+
+
+def test_a_consumer_with_yapw_reads_what_this_package_publishes(here, amqp):
+    client = yapw.clients.Blocking(url=here().url, exchange="shop_test")
+    client.declare_queue("orders")
+    with Publisher(here()) as publisher:
+        publisher.publish({"order": 17}, "orders", mandatory=True)
+    properties, body = taken(amqp, QUEUE)
+    client.close()
+    assert (json.loads(body), properties.content_type, properties.delivery_mode) == (
+        {"order": 17}, "application/json", 2,
+    )  # fmt: skip
+    assert properties.message_id
+
+
+def test_each_message_is_handled_once_and_by_many_threads_at_a_time(here, amqp):
+    together = threading.Barrier(20, timeout=10)
+    threads = set()
+    bodies = []
+
+    def callback(message):
+        together.wait()  # nobody passes unless twenty are in it
+        threads.add(threading.current_thread().name)
+        bodies.append(message.body)
+
+    with consuming(Consumer(here(), "orders", callback)) as consumer:
+        for number in range(60):
+            put(amqp, b"%d" % number)
+        until(lambda: consumer.counts["done"] == 60)
+    assert sorted(bodies) == list(range(60))
+    assert len(threads) == 20
+    assert length(amqp, QUEUE) == 0
+
+
+def test_callbacks_that_get_stuck_after_a_thousand_quick_ones_do_not_hold_up_the_others(here, amqp):
+    together = threading.Barrier(20, timeout=10)
+
+    def callback(message):
+        if message.body >= 1000:
+            together.wait()
+
+    with consuming(Consumer(here(), "orders", callback)) as consumer:
+        for number in range(1020):
+            put(amqp, b"%d" % number)
+        until(lambda: consumer.counts["done"] == 1020)
+    assert set(consumer.counts) == {"done"}
+
+
+def test_a_callback_publishes_and_its_message_is_acknowledged_after_the_broker_has_the_other(here, amqp):
+    def callback(message):
+        message.publish({"of": message.body["order"]}, "invoices", mandatory=True, message_id="invoice-17")
+
+    with (
+        consuming(Consumer(here(), "orders", callback)) as consumer,
+        consuming(Consumer(here(), "invoices", lambda message: None)),
+    ):
+        put(amqp, b'{"order": 17}')
+        until(lambda: consumer.counts["done"] == 1)
+
+
+def test_a_mandatory_message_that_nobody_reads_is_refused_and_another_is_gone_by_design(here):
+    with Publisher(here()) as publisher:
+        publisher.publish({}, "nobody")
+        with pytest.raises(Unroutable, match="shop_test_nobody"):
+            publisher.publish({}, "nobody", mandatory=True)
+
+
+def test_many_threads_publish_at_once_and_each_waits_for_its_own_confirmation(here, amqp):
+    seen, confirmed = [], []
+
+    def publish(first):
+        for number in range(first, first + 25):
+            consumer.publisher.publish(number, "orders", mandatory=True)
+            confirmed.append(number)
+            with pytest.raises(Unroutable):
+                consumer.publisher.publish(number, "nobody", mandatory=True)
+
+    with consuming(Consumer(here(), "orders", lambda message: seen.append(message.body))) as consumer:
+        threads = [threading.Thread(target=publish, args=(25 * number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        until(lambda: consumer.counts["done"] == 200)
+    assert sorted(seen) == sorted(confirmed) == list(range(200))
+
+
+# What an exception means
+
+
+def failing(here, error, **changes):
+    """Give a consumer whose callback raises this, and the messages that it was called with."""
+    seen = []
+
+    def callback(message):
+        seen.append((message.attempts, message.redelivered))
+        raise error
+
+    return Consumer(here(**changes), "orders", callback), seen
+
+
+def test_a_poison_message_is_tried_again_after_each_delay_and_parked_once_with_the_exception_and_its_trace(here, amqp):
+    times = []
+
+    def callback(message):
+        times.append((time.monotonic(), message.attempts, (message.routing_key, message.exchange)))
+        raise LookupError(f"no order {message.body['order']}")
+
+    with consuming(Consumer(here(), "orders", callback)) as consumer:
+        put(amqp, b'{"order": 17}', message_id="seventeen", headers={"theirs": "kept"}, correlation_id="c")
+        properties, body = taken(amqp, PARKED)
+        until(lambda: consumer.counts["park"] == 1)
+    assert [attempts for _, attempts, _ in times] == [0, 1, 2]
+    assert {names for *_, names in times} == {(QUEUE, "shop_test")}
+    assert times[1][0] - times[0][0] >= 0.05
+    assert times[2][0] - times[1][0] >= 0.2
+    assert (body, properties.message_id, properties.correlation_id) == (b'{"order": 17}', "seventeen", "c")
+    headers = properties.headers
+    assert headers["consumer-error"] == "LookupError: no order 17"
+    assert "raise LookupError(f\"no order {message.body['order']}\")" in headers["consumer-traceback"]
+    assert headers["consumer-attempts"] == 3
+    assert (headers["consumer-queue"], headers["consumer-exchange"], headers["consumer-routing-key"]) == (
+        QUEUE, "shop_test", QUEUE,
+    )  # fmt: skip
+    assert headers["theirs"] == "kept"
+    assert "x-death" not in headers
+    assert abs(headers["consumer-failed-at"] - time.time()) < 30
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (0, 0)
+    assert consumer.counts == {"retry": 2, "park": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "properties", "said"),
+    [
+        (b'{"order": ', {}, "the body is no application/json"),
+        (b"\xff\xfe", {"content_type": "text/plain"}, "the body is no text/plain"),
+        (b"<order/>", {"content_type": "application/xml"}, "the content type is 'application/xml'"),
+        (b"{}", {"content_type": b"\xff\xfe"}, "the content type is b'\\xff\\xfe'"),
+        (b"{}", {"content_encoding": "gzip"}, "the content encoding is 'gzip'"),
+    ],
+)
+@pytest.mark.parametrize("default", [Outcome.RETRY, Outcome.HALT])
+def test_a_body_that_nobody_can_read_is_parked_at_once_and_the_next_is_handled(
+    here, amqp, body, properties, said, default
+):
+    seen = []
+    with consuming(Consumer(here(policy=Policy(default)), "orders", seen.append)) as consumer:
+        put(amqp, body, **properties)
+        put(amqp, b'{"order": 18}')
+        parked, raw = taken(amqp, PARKED)
+        until(lambda: consumer.counts["done"] == 1)
+    assert raw == body
+    assert parked.headers["consumer-error"].startswith(f"consumers.outcomes.Unreadable: {said}")
+    assert [message.body for message in seen] == [{"order": 18}]
+
+
+class InMilliseconds(pika.BasicProperties):
+    """Properties with a time among the headers, as clients send it that write milliseconds for seconds."""
+
+    SECONDS = 1_700_000_000
+
+    def encode(self):
+        """Give what goes over the wire."""
+        seconds, milliseconds = (struct.pack(">cQ", b"T", self.SECONDS * factor) for factor in (1, 1000))
+        return [b"".join(super().encode()).replace(seconds, milliseconds)]
+
+
+def test_headers_that_pika_cannot_read_park_their_message_and_cost_no_connection(here, amqp):
+    at_ = datetime.fromtimestamp(InMilliseconds.SECONDS, UTC)
+    seen = []
+    with consuming(Consumer(here(), "orders", seen.append)) as consumer:
+        for content_type in ("application/json", None):
+            odd = InMilliseconds(headers={"at": at_}, message_id="one", content_type=content_type, type="order")
+            amqp.channel.basic_publish("shop_test", QUEUE, b'{"order": 17}', odd)
+        put(amqp, b'{"order": 18}')
+        parked = [taken(amqp, PARKED) for _ in range(2)]
+        until(lambda: consumer.counts["done"] == 1)
+    assert {(p.content_type, p.message_id, p.type, body) for p, body in parked} == {
+        (content_type, "one", "order", b'{"order": 17}') for content_type in ("application/json", None)
+    }
+    assert all("the headers can't be read" in properties.headers["consumer-error"] for properties, _ in parked)
+    assert [message.body for message in seen] == [{"order": 18}]
+    assert consumer.counts == {"done": 1, "park": 2}
+
+
+def test_bytes_and_text_come_as_they_are_and_a_decoder_of_ones_own_is_used(here, amqp):
+    seen = []
+    consumer = Consumer(here(), "orders", lambda m: seen.append(m.body), decoders={"application/xml": bytes.decode})
+    with consuming(consumer):
+        put(amqp, b"\x00\xff", content_type=None)
+        put(amqp, "å".encode(), content_type="text/plain; charset=utf-8")
+        put(amqp, b"<order/>", content_type="application/xml")
+        put(amqp, b"[1]", content_type="application/vnd.shop+json")
+        until(lambda: len(seen) == 4)
+    assert sorted(map(repr, seen)) == sorted(map(repr, [b"\x00\xff", "å", "<order/>", [1]]))
+
+
+def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(here, amqp):
+    consumer, seen = failing(here, LookupError("no order"), policy=Policy(Outcome.HALT))
+    with consuming(consumer):
+        put(amqp)
+        ended, error = consumer.wait(10)
+    assert ended
+    assert isinstance(error, Halted)
+    assert str(error).endswith("LookupError: no order")
+    assert len(seen) == 1
+    assert (length(amqp, QUEUE), length(amqp, PARKED)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "calls", "parked", "left"),
+    [
+        (Discard("not ours"), [(0, False)], 0, 0),
+        (Park("look at this"), [(0, False)], 1, 0),
+        (Requeue("try another"), [(0, False), (0, True)], 1, 0),
+        (Retry("later"), [(0, False), (1, True), (2, True)], 1, 0),
+        (Retry("much later", after=0.1), [(0, False), (1, True), (2, True)], 1, 0),
+        (Halt("enough"), [(0, False)], 0, 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_callback_may_say_itself_what_becomes_of_its_message(here, amqp, error, calls, parked, left):
+    consumer, seen = failing(here, error)
+    with consuming(consumer):
+        put(amqp)
+        until(lambda: len(seen) == len(calls) and not consumer.figures()["in_hand"])
+    assert seen == calls
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left)
+
+
+def test_an_exception_after_the_point_of_no_return_brings_nothing_back(here, amqp):
+    said = []
+
+    def callback(message):
+        said.append((message.ack(), message.ack(), message.settled))
+        raise LookupError("in the middle of the second chunk")
+
+    with consuming(Consumer(here(), "orders", callback)) as consumer:
+        put(amqp)
+        until(lambda: consumer.counts["late"])
+    assert said == [(True, False, True)]
+    assert consumer.counts == {"done": 1, "late": 1}
+    assert (length(amqp, QUEUE), length(amqp, PARKED)) == (0, 0)
+
+
+def test_what_the_broker_would_act_upon_again_is_taken_off_and_kept_by_another_name(here, amqp):
+    consumer, _ = failing(here, Park("look"))
+    with consuming(consumer):
+        amqp.queue("others")
+        amqp.channel.queue_bind("others", "shop_test", "others")
+        user = urlsplit(here().url).username
+        put(amqp, user_id=user, expiration="60000", headers={"CC": ["others"], "x-death": [{"count": 99}]})
+        properties, _ = taken(amqp, PARKED)
+    assert length(amqp, "others") == 1
+    assert (properties.user_id, properties.expiration) == (None, None)
+    kept = {name: value for name, value in properties.headers.items() if name.startswith("consumer-kept-")}
+    assert kept == {"consumer-kept-user_id": user, "consumer-kept-expiration": "60000", "consumer-kept-CC": ["others"]}
+
+
+def test_headers_that_fill_a_frame_and_an_error_without_end_are_parked_all_the_same(here, amqp):
+    consumer, _ = failing(here, LookupError("x" * 500_000))
+    with consuming(consumer):
+        put(amqp, headers={"much": "x" * 130_000, "consumer-attempts": 2})
+        properties, _ = taken(amqp, PARKED)
+        until(lambda: consumer.counts["park"] == 1)
+        assert consumer.counts["reconnected"] == 0
+    assert properties.headers["consumer-headers-dropped"] is True
+    assert "much" not in properties.headers
+    assert properties.headers["consumer-error"].startswith("LookupError: xxx")
+
+
+def test_a_crash_between_parking_and_acknowledging_leaves_two_with_the_same_id(here, amqp):
+    consumer, seen = failing(here, Park("look"))
+    send, lost = consumer.publisher.send, []
+
+    def send_and_lose(*args, **keywords):
+        send(*args, **keywords)
+        if not lost:
+            lost.append(True)
+            gone = threading.Event()
+            consumer._link.call(lambda: (consumer._link.drop("as by a crash"), gone.set()))
+            gone.wait(5)
+
+    consumer.publisher.send = send_and_lose
+    with consuming(consumer):
+        put(amqp, b'{"order": 17}')
+        ids = [taken(amqp, PARKED)[0].message_id for _ in range(2)]
+        until(lambda: consumer.counts["park"] == 1)
+    assert ids[0] == ids[1]
+    assert len(seen) == 2
+    assert consumer.counts["void"] == 1
+    assert length(amqp, QUEUE) == 0
+
+
+def test_a_quorum_queue_delays_and_parks_just_so(here, amqp):
+    consumer, seen = failing(here, LookupError("no"), queue_type="quorum")
+    with consuming(consumer):
+        put(amqp, message_id="seventeen")
+        properties, _ = taken(amqp, PARKED)
+    assert [attempts for attempts, _ in seen] == [0, 1, 2]
+    assert properties.message_id == "seventeen"
+
+
+# Prefetch
+
+
+def test_it_holds_one_message_while_it_is_young_and_twenty_when_it_has_grown(here, amqp):
+    at_once = []
+    now = [0]
+    lock = threading.Lock()
+
+    def callback(message):
+        with lock:
+            now[0] += 1
+            at_once.append((message.body, now[0]))
+        time.sleep(0.005 if message.body < 10 else 0.1)
+        with lock:
+            now[0] -= 1
+
+    with consuming(Consumer(here(prefetch="growing", grows_after=10), "orders", callback)) as consumer:
+        assert consumer.figures()["prefetch"] == 1
+        for number in range(70):
+            put(amqp, b"%d" % number)
+        until(lambda: consumer.counts["done"] == 70)
+        assert consumer.figures()["prefetch"] == 20
+    assert max(together for body, together in at_once if body < 10) == 1
+    assert max(together for body, together in at_once if body > 20) == 20
+    assert sorted(body for body, _ in at_once) == list(range(70))
+
+
+# The broker, broken
+
+
+def test_a_message_whose_connection_was_lost_comes_again_and_its_old_acknowledgement_is_dropped(here, amqp, broker):
+    calls = []
+    going = threading.Event()
+
+    def callback(message):
+        calls.append((message.body, message.redelivered))
+        if len(calls) == 1:
+            assert going.wait(10)
+            calls.append(("acknowledged", message.ack()))
+
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
+        with consuming(consumer):
+            put(amqp, b"17")
+            until(lambda: calls)
+            proxy.cut_after(1)
+            put(amqp, b"18")
+            until(lambda: not consumer.connected)
+            until(lambda: consumer.counts["done"] == 2)
+            going.set()
+            until(lambda: consumer.counts["void"])
+    assert calls[0] == (17, False)
+    assert set(calls[1:]) - {("acknowledged", False)} <= {(17, True), (18, False), (18, True)}
+    assert ("acknowledged", False) in calls
+    assert consumer.counts["reconnected"] == 1
+    assert length(amqp, QUEUE) == 0
+
+
+def test_a_message_that_fails_when_its_connection_is_lost_comes_again_and_is_parked_once(here, amqp, broker):
+    calls = []
+    going = threading.Event()
+
+    def callback(message):
+        calls.append(message.body)
+        if calls == [17]:
+            assert going.wait(10)
+        raise Park("look")
+
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
+        with consuming(consumer):
+            put(amqp, b"17")
+            until(lambda: calls)
+            proxy.cut_after(1)
+            put(amqp, b"18")
+            until(lambda: not consumer.connected)
+            until(lambda: consumer.counts["park"] == 2)
+            before = consumer.counts["void"]
+            going.set()
+            until(lambda: consumer.counts["void"] > before)
+    assert calls.count(17) == 2
+    assert sorted(taken(amqp, PARKED)[1] for _ in range(2)) == [b"17", b"18"]
+    assert length(amqp, PARKED) == 0
+
+
+class Held:
+    """A callback that keeps the first message until it is released, and whose other messages must be parked."""
+
+    def __init__(self):
+        self.seen = []
+        self.released = threading.Event()
+
+    def __call__(self, message):
+        self.seen.append(message.body)
+        if len(self.seen) == 1:
+            assert self.released.wait(20)
+        elif message.body == "poison":
+            raise Park("look")
+
+
+def test_a_queue_that_is_deleted_is_declared_again_and_read_on_and_what_is_in_hand_stays_so(here, amqp):
+    held = Held()
+    with consuming(Consumer(here(), "orders", held)) as consumer:
+        put(amqp, b"17")
+        until(lambda: held.seen)
+        amqp.channel.queue_delete(QUEUE)
+        until(lambda: put(amqp, b"18") or 18 in held.seen)
+        held.released.set()
+        until(lambda: not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
+    assert consumer.counts == {"done": len(held.seen)}  # no connection was lost for it, and nothing was void
+
+
+def test_a_level_that_is_deleted_is_declared_bound_and_read_again(here, amqp):
+    seen, level = [], f"{QUEUE}.level1"
+    settings = here(priorities="0-4,5-9")
+    with consuming(Consumer(settings, "orders", lambda message: seen.append(message.queue))) as consumer:
+        amqp.channel.queue_delete(level)
+        until(lambda: consumer.publisher.publish({}, "orders", priority=9) or level in seen)
+    assert consumer.counts["reconnected"] == 0
+
+
+def test_a_parking_queue_that_is_gone_is_declared_again_and_what_is_in_hand_stays_so(here, amqp):
+    held = Held()
+    with consuming(Consumer(here(), "orders", held)) as consumer:
+        put(amqp, b"17")
+        until(lambda: held.seen)
+        amqp.channel.queue_delete(PARKED)
+        put(amqp, b'"poison"')
+        assert taken_when_there(amqp, PARKED) == b'"poison"'
+        until(lambda: consumer.counts["park"])
+        held.released.set()
+        until(lambda: consumer.counts["done"])
+    assert held.seen == [17, "poison"]
+    assert consumer.counts == {"done": 1, "park": 1}
+
+
+def taken_when_there(amqp, queue):
+    """Take one message out of a queue that may have to be made first."""
+    until(lambda: amqp_has(amqp, queue))
+    return taken(amqp, queue)[1]
+
+
+def test_a_parking_queue_that_somebody_else_made_meanwhile_is_a_clear_error(here, amqp):
+    consumer, _ = failing(here, Park("look"))
+    with consuming(consumer):
+        amqp.channel.queue_delete(PARKED)
+        amqp.queue(PARKED, arguments={"x-max-length": 5})
+        put(amqp)
+        ended, error = consumer.wait(10)
+    assert ended
+    assert isinstance(error, Refused)
+    assert f"the queue {PARKED}" in str(error)
+    assert length(amqp, QUEUE) == 1
+
+
+def test_what_happens_while_it_reads_anew_leaves_one_reader(here, amqp):
+    def upset():
+        """Grow, and be told by the limiter to give back and to read on, before the broker has answered."""
+        consumer._grow()
+        consumer._stop_reading()
+        consumer._go_on_reading()
+
+    with consuming(Consumer(here(prefetch="growing"), "orders", lambda message: None)) as consumer:
+        for _ in range(2):
+            before = consumer.counts["done"]
+            consumer._link.call(upset)
+            put(amqp)
+            until(lambda: consumer.counts["done"] > before and consumer._reading and not consumer._starting)  # noqa: B023
+        assert consumer.figures()["prefetch"] == 20
+        assert amqp.channel.queue_declare(QUEUE, passive=True).method.consumer_count == 1
+
+
+def test_from_the_moment_in_which_a_connection_is_given_up_nothing_passes_for_acknowledged(here, amqp, broker):
+    said, given_up = [], threading.Event()
+
+    def callback(message):
+        if not said:
+            said.append("begun")
+            assert given_up.wait(10)
+            said.append(message.ack())
+
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
+        with consuming(consumer):
+            put(amqp)
+            until(lambda: said)
+            proxy.delay(1)  # the broker's goodbye takes a second
+            consumer._link.call(lambda: (consumer._link.drop("for a test"), given_up.set()))
+            until(lambda: len(said) == 2)
+            proxy.forward()
+            until(lambda: consumer.counts["done"])
+    assert said == ["begun", False]
+    assert consumer.counts["void"] == 1
+
+
+def test_what_waits_too_long_for_a_thread_goes_back_until_one_is_free(here, amqp, monkeypatch):
+    monkeypatch.setattr("consumers.source.OVERDUE_SECONDS", 0.2)
+    held = Held()
+    consumer = Consumer(here(threads=1), "orders", held)
+    arrived, place = [], consumer._waiting.put
+    consumer._waiting.put = lambda delivery: (arrived.append(delivery), place(delivery))
+    with consuming(consumer):
+        for number in range(5):
+            put(amqp, b"%d" % number)
+        until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 4)  # where another may have them
+        assert consumer.wait(1.2) == (False, None)
+        assert len(arrived) == 5  # it has looked again, and not fetched them time after time
+        held.released.set()
+        until(lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == 5)
+    assert sorted(held.seen) == list(range(5))
+
+
+def test_a_queue_that_exists_with_other_arguments_is_a_clear_error(here, amqp):
+    amqp.queue(QUEUE, arguments={"x-max-length": 5})
+    consumer = Consumer(here(), "orders", lambda message: None)
+    with pytest.raises(Refused, match=f"the queue {QUEUE}.*x-max-length") as raised:
+        consumer.run()
+    assert "406" in str(raised.value)
+
+
+def test_a_wrong_password_and_an_unknown_vhost_are_clear_errors_without_the_password(here):
+    for url in (
+        here().url.replace("guardian:", "guardian:wrong-"),
+        here().url.rpartition("/")[0] + "/nowhere",
+    ):
+        with pytest.raises(Refused, match="RABBIT_URL") as raised:
+            Consumer(here(url=url), "orders", lambda message: None).run()
+        assert "wrong-" not in str(raised.value)
+
+
+def test_it_waits_for_a_broker_that_is_not_there_yet_and_can_be_ended_meanwhile(here):
+    consumer = Consumer(here(url="amqp://127.0.0.1:1"), "orders", lambda message: None)
+    consumer.start()
+    time.sleep(0.3)
+    consumer.stop()
+    begun = time.monotonic()
+    assert consumer.wait(5) == (True, None)
+    assert consumer.close()
+    assert time.monotonic() - begun < 3
+
+
+def test_it_can_be_ended_while_it_connects_and_that_is_no_error():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        consumer = Consumer(at(f"amqp://127.0.0.1:{silent.getsockname()[1]}"), "orders", lambda message: None)
+        consumer.start()
+        with silent.accept()[0]:
+            consumer.stop()
+            assert consumer.wait(5) == (True, None)
+            assert consumer.close()
+    assert consumer.wait(0.01) == (False, None)
+
+
+def test_who_is_in_a_hurry_does_not_wait_for_a_broker_that_answers_no_goodbye(here, broker):
+    with Proxy.before(broker.amqp_url) as proxy:
+        consumer = Consumer(here(url=proxy.url(here().url)), "orders", lambda message: None)
+        consumer.start()
+        until(lambda: consumer.connected)
+        consumer.publisher.publish({}, "nobody")
+        proxy.delay(60)
+        begun = time.monotonic()
+        assert consumer.close(hurry=lambda: True)
+        assert time.monotonic() - begun < 8  # each of its two connections would wait for 10
+
+
+def test_it_waits_for_a_broker_whose_proxy_is_there_already(here, broker):
+    with Proxy.before(broker.amqp_url) as proxy:
+        proxy.close_next(1)
+        with consuming(Consumer(here(url=proxy.url(here().url)), "orders", lambda message: None)) as consumer:
+            assert consumer.wait(0.01) == (False, None)
+            assert proxy.connections == 2
+
+
+def test_a_key_that_makes_a_name_too_long_is_a_clear_error(here):
+    consumer = Consumer(here(), "o" * 245, lambda message: None)  # alone it is short enough; its queues' names aren't
+    consumer.start()
+    ended, error = consumer.wait(5)
+    consumer.close()
+    assert ended
+    assert isinstance(error, SettingsError)
+    assert "255 bytes" in str(error)
+
+
+def test_a_callback_that_never_returns_ends_in_the_parking_queue_with_where_it_hangs(here, amqp):
+    release = threading.Event()
+
+    def callback(message):
+        if message.body == 17:
+            release.wait(60)
+
+    policy = Policy(Outcome.PARK)
+    consumer = Consumer(here(time_limit=0.5, policy=policy), "orders", callback)
+    try:
+        with consuming(consumer):
+            put(amqp, b"17")
+            put(amqp, b"18")
+            ended, error = consumer.wait(10)
+            assert consumer.close() is False
+        properties, _ = taken(amqp, PARKED)
+    finally:
+        release.set()
+    assert ended
+    assert isinstance(error, Hung)
+    assert "release.wait(60)" in properties.headers["consumer-traceback"]
+    assert "TookTooLong" in properties.headers["consumer-error"]
+    assert length(amqp, QUEUE) == 0
+
+
+@pytest.mark.parametrize("late", [None, Park("too late")], ids=["returns", "raises"])
+def test_a_callback_that_ends_while_its_message_is_being_parked_changes_nothing_of_that(here, amqp, late):
+    parking, ended = threading.Event(), threading.Event()
+    said = []
+
+    def callback(message):
+        assert parking.wait(10)
+        said.append((message.settled, message.ack()))
+        ended.set()
+        if late:
+            raise late
+
+    consumer = Consumer(here(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
+    send = consumer.publisher.send
+
+    def send_late(*args, **keywords):
+        if not parking.is_set():
+            parking.set()
+            assert ended.wait(10)
+            until(lambda: not consumer.figures()["in_hand"])
+        send(*args, **keywords)
+
+    consumer.publisher.send = send_late
+    with consuming(consumer):
+        put(amqp)
+        assert isinstance(consumer.wait(10)[1], Hung)
+        consumer.close()
+    assert said == [(True, False)]
+    assert consumer.counts == {"park": 1, **({"late": 1} if late else {})}
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
+
+
+def test_the_time_limit_is_the_callbacks_and_not_that_of_parking_its_message(here, amqp):
+    consumer, seen = failing(here, Park("look"), time_limit=0.2)
+    send, slowly = consumer.publisher.send, threading.Event()
+
+    def send_slowly(*args, **keywords):
+        slowly.wait(10)
+        send(*args, **keywords)
+
+    consumer.publisher.send = send_slowly
+    with consuming(consumer):
+        put(amqp)
+        until(lambda: seen)
+        assert consumer.wait(1) == (False, None)
+        slowly.set()
+        until(lambda: consumer.counts["park"])
+        assert consumer.wait(0.01) == (False, None)
+    assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
+
+
+class Broken:
+    """A limiter that raises, as it may not."""
+
+    def prefetch(self, most):
+        return most
+
+    def take(self, timeout):
+        raise LookupError("in the toolkit")
+
+    def give_back(self):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("limiter", "policy"),
+    [(Broken(), Policy()), (None, Policy(by_error={LookupError: "in the toolkit"}))],
+    ids=["limiter", "policy"],
+)
+def test_an_error_outside_the_callback_ends_the_consumer_and_leaves_the_message(here, amqp, limiter, policy):
+    def callback(message):
+        raise LookupError("no order")
+
+    with consuming(Consumer(here(policy=policy), "orders", callback, limiter=limiter)) as consumer:
+        put(amqp)
+        ended, error = consumer.wait(10)
+    assert ended
+    assert type(error) is ConsumerError
+    assert "a worker failed" in str(error)
+    assert "in the toolkit" in str(error)
+    assert length(amqp, QUEUE) == 1
+
+
+def test_what_goes_wrong_while_it_finishes_is_raised_too(here, amqp):
+    release, raised = threading.Event(), []
+
+    def callback(message):
+        assert release.wait(10)
+        raise Halt("enough")
+
+    def run():
+        with pytest.raises(Halted, match="enough"):
+            consumer.run()
+        raised.append(True)
+
+    consumer = Consumer(here(), "orders", callback)
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: consumer.connected)
+    put(amqp)
+    until(lambda: consumer.figures()["in_hand"])
+    consumer.stop()
+    until(consumer._stopping.is_set)
+    release.set()
+    thread.join(10)
+    assert raised
+
+
+def test_a_consumer_that_cannot_be_started_does_not_leave_another_running(here, monkeypatch):
+    first, second = (Consumer(here(), key, lambda message: None) for key in ("orders", "returns"))
+    monkeypatch.setattr(second, "start", lambda: (until(lambda: first.connected), pytest.fail("no more threads")))
+    with pytest.raises(pytest.fail.Exception, match="no more threads"):
+        run_all([first, second])
+    assert not first.connected
+    assert not first._link._thread.is_alive()
+
+
+# The connection's thread
+
+
+def test_what_waits_for_a_broker_that_is_away_is_told_at_the_end_that_it_was_not_published(here):
+    with Publisher(here(url="amqp://127.0.0.1:1")) as publisher:
+        future = publisher.post(*publisher.prepare({}, "orders")[:3], mandatory=False)
+        until(lambda: publisher._link._failures)
+    with pytest.raises(NotPublished, match="closed"):
+        future.result(5)
+
+
+def test_an_error_while_connecting_ends_the_consumer_and_not_only_a_thread(here, monkeypatch):
+    def broken(*args, **keywords):
+        raise RuntimeError("no more sockets")
+
+    monkeypatch.setattr("consumers.link._Connection", broken)
+    consumer = Consumer(here(), "orders", lambda message: None)
+    consumer.start()
+    ended, error = consumer.wait(5)
+    consumer.close()
+    assert ended
+    assert "no more sockets" in str(error)
+
+
+def test_a_vhost_that_has_all_its_connections_is_tried_again_and_is_no_reason_to_end(here, management, vhost):
+    management._put("vhost-limits", vhost, "max-connections", json={"value": 0})
+    consumer = Consumer(here(), "orders", lambda message: None)
+    consumer.start()
+    try:
+        until(lambda: consumer._link._failures)
+        assert consumer.wait(0.01) == (False, None)
+        management._delete("vhost-limits", vhost, "max-connections")
+        until(lambda: consumer.connected)
+    finally:
+        consumer.close()
+
+
+@pytest.mark.slow
+def test_a_callback_longer_than_three_heartbeats_loses_no_connection(here, amqp):
+    with consuming(Consumer(here(url=here().url + "?heartbeat=1"), "orders", lambda m: time.sleep(4))) as consumer:
+        put(amqp)
+        until(lambda: consumer.counts["done"] == 1)
+        assert consumer.counts["reconnected"] == 0
+
+
+# A Pulse user
+
+
+@pytest.fixture
+def pulse(broker, management, vhost):
+    """Give the settings of a real account with a Pulse user's permissions and no others."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.put_user(name, "sekret-word")
+    management.set_permissions(vhost, name, for_pulse_user(name))
+    address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
+    yield at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name)
+    management.delete_user(name)
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+def test_a_pulse_users_account_may_do_all_of_it_under_its_own_names(pulse, management, vhost, amqp, queue_type):
+    name = pulse.pulse_user
+    settings = Settings(**{**vars(pulse), "queue_type": queue_type})
+    seen = []
+
+    def callback(message):
+        seen.append((message.attempts, message.routing_key))
+        if message.body == "poison":
+            raise LookupError("no")
+        message.publish("poison", "orders", mandatory=True)
+
+    with consuming(Consumer(settings, "orders", callback)) as consumer:
+        with Publisher(settings) as publisher:
+            publisher.publish("first", "orders", mandatory=True)
+        until(lambda: consumer.counts["park"] == 1)
+    key = f"exchange/{name}/shop_test_orders"
+    assert seen == [(0, key), (0, key), (1, key), (2, key)]
+    queue = f"queue/{name}/shop_test_orders"
+    assert {row["name"] for row in management.list_queues(vhost, {"disable_stats": "true"})} == {
+        queue, f"{queue}.parked", f"{queue}.retry.50ms", f"{queue}.retry.200ms",
+    }  # fmt: skip
+    properties, body = taken(amqp, f"{queue}.parked")
+    assert (json.loads(body), properties.headers["consumer-error"]) == ("poison", "LookupError: no")
+
+
+def test_a_pulse_users_account_without_the_setting_is_refused_with_the_exchanges_name(pulse):
+    settings = Settings(**{**vars(pulse), "pulse_user": None})
+    with pytest.raises(Refused, match=r"the exchange shop_test: .*ACCESS_REFUSED|access to exchange 'shop_test'"):
+        Consumer(settings, "orders", lambda message: None).run()
+
+
+# Sources and limiters
+
+
+class TwoQueues:
+    """A logical queue over two physical ones."""
+
+    key = "orders"
+
+    def queues(self, names, prefetch):
+        return [
+            PhysicalQueue(names.queue(f"orders_{level}"), [names.routing_key(f"orders_{level}")], prefetch, level)
+            for level in range(2)
+        ]
+
+    def waiting(self):
+        return InOrder()
+
+
+def test_a_source_of_several_queues_has_a_channel_and_delays_for_each(here, amqp):
+    seen = []
+
+    def callback(message):
+        seen.append((message.queue, message.body, message.attempts))
+        if message.attempts == 0:
+            raise LookupError("not yet")
+
+    with consuming(Consumer(here(), TwoQueues(), callback)) as consumer:
+        put(amqp, b"0", "shop_test_orders_0")
+        put(amqp, b"1", "shop_test_orders_1")
+        until(lambda: consumer.counts["done"] == 2)
+    assert sorted(seen) == [
+        ("shop_test_orders_0", 0, 0), ("shop_test_orders_0", 0, 1),
+        ("shop_test_orders_1", 1, 0), ("shop_test_orders_1", 1, 1),
+    ]  # fmt: skip
+
+
+class Closed:
+    """A limiter that lets so many through, and says then that it takes so many seconds."""
+
+    def __init__(self, tokens, seconds):
+        self.tokens = tokens
+        self.seconds = seconds
+
+    def prefetch(self, most):
+        return min(most, 4)
+
+    def take(self, timeout):
+        if self.tokens:
+            self.tokens -= 1
+            return 0
+        time.sleep(min(timeout, 0.01))
+        return self.seconds
+
+    def give_back(self):
+        self.tokens += 1
+
+
+def test_a_limiter_stands_before_the_workers_and_sizes_the_prefetch(here, amqp):
+    limiter = Closed(0, 0.1)
+    with consuming(Consumer(here(), "orders", lambda message: None, limiter=limiter)) as consumer:
+        for number in range(10):
+            put(amqp, b"%d" % number)
+        until(lambda: consumer.figures()["waiting"] == 4 + 1)
+        assert (consumer.figures()["prefetch"], length(amqp, QUEUE)) == (5, 5)
+        limiter.tokens = 3
+        until(lambda: consumer.counts["done"] == 3)
+        time.sleep(0.2)
+        assert consumer.counts["done"] == 3
+        limiter.tokens = 7
+        until(lambda: consumer.counts["done"] == 10)
+
+
+def test_messages_that_would_wait_long_for_a_limiter_are_given_back_and_read_again_in_time(here, amqp):
+    limiter = Closed(2, 1.5)
+    with consuming(Consumer(here(hold_seconds=1), "orders", lambda m: None, limiter=limiter)) as consumer:
+        for number in range(6):
+            put(amqp, b"%d" % number)
+        until(lambda: consumer.counts["done"] == 2)
+        until(lambda: length(amqp, QUEUE) == 4)  # where another consumer can have them
+        limiter.tokens = 100
+        until(lambda: consumer.counts["done"] == 6)
+
+
+# As a process
+
+
+PROGRAM = """
+import time, os
+def orders(message):
+    if message.body == "poison":
+        raise LookupError("no")
+    time.sleep(float(os.environ.get("SLEEP", "0.3")))
+    with open(os.environ["DONE"], "a") as done:
+        done.write(f"{message.body}\\n")
+"""
+
+
+@pytest.fixture
+def program(here, tmp_path):
+    """Give a function that starts a consumer as a process of its own."""
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    started = []
+
+    def start(*arguments, command=("-m", "consumers"), **environment):
+        process = subprocess.Popen(
+            [sys.executable, *command, *arguments],
+            cwd=PROJECT,
+            env={
+                **os.environ, "PYTHONPATH": str(tmp_path), "RABBIT_URL": here().url, "DONE": str(tmp_path / "done"),
+                "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PREFETCH": "grown", **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("command", [("-m", "consumers"), ("manage.py", "consume")], ids=["alone", "manage.py"])
+def test_sigterm_finishes_what_is_in_hand_and_leaves_the_rest_in_the_queue(program, amqp, tmp_path, command):
+    process = program("shop:orders", command=command, RABBIT_THREADS="5")
+    done = tmp_path / "done"
+    until(lambda: amqp_has(amqp, QUEUE), 60)  # Django takes its time to start
+    for number in range(40):
+        put(amqp, b"%d" % number)
+    until(lambda: done.exists() and done.read_text())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0, process.stdout.read()
+    handled = [int(line) for line in done.read_text().split()]
+    assert 5 <= len(handled) < 40
+    left = [int(taken(amqp, QUEUE)[1]) for _ in range(40 - len(handled))]
+    assert sorted(handled + left) == list(range(40))
+    assert length(amqp, QUEUE) == 0
+
+
+def amqp_has(amqp, queue):
+    """Whether a queue is there."""
+    channel = amqp.connection.channel()
+    try:
+        channel.queue_declare(queue, passive=True)
+    except pika.exceptions.ChannelClosedByBroker:
+        return False
+    channel.close()
+    return True
+
+
+def test_a_second_signal_ends_a_process_whose_callback_takes_its_time(program, amqp):
+    process = program("shop:orders", SLEEP="60")
+    until(lambda: amqp_has(amqp, QUEUE))
+    put(amqp, b"17")
+    until(lambda: length(amqp, QUEUE) == 0)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert taken(amqp, QUEUE)[1] == b"17"
+
+
+def test_the_exit_code_says_who_has_to_look(program, amqp):
+    amqp.queue("shop_test_taken", arguments={"x-max-length": 5})
+    cases = [
+        (program("shop:orders=taken"), 3, "the queue shop_test_taken"),
+        (program("shop:nothing"), 2, "shop has no function nothing"),
+        (program("nowhere:orders"), 2, "there is no module nowhere"),
+        (program("shop:orders", RABBIT_EXCHANGE_NAME=""), 2, "RABBIT_EXCHANGE_NAME isn't set"),
+        (program("shop:orders", "shop:orders"), 2, "two functions would read one queue"),
+    ]
+    halting = program("shop:orders", "--on-error", "halt")
+    until(lambda: amqp_has(amqp, QUEUE))
+    put(amqp, b'"poison"')
+    for process, code, said in [*cases, (halting, 1, "LookupError: no")]:
+        out, _ = process.communicate(timeout=20)
+        assert (process.returncode, said in out) == (code, True), out
+    assert taken(amqp, QUEUE)[1] == b'"poison"'
+
+
+def test_killed_in_the_middle_it_leaves_everything_unacknowledged_in_the_queue(program, amqp, tmp_path):
+    process = program("shop:orders", RABBIT_THREADS="2")
+    until(lambda: amqp_has(amqp, QUEUE))
+    for number in range(20):
+        put(amqp, b"%d" % number)
+    done = tmp_path / "done"
+    until(lambda: done.exists() and done.read_text())
+    process.kill()
+    process.wait()
+    handled = {int(line) for line in done.read_text().split()}
+    until(lambda: length(amqp, QUEUE) >= 20 - len(handled))
+    left = {int(taken(amqp, QUEUE)[1]) for _ in range(length(amqp, QUEUE))}
+    assert handled | left == set(range(20))
+
+
+# A node of its own, to break
+
+
+@pytest.fixture(scope="module")
+def own_node():
+    """Give a node that these tests may break and have to mend."""
+    with PrivateNode(plugins=["rabbitmq_management"]) as node:
+        yield node
+
+
+@pytest.fixture
+def own(own_node):
+    """Give the settings in a vhost of the node, and a connection to it."""
+    management = Management(own_node.management_url)
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.make_vhost(name)
+    yield lambda **changes: at(own_node.amqp_url, name, **changes)
+    management.delete_vhost(name)
+    management.close()
+
+
+def connect(settings):
+    """Connect to where these settings lead."""
+    base, _, vhost = settings.url.rpartition("/")
+    return Amqp(base, vhost)
+
+
+@pytest.mark.slow
+def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_late_ack_is_void(own, own_node):
+    calls = []
+
+    def callback(message):
+        calls.append(message.redelivered)
+        if len(calls) == 1:
+            time.sleep(6)
+
+    # The configuration file knows the first and not the second, which says how often it looks.
+    own_node.eval("[application:set_env(rabbit, Key, 1000) || Key <- [consumer_timeout, channel_tick_interval]]")
+    try:
+        with consuming(Consumer(own(), "orders", callback)) as consumer:
+            put(connect(own()))
+            until(lambda: consumer.counts["done"] == 1, 20)
+            until(lambda: consumer.counts["void"] == 1, 20)
+    finally:
+        own_node.eval("application:set_env(rabbit, consumer_timeout, 1800000)")
+        own_node.eval("application:set_env(rabbit, channel_tick_interval, 60000)")
+    assert calls == [False, True]
+    assert consumer.counts["reconnected"] == 1
+
+
+@pytest.mark.slow
+def test_under_an_alarm_it_works_on_and_what_it_would_park_is_kept_in_hand_until_it_can_be(own, own_node):
+    fail, tries = threading.Event(), Counter()
+
+    def callback(message):
+        tries[message.body] += 1
+        if str(message.body).startswith("slow"):
+            assert fail.wait(20)
+        if str(message.body).endswith("poison"):
+            raise Park("look")
+
+    with consuming(Consumer(own(publish_timeout=0.5, threads=20), "orders", callback)) as consumer:
+        amqp = connect(own())
+        put(amqp, b'"poison"')
+        put(amqp, b'"slow poison"')
+        put(amqp, b'"slower poison"')
+        for number in range(50):
+            put(amqp, b"%d" % number)
+        until(lambda: consumer.counts["done"] == 50)
+        until(lambda: consumer.counts["park"] == 1)
+        taken(amqp, PARKED)
+        own_node.ctl("set_vm_memory_high_watermark", "0")
+        try:
+            until(lambda: publishing_is_refused(consumer.publisher))
+            assert consumer.connected
+            fail.set()
+            assert consumer.wait(1.5) == (False, None)  # three times as long as the broker has to confirm
+            assert (consumer.figures()["in_hand"], length(amqp, PARKED)) == (2, 0)
+        finally:
+            own_node.ctl("set_vm_memory_high_watermark", "0.4")
+        until(lambda: consumer.counts["park"] == 3, 30)
+        assert {taken(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
+        assert length(amqp, PARKED) == 0
+    assert consumer.counts == {"done": 50, "park": 3}
+    assert (tries["slow poison"], tries["slower poison"]) == (1, 1)
+
+
+@pytest.mark.slow
+def test_under_an_alarm_a_callback_that_hangs_keeps_nobody_from_ending(own, own_node):
+    release = threading.Event()
+    settings = own(time_limit=0.2, publish_timeout=0.3, policy=Policy(Outcome.PARK))
+    consumer = Consumer(settings, "orders", lambda message: release.wait(60))
+    ended = []
+    with consuming(consumer), Publisher(settings) as other:
+        amqp = connect(own())
+        own_node.ctl("set_vm_memory_high_watermark", "0")
+        try:
+            until(lambda: publishing_is_refused(other))
+            own_node.ctl("set_vm_memory_high_watermark", "0.4")
+            put(amqp)
+            until(lambda: consumer.figures()["in_hand"])
+            own_node.ctl("set_vm_memory_high_watermark", "0")
+            waiter = threading.Thread(target=lambda: ended.append(consumer.wait()))
+            waiter.start()
+            until(lambda: consumer._hung)
+            consumer.stop()
+            waiter.join(5)
+            assert ended == [(True, None)]
+        finally:
+            own_node.ctl("set_vm_memory_high_watermark", "0.4")
+            release.set()
+        until(lambda: length(amqp, PARKED) == 1)
+        assert isinstance(consumer.wait(10)[1], Hung)
+    assert consumer.counts == {"park": 1}
+
+
+def publishing_is_refused(publisher):
+    """Whether the broker takes nothing: the first message under an alarm may still be read."""
+    try:
+        publisher.publish({}, "nobody")
+    except NotPublished as error:
+        return "runs short" in str(error)
+    return False
+
+
+@pytest.mark.slow
+def test_a_restart_of_the_broker_under_load_loses_nothing_and_repeats_only_what_was_unacknowledged(own, own_node):
+    handled, published, uncertain = [], [], set()
+    numbers = itertools.count()
+    enough = threading.Event()
+
+    def callback(message):
+        time.sleep(random.uniform(0.02, 0.06))  # slower than what is published: there is always work in hand
+        handled.append((message.body, message.redelivered))
+
+    consumer = Consumer(own(publish_timeout=60), "orders", callback)
+
+    def publish():
+        while not enough.is_set():
+            number = next(numbers)
+            while True:
+                try:
+                    consumer.publisher.publish(number, "orders", mandatory=True)
+                    break
+                except NotPublished as error:
+                    if error.unknown:
+                        uncertain.add(number)
+                    time.sleep(0.05)
+            published.append(number)
+            time.sleep(0.004)
+
+    with consuming(consumer):
+        threads = [threading.Thread(target=publish) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        until(lambda: consumer.counts["done"] > 200)
+        acknowledged = {body for body, _ in handled[:100]}  # what is in hand are the last twenty at most
+        own_node.restart()
+        before = len(published)
+        until(lambda: len(published) > before + 200, 60)
+        enough.set()
+        for thread in threads:
+            thread.join(60)
+        until(lambda: {body for body, _ in handled} >= set(published), 60)
+        until(lambda: not consumer.figures()["in_hand"])
+        assert length(connect(own()), QUEUE) == 0
+        assert consumer.counts["reconnected"] == 1
+    assert consumer.counts["void"] > 0  # there was work in hand, or fetched, when the connection went
+    assert {body for body, _ in handled} == set(published)
+    times = Counter(body for body, _ in handled)
+    twice = {body for body, count in times.items() if count > 1} - uncertain
+    assert not twice & acknowledged
+    assert len(twice) <= 20  # the prefetch: what may be unacknowledged

@@ -1,0 +1,452 @@
+"""Consumers that write to the database: killed in each gap, given messages twice, and cut off from the database."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pika
+import pytest
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.utils import timezone
+
+from consumers import Consumer, Outcome, PlainQueue, Policy, Publisher
+from consumers.django import in_transaction, once, rewrite
+from consumers.processed.models import Processed
+from queues.models import Queue, QueueSample
+from tests.dying import ACKNOWLEDGE, COMMIT, NOTE, PUBLISH, STEPS, shipping
+from tests.test_consumer import at, consuming, length, put, taken, until
+
+PROJECT = Path(__file__).resolve().parent.parent
+INVOICES = "shop_test_invoices"
+
+
+@pytest.fixture
+def here(broker, vhost):
+    """Give the settings of a consumer in the test's vhost."""
+    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+
+
+@pytest.fixture
+def work(transactional_db, monkeypatch):
+    """Give a table that the work writes to: what it has, by message."""
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)  # threads leave nothing open when they end
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE shop_work (message varchar(255))")
+
+    def rows():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT message FROM shop_work ORDER BY message")
+            return [message for (message,) in cursor.fetchall()]
+
+    yield rows
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE shop_work")
+
+
+@pytest.fixture
+def invoices(amqp):
+    """Give a function that takes the invoices out of their queue: what they are of, and their ids."""
+    amqp.channel.exchange_declare("shop_test", "direct", durable=True)
+    amqp.queue(INVOICES)
+    amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
+    seen = []
+
+    def out():
+        while (got := amqp.channel.basic_get(INVOICES, auto_ack=True))[0]:
+            _, properties, body = got
+            seen.append((json.loads(body)["of"], properties.message_id))
+        return sorted(seen)
+
+    return out
+
+
+def insert(message):
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO shop_work (message) VALUES (%s)", [str(message.body)])
+
+
+# Killed in each gap
+
+GAPS = {
+    # killed before: rows and invoices there are then, and invoices at the end, with `once` and with rewriting
+    COMMIT: (0, 0, {"once": 1, "rewrite": 1}),
+    PUBLISH: (1, 0, {"once": 1, "rewrite": 1}),
+    NOTE: (1, 1, {"once": 2, "rewrite": 2}),
+    ACKNOWLEDGE: (1, 1, {"once": 1, "rewrite": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", ["once", "rewrite"])
+def test_killed_in_any_gap_the_work_is_in_the_database_once_and_all_is_published_at_least_once(
+    guard, here, amqp, work, invoices
+):
+    database = {name: connection.settings_dict[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
+    environment = {
+        **os.environ,
+        "RABBIT_URL": here().url,
+        "RABBIT_EXCHANGE_NAME": "shop_test",
+        "DATABASE": json.dumps(database, default=str),
+    }
+    for step in STEPS:
+        amqp.queue(f"shop_test_{step}", arguments={"x-queue-type": "classic"})
+        amqp.channel.queue_bind(f"shop_test_{step}", "shop_test", f"shop_test_{step}")
+        put(amqp, queue=f"shop_test_{step}", message_id=step)
+    dying = [
+        subprocess.Popen([sys.executable, "-m", "tests.dying", guard, step], cwd=PROJECT, env=environment)
+        for step in STEPS
+    ]
+    try:
+        assert [process.wait(30) for process in dying] == [-9] * len(STEPS)
+    finally:
+        for process in dying:
+            process.kill()
+    rows = work()
+    published = [of for of, _ in invoices()]
+    assert {step: (rows.count(step), published.count(step)) for step in STEPS} == {
+        step: then[:2] for step, then in GAPS.items()
+    }
+
+    settings = here(policy=Policy())
+    for step in STEPS:  # what was delivered to the killed comes again
+        with consuming(Consumer(settings, step, shipping(guard))) as consumer:
+            until(lambda: consumer.counts["done"] == 1)
+        assert length(amqp, f"shop_test_{step}") == 0
+    assert work() == sorted(STEPS)
+    published = [of for of, _ in invoices()]
+    assert {step: published.count(step) for step in STEPS} == {step: then[2][guard] for step, then in GAPS.items()}
+    if guard == "once":
+        assert len(set(invoices())) == len(STEPS)  # what is published twice has the same id both times
+        assert Processed.objects.filter(publications__isnull=True).count() == len(STEPS)
+
+
+# The guard
+
+
+def test_a_message_that_two_have_at_once_is_worked_on_once_and_the_second_waits_for_the_first(here, amqp, work):
+    both = threading.Barrier(2, timeout=10)
+    calls = []
+
+    @once
+    def callback(message):
+        calls.append(message.id)
+        insert(message)
+        threading.Event().wait(0.3)
+
+    def together(message):
+        both.wait()
+        callback(message)
+
+    with consuming(Consumer(here(), "orders", together)) as consumer:
+        put(amqp, b"17", message_id="order-17")
+        put(amqp, b"17", message_id="order-17")
+        until(lambda: consumer.counts["done"] == 2)
+    assert (calls, work()) == (["order-17"], ["17"])
+
+
+def test_work_that_failed_is_not_taken_for_done(here, amqp, work):
+    @once
+    def callback(message):
+        insert(message)
+        if not message.attempts:
+            raise LookupError("not yet")
+
+    with consuming(Consumer(here(), "orders", callback)) as consumer:
+        put(amqp, b"17", message_id="order-17")
+        until(lambda: consumer.counts["done"] == 1)
+        put(amqp, b"17", message_id="order-17")
+        until(lambda: consumer.counts["done"] == 2)
+    assert work() == ["17"]
+
+
+def test_two_consumers_that_get_the_same_message_both_work_on_it(here, amqp, work):
+    shop, stock = (Consumer(here(), PlainQueue(key, ["orders"]), once(insert)) for key in ("shop", "stock"))
+    with consuming(shop), consuming(stock):
+        put(amqp, b"17", message_id="order-17")
+        until(lambda: shop.counts["done"] == stock.counts["done"] == 1)
+    assert work() == ["17", "17"]
+    assert sorted(Processed.objects.values_list("consumer", "message_id")) == [
+        ("shop_test_shop", "order-17"),
+        ("shop_test_stock", "order-17"),
+    ]
+
+
+def test_two_messages_without_an_id_are_two_however_like_each_other_and_whatever_failed(here, amqp, work):
+    @once
+    def callback(message):
+        insert(message)
+        if not message.attempts:
+            raise LookupError("not yet")  # on its delay it has an id, made of its content
+
+    with consuming(Consumer(here(), "orders", callback)) as consumer:
+        put(amqp, b"17")
+        put(amqp, b"17")
+        until(lambda: consumer.counts["done"] == 2)
+    assert work() == ["17", "17"]
+
+
+def test_a_key_tells_messages_apart_that_have_no_id_or_another(here, amqp, work):
+    callback = once(key=lambda message: str(message.body["order"]))(insert)
+    with consuming(Consumer(here(), "orders", callback)) as consumer:
+        put(amqp, b'{"order": 17}')
+        until(lambda: consumer.counts["done"] == 1)
+        put(amqp, b'{"order": 17}', message_id="another")
+        put(amqp, b'{"order": 18}')
+        until(lambda: consumer.counts["done"] == 3)
+    assert work() == ["{'order': 17}", "{'order': 18}"]
+
+
+@pytest.mark.parametrize("key", ["a\0b", "é" * 300, "'; DROP TABLE shop_work; --"])
+def test_any_key_can_be_kept(here, amqp, work, key):
+    with consuming(Consumer(here(), "orders", once(key=lambda message: key)(insert))) as consumer:
+        put(amqp, b"1")
+        until(lambda: consumer.counts["done"] == 1)
+        put(amqp, b"2")
+        until(lambda: consumer.counts["done"] == 2)
+    assert work() == ["1"]
+
+
+def test_old_rows_go_by_themselves_and_young_ones_stay(here, amqp, work):
+    now = timezone.now()
+    for number, days in enumerate((8, 6)):
+        Processed.objects.create(consumer="x", message_id=str(number), at=now - timedelta(days=days))
+    with consuming(Consumer(here(), "orders", once(keep=timedelta(days=7))(insert))) as consumer:
+        put(amqp, b"17", message_id="new")
+        until(lambda: consumer.counts["done"] == 1)
+    assert set(Processed.objects.values_list("message_id", flat=True)) == {"1", "new"}
+
+
+def test_rewriting_leaves_the_same_however_often(transactional_db):
+    now = timezone.now()
+    queue, other = (
+        Queue.objects.create(
+            vhost="/", name=name, type="classic", durable=True, auto_delete=False, exclusive=False, first_seen=now,
+            last_seen=now,
+        )
+        for name in ("one", "other")
+    )  # fmt: skip
+    QueueSample.objects.create(queue=other, at=now, length=9)
+    for _ in range(2):
+        rewrite(
+            QueueSample.objects.filter(queue=queue),
+            (QueueSample(queue=queue, at=now, length=number) for number in range(3)),
+        )
+    assert sorted(QueueSample.objects.values_list("queue__name", "length")) == [
+        ("one", 0), ("one", 1), ("one", 2), ("other", 9),
+    ]  # fmt: skip
+
+
+def test_rewriting_that_fails_leaves_what_was_there(transactional_db):
+    Processed.objects.create(consumer="x", message_id="old")
+    with pytest.raises(IntegrityError):
+        rewrite(Processed.objects.all(), [Processed(consumer="x", message_id="new")] * 2)
+    assert Processed.objects.get().message_id == "old"
+
+
+# What goes wrong
+
+
+def outcome_of(here, amqp, callback, **changes):
+    """Have one message handled, and give the consumer once it is dealt with in the end."""
+    with consuming(Consumer(here(**changes), "orders", callback)) as consumer:
+        put(amqp, b"17", message_id="order-17")
+        until(lambda: consumer.counts["done"] or consumer.counts["park"])
+    return consumer
+
+
+def no_such_queue(message):
+    insert(message)
+    message.publish({"of": 17}, "invoices")
+    QueueSample.objects.create(queue_id=4711, at=timezone.now(), length=0)  # looked at by the commit
+
+
+def no_json(message):
+    insert(message)
+    message.publish({"of": object()}, "invoices")
+
+
+def no_header(message):
+    insert(message)
+    message.publish({"of": 17}, "invoices", headers={"of": object()})
+
+
+def too_early(message):
+    insert(message)
+    message.publish({"of": 17}, "invoices")
+    message.ack()
+
+
+def rolled_back(message):
+    insert(message)
+    message.publish({"of": 17}, "invoices")
+    transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("guard", [in_transaction, once])
+@pytest.mark.parametrize("callback", [no_such_queue, no_json, no_header, too_early, rolled_back])
+def test_work_that_is_not_committed_publishes_nothing_and_is_no_success(here, amqp, work, invoices, guard, callback):
+    consumer = outcome_of(here, amqp, guard(callback), policy=Policy(Outcome.PARK))
+    assert consumer.counts["park"] == 1
+    assert (work(), invoices(), Processed.objects.count()) == ([], [], 0)
+
+
+@pytest.mark.parametrize("guard", [in_transaction, once])
+def test_an_error_of_the_database_that_the_work_swallowed_does_not_pass_for_a_commit(here, amqp, work, invoices, guard):
+    Processed.objects.create(consumer="x", message_id="1")
+
+    @guard
+    def callback(message):
+        insert(message)
+        with contextlib.suppress(IntegrityError), connection.cursor() as cursor:
+            # Django isn't told of it. PostgreSQL does nothing more in this transaction; SQLite goes on.
+            cursor.execute("INSERT INTO consumers_processed (consumer, message_id) VALUES ('x', '1')")
+
+    consumer = outcome_of(here, amqp, callback, policy=Policy(Outcome.PARK))
+    assert work() == ["17"] * consumer.counts["done"]
+    assert consumer.counts["done"] == (connection.vendor == "sqlite")
+
+
+def lose_the_database():
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        cursor.execute("SELECT * FROM no_such_table")  # SQLite has no connection to be cut, and says the same of this
+
+
+@pytest.mark.parametrize("guard", [in_transaction, once])
+def test_a_lost_database_is_a_retry_with_a_new_connection_whatever_the_default(here, amqp, work, invoices, guard):
+    @guard
+    def callback(message):
+        insert(message)
+        message.publish({"of": 17}, "invoices")
+        if not message.attempts:
+            lose_the_database()
+
+    policy = Policy(Outcome.DISCARD, delays=(0.05,))
+    consumer = outcome_of(here, amqp, callback, policy=policy, prefetch="young")
+    assert (consumer.counts["retry"], consumer.counts["done"]) == (1, 1)
+    assert work() == ["17"]
+    assert len(invoices()) == 1
+
+
+def test_a_lost_database_is_what_the_policy_says_of_it_by_name(here, amqp, work):
+    policy = Policy(by_error={OperationalError: Outcome.PARK}, delays=(0.05,))
+    consumer = outcome_of(here, amqp, in_transaction(lambda message: lose_the_database()), policy=policy)
+    assert consumer.counts["park"] == 1
+
+
+def test_a_database_that_is_lost_when_all_is_done_changes_nothing(here, amqp, work, invoices):
+    @once
+    def callback(message):
+        insert(message)
+        message.publish({"of": 17}, "invoices")
+
+    settings = here(policy=Policy(Outcome.PARK))
+    with Publisher(settings) as publisher:
+        send = publisher.send
+
+        def send_and_lose_the_database(*publication):
+            send(*publication)
+            connection.connection.close()  # and Django hasn't been told
+
+        publisher.send = send_and_lose_the_database
+        with consuming(Consumer(settings, "orders", callback, publisher=publisher)) as consumer:
+            put(amqp, b"17", message_id="order-17")
+            until(lambda: consumer.counts.total())
+    assert dict(consumer.counts) == {"done": 1}
+    assert (work(), len(invoices())) == (["17"], 1)
+
+
+def test_what_can_not_be_published_after_the_commit_is_published_at_the_next_try_and_the_work_is_not_done_again(
+    here, amqp, work, invoices
+):
+    amqp.channel.queue_unbind(INVOICES, "shop_test", INVOICES)
+
+    @once
+    def callback(message):
+        insert(message)
+        message.publish({"of": 17}, "invoices", mandatory=True, message_id="invoice-17")
+
+    with consuming(Consumer(here(policy=Policy(Outcome.DISCARD, delays=(0.5, 5))), "orders", callback)) as consumer:
+        put(amqp, b"17", message_id="order-17")
+        until(lambda: consumer.counts["retry"] == 1)
+        assert (work(), invoices()) == (["17"], [])
+        amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
+        until(lambda: consumer.counts["done"] == 1)
+    assert (work(), invoices()) == (["17"], [(17, "invoice-17")])
+
+
+def test_what_is_kept_to_be_published_is_sent_as_it_was_meant(here, amqp, work, invoices):
+    amqp.channel.queue_unbind(INVOICES, "shop_test", INVOICES)
+
+    @once
+    def callback(message):
+        message.publish(
+            b"\x00\xff", "invoices", mandatory=True, content_type="application/octet-stream", priority=3,
+            headers={"of": "é", "n": 17}, correlation_id="c",
+        )  # fmt: skip
+
+    with consuming(Consumer(here(policy=Policy(delays=(0.5, 5))), "orders", callback)) as consumer:
+        put(amqp, b"17", message_id="order-17")
+        until(lambda: consumer.counts["retry"] == 1)
+        amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
+        until(lambda: consumer.counts["done"] == 1)
+    properties, body = taken(amqp, INVOICES)
+    assert body == b"\x00\xff"
+    assert isinstance(properties, pika.BasicProperties)
+    assert (properties.content_type, properties.priority, properties.correlation_id) == (
+        "application/octet-stream", 3, "c",
+    )  # fmt: skip
+    assert properties.headers.items() >= {"of": "é", "n": 17}.items()
+    assert properties.delivery_mode == 2
+
+
+def test_work_whose_message_was_dealt_with_in_the_meantime_is_rolled_back(here, amqp, work):
+    parked = threading.Event()
+
+    @in_transaction
+    def callback(message):
+        insert(message)
+        parked.wait(10)
+
+    consumer = Consumer(here(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
+    consumer.start()
+    put_when_there(amqp, consumer)
+    ended, error = consumer.wait(10)  # looks for what takes too long, and parks it
+    parked.set()
+    until(lambda: consumer.counts["late"] == 1)
+    consumer.close()
+    assert ended
+    assert "did not return" in str(error)
+    assert work() == []
+
+
+def put_when_there(amqp, consumer):
+    until(lambda: consumer.connected)
+    put(amqp, b"17", message_id="order-17")
+
+
+def test_no_thread_keeps_a_connection_to_the_database_past_its_age(here, amqp, work):
+    left = []
+    consumer = Consumer(here(), "orders", in_transaction(insert))
+    consumer.listeners.append(lambda *_: left.append(connections["default"].connection))
+    with consuming(consumer):
+        for number in range(10):
+            put(amqp, b"%d" % number)
+        until(lambda: len(left) == 10)
+    assert left == [None] * 10
+    assert len(work()) == 10
+
+
+def test_the_rest_of_the_package_needs_neither_django_nor_prometheus():
+    script = (
+        "import sys, consumers, consumers.command; "
+        "print([name for name in ('django', 'prometheus_client', 'guardian_site', 'rabbit') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,596 @@
+"""One logical queue with priorities: in memory, over several queues, by the broker's own, and moved over."""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers import (
+    BrokerPriorities,
+    Consumer,
+    PlainQueue,
+    PriorityQueues,
+    Publisher,
+    Refused,
+    Settings,
+    SettingsError,
+)
+from consumers.move_priorities import main, move
+from consumers.names import level_queue, priority_queue
+from consumers.priority import ByRank, levels, priority_of, ranked_exchange
+from rabbit.permissions import for_pulse_user
+from tests.test_consumer import QUEUE, amqp_has, at, consuming, length, put, taken, until
+
+PROJECT = Path(__file__).resolve().parent.parent
+ALL = [QUEUE, f"{QUEUE}.level1", f"{QUEUE}.level2", f"{QUEUE}.priority"]
+BY = ["0-4,5-9", "0-2,3-6,7-9", "broker"]
+
+
+# In memory
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+STEPS = st.lists(st.one_of(st.integers(0, 3), st.none(), st.floats(0.1, 30)), max_size=60)
+"""A rank: a message of it arrives; None: one is taken; a float: so many seconds pass."""
+
+
+@given(STEPS, st.one_of(st.none(), st.floats(0.5, 20)))
+def test_what_is_taken_is_before_all_that_wait_and_nothing_is_lost_or_taken_twice(steps, ageing):
+    clock = Clock()
+    place = ByRank(4, lambda message: message[0], ageing, clock)
+    waiting = []
+    for number, step in enumerate([*steps, *[None] * len(steps)]):
+        if step is None:
+            one = place.take()
+            assert (one is None) == (not waiting)
+            if one is None:
+                continue
+            waiting.remove(one)
+            for other in waiting:
+                assert not is_before(other, one, ageing)
+        elif isinstance(step, int):
+            message = step, clock.now, number
+            waiting.append(message)
+            place.put(message)
+        else:
+            clock.now += step
+        assert len(place) == len(waiting)
+    assert not waiting
+
+
+def is_before(one, other, ageing):
+    """Whether one message is to be handled before the other, as people are told."""
+    (rank, since, number), (other_rank, other_since, other_number) = one, other
+    if rank == other_rank:
+        return number < other_number
+    if ageing is None:
+        return rank > other_rank
+    # What one of them is above the other, it has to have waited less, by the time that so many levels take.
+    return since - other_since < (rank - other_rank) * ageing - 1e-6
+
+
+def test_without_ageing_the_lowest_waits_for_ever_and_with_it_for_a_known_time():
+    def taken_at(ageing):
+        clock = Clock()
+        place = ByRank(2, lambda message: message, ageing, clock)
+        place.put(0)
+        for _ in range(1000):
+            place.put(1)  # one more each second, which is what can be handled
+            if place.take() == 0:
+                return clock.now
+            clock.now += 1
+        return None
+
+    assert taken_at(None) is None
+    assert taken_at(30) == 31
+
+
+LINES = {0: "a", 1: "bc", 2: "de", 3: "f"}
+"""What waits, by rank: what is overdue of it is named in the cases below."""
+
+
+@pytest.mark.parametrize(
+    ("late", "together", "back"),
+    [("", False, ""), ("", True, ""), ("a", False, "a"), ("b", False, "abc"), ("ad", False, "abcde"),
+     ("a", True, "abcdef")],
+)  # fmt: skip
+def test_what_waited_too_long_takes_along_what_would_be_before_it_now(late, together, back):
+    clock = Clock()
+    place = ByRank(4, lambda message: message[0], None, clock, together=together)
+    messages = [(rank, name) for rank, names in LINES.items() for name in names]
+    for is_late in (True, False):
+        for rank, name in messages:
+            if (name in late) is is_late:
+                place.put((rank, name))
+        clock.now += 239 if is_late else 2
+    assert "".join(name for _, name in place.overdue()) == back
+    left = [place.take()[1] for _ in range(len(place))]
+    assert (sorted(left), place.take()) == (sorted({*"abcdef"} - {*back}), None)
+
+
+def test_what_many_threads_put_and_take_is_there_once():
+    place = ByRank(3, lambda message: message % 3)
+    seen = []
+
+    def take():
+        while len(seen) < 3000:
+            one = place.take()
+            if one is not None:
+                seen.append(one)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(3000):
+        place.put(number)
+    for thread in threads:
+        thread.join(10)
+    assert sorted(seen) == list(range(3000))
+
+
+# Settings
+
+
+@given(st.lists(st.integers(1, 9), unique=True, max_size=9))
+def test_ranges_are_read_as_they_are_written(starts):
+    bounds = [0, *sorted(starts), 10]
+    ranges = [range(low, high) for low, high in pairwise(bounds)]
+    text = ", ".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else str(one[0]) for one in ranges)
+    assert levels(text) == tuple(ranges)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"priorities": text} for text in ("0-4", "5-9,0-4", "0-4,6-9", "0-5,5-9", "0-10", "a", "0-4,", "9-0", "²-9")),
+        {"priorities": "broker", "queue_type": "quorum"},
+        {"priorities": "broker", "priority_ageing": 5.0},
+        {"priorities": "0-4,5-9", "priority_ageing": 0.0},
+    ],
+    ids=str,
+)
+def test_priorities_that_cannot_be_are_refused_by_the_settings_name(changes):
+    with pytest.raises(SettingsError, match="RABBIT_PRIORIT"):
+        at("amqp://127.0.0.1", **changes)
+
+
+def test_one_setting_says_which_source_a_key_is():
+    base = {"RABBIT_URL": "amqp://x", "RABBIT_EXCHANGE_NAME": "shop_test"}
+    sources = [
+        Settings.from_environment({**base, **more}).source("orders")
+        for more in (
+            {}, {"RABBIT_PRIORITIES": "broker"}, {"RABBIT_PRIORITIES": "0-4,5-9", "RABBIT_PRIORITY_AGEING": "60"},
+        )
+    ]  # fmt: skip
+    assert sources == [PlainQueue("orders"), BrokerPriorities("orders"), PriorityQueues("orders", ageing=60)]
+
+
+@pytest.mark.parametrize(("prefetch", "threads"), [("young", 2), (2, 3), ("grown", 30)])
+def test_with_ranges_the_lowest_level_never_has_all_threads(prefetch, threads):
+    consumer = Consumer(at("amqp://127.0.0.1:1", priorities="0-4,5-9", prefetch=prefetch), "orders", pytest.fail)
+    assert (consumer._threads, consumer._queues()[-1].prefetch < threads) == (threads, True)
+
+
+def test_the_prefetch_doubles_with_the_level():
+    queues = PriorityQueues("orders", "0-2,3-6,7-9").queues(at("amqp://x").names, 20)
+    assert [(queue.name, queue.prefetch) for queue in queues] == [(ALL[2], 80), (ALL[1], 40), (ALL[0], 20)]
+
+
+@pytest.mark.parametrize(
+    ("priority", "headers", "expected"),
+    [
+        (7, None, 7), (None, {"consumer-priority": "6"}, 6), (3, {"consumer-priority": "6"}, 6), (None, None, 0),
+        (200, {}, 9), (None, {"consumer-priority": "x"}, 0), (2, {"consumer-priority": "-5"}, 2),
+        (None, {"consumer-priority": "\u0663"}, 0), (1, {"consumer-priority": 6}, 1),
+        (None, {"consumer-priority": True}, 0),
+    ],
+)  # fmt: skip
+def test_a_messages_priority_is_the_header_as_text_or_else_the_property(priority, headers, expected):
+    assert priority_of(SimpleNamespace(priority=priority, headers=headers)) == expected
+
+
+@pytest.mark.parametrize("priority", [-1, 10])
+def test_a_publisher_refuses_a_priority_that_is_none(priority):
+    with pytest.raises(ValueError, match="from 0 to 9"):
+        Publisher(at("amqp://x")).publish({}, "orders", priority=priority)
+
+
+# On a broker
+
+
+@pytest.fixture
+def here(broker, vhost):
+    """Give the settings of a consumer in the test's vhost."""
+    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+
+
+@pytest.fixture
+def publish(here):
+    """Give a function that publishes messages of these priorities, each with its priority as its body."""
+    with Publisher(here()) as publisher:
+
+        def do(*priorities):
+            for priority in priorities:
+                publisher.publish(priority, "orders", priority=priority, mandatory=True)
+
+        yield do
+
+
+class Gate:
+    """A callback that stands still until it is opened, and notes what came."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.seen = []
+
+    def __call__(self, message):
+        assert self.open.wait(10)
+        self.seen.append(message.body)
+
+
+def lengths(amqp):
+    """Give how many messages are ready in each queue that there is."""
+    return {name: length(amqp, name) for name in ALL if amqp_has(amqp, name)}
+
+
+class Shut:
+    """A limiter that lets nothing through."""
+
+    def prefetch(self, most):
+        return 1
+
+    def take(self, timeout):
+        time.sleep(min(timeout, 0.01))
+        return 1
+
+    def give_back(self):
+        raise AssertionError("it gave no token")
+
+
+def declared(settings):
+    """Have a consumer declare and bind what it does, and end without handling anything."""
+    with consuming(Consumer(settings, "orders", pytest.fail, limiter=Shut())):
+        return settings
+
+
+@pytest.mark.parametrize("by", BY)
+def test_the_application_sees_one_queue_and_what_is_high_comes_first(here, amqp, publish, by):
+    settings = declared(here(priorities=by, prefetch=40, threads=1))
+    priorities = [random.randrange(10) for _ in range(30)]
+    gate = Gate()
+    publish(*priorities)
+    with consuming(Consumer(settings, "orders", gate)) as consumer:
+        until(lambda: consumer.figures()["waiting"] == 29)
+        gate.open.set()
+        until(lambda: consumer.counts["done"] == 30)
+    ranks = by_rank(by, gate.seen[1:])  # the first was taken while the others were on their way
+    assert ranks == sorted(ranks, reverse=True)
+    assert Counter(gate.seen) == Counter(priorities)
+
+
+def by_rank(by, priorities):
+    """Give the level of each priority; with the broker's own, each is one."""
+    ranges = [range(n, n + 1) for n in range(10)] if by == "broker" else levels(by)
+    return [next(level for level, numbers in enumerate(ranges) if one in numbers) for one in priorities]
+
+
+def test_each_message_goes_to_the_queue_of_its_range_and_one_that_says_nothing_to_the_lowest(here, amqp, publish):
+    declared(here(priorities="0-2,3-6,7-9"))
+    publish(*range(10))
+    put(amqp)
+    put(amqp, priority=9)  # by somebody who doesn't write the header
+    put(amqp, headers={"consumer-priority": "high"})
+    put(amqp, headers={"consumer-priority": "9"})  # by another client: all of them write text alike
+    assert lengths(amqp) == {ALL[0]: 6, ALL[1]: 4, ALL[2]: 4}
+
+
+def test_a_high_message_overtakes_a_backlog_that_is_larger_than_the_prefetch(here, amqp, publish):
+    settings = declared(here(priorities="0-4,5-9", prefetch=2, threads=1))
+    publish(*[0] * 50)
+    gate = Gate()
+    with consuming(Consumer(settings, "orders", gate)) as consumer:
+        until(lambda: consumer.figures()["in_hand"])
+        publish(9, 9, 9)
+        until(lambda: consumer.figures()["waiting"] == 1 + 3)
+        gate.open.set()
+        until(lambda: consumer.counts["done"] == 53)
+    assert gate.seen[:4] == [0, 9, 9, 9]
+
+
+def test_low_messages_that_take_long_leave_threads_for_a_high_one_and_high_ones_none_for_them(here, amqp, publish):
+    release = {0: threading.Event(), 9: threading.Event()}
+    settings = declared(here(priorities="0-4,5-9", prefetch=4))
+    publish(*[0] * 9)
+    with consuming(Consumer(settings, "orders", lambda message: release[message.body].wait(10))) as consumer:
+
+        def stands():
+            figures = consumer.figures()
+            return figures["in_hand"], figures["waiting"]
+
+        until(lambda: stands() == (4, 0))
+        publish(*[9] * 20)
+        until(lambda: stands() == (6, 6))  # two of the high ones are in hand, and so many here as their prefetch says
+        release[0].set()
+        until(lambda: consumer.counts["done"] == 4 and stands() == (6, 2 + 4))
+        time.sleep(0.1)
+        assert consumer.counts["done"] == 4  # no other low one was begun: four high ones were
+        release[9].set()
+        until(lambda: consumer.counts["done"] == 29)
+
+
+def test_with_ageing_a_low_message_is_handled_while_high_ones_keep_coming(here, amqp, publish):
+    def handled_before_it(**changes):
+        settings = declared(here(priorities="0-4,5-9", prefetch=5, threads=1, **changes))
+        seen = []
+
+        def callback(message):
+            seen.append(message.body)
+            time.sleep(0.01)
+            if message.body == 9 and len(seen) < 60:
+                message.publish(9, "orders", priority=9)  # as many come as are handled
+
+        publish(9, 9, 9, 0)
+        with consuming(Consumer(settings, "orders", callback)) as consumer:
+            until(lambda: len(seen) >= 60 and not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
+        return seen.index(0)
+
+    assert handled_before_it() >= 60
+    assert handled_before_it(priority_ageing=0.1) < 40
+
+
+def test_what_waits_for_too_long_is_given_back_and_read_again_when_nothing_is_before_it(
+    here, amqp, publish, monkeypatch
+):
+    monkeypatch.setattr("consumers.priority.OVERDUE_SECONDS", 0.2)
+    settings = declared(here(priorities="0-4,5-9", prefetch=5, threads=1))
+    more = threading.Event()
+    more.set()
+    seen = []
+
+    def callback(message):
+        seen.append((message.body, message.redelivered))
+        time.sleep(0.01)
+        if message.body == 9 and more.is_set():
+            message.publish(9, "orders", priority=9)
+
+    publish(9, 9, 9, *[0] * 8)
+    with consuming(Consumer(settings, "orders", callback)) as consumer:
+        until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 8)  # another may have them
+        assert 0 not in dict(seen)
+        more.clear()
+        until(
+            lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == len(seen) and dict(seen).get(0) is not None
+        )
+        until(lambda: [body for body, _ in seen].count(0) == 8)
+    assert consumer.counts["reconnected"] == 0
+
+
+@pytest.mark.parametrize("by", BY)
+def test_a_message_that_failed_comes_back_to_its_level_and_is_parked(here, amqp, publish, by):
+    queues = []
+
+    def callback(message):
+        queues.append((message.queue, message.attempts, message.routing_key))
+        raise LookupError("no")
+
+    with consuming(Consumer(here(priorities=by), "orders", callback)) as consumer:
+        publish(9)
+        until(lambda: consumer.counts["park"])
+    queue = {"0-4,5-9": ALL[1], "0-2,3-6,7-9": ALL[2], "broker": ALL[3]}[by]
+    assert queues == [(queue, attempts, QUEUE) for attempts in range(3)]
+    properties, _ = taken(amqp, f"{queue}.parked")
+    assert (properties.priority, properties.headers["consumer-priority"]) == (9, "9")
+
+
+def test_the_brokers_own_priorities_on_a_queue_that_is_a_quorum_one_are_a_clear_error(here):
+    with pytest.raises(Refused, match=r"the queue shop_test_orders\.priority.*x-max-priority"):
+        Consumer(here(queue_type="quorum"), BrokerPriorities("orders"), lambda message: None).run()
+
+
+# Another setting
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", BY[1]),
+        (BY[1], "broker"),
+        ("broker", BY[0]),
+        (BY[0], BY[1]),
+        (BY[1], BY[0]),
+        (BY[1], "0-9"),
+        (BY[1], ""),
+        ("broker", ""),
+    ],
+)
+def test_whatever_was_set_before_each_message_goes_into_one_queue_that_is_read(here, amqp, publish, before, after):
+    declared(here(priorities=before))
+    declared(here(priorities=after))
+    publish(*range(10))
+    put(amqp)
+    there = {name: count for name, count in lengths(amqp).items() if count}
+    expected = {"": {ALL[0]: 11}, "0-9": {ALL[0]: 11}, "broker": {ALL[3]: 11}, "0-4,5-9": {ALL[0]: 6, ALL[1]: 5},
+                "0-2,3-6,7-9": {ALL[0]: 4, ALL[1]: 4, ALL[2]: 3}}  # fmt: skip
+    assert there == expected[after]
+
+
+@pytest.mark.parametrize(("before", "after"), [(BY[1], "broker"), ("broker", BY[1]), (BY[1], "0-9")])
+def test_the_move_brings_all_that_waited_to_where_it_is_read_once_and_in_order(here, amqp, publish, before, after):
+    declared(here(priorities=before))
+    with Publisher(here()) as publisher:
+        for number in range(60):
+            publisher.publish({"n": number}, "orders", priority=number % 10, message_id=str(number))
+    put(amqp, b'{"n": 60}', headers={"CC": ["elsewhere"]}, user_id=urlsplit(here().url).username, expiration="60000")
+    amqp.queue("others")
+    amqp.channel.queue_bind("others", "shop_test", "elsewhere")
+    settings = declared(here(priorities=after, prefetch=100, threads=1))
+    said = []
+    waited = sum(lengths(amqp).values())
+    moved = move(settings, "orders", said.append)
+    assert (sum(lengths(amqp).values()), waited) == (61, 61)
+    assert 0 < moved <= 61
+    assert move(settings, "orders", said.append) == 0
+    seen = []
+
+    def callback(message):
+        seen.append((message.properties.priority, message.body["n"], message.routing_key))
+
+    with consuming(Consumer(settings, "orders", callback)) as consumer:
+        until(lambda: consumer.counts["done"] == 61)
+    assert sorted(n for _, n, _ in seen) == list(range(61))
+    assert {key for *_, key in seen} == {QUEUE}
+    for priority in range(10):
+        numbers = [n for one, n, _ in seen if one == priority]
+        assert numbers == sorted(numbers)
+    assert length(amqp, "others") == 0
+
+
+def test_the_move_needs_queues_to_move_to_and_leaves_all_where_it_was(here, amqp, publish):
+    declared(here(priorities="0-4,5-9"))
+    publish(0, 9)
+    with pytest.raises(Refused, match=r"no queue shop_test_orders\.priority.*start a consumer"):
+        move(here(priorities="broker"), "orders", print)
+    amqp.queue(f"{QUEUE}.priority", arguments={"x-max-priority": 9})  # but bound to nothing
+    with pytest.raises(Exception, match=r"no queue is bound .*start a consumer"):
+        move(here(priorities="broker"), "orders", print)
+    until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 1, ALL[3]: 0})
+
+
+def test_a_crash_between_publishing_and_acknowledging_leaves_two_with_one_id_and_the_next_run_finishes(
+    here, amqp, monkeypatch
+):
+    declared(here(priorities="0-4,5-9"))
+    put(amqp, b"17", headers={"consumer-priority": "3"})
+    settings = declared(here(priorities="broker"))
+    monkeypatch.setattr("consumers.move_priorities._Move._settle", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        move(settings, "orders", print)
+    until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 0, ALL[3]: 1})
+    monkeypatch.undo()
+    assert move(settings, "orders", print) == 1
+    first, second = (taken(amqp, ALL[3])[0] for _ in range(2))
+    assert first.message_id == second.message_id
+    assert first.priority == 3  # which the broker goes by, and which nobody had said to it
+
+
+def test_while_it_moves_consumers_of_both_settings_may_run_and_what_waits_for_a_delay_comes_back_once(
+    here, amqp, publish
+):
+    seen = []
+
+    def callback(message):
+        if message.body == 9 and not message.attempts:
+            raise LookupError("not yet")
+        time.sleep(0.002)
+        seen.append((message.id, message.queue))
+
+    policy = {"policy": at("amqp://x").policy.__class__(delays=(1,))}
+    old = Consumer(here(priorities="0-4,5-9", prefetch=3, threads=1, **policy), "orders", callback)
+    new = Consumer(here(priorities="broker", **policy), "orders", callback)
+    said = []
+    with consuming(old):
+        publish(*[9] * 3, *[2] * 200)
+        until(lambda: old.counts["retry"] == 3)
+        with consuming(new):
+            publish(*[2] * 50)
+            move(new.settings, "orders", said.append)
+            assert any("1 still read it" in text for text in said)
+            old.close()
+            move(new.settings, "orders", said.append)
+            until(lambda: len(seen) >= 253)
+            until(lambda: not new.figures()["in_hand"])
+    assert sorted(Counter(one for one, _ in seen).values()) == [1] * 253
+    # What was delayed comes back to the new ones, or to the old one's where that still read them.
+    assert {ALL[3]} <= {queue for _, queue in seen} <= {ALL[0], ALL[1], ALL[3]}
+    assert sum(lengths(amqp).values()) == 0
+
+
+def test_the_command_says_what_it_moved_and_its_exit_code_who_has_to_look(here, amqp, publish, capsys):
+    environment = {"RABBIT_URL": here().url, "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PRIORITIES": "broker"}
+    declared(here(priorities="0-4,5-9"))
+    publish(0, 9)
+    assert main(["orders"], environment) == 1
+    assert "start a consumer" in capsys.readouterr().err
+    assert main(["orders"], {**environment, "RABBIT_PRIORITIES": ""}) == 2
+    assert main(["orders", "--priorities", "0-3"], environment) == 2
+    declared(here(priorities="broker"))
+    capsys.readouterr()
+    done = subprocess.run(
+        [sys.executable, "-m", "consumers.move_priorities", "orders"],
+        cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=20,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [f"{QUEUE}: moved 1", f"{QUEUE}.level1: moved 1"]
+    assert main(["orders"], {**environment, "RABBIT_URL": "amqp://127.0.0.1:1"}) == 1
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_run_again_the_move_has_lost_nothing(here, amqp):
+    declared(here(priorities="0-4,5-9"))
+    for number in range(3000):
+        properties = pika.BasicProperties(message_id=str(number), headers={"consumer-priority": str(number % 10)})
+        amqp.channel.basic_publish("shop_test", QUEUE, b"{}", properties)
+    settings = declared(here(priorities="broker"))
+    environment = {"RABBIT_URL": settings.url, "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PRIORITIES": "broker"}
+    moving = subprocess.Popen(
+        [sys.executable, "-m", "consumers.move_priorities", "orders"], cwd=PROJECT, env=environment
+    )
+    until(lambda: length(amqp, ALL[3]) > 300)
+    moving.kill()
+    moving.wait()
+    assert length(amqp, ALL[3]) < 3000
+    until(lambda: sum(lengths(amqp).values()) >= 3000)
+    move(settings, "orders", print)
+    there = lengths(amqp)
+    ids = Counter(taken(amqp, ALL[3])[0].message_id for _ in range(there[ALL[3]]))
+    assert set(ids) == {str(number) for number in range(3000)}
+    assert sum(ids.values()) - 3000 <= 500  # what was on its way
+    assert there == {ALL[0]: 0, ALL[1]: 0, ALL[3]: sum(ids.values())}
+
+
+# A Pulse user
+
+
+def test_a_pulse_users_account_may_have_ranges_and_the_brokers_own_and_move(broker, management, vhost, amqp):
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    management.put_user(name, "sekret-word")
+    management.set_permissions(vhost, name, for_pulse_user(name))
+    address = urlsplit(broker.amqp_url).netloc.rpartition("@")[2]
+    with contextlib.ExitStack() as stack:
+        stack.callback(management.delete_user, name)
+
+        def mine(by):
+            return declared(at(f"amqp://{name}:sekret-word@{address}", vhost, pulse_user=name, priorities=by))
+
+        publisher = stack.enter_context(Publisher(mine("0-2,3-6,7-9")))
+        for priority in range(10):
+            publisher.publish(priority, "orders", priority=priority, mandatory=True)
+        queue = f"queue/{name}/shop_test_orders"
+        counts = [length(amqp, level_queue(queue, level)) for level in range(3)]
+        assert move(mine("broker"), "orders", print) == 10
+        bodies = [json.loads(taken(amqp, priority_queue(queue))[1]) for _ in range(10)]
+        exchange = ranked_exchange(mine("0-4,5-9").names, "orders")
+    assert (counts, bodies) == ([3, 4, 3], list(range(9, -1, -1)))
+    assert exchange.startswith(f"exchange/{name}/")

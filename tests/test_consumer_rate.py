@@ -1,0 +1,472 @@
+"""The rate: a token bucket of one process, and one in Redis that many share."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from benchmarks.consumers_rate import most_above, off_the_rate, taken
+from consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
+from consumers.outcomes import Outcome
+from consumers.rate import SCRIPT, Bucket, checked
+from consumers.source import InOrder
+from consumers.workers import Workers
+from local.redis import PrivateRedis
+from tests.test_consumer import QUEUE, at, consuming, length, put, until
+
+RATES = st.one_of(st.sampled_from([0.1, 1, 50, 5000]), st.floats(0.01, 100_000))
+BURSTS = st.one_of(st.none(), st.just(1), st.floats(1, 1000), st.just(1e9))
+
+
+class Clock:
+    """A clock that goes on only when somebody sleeps, and then for a little too long."""
+
+    def __init__(self, late=0.0):
+        self.now = 1_000.0
+        self.late = late
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds * (1 + self.late) + 1e-9
+
+
+@pytest.fixture(scope="module")
+def server():
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def shared(server, request):
+    """Give a function that makes one more process's share of the test's own bucket."""
+    return lambda rate, burst=None, **more: SharedTokenBucket(
+        rate, burst, name=request.node.name, redis_url=server.url, **more
+    )
+
+
+# In one process
+
+
+@given(rate=RATES, burst=BURSTS, late=st.floats(0, 3), steps=st.lists(st.floats(0, 3), max_size=60))
+def test_in_no_stretch_of_time_more_is_taken_than_the_rate_and_one_burst(rate, burst, late, steps):
+    clock = Clock(late)
+    bucket = TokenBucket(rate, burst, clock=clock, sleep=clock.sleep)
+    times = []
+    for number, step in enumerate(steps):
+        clock.now += step / rate
+        if bucket.take(2 / rate) == 0:
+            times.append(clock.now + number % 2 * bucket.life)  # each other one is used late
+    assert most_above(sorted(times), rate) <= bucket.burst * (1 + 1e-9) + 1e-6
+
+
+@given(rate=RATES, burst=BURSTS)
+def test_who_always_waits_gets_the_rate_from_an_empty_bucket(rate, burst):
+    clock = Clock()
+    bucket = TokenBucket(rate, burst, clock=clock, sleep=clock.sleep)
+    begun = clock.now
+    for _ in range(50):
+        assert bucket.take(float("inf")) == 0
+    # Never before its time; and late by no more than one pause, of which the burst makes up.
+    assert 50 / rate - 1e-6 <= clock.now - begun <= 50 / rate + bucket._pause + 1e-5
+
+
+@given(rate=st.floats(0.01, 1000), moves=st.lists(st.floats(-1e6, 10), max_size=50))
+def test_a_clock_that_is_set_back_never_gives_more_and_stalls_nothing(rate, moves):
+    bucket = Bucket(rate, 3, 0.0)
+    shown, passed, times = 0.0, 0.0, []
+    for move in moves:
+        shown += move
+        passed += max(0.0, move)  # what has really gone by, at the least
+        while bucket.take(shown):
+            times.append(passed)
+    assert most_above(times, rate) <= 3 + 1e-6
+    assert bucket.take(shown + 1 / rate + 1e-6)
+
+
+def test_a_taker_waits_for_its_timeout_and_no_longer_and_learns_when_to_come_again():
+    clock = Clock()
+    bucket = TokenBucket(0.1, clock=clock, sleep=clock.sleep)
+    assert bucket.take(0.5) == pytest.approx(9.5)
+    assert clock.now == pytest.approx(1000.5)
+    assert bucket.take(0) == pytest.approx(9.5)
+    assert bucket.take(9.6) == 0
+    assert clock.now == pytest.approx(1010)
+
+
+def test_a_huge_burst_is_saved_up_and_taken_at_once_and_then_the_rate_goes_on():
+    clock = Clock()
+    bucket = TokenBucket(10, 100_000, clock=clock, sleep=clock.sleep)
+    clock.now += 20_000
+    begun = clock.now
+    for _ in range(100_009):
+        assert bucket.take(1) == 0
+    assert clock.now - begun == pytest.approx(1, abs=0.01)
+
+
+def test_a_token_that_was_not_used_goes_back_and_never_above_the_burst():
+    clock = Clock()
+    bucket = TokenBucket(1, 2.1, clock=clock, sleep=clock.sleep)
+    clock.now += 10
+    assert bucket.take(0) == 0
+    for _ in range(3):
+        bucket.give_back()
+    assert [bucket.take(0) == 0 for _ in range(3)] == [True, True, False]
+
+
+def test_threads_that_share_a_bucket_get_the_rate_together():
+    bucket = TokenBucket(400)
+    begun = time.monotonic()
+    counts = []
+
+    def work():
+        count = 0
+        while time.monotonic() < begun + 1:
+            count += bucket.take(0.1) == 0
+        counts.append(count)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 360 <= sum(counts) <= 1.1 * 400 + bucket.burst
+
+
+@pytest.mark.parametrize(("rate", "most", "held"), [(0.1, 20, 1), (3, 20, 3), (2.5, 20, 3), (5000, 20, 20), (50, 1, 1)])
+def test_as_many_are_held_as_a_second_needs(rate, most, held):
+    assert TokenBucket(rate).prefetch(most) == held
+    assert SharedTokenBucket(rate, name="x", redis_url="redis://127.0.0.1:1").prefetch(most) == held
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RABBIT_RATE", "0"), ("RABBIT_RATE", "-1"), ("RABBIT_RATE", "nan"), ("RABBIT_RATE", "inf"),
+        ("RABBIT_RATE", "fast"), ("RABBIT_RATE", "1e7"), ("RABBIT_BURST", "0.5"), ("RABBIT_BURST", "1e10"),
+        ("RABBIT_RATE_REDIS_URL", "http://:sekret-word@x"), ("RABBIT_RATE_REDIS_URL", "redis://:sekret-word@x:y"),
+        ("RABBIT_RATE_AWAY", "open"), ("RABBIT_RATE_AWAY", "0"), ("RABBIT_RATE_AWAY", "nan"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_the_rate_that_cannot_be_used_is_named_without_the_password(name, value):
+    given = {
+        "RABBIT_URL": "amqp://127.0.0.1", "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_RATE": "5",
+        "RABBIT_RATE_REDIS_URL": "redis://127.0.0.1", name: value,
+    }  # fmt: skip
+    with pytest.raises(SettingsError, match=name) as raised:
+        Settings.from_environment(given)
+    assert "sekret-word" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("changes", [{"burst": 5}, {"rate_redis_url": "redis://x"}, {"rate": 1, "rate_name": "sms"}])
+def test_settings_that_belong_to_one_that_is_missing_are_not_ignored(changes):
+    with pytest.raises(SettingsError, match="RABBIT_RATE"):
+        at("amqp://127.0.0.1", **changes)
+
+
+def test_the_environment_chooses_the_limiter_and_shows_no_password():
+    given = {
+        "RABBIT_URL": "amqp://127.0.0.1", "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_RATE": "0.5", "RATE": "7",
+        "RABBIT_BURST": "20", "RABBIT_RATE_REDIS_URL": "redis://:sekret-word@127.0.0.1:6380/1",
+        "RABBIT_RATE_NAME": "sms", "RABBIT_RATE_AWAY": "0.1",
+    }  # fmt: skip
+    settings = Settings.from_environment(given)
+    limiter = settings.limiter("orders")
+    assert (type(limiter), limiter.rate, limiter.burst, limiter.name) == (SharedTokenBucket, 0.5, 20, "sms")
+    assert "sekret-word" not in repr(settings)
+    alone = replace(settings, rate_redis_url=None, rate_name=None, rate_away="wait").limiter("orders")
+    assert (type(alone), alone.rate, alone.burst) == (TokenBucket, 0.5, 20)
+    assert at("amqp://127.0.0.1").limiter("orders") is None
+    assert checked(50, None) == (50, 5)
+    assert checked(0.1, None) == (0.1, 1)
+
+
+# Shared, through Redis
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(
+    rate=st.sampled_from([0.1, 7, 500, 7000]),
+    burst=st.sampled_from([1, 2, 10, 700, 1e6]),
+    steps=st.lists(
+        st.tuples(st.floats(0, 3), st.integers(1, 40), st.floats(0, 1), st.floats(0, 1), st.sampled_from([0, 0, 0, 5])),
+        max_size=40,
+    ),
+)
+def test_tokens_of_redis_kept_for_a_while_given_back_or_lost_keep_to_the_rate_and_one_burst(server, rate, burst, steps):
+    """With Redis's clock in our hands, the real script: takers keep tokens for up to their life, and use a part."""
+    bucket = SharedTokenBucket(rate, burst, name="x", redis_url=server.url)
+    now, set_back, unused, times = 1_800_000_000.0, 0.0, 0, []
+    with redis.Redis.from_url(server.url) as client:
+        client.delete("driven")
+        script = client.register_script(SCRIPT.replace("redis.call('TIME')", "{ARGV[6], ARGV[7]}"))
+        for step, wanted, part, late, back in steps:
+            now += step / rate
+            set_back += back
+            seconds, rest = divmod(now - set_back, 1)
+            call = [bucket.rate, bucket._most, wanted, unused, 1000, int(seconds), int(rest * 1_000_000)]
+            got, _ = script(["driven"], call)
+            used = round(got * part)
+            unused = got - used
+            times += [now + late * bucket.life] * used
+    assert most_above(sorted(times), rate) <= bucket.burst + rate * 2e-6 + 1e-3
+
+
+def test_several_shares_are_one_bucket_that_begins_empty_and_its_key_expires(shared, server):
+    one, other = shared(10, 3), shared(10, 3)
+    begun = time.monotonic()
+    got = [bucket.take(2) == 0 for _ in range(4) for bucket in (one, other)]
+    assert all(got)
+    assert time.monotonic() - begun >= 0.79
+    with redis.Redis.from_url(server.url) as client:
+        assert 0 < client.ttl(f"consumers:rate:{one.name}") <= 8 * 86400
+
+
+def test_a_slow_rate_says_how_long_it_takes_and_asks_redis_no_more_than_it_has_to(shared):
+    bucket = shared(0.1)
+    calls = []
+    script = bucket._script
+    bucket._script = lambda *given: calls.append(1) or script(*given)
+    assert bucket.take(0.05) == pytest.approx(9.95, abs=0.05)
+    assert bucket.take(0.05) == pytest.approx(9.9, abs=0.05)
+    assert len(calls) == 1
+
+
+def test_what_one_process_takes_and_does_not_use_goes_back_for_the_others(shared, server):
+    bucket = shared(5, 10)
+    key = f"consumers:rate:{bucket.name}"
+    assert bucket.take(1) == 0
+    bucket._lump, bucket._got = 5, 0  # as when it used so many within half their life before
+    with redis.Redis.from_url(server.url) as client:
+        client.hset(key, "level", "9")
+        assert bucket.take(0) == 0
+        assert float(client.hget(key, "level")) == pytest.approx(4, abs=0.5)
+        time.sleep(bucket.life + 0.01)
+        assert bucket.take(0) == 0  # the four that were kept are too old to be used
+        assert 7 <= float(client.hget(key, "level")) <= 9.5
+    assert bucket._lump == 1
+
+
+def test_a_redis_that_is_emptied_begins_with_an_empty_bucket(shared, server):
+    bucket = shared(2, 10)
+    with redis.Redis.from_url(server.url) as client:
+        assert bucket.take(1) == 0
+        client.hset(f"consumers:rate:{bucket.name}", "level", "9")
+        assert shared(2, 10).take(0) == 0
+        client.flushall()
+        client.script_flush()
+    assert shared(2, 10).take(0) == pytest.approx(0.5, abs=0.1)
+
+
+def test_something_else_under_its_name_lets_nothing_through_and_is_said(shared, server, caplog):
+    bucket = shared(1000)
+    with redis.Redis.from_url(server.url) as client:
+        client.set(f"consumers:rate:{bucket.name}", "mine")
+    assert bucket.take(0.1) > 0
+    assert "WRONGTYPE" in caplog.text
+    assert server.url not in caplog.text
+
+
+def test_a_redis_that_goes_away_lets_nothing_through_and_comes_back_with_an_empty_bucket(caplog):
+    caplog.set_level(logging.INFO, "consumers.rate")
+    with PrivateRedis() as server:
+        bucket = SharedTokenBucket(20, 10, name="x", redis_url=server.url)
+        for _ in range(3):
+            assert bucket.take(1) == 0
+        time.sleep(bucket.life)
+        with redis.Redis.from_url(server.url) as client:
+            client.hset("consumers:rate:x", "level", "8")  # and it is in its file, as of a moment before its end
+            time.sleep(1.1)
+        server.kill()
+        begun = time.monotonic()
+        assert bucket.take(0.3) > 0
+        assert bucket.away
+        assert time.monotonic() - begun < 0.6
+        server.start()
+        begun = time.monotonic()
+        times = []
+        while time.monotonic() < begun + 2.2:
+            if bucket.take(0.1) == 0:
+                times.append(time.monotonic())
+    assert not bucket.away
+    assert len(times) > 15
+    assert most_above(times, 20) < 7  # those of the file are not taken
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("messages wait" in text for text in said) == 1
+    assert sum("answers again" in text for text in said) == 1
+    assert not any(server._password in text for text in said)
+
+
+def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_a_second(shared, server):
+    bucket = shared(1000)
+    assert bucket.take(1) == 0
+    time.sleep(bucket.life)
+    os.kill(server._process.pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        assert bucket.take(0.1) > 0
+        assert time.monotonic() - begun < 1.5
+    finally:
+        os.kill(server._process.pid, signal.SIGCONT)
+
+
+def test_by_choice_a_process_goes_on_by_itself_while_redis_is_away(caplog):
+    bucket = SharedTokenBucket(1000, 100, name="x", redis_url="redis://127.0.0.1:1", away="50")
+    begun = time.monotonic()
+    count = 0
+    while time.monotonic() < begun + 1:
+        count += bucket.take(0.1) == 0
+    assert 40 <= count <= 50 + 5
+    assert "takes 50 a second by itself" in caplog.text
+
+
+@pytest.mark.slow
+def test_four_processes_keep_to_one_rate_together(server):
+    """For two seconds, where others use the processor too. `make bench ONLY=consumers_rate` takes ten."""
+    shared = {"rate": 500, "redis_url": server.url, "name": "four"}
+    times, processor = taken([shared] * 4, 3.5)
+    assert off_the_rate(times, 500, 2) < 0.05
+    assert most_above(times, 500) <= 50
+    assert max(processor) < 0.25  # nobody spins
+
+
+# In a consumer
+
+
+@pytest.fixture
+def here(broker, vhost):
+    return lambda **changes: at(broker.amqp_url, vhost, **changes)
+
+
+def test_a_consumer_keeps_to_the_rate_of_its_settings(here, amqp):
+    times = []
+    with consuming(Consumer(here(rate=50), "orders", lambda message: times.append(time.monotonic()))):
+        for _ in range(120):
+            put(amqp)
+        until(lambda: len(times) >= 100)
+    assert most_above(times, 50) <= 5 + 1
+    assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(50, rel=0.1)
+
+
+@contextmanager
+def counted_arrivals(consumer):
+    """Count the messages that come to a consumer."""
+    arrived = []
+    put = consumer._waiting.put
+    consumer._waiting.put = lambda delivery: (arrived.append(delivery), put(delivery))
+    with consuming(consumer):
+        yield arrived
+
+
+def test_at_a_slow_rate_messages_wait_in_the_queue_and_come_when_there_is_a_token(here, amqp):
+    done = []
+    consumer = Consumer(here(rate=0.5, hold_seconds=0.3), "orders", done.append)
+    with counted_arrivals(consumer) as arrived:
+        for number in range(3):
+            put(amqp, b"%d" % number)
+        until(lambda: arrived)
+        until(lambda: length(amqp, QUEUE) == 3)
+        assert consumer.figures()["waiting"] == 0
+        until(lambda: len(done) == 2)
+        assert consumer.figures()["prefetch"] == 2  # one in hand, and one that waits
+    assert [message.body for message in done] == [0, 1]
+    assert len(arrived) <= 7  # two for each token and before the first, and not time after time
+
+
+def test_a_rate_is_kept_up_by_callbacks_that_take_longer_than_a_second(here, amqp):
+    """Ten a second, of which none returns: twenty are begun, and not the ten that a second needs."""
+    begun, release = [], threading.Event()
+
+    def callback(message):
+        begun.append(message.body)
+        release.wait(20)
+
+    with consuming(Consumer(here(rate=10), "orders", callback)) as consumer:
+        assert consumer.figures()["prefetch"] == 11
+        for number in range(30):
+            put(amqp, b"%d" % number)
+        try:
+            until(lambda: len(begun) == 20)
+            assert consumer.figures()["prefetch"] == 20
+        finally:
+            release.set()
+    assert consumer.counts == {"done": len(begun)}
+
+
+def test_while_redis_is_away_messages_lie_in_the_queue_and_are_worked_on_when_it_is_back(here, amqp):
+    with PrivateRedis() as server:
+        settings = here(rate=100, rate_redis_url=server.url, hold_seconds=0.2)
+        consumer = Consumer(settings, "orders", lambda message: None)
+        with counted_arrivals(consumer) as arrived:
+            for _ in range(30):
+                put(amqp)
+            until(lambda: consumer.counts["done"] == 30)
+            server.kill()
+            until(lambda: consumer._limiter.take(0) > 0)
+            for _ in range(30):
+                put(amqp)
+            until(lambda: len(arrived) > 30)
+            until(lambda: length(amqp, QUEUE) == 30)
+            seen = len(arrived)
+            time.sleep(1)
+            assert len(arrived) == seen
+            server.start()
+            until(lambda: consumer.counts["done"] == 60)
+    assert consumer.counts[Outcome.DONE.value] == 60
+
+
+def test_a_consumer_that_waits_for_a_token_ends_at_once_and_leaves_its_messages(here, amqp):
+    consumer = Consumer(here(rate=0.01), "orders", lambda message: None)
+    with consuming(consumer):
+        put(amqp)
+        until(lambda: length(amqp, QUEUE) == 0 or not consumer._reading)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 3
+    assert length(amqp, QUEUE) == 1
+    assert not consumer.counts["done"]
+
+
+class Emptying:
+    """A limiter during whose first token the connection is lost, and with it what waited."""
+
+    def __init__(self, waiting):
+        self.waiting = waiting
+        self.calls = []
+
+    def take(self, timeout):
+        self.calls.append("take")
+        if len(self.calls) == 1:
+            self.waiting.take()
+        return 0
+
+    def give_back(self):
+        self.calls.append("give back")
+
+
+def test_a_token_without_a_message_goes_back_and_is_not_kept_for_the_next():
+    waiting, handled = InOrder(), []
+    limiter = Emptying(waiting)
+    workers = Workers(1, waiting, handled.append, "test", limiter)
+    waiting.put("lost")
+    workers.wake()
+    until(lambda: workers._idle)
+    waiting.put("next")
+    workers.wake()
+    until(lambda: handled == ["next"])
+    workers.end()
+    assert limiter.calls == ["take", "give back", "take"]
