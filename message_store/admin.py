@@ -1,0 +1,167 @@
+"""Applications of the message store and their keys in the administration.
+
+What is done here is done by applications.py, which writes it into the audit trail; accounts/admin.py has what the pages
+share. An application keeps its name, by which the store knows its queues. A key is shown once, when it is made.
+"""
+
+from typing import Any, cast
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+
+from accounts.admin import Question, ReadOnly, Row, ask, chosen, count, do_to_each, is_agreed, tell_each, visitor
+from accounts.links import absolute
+from message_store import applications
+from message_store.models import Application, ApplicationKey
+from message_store.store import StoreUnavailable
+
+
+class ApplicationForm(forms.ModelForm):
+    """A new application: its name."""
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse what can't be a name."""
+        cleaned = super().clean() or self.cleaned_data
+        if "name" in cleaned:
+            applications.check_name(cleaned["name"])
+        return cleaned
+
+
+@admin.register(Application)
+class ApplicationAdmin(ReadOnly):
+    """Applications. One that is made gets its first key with that; further ones are made by an action."""
+
+    form = ApplicationForm
+    list_display = ["name", "keys", "created"]
+    list_filter = ["created"]
+    search_fields = ["name"]
+    fields = ["name"]
+    actions = ["make_key", "remove"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Application]:
+        """Count the keys of each, without a statement for each."""
+        found: QuerySet[Application] = super().get_queryset(request)
+        return found.annotate(number_of_keys=count(ApplicationKey, "application"))
+
+    @admin.display(description="keys", ordering="number_of_keys")
+    def keys(self, application: Application) -> int:
+        """Return how many keys it has."""
+        return cast("int", application.number_of_keys)  # type: ignore[attr-defined]
+
+    def view_on_site(self, application: Application) -> str:
+        """Return where its queues are."""
+        return reverse("stored_queues", args=[application.name])
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Allow what the model's permissions allow."""
+        return admin.ModelAdmin.has_add_permission(self, request)
+
+    def has_manage_permission(self, request: HttpRequest) -> bool:
+        """Allow its actions to whoever may change applications."""
+        return admin.ModelAdmin.has_change_permission(self, request)
+
+    def save_model(self, request: HttpRequest, obj: Application, form: Any, change: bool) -> None:
+        """Make it."""
+        obj.pk = applications.make_application(obj.name, visitor(request)).pk
+
+    def response_add(
+        self, request: HttpRequest, obj: Application, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        """Make its first key, and show it."""
+        return _show_a_key(request, obj)
+
+    @admin.action(description="Make a key for the selected application", permissions=["manage"])
+    def make_key(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
+        """Make a further key for one application, once it was confirmed, and show it."""
+        found = list(chosen(self, request, queryset))
+        if len(found) > 1:
+            self.message_user(request, "A key is shown once: choose one application at a time.", messages.ERROR)
+            return None
+        if found and is_agreed(request):
+            try:
+                return _show_a_key(request, found[0])
+            except (ValidationError, ObjectDoesNotExist) as error:
+                tell_each(self, request, [], "", [(str(found[0]), error)])
+                return None
+        question = Question(
+            "make_key",
+            "Make a key for this application",
+            "Whoever has it can do all that the application can. The keys that it has stay as they are.",
+            "Make it",
+            "Keys now",
+            is_dangerous=False,
+        )
+        return ask(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
+
+    @admin.action(description="Remove the selected applications", permissions=["manage"])
+    def remove(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
+        """Remove those that have no queues, with their keys, once it was confirmed."""
+        found = list(chosen(self, request, queryset))
+        if is_agreed(request):
+            do_to_each(
+                self,
+                request,
+                found,
+                lambda one: applications.remove_application(one, visitor(request)),
+                "removed",
+                (StoreUnavailable,),
+            )
+            return None
+        question = Question(
+            "remove",
+            "Remove these applications",
+            "They go with their keys. One that has queues stays: the next application of its name would have them.",
+            "Remove them",
+            "Keys",
+        )
+        return ask(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
+
+
+def _show_a_key(request: HttpRequest, application: Application) -> HttpResponse:
+    row, key = applications.make_key(application, visitor(request))
+    made = {"application": application, "row": row, "key": key, "address": absolute(f"/v1/{application.name}")}
+    answer = render(request, "message_store/key.html", made, status=201)
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+@admin.register(ApplicationKey)
+class ApplicationKeyAdmin(ReadOnly):
+    """Keys of applications, by their first characters. They are made with applications, and revoked here."""
+
+    list_display = ["shown_beginning", "application", "created"]
+    list_filter = ["created", ("application", admin.RelatedOnlyFieldListFilter)]
+    list_select_related = ["application"]
+    search_fields = ["beginning", "application__name"]
+    fields = ["shown_beginning", "application", "created"]
+    actions = ["revoke"]
+
+    @admin.display(description="beginning", ordering="beginning")
+    def shown_beginning(self, key: ApplicationKey) -> str:
+        """Return what it is told by."""
+        return f"{key.beginning}…"
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        """Allow it to whoever may delete keys."""
+        return admin.ModelAdmin.has_delete_permission(self, request)
+
+    @admin.action(description="Revoke the selected keys", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, queryset: QuerySet[ApplicationKey]) -> HttpResponse | None:
+        """Revoke them, once it was confirmed."""
+        found = list(chosen(self, request, queryset).select_related("application"))
+        if is_agreed(request):
+            do_to_each(self, request, found, lambda key: applications.revoke_key(key, visitor(request)), "revoked")
+            return None
+        question = Question(
+            "revoke",
+            "Revoke these keys",
+            "What presents them is refused from now on. The queues and their messages stay.",
+            "Revoke them",
+            "Application",
+        )
+        return ask(self, request, question, found, lambda key: Row(f"{key.beginning}…", key.application.name))

@@ -1,0 +1,357 @@
+"""The HTTP API of the message store, as its clients know it: plain views, JSON, and few statements for each request."""
+
+import base64
+import logging
+from collections.abc import Callable, Iterable
+from functools import wraps
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+from django.conf import settings
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from accounts import limits
+from accounts.authentication import TokenAuthentication
+from message_store import applications, forms, ids, principals, queues
+from message_store.principals import NOBODY, Caller
+from message_store.queues import Entry, Invalid, Page, Posted
+from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
+
+MOST_BYTES = 32 * 1024 * 1024
+"""Bytes of bodies in an answer."""
+SECONDS_TO_COME_BACK = "5"
+
+logger = logging.getLogger(__name__)
+
+_tokens = TokenAuthentication()
+
+Call = Callable[..., HttpResponse]
+
+
+class Denied(Exception):
+    """Whoever asks may not do this."""
+
+
+class NoApplication(Exception):
+    """There is no application of this name."""
+
+
+def _calls(**calls: Call) -> Call:
+    """Return the view that answers these methods, and what goes wrong with them, in the one form that clients know."""
+
+    @csrf_exempt
+    def view(request: HttpRequest, **named: str) -> HttpResponse:
+        call = calls.get("GET" if request.method == "HEAD" else str(request.method))
+        if call is None:
+            refused = _error(HTTPStatus.METHOD_NOT_ALLOWED, {"method": f"{request.method} can't be used here"})
+            refused["Allow"] = ", ".join(calls)
+            return refused
+        try:
+            return call(request, **named)
+        except Invalid as invalid:
+            return _error(HTTPStatus.BAD_REQUEST, invalid.errors)
+        except NoQueue:
+            return _error(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
+        except NoApplication:
+            return _error(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
+        except Denied:
+            return _error(HTTPStatus.FORBIDDEN, {"AccessDenied": "Access was denied"})
+        except applications.UnknownKey:
+            return _unknown("Application", {"InvalidApplicationKey": "There is no such key"})
+        except AuthenticationFailed as failed:
+            return _unknown("Token", {"InvalidToken": str(failed.detail)})
+        except forms.TooLong as too_long:
+            text = f"More bytes than maximum value {too_long.args[0]}"
+            return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
+        except forms.TooSlow:
+            text = f"It didn't come within {forms.BODY_SECONDS:g} seconds"
+            return _error(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
+        except forms.NoLength:
+            return _error(HTTPStatus.LENGTH_REQUIRED, {"body": "It needs a Content-Length"})
+        except limits.TooOften as too_often:
+            refused = _error(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
+            refused["Retry-After"] = str(too_often.seconds)
+            return refused
+        except (StoreUnavailable, OperationalError, InterfaceError) as error:
+            logger.error("%s %s: the store is away: %s", request.method, request.path, error)
+            away = _error(HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store can't be reached; try again"})
+            away["Retry-After"] = SECONDS_TO_COME_BACK
+            return away
+
+    return wraps(next(iter(calls.values())))(view)
+
+
+# Queues of an application
+
+
+def _list(request: HttpRequest, application: str) -> HttpResponse:
+    _manager(request, application)
+    given = forms.query(request)
+    details, with_count = forms.flag(given, "details"), forms.flag(given, "include_count")
+    found = queues.queues(application, start=given.get("offset", ""), limit=given.get("limit") or None)
+    listed: list[dict[str, Any]] = [_details(queue) if details else {"queue_name": queue.name} for queue in found]
+    if with_count and found:
+        for told, count in zip(listed, store().count(found), strict=True):
+            told["count"] = count
+    return _ok({"queues": listed})
+
+
+def _make(request: HttpRequest, application: str) -> HttpResponse:
+    _manager(request, application)
+    given = forms.form(request)
+    made = queues.make(application, given.get("queue_name") or None, **_settings(given))
+    return _ok(_settings_of(made), HTTPStatus.CREATED)
+
+
+def _change(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    found = _managed(request, application, queue)
+    changed = queues.change(found, **_settings(forms.form(request)))
+    return _ok({**_settings_of(changed), "created": changed.created.timestamp()})
+
+
+def _remove(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    found = _managed(request, application, queue)
+    store().remove(found.application, found.name)
+    return _ok({})
+
+
+# Messages
+
+
+def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_read)
+    given = forms.query(request)
+    errors: dict[str, str] = {}
+
+    def take(field: str, read: Callable[[str], Any], default: Any) -> Any:
+        try:
+            return read(given[field]) if given.get(field) else default
+        except ValueError as error:
+            errors[field] = str(error)
+            return None
+
+    order = take("order", lambda text: queues.one_of(text, ("ascending", "descending")), "ascending")
+    start = take("since", lambda text: queues.since(text, descending=order == "descending"), None)
+    limit = take("limit", lambda text: queues.number(text, 1, queues.MOST_READ), queues.MOST_READ)
+    partitions = take("partitions", lambda text: queues.numbers(text, found.partitions), [1])
+    if errors:
+        raise Invalid(errors)
+    page = queues.read(
+        found, partitions, start=start, limit=limit, descending=order == "descending", most_bytes=MOST_BYTES
+    )
+    return _page(page)
+
+
+def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_post)
+    _count(found)
+    if forms.media_type(request) == "application/json":
+        posted = queues.post_all(found, *forms.batch(request))
+    else:
+        posted = [queues.post(found, _entry(request))]
+    return _ok({"messages": _posted(posted)}, HTTPStatus.CREATED)
+
+
+def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_read)
+    return _page(queues.read_ids(found, queues.parse_ids(message_ids), most_bytes=MOST_BYTES))
+
+
+def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_post)
+    _count(found)
+    wanted = queues.parse_ids(message_ids)
+    queues.overwrite(found, wanted, _entry(request))
+    return _ok({"messages": _posted(wanted)})
+
+
+def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_delete)
+    queues.delete(found, queues.parse_ids(message_ids))
+    return _ok({})
+
+
+# Positions
+
+
+def _positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_record)
+    return _ok({"positions": _told(queues.positions(found, consumer))})
+
+
+def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_record)
+    queues.set_positions(found, consumer, forms.positions(request))
+    return _ok({"positions": _told(queues.positions(found, consumer))})
+
+
+def _remove_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+    found = _opened(request, application, queue, principals.may_record)
+    queues.remove_positions(found, consumer)
+    return _ok({})
+
+
+def _nothing(request: HttpRequest) -> HttpResponse:
+    return _error(HTTPStatus.NOT_FOUND, {"path": "There is nothing at this address"})
+
+
+application_queues = _calls(GET=_list, POST=_make)
+queue_messages = _calls(GET=_read, POST=_post, PUT=_change, DELETE=_remove)
+single_messages = _calls(GET=_read_ids, PUT=_overwrite, DELETE=_delete_ids)
+consumer_positions = _calls(GET=_positions, PUT=_set_positions, DELETE=_remove_positions)
+nothing_here = csrf_exempt(_nothing)
+
+
+# Who asks
+
+
+def _caller(request: HttpRequest) -> Caller:
+    """Return who asks, by the header Authorization.
+
+    Raises:
+        UnknownKey: by an application's key that isn't known.
+        AuthenticationFailed: by a token that can't be used.
+    """
+    words = str(request.META.get("HTTP_AUTHORIZATION", "")).split()
+    if not words:
+        return NOBODY
+    if words[0].lower() == "application":
+        if len(words) != 2:
+            raise applications.UnknownKey
+        return Caller(application=applications.of_key(words[1]))
+    found = _tokens.authenticate(cast(Request, request))  # which looks at the headers alone
+    if found is None:
+        return NOBODY
+    request.user = found[0]  # whom the log names
+    return Caller(email=found[0].email)
+
+
+def _manager(request: HttpRequest, application: str) -> None:
+    """Let nobody but the application itself through.
+
+    Raises:
+        NoApplication, Denied, UnknownKey, AuthenticationFailed: it is somebody else.
+    """
+    caller = _caller(request)
+    if not principals.may_manage(application, caller):
+        if not applications.exists(application):
+            raise NoApplication
+        raise Denied
+
+
+def _managed(request: HttpRequest, application: str, name: str) -> StoredQueue:
+    _manager(request, application)
+    return queues.find(application, name)
+
+
+def _opened(
+    request: HttpRequest, application: str, name: str, may: Callable[[StoredQueue, Caller], bool]
+) -> StoredQueue:
+    """Return a queue to whoever may do this with it.
+
+    Raises:
+        NoQueue, NoApplication: there is none.
+        Denied, UnknownKey, AuthenticationFailed: whoever asks may not.
+    """
+    caller = _caller(request)
+    if caller.application != application and not applications.exists(application):
+        raise NoApplication
+    found = queues.find(application, name)
+    if not may(found, caller):
+        raise Denied
+    return found
+
+
+def _count(queue: StoredQueue) -> None:
+    """Count a request that writes messages, which the application of this queue makes.
+
+    Raises:
+        TooOften: it made as many within the minute as it may.
+    """
+    most = limits.Limit("requests with messages", settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60)
+    limits.take(most, queue.application)
+
+
+# What comes in and goes out
+
+
+def _settings(given: dict[str, str]) -> dict[str, Any]:
+    return {
+        "partitions": given.get("partitions") or None,
+        "type": given.get("type") or None,
+        "consistency": given.get("consistency") or None,
+        "principals": given.get("principles"),
+    }
+
+
+def _settings_of(queue: StoredQueue) -> dict[str, Any]:
+    return {
+        "queue_name": queue.name,
+        "partitions": queue.partitions,
+        "type": queue.type,
+        "consistency": queue.consistency,
+        "principles": list(queue.principals),
+    }
+
+
+def _details(queue: StoredQueue) -> dict[str, Any]:
+    return {**_settings_of(queue), "application": queue.application, "created": queue.created.timestamp()}
+
+
+def _entry(request: HttpRequest) -> Entry:
+    headers = request.META
+    ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
+    return Entry(forms.body(request), ttl, partition, forms.content_type(request))
+
+
+def _message(message: StoredMessage) -> dict[str, Any]:
+    told = {
+        "message_id": message.id.hex,
+        "timestamp": ids.timestamp(message.id),
+        "partition": message.partition,
+        "content_type": message.content_type,
+    }
+    try:
+        return {**told, "body": message.body.decode()}
+    except UnicodeDecodeError:
+        return {**told, "body": base64.b64encode(message.body).decode(), "encoding": forms.BASE64}
+
+
+def _page(page: Page) -> HttpResponse:
+    answer: dict[str, Any] = {"messages": [_message(message) for message in page.messages]}
+    if page.is_cut:
+        answer["truncated"] = True
+    return _ok(answer)
+
+
+def _posted(posted: Iterable[Posted]) -> list[dict[str, Any]]:
+    return [{"key": one.id.hex, "timestamp": ids.timestamp(one.id), "partition": one.partition} for one in posted]
+
+
+def _told(positions: dict[int, Any]) -> dict[str, str]:
+    return {str(partition): message_id.hex for partition, message_id in sorted(positions.items())}
+
+
+def _ok(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
+    return _answer(status, {"status": "ok", **content})
+
+
+def _unknown(scheme: str, errors: dict[str, str]) -> HttpResponse:
+    refused = _error(HTTPStatus.UNAUTHORIZED, errors)
+    refused["WWW-Authenticate"] = scheme
+    return refused
+
+
+def _error(status: HTTPStatus, errors: dict[str, str]) -> HttpResponse:
+    return _answer(status, {"status": "error", "error_msg": errors})
+
+
+def _answer(status: HTTPStatus, content: dict[str, Any]) -> HttpResponse:
+    answer = HttpResponse(orjson.dumps(content), content_type="application/json", status=status)
+    answer["Cache-Control"] = "no-store"
+    return answer

@@ -1,0 +1,703 @@
+"""The store that lies in the database, through Django: SQLite, or PostgreSQL.
+
+A queue's messages lie under its ``contents``, a number that every statement looks up by the row of the queue. So
+whoever holds a queue that was removed or truncated since finds nothing of what it had. What lies under the old number
+is removed in the background, twice: again after ``AGAIN_AFTER``, as a push that was under way may have left something.
+
+The time of an id is given by the row of its partition, which a push locks until it is committed. So ids never go back,
+nor does one appear before a younger one, whatever the clocks say.
+"""
+
+import json
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    NotSupportedError,
+    ProgrammingError,
+    connection,
+    transaction,
+)
+from django.db.backends.utils import CursorWrapper
+
+from message_store.ids import TICKS, Place, id_of, now, place, rests
+from message_store.models import Position, QueueRow
+from message_store.store import (
+    MessageStore,
+    NewMessage,
+    NoQueue,
+    QueueExists,
+    StoredMessage,
+    StoredQueue,
+    StoreUnavailable,
+)
+
+AGAIN_AFTER = 3600
+"""Seconds after which discarded contents are removed once more: longer than a push can be under way."""
+
+DISCARDED_AT_ONCE = 500
+"""How many discarded contents are looked at in one transaction."""
+
+SIGN = 1 << 63
+"""What is taken from the other half of an id, as the databases have signed numbers."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_QUEUE = "application, name, created, partitions, type, consistency, principals, id"
+_CONTENTS = "(SELECT contents FROM message_store_queuerow WHERE id = %(queue)s)"
+
+
+class _Dialect(ABC):
+    """What differs between the databases."""
+
+    now: str
+    """SQL: ticks since 1970. What it needs is among the parameters of every statement."""
+
+    new_contents: str
+    """SQL: a number under which nothing lies."""
+
+    lock: str
+    """SQL: at the end of a query of rows that others are to wait for."""
+
+    keep: str
+    """SQL: at the end of a query of rows that aren't to go before the commit."""
+
+    row: str
+    """SQL: what a row is known by, in one statement."""
+
+    skip: str
+    """SQL: at the end of a query of rows that are left out where somebody else is at them."""
+
+    @abstractmethod
+    def among(self, query: str) -> str:
+        """Return the condition, in SQL, to be one of the rows that a query gives, each by what it is known by.
+
+        The query is run once, and these rows alone are looked at, whatever the database thinks of the table.
+        """
+
+    @abstractmethod
+    def push(
+        self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
+    ) -> dict[int, int]:
+        """Store messages, and return the ticks that the first step comes after, by partition. Empty: no such queue.
+
+        ``steps`` says for each message the how manyth of its partition it is, and ``others`` the other half of its id.
+        """
+
+
+class _PostgreSQL(_Dialect):
+    """The clock is the database's, so that machines needn't agree about the time."""
+
+    now = f"(SELECT (extract(epoch FROM statement_timestamp()) * {TICKS})::bigint)"
+    new_contents = "nextval(pg_get_serial_sequence('message_store_queuerow', 'id'))"
+    lock = "FOR UPDATE"
+    keep = "FOR KEY SHARE"
+    row = "ctid"
+    skip = "FOR UPDATE SKIP LOCKED"
+
+    def among(self, query: str) -> str:
+        return f"ctid = ANY (ARRAY({query}))"
+
+    def push(
+        self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
+    ) -> dict[int, int]:
+        # One statement, and the rows of partitions locked in order, so that two batches don't wait for each other.
+        sql = f"""
+            WITH clock AS MATERIALIZED (SELECT {self.now} AS now),
+            target AS (
+                INSERT INTO message_store_partitionrow AS known (contents, partition, last)
+                SELECT queue.contents, pushed.partition, clock.now - 1 + pushed.number
+                FROM message_store_queuerow AS queue, clock,
+                    unnest(%(partitions)s::smallint[], %(numbers)s::bigint[]) AS pushed (partition, number)
+                WHERE queue.id = %(queue)s
+                ORDER BY pushed.partition
+                ON CONFLICT (contents, partition) DO UPDATE
+                SET last = EXCLUDED.last + greatest(known.last + 1 - (SELECT now FROM clock), 0)
+                RETURNING contents, partition, last
+            ),
+            stored AS (
+                INSERT INTO message_store_messagerow
+                    (contents, partition, ticks, rest, body, content_type, expires)
+                SELECT target.contents, target.partition, target.last - message.behind, message.rest, message.body,
+                    message.content_type, clock.now + message.ttl * {TICKS}
+                FROM clock, target JOIN unnest(
+                    %(of)s::smallint[], %(behind)s::bigint[], %(rests)s::bigint[], %(bodies)s::bytea[],
+                    %(types)s::text[], %(ttls)s::bigint[]
+                ) AS message (partition, behind, rest, body, content_type, ttl) ON message.partition = target.partition
+            )
+            SELECT partition, last FROM target
+        """
+        numbers = Counter(message.partition for message in messages)
+        parameters: dict[str, Any] = {
+            "queue": key,
+            "partitions": list(numbers),
+            "numbers": list(numbers.values()),
+            "of": [message.partition for message in messages],
+            "behind": [numbers[message.partition] - step for message, step in zip(messages, steps, strict=True)],
+            "rests": [other - SIGN for other in others],
+            "bodies": [message.body for message in messages],
+            "types": [message.content_type for message in messages],
+            "ttls": [message.ttl for message in messages],
+        }
+        with _asking() as cursor:
+            cursor.execute(sql, parameters)
+            return {partition: last - numbers[partition] for partition, last in cursor.fetchall()}
+
+
+class _SQLite(_Dialect):
+    """It has no clock that is fine enough, and all its processes are on one machine anyway."""
+
+    now = "%(now)s"
+    # Nobody else writes meanwhile.
+    new_contents = """(SELECT 1 + max(
+        coalesce((SELECT max(contents) FROM message_store_queuerow), 0),
+        coalesce((SELECT max(contents) FROM message_store_discarded), 0)
+    ))"""
+    lock = ""
+    keep = ""
+    row = "rowid"
+    skip = ""
+
+    def among(self, query: str) -> str:
+        return f"rowid IN ({query})"
+
+    def push(
+        self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
+    ) -> dict[int, int]:
+        at = now()
+        numbers = Counter(message.partition for message in messages)
+        pushed = ", ".join(f"({partition}, {number})" for partition, number in numbers.items())
+        with _asking(in_transaction=True) as cursor:
+            cursor.execute(
+                f"""
+                WITH pushed (partition, number) AS (VALUES {pushed})
+                INSERT INTO message_store_partitionrow AS known (contents, partition, last)
+                SELECT queue.contents, pushed.partition, %(now)s - 1 + pushed.number
+                FROM message_store_queuerow AS queue, pushed WHERE queue.id = %(queue)s
+                ON CONFLICT (contents, partition) DO UPDATE
+                SET last = excluded.last + max(known.last + 1 - %(now)s, 0)
+                RETURNING contents, partition, last
+                """,
+                {"queue": key, "now": at},
+            )
+            found = cursor.fetchall()
+            if not found:
+                return {}
+            contents = found[0][0]
+            before = {partition: last - numbers[partition] for _, partition, last in found}
+            cursor.executemany(
+                "INSERT INTO message_store_messagerow (contents, partition, ticks, rest, body, content_type, expires) "
+                "VALUES (%s, %s, %s, %s, %s, %s, %s)",
+                [
+                    (
+                        contents,
+                        message.partition,
+                        before[message.partition] + step,
+                        other - SIGN,
+                        message.body,
+                        message.content_type,
+                        at + message.ttl * TICKS,
+                    )
+                    for message, step, other in zip(messages, steps, others, strict=True)
+                ],
+            )
+        return before
+
+
+_DIALECTS: dict[str, _Dialect] = {"postgresql": _PostgreSQL(), "sqlite": _SQLite()}
+
+
+class DatabaseStore(MessageStore):
+    """Queues and messages in Guardian's own database."""
+
+    def register(
+        self,
+        application: str,
+        name: str,
+        *,
+        partitions: int = 1,
+        type: str = "user",  # noqa: A002 - what the API calls it
+        consistency: str = "strong",
+        principals: Sequence[str] = (),
+    ) -> StoredQueue:
+        dialect = _dialect()
+        with _asking(in_transaction=bool(principals)) as cursor:
+            cursor.execute(
+                f"""
+                INSERT INTO message_store_queuerow
+                    (application, name, created, partitions, type, consistency, principals, contents)
+                VALUES (%(application)s, %(name)s, {dialect.now}, %(partitions)s, %(type)s, %(consistency)s,
+                    %(principals)s, {dialect.new_contents})
+                ON CONFLICT (application, name) DO NOTHING
+                RETURNING {_QUEUE}
+                """,
+                {
+                    "application": application,
+                    "name": name,
+                    "now": now(),
+                    "partitions": partitions,
+                    "type": type,
+                    "consistency": consistency,
+                    "principals": json.dumps(list(principals)),
+                },
+            )
+            found = cursor.fetchall()
+            if not found:
+                raise QueueExists(name)
+            made = _queue(found[0])
+            if principals:
+                _name(cursor, made)
+        return made
+
+    def update(
+        self,
+        application: str,
+        name: str,
+        *,
+        partitions: int | None = None,
+        type: str | None = None,  # noqa: A002 - what the API calls it
+        consistency: str | None = None,
+        principals: Sequence[str] | None = None,
+    ) -> StoredQueue:
+        with _asking(in_transaction=principals is not None) as cursor:
+            cursor.execute(
+                f"""
+                UPDATE message_store_queuerow SET
+                    partitions = CASE WHEN partitions < %(partitions)s THEN %(partitions)s ELSE partitions END,
+                    type = coalesce(%(type)s, type),
+                    consistency = coalesce(%(consistency)s, consistency),
+                    principals = coalesce(%(principals)s, principals)
+                WHERE application = %(application)s AND name = %(name)s
+                RETURNING {_QUEUE}
+                """,
+                {
+                    "application": application,
+                    "name": name,
+                    "partitions": partitions or 0,
+                    "type": type,
+                    "consistency": consistency,
+                    "principals": None if principals is None else json.dumps(list(principals)),
+                },
+            )
+            found = cursor.fetchall()
+            if not found:
+                raise NoQueue(name)
+            changed = _queue(found[0])
+            if principals is not None:
+                _name(cursor, changed)
+        return changed
+
+    def find(self, application: str, name: str) -> StoredQueue:
+        with _asking() as cursor:
+            cursor.execute(
+                f"SELECT {_QUEUE} FROM message_store_queuerow WHERE application = %s AND name = %s", [application, name]
+            )
+            found = cursor.fetchall()
+        if not found:
+            raise NoQueue(name)
+        return _queue(found[0])
+
+    def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
+        with _asking() as cursor:
+            cursor.execute(
+                f"SELECT {_QUEUE} FROM message_store_queuerow WHERE application = %s AND name >= %s ORDER BY name"
+                + ("" if limit is None else f" LIMIT {limit:d}"),
+                [application, start],
+            )
+            return [_queue(row) for row in cursor.fetchall()]
+
+    def naming(
+        self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
+    ) -> list[StoredQueue]:
+        columns = ", ".join(f"queue.{column}" for column in _QUEUE.split(", "))
+        with _asking() as cursor:
+            cursor.execute(
+                f"SELECT {columns} FROM message_store_principalrow AS named "
+                "JOIN message_store_queuerow AS queue ON queue.id = named.queue_id "
+                "WHERE named.principal = %s AND (named.application, named.name) >= (%s, %s) "
+                "ORDER BY named.application, named.name" + ("" if limit is None else f" LIMIT {limit:d}"),
+                [principal, *start],
+            )
+            return [_queue(row) for row in cursor.fetchall()]
+
+    def remove(self, application: str, name: str) -> None:
+        with _asking(in_transaction=True) as cursor:
+            # Whoever writes a position of it waits here, so that none is written between these two.
+            cursor.execute(
+                "SELECT id, contents FROM message_store_queuerow WHERE application = %s AND name = %s "
+                + _dialect().lock,
+                [application, name],
+            )
+            found = cursor.fetchone()
+            if found is None:
+                raise NoQueue(name)
+            key, contents = found
+            _forget(cursor, "queue_id = %s", [key])
+            cursor.execute("DELETE FROM message_store_principalrow WHERE queue_id = %s", [key])
+            cursor.execute("DELETE FROM message_store_queuerow WHERE id = %s", [key])
+            _discard(cursor, contents)
+
+    def push(self, queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
+        if not messages:
+            return []
+        reached: Counter[int] = Counter()
+        steps = []
+        for message in messages:
+            reached[message.partition] += 1
+            steps.append(reached[message.partition])
+        others = rests(len(messages))
+        try:
+            before = _dialect().push(queue.key, messages, steps, others)
+        except IntegrityError as error:
+            # Only where somebody put a message under an id of the future; none of these is stored.
+            raise StoreUnavailable("an id is in use already") from error
+        if not before:
+            raise NoQueue(queue.name)
+        return [
+            id_of(before[message.partition] + step, other)
+            for message, step, other in zip(messages, steps, others, strict=True)
+        ]
+
+    def read(
+        self,
+        queue: StoredQueue,
+        partition: int,
+        *,
+        start: Place | None = None,
+        before: int | None = None,
+        limit: int,
+        descending: bool = False,
+    ) -> list[StoredMessage]:
+        # That the sum is no column keeps the databases from going by when messages expire, and sorting then.
+        conditions = f"contents = {_CONTENTS} AND partition = %(partition)s AND expires + 0 > {_dialect().now}"
+        parameters = {"queue": queue.key, "partition": partition, "now": now(), "limit": limit}
+        if start is not None:
+            conditions += f" AND (ticks, rest) {'<=' if descending else '>='} (%(ticks)s, %(rest)s)"
+            parameters |= {"ticks": start.ticks, "rest": start.rest - SIGN}
+        if before is not None:
+            conditions += " AND ticks < %(before)s"
+            parameters["before"] = before
+        order = "ticks DESC, rest DESC" if descending else "ticks, rest"
+        with _asking() as cursor:
+            cursor.execute(
+                "SELECT ticks, rest, body, content_type FROM message_store_messagerow "
+                f"WHERE {conditions} ORDER BY {order} LIMIT %(limit)s",
+                parameters,
+            )
+            found = cursor.fetchall()
+        new = tuple.__new__  # what StoredMessage(…) comes to: a tenth of a read of many messages
+        return [
+            new(StoredMessage, (id_of(ticks, rest + SIGN), partition, bytes(body), content_type))
+            for ticks, rest, body, content_type in found
+        ]
+
+    def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
+        if not ids:
+            return []
+        with _asking() as cursor:
+            cursor.execute(
+                "SELECT partition, ticks, rest, body, content_type FROM message_store_messagerow "
+                f"WHERE {_these(ids)} AND expires + 0 > {_dialect().now}",
+                {"queue": queue.key, "now": now()},
+            )
+            found = {
+                (partition, id_of(ticks, rest + SIGN)): (bytes(body), content_type)
+                for partition, ticks, rest, body, content_type in cursor.fetchall()
+            }
+        return [
+            StoredMessage(id_, partition, *found[partition, id_]) for partition, id_ in ids if (partition, id_) in found
+        ]
+
+    def overwrite(self, queue: StoredQueue, message_id: uuid.UUID, message: NewMessage) -> None:
+        at = place(message_id)
+        with _asking() as cursor:
+            cursor.execute(
+                f"""
+                INSERT INTO message_store_messagerow
+                    (contents, partition, ticks, rest, body, content_type, expires)
+                SELECT contents, %(partition)s, %(ticks)s, %(rest)s, %(body)s, %(content_type)s,
+                    {_dialect().now} + %(lasts)s
+                FROM message_store_queuerow WHERE id = %(queue)s
+                ON CONFLICT (contents, partition, ticks, rest) DO UPDATE
+                SET body = excluded.body, content_type = excluded.content_type, expires = excluded.expires
+                """,
+                {
+                    "partition": message.partition,
+                    "ticks": at.ticks,
+                    "rest": at.rest - SIGN,
+                    "body": message.body,
+                    "content_type": message.content_type,
+                    "lasts": message.ttl * TICKS,
+                    "queue": queue.key,
+                    "now": now(),
+                },
+            )
+            stored = cursor.rowcount
+        if not stored:
+            raise NoQueue(queue.name)
+
+    def delete(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> None:
+        if not ids:
+            return
+        with _asking() as cursor:
+            cursor.execute(f"DELETE FROM message_store_messagerow WHERE {_these(ids)}", {"queue": queue.key})
+
+    def count(self, queues: Sequence[StoredQueue]) -> list[int]:
+        if not queues:
+            return []
+        keys = ", ".join(f"{queue.key:d}" for queue in queues)
+        with _asking() as cursor:
+            cursor.execute(
+                f"""
+                SELECT id, (
+                    SELECT count(*) FROM message_store_messagerow AS message
+                    WHERE message.contents = queue.contents AND message.expires + 0 > {_dialect().now}
+                ) FROM message_store_queuerow AS queue WHERE id IN ({keys})
+                """,
+                {"now": now()},
+            )
+            counts = dict(cursor.fetchall())
+        return [counts.get(queue.key, 0) for queue in queues]
+
+    def truncate(self, queue: StoredQueue) -> None:
+        dialect = _dialect()
+        with _asking(in_transaction=True) as cursor:
+            cursor.execute(
+                f"SELECT contents, {dialect.new_contents} FROM message_store_queuerow WHERE id = %s {dialect.lock}",
+                [queue.key],
+            )
+            found = cursor.fetchone()
+            if found is None:
+                raise NoQueue(queue.name)
+            old, new = found
+            # The next ids come after all that were given, and no push gives any before this is committed.
+            cursor.execute(
+                "INSERT INTO message_store_partitionrow (contents, partition, last) "
+                "SELECT %s, partition, last FROM (SELECT partition, last FROM message_store_partitionrow "
+                f"WHERE contents = %s ORDER BY partition {dialect.lock}) AS known",
+                [new, old],
+            )
+            cursor.execute("UPDATE message_store_queuerow SET contents = %s WHERE id = %s", [new, queue.key])
+            _discard(cursor, old)
+
+    def remove_expired(self, limit: int) -> int:
+        dialect = _dialect()
+        with _asking() as cursor:
+            removed = _remove_messages(cursor, f"expires <= {dialect.now} ORDER BY expires", limit)
+        while removed < limit:
+            found, gone = _remove_discarded(limit - removed)
+            removed += gone
+            if not found:
+                break
+        return removed
+
+    def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
+        with _asking():
+            return dict(
+                Position.objects.filter(queue=queue.key, consumer=consumer).values_list("partition", "message_id")
+            )
+
+    def set_positions(self, queue: StoredQueue, consumer: str, positions: Mapping[int, uuid.UUID]) -> None:
+        if not positions:
+            return
+        field = Position._meta.get_field("message_id")
+        parameters: list[Any] = []
+        for partition in sorted(positions):
+            parameters += [partition, field.get_db_prep_value(positions[partition], connection)]
+        lines = ", ".join(["(%s, %s)"] * len(positions))
+        with _asking() as cursor:
+            cursor.execute(
+                f"""
+                INSERT INTO message_store_position (queue_id, consumer, partition, message_id)
+                WITH given (partition, message_id) AS (VALUES {lines}),
+                queue AS (SELECT id FROM message_store_queuerow WHERE id = %s {_dialect().keep})
+                SELECT queue.id, %s, given.partition, given.message_id FROM queue, given
+                WHERE true ORDER BY given.partition
+                ON CONFLICT (queue_id, consumer, partition) DO UPDATE SET message_id = excluded.message_id
+                """,
+                [*parameters, queue.key, consumer],
+            )
+            written = cursor.rowcount
+        if not written:
+            raise NoQueue(queue.name)
+
+    def advance_positions(
+        self, queue: StoredQueue, consumer: str, moves: Mapping[int, tuple[uuid.UUID | None, uuid.UUID]]
+    ) -> set[int]:
+        field = Position._meta.get_field("message_id")
+        known: list[Any] = []
+        new: list[Any] = []
+        for partition, (at, to) in sorted(moves.items()):
+            to = field.get_db_prep_value(to, connection)
+            if at is None:
+                new += [partition, to]
+            else:
+                known += [partition, field.get_db_prep_value(at, connection), to]
+        moved: set[int] = set()
+        if known:
+            lines = ", ".join(["(%s, %s, %s)"] * (len(known) // 3))
+            with _asking() as cursor:
+                cursor.execute(
+                    f"""
+                    WITH given (number, known, next) AS (VALUES {lines}),
+                    found AS (
+                        SELECT id, given.next FROM given JOIN message_store_position
+                            ON partition = given.number AND message_id = given.known
+                        WHERE queue_id = %s AND consumer = %s ORDER BY partition {_dialect().lock}
+                    )
+                    UPDATE message_store_position AS kept SET message_id = found.next
+                    FROM found WHERE kept.id = found.id
+                    RETURNING partition
+                    """,
+                    [*known, queue.key, consumer],
+                )
+                moved.update(partition for (partition,) in cursor.fetchall())
+        if new:
+            lines = ", ".join(["(%s, %s)"] * (len(new) // 2))
+            with _asking() as cursor:
+                cursor.execute(
+                    f"""
+                    WITH given (number, next) AS (VALUES {lines}),
+                    queue AS (SELECT id FROM message_store_queuerow WHERE id = %s {_dialect().keep})
+                    INSERT INTO message_store_position (queue_id, consumer, partition, message_id)
+                    SELECT queue.id, %s, given.number, given.next FROM queue, given
+                    WHERE true ORDER BY given.number
+                    ON CONFLICT (queue_id, consumer, partition) DO NOTHING
+                    RETURNING partition
+                    """,
+                    [*new, queue.key, consumer],
+                )
+                moved.update(partition for (partition,) in cursor.fetchall())
+        if moves and not moved:
+            with _asking():
+                if not QueueRow.objects.filter(id=queue.key).exists():
+                    raise NoQueue(queue.name)
+        return moved
+
+    def remove_positions(self, queue: StoredQueue, consumer: str) -> None:
+        with _asking() as cursor:
+            _forget(cursor, "queue_id = %s AND consumer = %s", [queue.key, consumer])
+
+    def consumers(self, queue: StoredQueue) -> list[str]:
+        with _asking():
+            return sorted(Position.objects.filter(queue=queue.key).values_list("consumer", flat=True).distinct())
+
+
+def _remove_discarded(limit: int) -> tuple[int, int]:
+    """Remove at most so many messages of contents that no queue has.
+
+    Return how many such contents were looked at, and how many messages went.
+    """
+    dialect = _dialect()
+    with _asking(in_transaction=True) as cursor:
+        cursor.execute(
+            f"SELECT contents FROM message_store_discarded WHERE due <= {dialect.now} ORDER BY due "
+            f"LIMIT {DISCARDED_AT_ONCE} {dialect.skip}",
+            {"now": now()},
+        )
+        found = [contents for (contents,) in cursor.fetchall()]
+        if not found:
+            return 0, 0
+        these = f"contents IN ({', '.join(f'{contents:d}' for contents in found)})"
+        removed = _remove_messages(cursor, these, limit)
+        if removed < limit:
+            cursor.execute(f"DELETE FROM message_store_partitionrow WHERE {these}")
+            cursor.execute(f"DELETE FROM message_store_discarded WHERE {these} AND swept")
+            cursor.execute(
+                f"UPDATE message_store_discarded SET swept = true, due = {dialect.now} + {AGAIN_AFTER * TICKS} "
+                f"WHERE {these}",
+                {"now": now()},
+            )
+        return len(found), removed
+
+
+def _discard(cursor: CursorWrapper, contents: int) -> None:
+    """List contents as those of no queue."""
+    cursor.execute(
+        f"INSERT INTO message_store_discarded (contents, due, swept) VALUES (%(contents)s, {_dialect().now}, false)",
+        {"contents": contents, "now": now()},
+    )
+
+
+def _remove_messages(cursor: CursorWrapper, condition: str, limit: int) -> int:
+    """Remove at most so many of the messages that this condition holds for, and return how many went."""
+    dialect = _dialect()
+    query = f"SELECT {dialect.row} FROM message_store_messagerow WHERE {condition} LIMIT {limit:d} {dialect.skip}"
+    cursor.execute(f"DELETE FROM message_store_messagerow WHERE {dialect.among(query)}", {"now": now()})
+    removed: int = cursor.rowcount
+    return removed
+
+
+def _these(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
+    """Return the condition, in SQL, to be the message of one of these partitions and ids, in the queue asked for."""
+    dialect = _dialect()
+    places = [(partition, *place(id_)) for partition, id_ in ids]
+    lines = ", ".join(f"({partition:d}, {ticks:d}, {rest - SIGN:d})" for partition, ticks, rest in places)
+    return dialect.among(
+        f"""
+        WITH asked (partition, ticks, rest) AS (VALUES {lines})
+        SELECT (
+            SELECT {dialect.row} FROM message_store_messagerow AS message
+            WHERE message.contents = {_CONTENTS} AND message.partition = asked.partition
+            AND message.ticks = asked.ticks AND message.rest = asked.rest
+        ) FROM asked
+        """
+    )
+
+
+def _queue(row: Sequence[Any]) -> StoredQueue:
+    application, name, created, partitions, type_, consistency, principals, key = row
+    at = _EPOCH + timedelta(microseconds=created // 10)
+    return StoredQueue(application, name, at, partitions, type_, consistency, tuple(json.loads(principals)), key)
+
+
+def _dialect() -> _Dialect:
+    return _DIALECTS[connection.vendor]
+
+
+@contextmanager
+def _asking(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
+    """Give a cursor. What shows that the database is away, or failed, becomes ``StoreUnavailable``."""
+    try:
+        if in_transaction:
+            with transaction.atomic(), connection.cursor() as cursor:
+                yield cursor
+        else:
+            with connection.cursor() as cursor:
+                yield cursor
+    except (DataError, IntegrityError, NotSupportedError, ProgrammingError):
+        raise
+    except (DatabaseError, InterfaceError) as error:
+        if not connection.in_atomic_block:
+            connection.close()  # the next call opens another, as a web server does for each request
+        raise StoreUnavailable(f"the database could not be asked: {type(error).__name__}") from error
+
+
+def _forget(cursor: CursorWrapper, condition: str, parameters: Sequence[Any]) -> None:
+    """Remove the positions for which this condition, in SQL, holds.
+
+    Whoever writes positions locks the row of the queue first, where a new one refers to it, and then the positions in
+    this order: so no two wait for each other.
+    """
+    cursor.execute(
+        "DELETE FROM message_store_position WHERE id IN (SELECT id FROM message_store_position "
+        f"WHERE {condition} ORDER BY consumer, partition {_dialect().lock})",
+        parameters,
+    )
+
+
+def _name(cursor: CursorWrapper, queue: StoredQueue) -> None:
+    """Write which principals a queue has, so that ``naming`` finds it. Its row is locked until the commit."""
+    cursor.execute("DELETE FROM message_store_principalrow WHERE queue_id = %s", [queue.key])
+    cursor.executemany(
+        "INSERT INTO message_store_principalrow (queue_id, principal, application, name) VALUES (%s, %s, %s, %s)",
+        [(queue.key, principal, queue.application, queue.name) for principal in dict.fromkeys(queue.principals)],
+    )

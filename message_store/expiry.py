@@ -1,0 +1,25 @@
+"""Removing from the disk what no read shows any more: expired messages, and those of queues that were removed."""
+
+import time
+
+from message_store.store import MessageStore
+
+BATCH = 1000
+SECONDS = 50
+"""How long one run may take: less than the minute after which the next one begins."""
+
+
+def remove_expired(store: MessageStore) -> int:
+    """Remove what there is, in small batches, and return how many messages went. The next run has what is left.
+
+    Raises:
+        StoreUnavailable: the store is away.
+    """
+    until = time.monotonic() + SECONDS
+    removed = 0
+    while time.monotonic() < until:
+        batch = store.remove_expired(BATCH)
+        removed += batch
+        if batch < BATCH:
+            break
+    return removed

@@ -1,0 +1,13 @@
+"""The HTTP API's table of contents, under ``/v1/``. Its addresses have no slash at their end."""
+
+from django.urls import path, re_path
+
+from message_store import api
+
+urlpatterns = [
+    path("<str:application>", api.application_queues, name="store-application"),
+    path("<str:application>/<str:queue>", api.queue_messages, name="store-queue"),
+    path("<str:application>/<str:queue>/positions/<str:consumer>", api.consumer_positions, name="store-positions"),
+    path("<str:application>/<str:queue>/<str:message_ids>", api.single_messages, name="store-messages"),
+    re_path(r"^", api.nothing_here),
+]

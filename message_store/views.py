@@ -1,0 +1,322 @@
+"""The pages of the message store: the applications, their queues and how much is in them, and a look into one. Thin."""
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from itertools import islice
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+from uuid import UUID
+
+from django import forms
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import AnonymousUser
+from django.core.paginator import Paginator
+from django.core.validators import MaxValueValidator
+from django.db.models import Count
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+from django.views.decorators.http import require_safe
+
+from accounts.links import absolute
+from accounts.models import Owner
+from message_store import applications, ids, queues
+from message_store.ids import LARGEST_REST, TICKS, Place
+from message_store.models import LONGEST_NAME, Application
+from message_store.principals import Caller, may_read, may_record
+from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
+from rabbit.names import readable
+
+logger = logging.getLogger(__name__)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TICKS_IN_MICROSECOND = TICKS // 1_000_000
+
+APPLICATIONS = 50
+QUEUES = 50
+MESSAGES = 20
+CONSUMERS = 20
+
+READERS = 3
+"""So many of who may read are named in a list; a queue's own page names all."""
+
+LONGEST_TEXT = 5_000
+"""Characters of a message that are shown."""
+
+LONGEST_BYTES = 512
+"""Bytes of a message that are shown where it isn't text."""
+
+View = Callable[..., HttpResponse]
+
+
+class Request(HttpRequest):
+    """A request of somebody who is signed in."""
+
+    user: Owner
+
+
+def page_of_store(view: View) -> View:
+    """Let those look who are signed in; say so where the store can't be reached."""
+
+    @login_required
+    @require_safe
+    @wraps(view)
+    def decorated(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            return view(request, *args, **kwargs)
+        except StoreUnavailable:
+            logger.exception("The message store could not be shown")
+            return render(request, "message_store/away.html", status=503)
+
+    return decorated
+
+
+def caller(owner: Owner) -> Caller:
+    """Return what a queue knows an owner by."""
+    return Caller(email=owner.email)
+
+
+def has_something_to_see(visitor: Owner | AnonymousUser) -> bool:
+    """Return whether the pages have something for a visitor: applications for an operator, queues that name others."""
+    if not visitor.is_authenticated:
+        return False
+    if visitor.is_staff:
+        return Application.objects.exists()
+    try:
+        return bool(_naming(visitor, ("", ""), 1))
+    except StoreUnavailable:
+        return True
+
+
+# The lists
+
+
+class Row(NamedTuple):
+    """A queue as a list shows it."""
+
+    queue: StoredQueue
+    name: str
+    application: str
+    number: int
+    readers: list[str]
+    more_readers: int
+
+
+def _rows(found: Sequence[StoredQueue], most_readers: int | None = READERS) -> list[Row]:
+    counts = store().count(found) if found else []
+    rows = []
+    for queue, number in zip(found, counts, strict=True):
+        readers = [readable(name) for name in queue.principals or (f"app:{queue.application}",)]
+        shown = readers[:most_readers]
+        names = (readable(queue.name), readable(queue.application))
+        rows.append(Row(queue, *names, number, shown, len(readers) - len(shown)))
+    return rows
+
+
+def _naming(owner: Owner, start: tuple[str, str], limit: int) -> list[StoredQueue]:
+    return store().naming(str(caller(owner).principal), start=start, limit=limit)
+
+
+def _name_in(request: HttpRequest, parameter: str) -> str:
+    """Return a name that was asked for. What can't be one is still no error: names begin there, or come after it."""
+    return request.GET.get(parameter, "").replace("\0", "")[:LONGEST_NAME]
+
+
+@page_of_store
+def message_store_page(request: Request) -> HttpResponse:
+    """Show an operator the applications, and everybody the queues that name them."""
+    context: dict[str, Any] = {}
+    if request.user.is_staff:
+        search = _name_in(request, "search").strip()
+        found = (
+            Application.objects.filter(name__icontains=search).annotate(number_of_keys=Count("keys")).order_by("name")
+        )
+        page = Paginator(found, APPLICATIONS).get_page(request.GET.get("page"))
+        context = {"page": page, "search": search}
+    start = (_name_in(request, "application"), _name_in(request, "from"))
+    named = _naming(request.user, start, QUEUES + 1)
+    beyond = named[QUEUES] if len(named) > QUEUES else None
+    return render(
+        request,
+        "message_store/applications.html",
+        {
+            **context,
+            "rows": _rows(named[:QUEUES]),
+            "begun": any(start),
+            "next": urlencode({"application": beyond.application, "from": beyond.name}) if beyond else "",
+        },
+    )
+
+
+@page_of_store
+def stored_queues_page(request: Request, application: str) -> HttpResponse:
+    """Show an application's queues to an operator, to others those that name them; without any it isn't there."""
+    start = _name_in(request, "from")
+    if request.user.is_staff:
+        is_there = applications.exists(application)
+        found = store().queues(application, start=start, limit=QUEUES + 1) if is_there else []
+    else:
+        found = _naming_in(request.user, application, start, QUEUES + 1)
+        is_there = bool(found or (start and _naming_in(request.user, application, "", 1)))
+    if not is_there:
+        raise Http404("There is no such application, or nothing in it to see.")
+    beyond = found[QUEUES].name if len(found) > QUEUES else ""
+    return render(
+        request,
+        "message_store/queues.html",
+        {
+            "name": readable(application),
+            "rows": _rows(found[:QUEUES]),
+            "begun": start,
+            "next": urlencode({"from": beyond}) if beyond else "",
+            "address": _address(application),
+        },
+    )
+
+
+def _naming_in(owner: Owner, application: str, start: str, limit: int) -> list[StoredQueue]:
+    """Return the queues of an application that name somebody; they stand beside each other among all that do."""
+    if "\0" in application:
+        return []
+    return [queue for queue in _naming(owner, (application, start), limit) if queue.application == application]
+
+
+def _address(*names: str) -> str:
+    return absolute("/".join(["/v1", *(quote(name, safe="") for name in names)]))
+
+
+# A queue
+
+
+class LookForm(forms.Form):
+    """Which messages are shown: those of one partition, from a place on."""
+
+    partition = forms.IntegerField(min_value=1)
+    order = forms.ChoiceField(choices=[("descending", "newest first"), ("ascending", "oldest first")])
+    since = forms.CharField(
+        required=False,
+        label="From",
+        max_length=100,
+        widget=forms.TextInput(attrs={"placeholder": "time or message id", "autocomplete": "off", "size": 32}),
+    )
+
+    def __init__(self, request: HttpRequest, partitions: int) -> None:
+        asked = {name: request.GET[name] for name in self.base_fields if request.GET.get(name)}
+        super().__init__({"partition": "1", "order": "descending", **asked}, label_suffix="")
+        self.fields["partition"].widget.attrs["max"] = partitions
+        self.fields["partition"].validators.append(MaxValueValidator(partitions))
+
+    def clean(self) -> dict[str, Any]:
+        """Find the place that is meant."""
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("since"):
+            try:
+                cleaned["start"] = place_of(cleaned["since"], descending=cleaned.get("order") == "descending")
+            except ValueError:
+                self.add_error("since", "Write a time, such as 2026-12-31 23:59 (UTC), or a message id.")
+        return cleaned
+
+
+def place_of(text: str, *, descending: bool) -> Place:
+    """Return where to begin: at a day, at a time, or wherever the API's ``since`` says.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    day = parse_date(text)
+    at = datetime(day.year, day.month, day.day) if day else parse_datetime(text)  # noqa: DTZ001 - it is made aware next
+    if at is None:
+        return queues.since(text, descending=descending)
+    aware = at if timezone.is_aware(at) else timezone.make_aware(at)
+    ticks = (aware - EPOCH) // timedelta(microseconds=1) * TICKS_IN_MICROSECOND
+    return Place(max(ticks, ids.FIRST), LARGEST_REST if descending else 0)
+
+
+class Shown(NamedTuple):
+    """A message as it is shown: the beginning of its text, or of its bytes in hex, and how much there is beyond."""
+
+    id: str
+    at: datetime
+    content_type: str
+    size: int
+    body: str
+    more: int
+    unit: str
+
+
+class Consumer(NamedTuple):
+    """A consumer of a queue, and the last message of a partition that it has processed, if any."""
+
+    name: str
+    id: str
+    at: datetime | None
+
+
+@page_of_store
+def stored_queue_page(request: Request, application: str, queue: str) -> HttpResponse:
+    """Show a queue, and messages of one of its partitions, to operators and to whoever may read it."""
+    try:
+        found = queues.find(application, queue) if applications.exists(application) else None
+    except NoQueue:
+        found = None
+    if found is None or not (request.user.is_staff or may_read(found, caller(request.user))):
+        raise Http404("There is no such queue, or it isn't yours to see.")
+    form = LookForm(request, found.partitions)
+    messages: list[StoredMessage] = []
+    consumers: list[Consumer] = []
+    asked: dict[str, Any] = {}
+    if form.is_valid():
+        asked = form.cleaned_data
+        partition, descending = asked["partition"], asked["order"] == "descending"
+        read = queues.read(found, [partition], start=asked.get("start"), limit=MESSAGES + 1, descending=descending)
+        messages = read.messages
+        if request.user.is_staff or may_record(found, caller(request.user)):
+            consumers = _consumers(found, partition)
+    beyond = messages[MESSAGES].id.hex if len(messages) > MESSAGES else ""
+    (row,) = _rows([found], most_readers=None)
+    return render(
+        request,
+        "message_store/queue.html",
+        {
+            "row": row,
+            "address": _address(found.application, found.name),
+            "form": form,
+            "asked": asked,
+            "shown": [_shown(message) for message in messages[:MESSAGES]],
+            "next": urlencode({"partition": asked["partition"], "order": asked["order"], "since": beyond})
+            if beyond
+            else "",
+            "consumers": consumers[:CONSUMERS],
+            "more_consumers": len(consumers) > CONSUMERS,
+        },
+    )
+
+
+def _consumers(queue: StoredQueue, partition: int) -> list[Consumer]:
+    """Return how far the consumers of a queue are, one more than are shown."""
+    found = []
+    for name in islice(store().consumers(queue), CONSUMERS + 1):
+        last = store().positions(queue, name).get(partition)
+        found.append(Consumer(readable(name), last.hex if last else "", _time(last) if last else None))
+    return found
+
+
+def _shown(message: StoredMessage) -> Shown:
+    size = len(message.body)
+    try:
+        text = message.body.decode()
+    except UnicodeDecodeError:
+        body, more, unit = message.body[:LONGEST_BYTES].hex(" "), max(0, size - LONGEST_BYTES), "bytes"
+    else:
+        cut = text[:LONGEST_TEXT].replace("\r\n", "\n")
+        body = "".join(character if character in "\n\t" else readable(character) for character in cut)
+        more, unit = max(0, len(text) - LONGEST_TEXT), "characters"
+    return Shown(message.id.hex, _time(message.id), readable(message.content_type), size, body, more, unit)
+
+
+def _time(message_id: UUID) -> datetime:
+    """Return the time of an id, in the microsecond that it lies in."""
+    return EPOCH + timedelta(microseconds=ids.place(message_id).ticks // TICKS_IN_MICROSECOND)

@@ -1,0 +1,181 @@
+"""Workers and their leases, kept by ZooKeeper: a node for each worker and for each lease, gone with its session.
+
+    /guardian/workers/APPLICATION/CONSUMER/workers/0000000012
+    /guardian/workers/APPLICATION/CONSUMER/leases/APPLICATION,QUEUE,PARTITION
+
+The names are quoted as in addresses, so that they may have any characters.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, unquote
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, SessionExpiredError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.hosts import collect_hosts
+from kazoo.interfaces import IAsyncResult
+
+from message_store.sharing import Coordination, CoordinationAway, LeasesLost, Partition, Plan, plan
+
+logger = logging.getLogger(__name__)
+
+ROOT = "/guardian/workers"
+
+LONGEST_JOIN = 5.0
+"""Seconds to wait for a session, and for each answer while joining: a worker that is to end meanwhile waits as long."""
+
+Answer = Callable[[], "IAsyncResult[Any]"]
+
+
+class ZooKeeperLeases(Coordination):
+    """Leases in a ZooKeeper, which is given as kazoo takes it: ``host:port,host:port``, perhaps with a path behind it.
+
+    ``seconds`` are the session's, or fewer or more where the server has bounds for it.
+    """
+
+    def __init__(self, application: str, consumer: str, seconds: float, hosts: str) -> None:
+        """Remember where it is. Raises ValueError where the hosts can't be read."""
+        super().__init__(application, consumer, seconds)
+        collect_hosts(hosts)
+        self._hosts = hosts
+        self._asked_for = seconds
+        self._path = f"{ROOT}/{_quoted(application)}/{_quoted(consumer)}"
+        self._client: KazooClient | None = None
+        self._me = ""
+
+    def _join(self) -> None:
+        self._leave()
+        client = self._client = KazooClient(self._hosts, timeout=self._asked_for)
+        self._learn_the_timeout(client)
+        longest = min(self._asked_for, LONGEST_JOIN)
+        try:
+            client.start(longest)
+            for part in ("workers", "leases"):
+                client.ensure_path_async(f"{self._path}/{part}").get(timeout=longest)
+            made = client.create_async(f"{self._path}/workers/", ephemeral=True, sequence=True)
+            self._me = made.get(timeout=longest).rpartition("/")[2]
+        except (KazooException, KazooTimeoutError, OSError) as error:
+            self._leave()
+            raise CoordinationAway(f"ZooKeeper can't be used: {_said(error)}") from error
+
+    def _learn_the_timeout(self, client: KazooClient) -> None:
+        """Have ``seconds`` be what the server agrees to, which kazoo keeps to itself."""
+        connection = client._connection
+        connect = connection._connect
+
+        def connect_and_note(*arguments: Any) -> tuple[float, float]:
+            read_timeout, connect_timeout = connect(*arguments)
+            self.seconds = read_timeout * 1.5 / 1000  # of which it is two thirds
+            return read_timeout, connect_timeout
+
+        connection._connect = connect_and_note
+
+    def _keep(self) -> None:
+        client, path = self._connected(), self._worker()
+        # A server that is cut off from the others goes on answering for a while: so the leader is asked, too.
+        synced, there = client.sync_async(path), client.exists_async(path)
+        self._read(synced)
+        if self._read(there) is None:
+            raise LeasesLost("ZooKeeper took this worker for gone")
+
+    def _leave(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(Exception):  # what isn't ended now ends with the session
+                client.stop()
+                client.close()
+
+    def _connected(self) -> KazooClient:
+        if self._client is None:
+            raise LeasesLost("this worker has no session")
+        return self._client
+
+    def _read(self, asked: "IAsyncResult[Any]") -> Any:
+        """Return what was read. Where there is no answer, the session may go on."""
+        try:
+            return asked.get(timeout=self.seconds / 2)
+        except NoNodeError:
+            return None
+        except SessionExpiredError as error:
+            raise LeasesLost("the session with ZooKeeper expired") from error
+        except (KazooException, KazooTimeoutError, OSError) as error:
+            raise CoordinationAway(f"ZooKeeper can't be used: {_said(error)}") from error
+
+    def _write(self, asked: "IAsyncResult[Any]") -> Any:
+        """Return what a change gave. Where there is no answer, nobody knows what is held: the session has to end."""
+        try:
+            return asked.get(timeout=self.seconds / 2)
+        except NodeExistsError:
+            raise
+        except (KazooException, KazooTimeoutError, OSError) as error:
+            raise LeasesLost(f"ZooKeeper gave no answer: {_said(error)}") from error
+
+    def wanted(self, partitions: Collection[Partition]) -> Plan:
+        """Look who is there, and return what this worker is to do for its share of these partitions."""
+        client = self._connected()
+        asked = [client.get_children_async(f"{self._path}/{part}") for part in ("workers", "leases")]
+        workers, leases = (self._read(one) or [] for one in asked)
+        if self._me not in workers:
+            raise LeasesLost("ZooKeeper took this worker for gone")
+        # Whose a lease is, is not asked for each: it is another's where it isn't held here.
+        there = {_partition(name) for name in leases}
+        if self.held - there:
+            raise LeasesLost("ZooKeeper knows nothing of what this worker holds")
+        others = object()
+        holders = {one: self._me if one in self.held else others for one in there}
+        planned = plan(
+            partitions, [others if name != self._me else name for name in sorted(workers)], self._me, holders
+        )
+        return planned._replace(release=[*planned.release, *(self.held - set(partitions))])
+
+    def release(self, partitions: Collection[Partition]) -> None:
+        """Let others have these."""
+        client = self._connected()
+        self.held -= set(partitions)
+        asked = []
+        for one in partitions:
+            # After a session that expired, kazoo goes on with another, in which the lease may be somebody else's.
+            both = client.transaction()
+            both.check(self._worker(), -1)
+            both.delete(self._lease(one))
+            asked.append(both.commit_async())
+        for answer in asked:
+            _, gone = self._write(answer)
+            if isinstance(gone, KazooException) and not isinstance(gone, NoNodeError):
+                raise LeasesLost(f"ZooKeeper released nothing, perhaps as it took this worker for gone: {_said(gone)}")
+
+    def take(self, planned: Plan) -> set[Partition]:
+        """Take what is planned, as far as nobody else was quicker, and return what is held now and wasn't before."""
+        client, new = self._connected(), set()
+        name = self._me.encode()
+        asked = {
+            one: client.create_async(self._lease(one), name, ephemeral=True) for one in planned.take[: planned.room]
+        }
+        for one, made in asked.items():
+            with suppress(NodeExistsError):
+                self._write(made)
+                new.add(one)
+        self.held |= new
+        return new
+
+    def _worker(self) -> str:
+        return f"{self._path}/workers/{self._me}"
+
+    def _lease(self, one: Partition) -> str:
+        return f"{self._path}/leases/{_quoted(one.application)},{_quoted(one.queue)},{one.number}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _partition(name: str) -> Partition:
+    application, queue, number = name.split(",")
+    return Partition(unquote(application), unquote(queue), int(number))
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

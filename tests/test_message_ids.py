@@ -1,0 +1,95 @@
+"""Message ids: UUID1s, their time in ticks, and their order."""
+
+import multiprocessing
+import uuid
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from message_store import ids
+from message_store.ids import Place
+
+ticks = st.integers(ids.FIRST, ids.LAST)
+uuid1s = st.builds(lambda at, rest: ids.message_id(Place(at, rest)), ticks, st.integers(1 << 63, (3 << 62) - 1))
+
+
+@given(uuid1s)
+def test_an_id_and_its_place_are_the_same(message_id):
+    assert message_id.version == 1
+    assert ids.message_id(ids.place(message_id)) == message_id
+    assert ids.parse(message_id.hex) == message_id
+
+
+@given(uuid1s, uuid1s)
+def test_ids_are_in_the_order_of_their_time_and_then_of_the_rest(one, other):
+    assert (ids.place(one) < ids.place(other)) == ((one.time, one.bytes[8:]) < (other.time, other.bytes[8:]))
+
+
+@given(uuid1s)
+def test_nothing_stands_between_a_place_and_the_one_after(message_id):
+    at, after = ids.place(message_id), ids.after(message_id)
+    assert after.ticks * (1 << 64) + after.rest == at.ticks * (1 << 64) + at.rest + 1
+
+
+def test_the_place_after_the_last_of_a_tick_is_the_next_tick():
+    assert ids.after(uuid.UUID("00000000-0000-1000-ffff-ffffffffffff")) == Place(ids.FIRST + 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (0, "0.0000000"),
+        (1, "0.0000001"),
+        (-1, "-0.0000001"),
+        (17_000_000_001_234_567, "1700000000.1234567"),
+        (ids.LAST, "103072857660.6846975"),
+        (ids.FIRST, "-12219292800.0000000"),
+    ],
+)
+def test_a_timestamp_is_exact_and_has_seven_decimals(at, text):
+    assert ids.timestamp(ids.message_id(Place(at, 1 << 63))) == text
+
+
+def test_ticks_are_those_of_a_uuid1_and_of_the_clock():
+    made = uuid.uuid1()
+    assert abs(ids.place(made).ticks - ids.now()) < 10 * ids.TICKS
+    assert abs(ids.now() / ids.TICKS - datetime.now(UTC).timestamp()) < 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "fred",
+        str(uuid.uuid1()),
+        f"{{{uuid.uuid1().hex[:30]}}}",
+        uuid.uuid4().hex,
+        uuid.uuid1().hex + "0",
+        uuid.uuid1().hex[:-1],
+        uuid.uuid1().hex[:-1] + "g",
+        uuid.uuid1().hex[:-1] + "\N{ARABIC-INDIC DIGIT ONE}",
+        uuid.uuid1().hex[:-1] + "\n",
+        "0" * 32,
+        "d224d19ae5fa11f1" + "0" * 16,
+    ],
+)
+def test_what_is_no_uuid1_is_no_message_id(text):
+    with pytest.raises(ValueError, match="is not a message id"):
+        ids.parse(text)
+
+
+def test_the_rest_of_an_id_is_random_and_no_network_cards():
+    drawn = ids.rests(1000)
+    assert len(set(drawn)) == 1000
+    for rest in drawn:
+        made = ids.message_id(Place(0, rest))
+        assert (made.variant, made.version) == (uuid.RFC_4122, 1)
+        assert made.node >> 40 & 1, "the multicast bit says that it is no address"
+
+
+def test_a_process_that_was_forked_draws_others():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        drawn = [rest for some in pool.map(ids.rests, [100, 100], chunksize=1) for rest in some]
+    assert len({*drawn, *ids.rests(100)}) == 300

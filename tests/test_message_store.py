@@ -1,0 +1,771 @@
+"""What every store of queues and messages must do. A new store is added to ``STORES``, and passes the same tests."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils.module_loading import import_string
+
+from message_store import database, expiry, ids, tasks
+from message_store import store as stores
+from message_store.ids import TICKS, Place, place
+from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
+from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
+
+IN_DATABASE = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+STORES = [
+    pytest.param("message_store.memory.MemoryStore", id="memory"),
+    pytest.param("message_store.database.DatabaseStore", marks=IN_DATABASE, id="database"),
+]
+IN_THE_DATABASE = pytest.mark.parametrize("store", [STORES[-1]], indirect=True)
+
+HOUR = 3600
+ELSEWHERE = uuid.UUID("00000000-0000-1000-8000-010000000000")
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest) -> MessageStore:
+    return import_string(request.param)()
+
+
+@pytest.fixture
+def queue(store: MessageStore) -> StoredQueue:
+    return store.register("app", "queue", partitions=3)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Set the clock that the stores go by so many seconds ahead of the right time."""
+    right, on_the_server = time.time_ns, database._PostgreSQL.now
+
+    def set_ahead(seconds: int) -> None:
+        monkeypatch.setattr("message_store.ids.time.time_ns", lambda: right() + seconds * 1_000_000_000)
+        monkeypatch.setattr(database._PostgreSQL, "now", f"({on_the_server} + {seconds * TICKS})")
+
+    return set_ahead
+
+
+def new(body: bytes | str, partition: int = 1, ttl: int = HOUR, content_type: str = "text/plain") -> NewMessage:
+    return NewMessage(body.encode() if isinstance(body, str) else body, partition, ttl, content_type)
+
+
+def push(store: MessageStore, queue: StoredQueue, *bodies: str, partition: int = 1, ttl: int = HOUR) -> list[uuid.UUID]:
+    return store.push(queue, [new(body, partition, ttl) for body in bodies])
+
+
+def bodies(store: MessageStore, queue: StoredQueue, partition: int = 1, **asked: Any) -> list[str]:
+    return [message.body.decode() for message in store.read(queue, partition, **{"limit": 1000, **asked})]
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Call these in threads at the same time, and return what they returned, or raised."""
+    together = threading.Barrier(len(calls))
+
+    def call(one: Callable[[], Any]) -> Any:
+        together.wait()
+        try:
+            return one()
+        except Exception as error:
+            return error
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(call, calls))
+
+
+# Queues
+
+
+def test_a_queue_is_found_as_it_was_made(store):
+    made = store.register(
+        "app", "ünï/'\"", partitions=200, type="public", consistency="very_strong", principals=["app:x", "bid:a@b.org"]
+    )
+    assert (made.application, made.name, made.partitions) == ("app", "ünï/'\"", 200)
+    assert (made.type, made.consistency, made.principals) == ("public", "very_strong", ("app:x", "bid:a@b.org"))
+    assert abs(made.created.timestamp() - time.time()) < 60
+    assert store.find("app", made.name) == made
+    assert store.queues("app") == [made]
+
+
+def test_a_queue_has_one_partition_and_is_its_applications_own_unless_said_otherwise(store):
+    made = store.register("app", "queue")
+    assert (made.partitions, made.type, made.consistency, made.principals) == (1, "user", "strong", ())
+
+
+def test_a_name_is_taken_once_in_an_application(store, queue):
+    push(store, queue, "kept")
+    with pytest.raises(QueueExists):
+        store.register("app", "queue", partitions=9, principals=["app:x"])
+    assert store.find("app", "queue") == queue
+    assert store.register("other", "queue").key != queue.key
+    assert bodies(store, queue) == ["kept"]
+
+
+def test_of_many_who_make_a_queue_at_once_one_does(store):
+    made = at_once(*[lambda: store.register("app", "queue", principals=["app:x"])] * 6)
+    assert [type(one) for one in made].count(QueueExists) == 5
+    assert [one for one in made if isinstance(one, StoredQueue)] == [store.find("app", "queue")]
+
+
+@pytest.mark.parametrize("name", ["Queue", "queue ", "", "other"])
+def test_a_queue_that_is_not_there_is_not_found(store, queue, name):
+    for ask in (store.find, store.update, store.remove):
+        with pytest.raises(NoQueue):
+            ask("app", name)
+    with pytest.raises(NoQueue):
+        store.find("other", "queue")
+
+
+def test_only_what_is_given_changes(store, queue):
+    changed = store.update("app", "queue", type="public", principals=["app:x"])
+    assert changed == store.find("app", "queue")
+    assert (changed.partitions, changed.type, changed.consistency) == (3, "public", "strong")
+    assert (changed.principals, changed.created, changed.key) == (("app:x",), queue.created, queue.key)
+    assert store.update("app", "queue", consistency="weak").principals == ("app:x",)
+    assert store.update("app", "queue", principals=[]).principals == ()
+
+
+def test_partitions_grow_while_in_use_and_never_shrink(store, queue):
+    push(store, queue, "before", partition=3)
+    assert store.update("app", "queue", partitions=5).partitions == 5
+    assert store.update("app", "queue", partitions=4).partitions == 5
+    push(store, queue, "after", partition=5)
+    assert [bodies(store, queue, partition) for partition in range(1, 6)] == [[], [], ["before"], [], ["after"]]
+
+
+def test_queues_are_listed_by_the_bytes_of_their_names(store):
+    names = ["B", "a", "a-b", "a_b", "aa", "b", "é", "ﬀ", "😀", "Z", "10", "9"]
+    for name in names:
+        store.register("app", name)
+    store.register("other", "c")
+    ordered = sorted(names, key=str.encode)
+    assert [queue.name for queue in store.queues("app")] == ordered
+    assert [queue.name for queue in store.queues("app", start="a_b", limit=3)] == ["a_b", "aa", "b"]
+    assert [queue.name for queue in store.queues("app", start="a-c", limit=1)] == ["a_b"]
+    assert store.queues("app", start="😁") == store.queues("app", limit=0) == store.queues("nobody") == []
+
+
+def test_queues_that_name_a_principal_are_found_in_every_application(store):
+    for application, name in [("b", "x"), ("a", "z"), ("a", "y"), ("B", "x")]:
+        store.register(application, name, principals=["app:other", "bid:me@example.org", "bid:me@example.org"])
+    store.register("a", "x", principals=["bid:me@example.org.uk", "app:bid:me@example.org"])
+
+    def named(**asked: Any) -> list[tuple[str, str]]:
+        return [(queue.application, queue.name) for queue in store.naming("bid:me@example.org", **asked)]
+
+    assert named() == [("B", "x"), ("a", "y"), ("a", "z"), ("b", "x")]
+    assert named(start=("a", "z"), limit=1) == [("a", "z")]
+    store.update("a", "z", principals=["app:other"])
+    store.update("a", "y", type="public")
+    store.remove("b", "x")
+    assert named() == [("B", "x"), ("a", "y")]
+    assert store.naming("app:other", start=("a", "z"), limit=5) == [store.find("a", "z")]
+
+
+# Messages
+
+
+def test_a_message_is_read_as_it_was_pushed(store, queue):
+    pushed = [b"\x00\xff\xfe'\"%s%%\\", b"", "ü😀".encode(), bytes(range(256)) * 4096]
+    made = store.push(queue, [new(body, 2, content_type=f"x/{number}") for number, body in enumerate(pushed)])
+    read = store.read(queue, 2, limit=10)
+    assert [(message.id, message.body) for message in read] == list(zip(made, pushed, strict=True))
+    assert [message.content_type for message in read] == ["x/0", "x/1", "x/2", "x/3"]
+    assert {message.partition for message in read} == {2}
+    assert {type(message.body) for message in read} == {bytes}
+    assert {message_id.version for message_id in made} == {1}
+    assert store.push(queue, []) == []
+
+
+def test_a_batch_is_spread_and_answered_in_its_own_order(store, queue):
+    made = store.push(queue, [new(str(number), 3 - number % 3) for number in range(600)])
+    assert len(set(made)) == 600
+    for partition in (1, 2, 3):
+        mine = [number for number in range(600) if 3 - number % 3 == partition]
+        read = store.read(queue, partition, limit=1000)
+        assert [message.body for message in read] == [str(number).encode() for number in mine]
+        assert [message.id for message in read] == [made[number] for number in mine]
+        assert sorted(read, key=lambda message: place(message.id)) == read
+
+
+def test_the_time_of_an_id_is_when_it_was_pushed(store, queue):
+    for number in (1, 500):
+        began = ids.now()
+        made = store.push(queue, [new("x")] * number)
+        # PostgreSQL counts in microseconds.
+        assert began - 10 <= place(made[0]).ticks <= place(made[-1]).ticks <= ids.now() + number
+
+
+def test_a_range_is_read_in_both_directions(store, queue):
+    for _ in range(4):
+        push(store, queue, "x", "y", "z", partition=2)
+    known = [place(message.id) for message in store.read(queue, 2, limit=100)]
+    starts = [None, *known, *(Place(at.ticks, 0) for at in known), *(ids.after(ids.message_id(at)) for at in known)]
+    starts += [Place(ids.FIRST, 0), Place(ids.LAST, ids.LARGEST_REST)]
+    for start in starts:
+        for before in (None, known[0].ticks, known[5].ticks, known[-1].ticks + 1):
+            for limit in (1, 5, 100):
+                below = [at for at in known if before is None or at.ticks < before]
+                up = [at for at in below if start is None or at >= start][:limit]
+                down = [at for at in reversed(below) if start is None or at <= start][:limit]
+                asked: dict[str, Any] = {"start": start, "before": before, "limit": limit}
+                assert [place(message.id) for message in store.read(queue, 2, **asked)] == up
+                assert [place(message.id) for message in store.read(queue, 2, descending=True, **asked)] == down
+
+
+def test_messages_are_read_by_their_ids_in_the_order_asked(store, queue):
+    one, two = push(store, queue, "1", "2")
+    (three,) = push(store, queue, "3", partition=3)
+    (alien,) = push(store, store.register("app", "other", partitions=3), "4")
+    asked = [(3, three), (1, alien), (1, two), (2, one), (1, three), (200, one), (1, ELSEWHERE), (1, one)]
+    read = store.read_ids(queue, asked)
+    assert [(message.partition, message.id, message.body) for message in read] == [
+        (3, three, b"3"),
+        (1, two, b"2"),
+        (1, one, b"1"),
+    ]
+    assert store.read_ids(queue, []) == []
+
+
+def test_a_thousand_ids_are_read_and_deleted_at_once(store, queue):
+    made = store.push(queue, [new(str(number)) for number in range(1001)])
+    asked = [(1, message_id) for message_id in reversed(made[1:])]
+    assert [message.id for message in store.read_ids(queue, asked)] == made[:0:-1]
+    store.delete(queue, asked)
+    assert bodies(store, queue) == ["0"]
+
+
+def test_only_what_is_named_is_deleted(store, queue):
+    one, two, three = push(store, queue, "1", "2", "3")
+    (twin,) = push(store, store.register("app", "other"), "4")
+    store.delete(queue, [(1, two), (2, one), (1, ELSEWHERE), (1, twin)])
+    store.delete(queue, [(1, two)])
+    store.delete(queue, [])
+    assert bodies(store, queue) == ["1", "3"]
+    assert bodies(store, store.find("app", "other")) == ["4"]
+    assert [message.id for message in store.read(queue, 1, limit=9)] == [one, three]
+
+
+def test_an_overwritten_message_keeps_its_id_and_place(store, queue):
+    one, two, three = push(store, queue, "1", "2", "3")
+    store.overwrite(queue, two, NewMessage(b"\x00", 1, HOUR, "x/y"))
+    assert [message.id for message in store.read(queue, 1, limit=9)] == [one, two, three]
+    (read,) = store.read_ids(queue, [(1, two)])
+    assert (read.body, read.content_type) == (b"\x00", "x/y")
+    store.overwrite(queue, two, new("elsewhere", 2))
+    assert bodies(store, queue, 2) == ["elsewhere"]
+    assert bodies(store, queue) == ["1", "\x00", "3"]
+
+
+def test_a_message_can_be_put_under_an_id_of_ones_own(store, queue):
+    (pushed,) = push(store, queue, "pushed")
+    early, late = (ids.message_id(Place(at, 1 << 63)) for at in (ids.FIRST, ids.LAST))
+    store.overwrite(queue, late, new("late"))
+    store.overwrite(queue, early, new("early"))
+    assert [message.id for message in store.read(queue, 1, limit=9)] == [early, pushed, late]
+    (after,) = push(store, queue, "after")
+    assert abs(after.time - pushed.time) < 600 * TICKS, "an id of somebody's own sets no clock"
+
+
+def test_messages_are_counted_for_many_queues_at_once(store, queue):
+    other, gone = store.register("app", "other"), store.register("app", "gone")
+    store.push(queue, [new(str(number), 1 + number % 3) for number in range(7)])
+    push(store, other, "1")
+    push(store, gone, "1")
+    store.remove("app", "gone")
+    assert store.count([other, queue, gone, other]) == [1, 7, 0, 1]
+    assert store.count([]) == []
+
+
+# Expiry
+
+
+def test_what_is_past_its_ttl_is_in_no_answer(store, queue, clock):
+    soon = push(store, queue, "soon", ttl=60)
+    late = push(store, queue, "late", ttl=120)
+    push(store, queue, "at once", ttl=0)
+    clock(59)
+    assert bodies(store, queue) == ["soon", "late"]
+    clock(61)
+    assert bodies(store, queue) == bodies(store, queue, descending=True) == ["late"]
+    assert [message.id for message in store.read_ids(queue, [(1, soon[0]), (1, late[0])])] == late
+    assert store.count([queue]) == [1]
+    clock(121)
+    assert bodies(store, queue) == store.read_ids(queue, [(1, late[0])]) == []
+    assert store.count([queue]) == [0]
+
+
+def test_a_limit_does_not_count_what_has_expired(store, queue):
+    push(store, queue, "1", ttl=0)
+    push(store, queue, "2")
+    push(store, queue, "3", ttl=0)
+    push(store, queue, "4")
+    assert bodies(store, queue, limit=2) == ["2", "4"]
+
+
+def test_overwriting_gives_a_new_ttl(store, queue, clock):
+    one, two = push(store, queue, "1", "2", ttl=60)
+    store.overwrite(queue, one, new("longer", ttl=HOUR))
+    store.overwrite(queue, two, new("shorter", ttl=0))
+    assert bodies(store, queue) == ["longer"]
+    clock(61)
+    assert store.remove_expired(10) == 1
+    assert bodies(store, queue) == ["longer"]
+
+
+def test_expired_messages_are_removed_so_many_at_a_time(store, queue, clock):
+    store.push(queue, [new("x", 1 + number % 3, ttl=60) for number in range(10)])
+    push(store, queue, "kept")
+    assert store.remove_expired(4) == 0
+    clock(61)
+    assert [store.remove_expired(4) for _ in range(4)] == [4, 4, 2, 0]
+    clock(0)
+    assert [bodies(store, queue, partition) for partition in (1, 2, 3)] == [["kept"], [], []]
+
+
+def test_the_task_removes_all_that_has_expired(store, queue, settings, monkeypatch):
+    monkeypatch.setattr(expiry, "BATCH", 3)
+    monkeypatch.setattr(tasks, "store", lambda: store)
+    store.push(queue, [new("x", ttl=0)] * 10)
+    tasks.remove_expired()
+    assert store.remove_expired(10) == 0
+
+
+# The order of ids
+
+
+def test_ids_never_go_back_when_the_clock_does(store, queue, clock):
+    made = push(store, queue, "1", "2")
+    for number, ahead in enumerate((HOUR, -HOUR, 0, -10 * HOUR)):
+        clock(ahead)
+        made += push(store, queue, *(f"{number} {again}" for again in range(3)))
+        made += push(store, queue, f"{number} last")
+    assert sorted(made, key=place) == made
+    assert len(set(made)) == len(made)
+    assert [message.id for message in store.read(queue, 1, limit=100)] == made
+    # Another partition has a clock of its own.
+    (other,) = push(store, queue, "x", partition=2)
+    assert place(other).ticks < place(made[-1]).ticks
+
+
+def test_whoever_reads_on_from_the_last_message_misses_none(store, queue):
+    """Four write to two partitions at once, and one reads each from where it was."""
+    rounds, seen, done = 25, {1: [], 2: []}, threading.Event()
+    written: list[list[uuid.UUID]] = []
+
+    def write(number: int) -> None:
+        for again in range(rounds):
+            partitions = [1, 2, 1] if number % 2 else [2, 1, 2]
+            written.append(store.push(queue, [new("x", partition) for partition in partitions]))
+            if again % 5 == 4:
+                store.push(queue, [new("expired already", ttl=-60)])
+
+    def follow() -> None:
+        while True:
+            ending = done.is_set()
+            for partition, read in seen.items():
+                start = ids.after(read[-1]) if read else None
+                read += [message.id for message in store.read(queue, partition, start=start, limit=7)]
+            if ending and all(
+                not store.read(queue, partition, start=ids.after(read[-1]), limit=1) for partition, read in seen.items()
+            ):
+                return
+
+    def writers() -> list[Any]:
+        try:
+            return at_once(*(lambda number=number: write(number) for number in range(4)))
+        finally:
+            done.set()
+
+    assert at_once(writers, follow) == [[None] * 4, None]
+    everything = [message_id for made in written for message_id in made]
+    assert len(everything) == len(set(everything)) == 4 * rounds * 3
+    for partition, read in seen.items():
+        assert [message.id for message in store.read(queue, partition, limit=1000)] == read
+    assert {*seen[1], *seen[2]} == set(everything)
+
+
+PROCESS = """
+import json, sys, time
+ahead, databases = json.loads(sys.argv[1])
+right = time.time_ns
+time.time_ns = lambda: right() + ahead * 1_000_000_000
+import django
+from django.conf import settings
+settings.configure(DATABASES=databases, INSTALLED_APPS=["message_store"], USE_TZ=True)
+django.setup()
+from message_store.database import DatabaseStore
+from message_store.store import NewMessage
+store = DatabaseStore()
+queue = store.find("app", "queue")
+for again in range(50):
+    print(*(made.hex for made in store.push(queue, [NewMessage(b"x", 1, 36000, "")] * 2)))
+"""
+
+
+@IN_THE_DATABASE
+def test_ids_of_processes_whose_clocks_differ_are_in_one_order(store, queue):
+    databases = {"default": connection.settings_dict}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, json.dumps([ahead, databases], default=str)],
+            cwd=Path(__file__).parent.parent,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for ahead in (-HOUR, HOUR)
+    ]
+    made = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    read = [message.id.hex for message in store.read(queue, 1, limit=1000)]
+    assert sorted(read) == sorted(made[0] + made[1])
+    assert len(set(read)) == 200
+    for mine in made:
+        assert [message_id for message_id in read if message_id in mine] == mine
+
+
+def test_batches_over_the_same_partitions_do_not_wait_for_each_other_for_ever(store, queue):
+    def write(partitions: list[int]) -> None:
+        for _ in range(15):
+            store.push(queue, [new("x", partition) for partition in partitions])
+
+    assert at_once(*(lambda order=order: write(order) for order in ([1, 2, 3], [3, 2, 1], [2, 3, 1]))) == [None] * 3
+    assert store.count([queue]) == [135]
+
+
+# Removing and truncating
+
+
+def test_a_removed_queue_is_gone_at_once_and_so_for_those_who_hold_it(store, queue):
+    (made,) = push(store, queue, "1")
+    store.set_positions(queue, "consumer", {1: made})
+    store.remove("app", "queue")
+    assert store.read(queue, 1, limit=1) == store.read_ids(queue, [(1, made)]) == store.queues("app") == []
+    assert store.positions(queue, "consumer") == {}
+    assert list(store.consumers(queue)) == []
+    store.delete(queue, [(1, made)])
+    store.remove_positions(queue, "consumer")
+    for late in (
+        lambda: push(store, queue, "late"),
+        lambda: store.overwrite(queue, made, new("late")),
+        lambda: store.truncate(queue),
+        lambda: store.set_positions(queue, "consumer", {1: made}),
+    ):
+        with pytest.raises(NoQueue):
+            late()
+    again = store.register("app", "queue")
+    assert bodies(store, again) == []
+    assert store.positions(again, "consumer") == {}
+    assert again.key != queue.key
+
+
+def test_a_truncated_queue_is_empty_and_its_ids_go_on(store, queue, clock):
+    clock(HOUR)
+    made = push(store, queue, "1", "2")
+    push(store, queue, "3", partition=3)
+    other = store.register("app", "other")
+    push(store, other, "kept")
+    store.set_positions(queue, "consumer", {1: made[0]})
+    clock(0)
+    store.truncate(queue)
+    assert store.count([queue, other]) == [0, 1]
+    assert bodies(store, queue) == bodies(store, queue, 3) == store.read_ids(queue, [(1, made[0])]) == []
+    assert store.positions(queue, "consumer") == {1: made[0]}
+    (after,) = push(store, queue, "after")
+    assert place(after) > place(made[1])
+    assert bodies(store, store.find("app", "queue"), start=ids.after(made[0])) == ["after"]
+    store.truncate(queue)
+    assert bodies(store, queue) == []
+
+
+def test_nothing_is_half_there_when_a_queue_goes_while_it_is_written_to(store, queue):
+    """Pushes, positions and truncations at once with the removal: each is done, or told that there is no queue."""
+
+    def until_it_is_gone(call: Callable[[], Any]) -> str:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                call()
+            except NoQueue:
+                return "told"
+        return "never told"
+
+    (made,) = push(store, queue, "x")
+    assert at_once(
+        lambda: until_it_is_gone(lambda: push(store, queue, "1", "2")),
+        lambda: until_it_is_gone(lambda: store.set_positions(queue, "consumer", {1: made, 2: made})),
+        lambda: until_it_is_gone(lambda: store.truncate(queue)),
+        lambda: store.remove("app", "queue"),
+    ) == ["told", "told", "told", None]
+    assert store.queues("app") == []
+    assert store.count([queue]) == [0]
+
+
+# Positions
+
+
+def test_positions_are_kept_for_each_consumer_and_partition(store, queue):
+    one, two = push(store, queue, "1", "2")
+    (three,) = push(store, queue, "3", partition=3)
+    store.set_positions(queue, "b", {1: one, 3: three})
+    store.set_positions(queue, "a", {1: one})
+    store.set_positions(queue, "b", {1: two})
+    store.set_positions(queue, "c", {})
+    assert store.positions(queue, "b") == {1: two, 3: three}
+    assert store.positions(queue, "a") == {1: one}
+    assert store.positions(queue, "nobody") == {}
+    assert list(store.consumers(queue)) == ["a", "b"]
+    store.remove_positions(queue, "b")
+    store.remove_positions(queue, "nobody")
+    assert list(store.consumers(queue)) == ["a"]
+    store.set_positions(queue, "a", {1: ELSEWHERE})
+    assert store.positions(queue, "a") == {1: ELSEWHERE}
+
+
+def test_positions_are_set_for_all_partitions_at_once(store):
+    queue = store.register("app", "queue", partitions=200)
+    wanted = {partition: uuid.UUID(int=ELSEWHERE.int + partition) for partition in range(1, 201)}
+    together = at_once(*[lambda: store.set_positions(queue, "consumer", wanted)] * 3)
+    assert together == [None] * 3
+    assert store.positions(queue, "consumer") == wanted
+
+
+def test_a_position_is_moved_only_from_where_it_is(store, queue):
+    one, two, three = push(store, queue, "1", "2", "3")
+    assert store.advance_positions(queue, "consumer", {1: (None, one), 2: (None, one)}) == {1, 2}
+    assert store.advance_positions(queue, "consumer", {1: (two, three), 2: (one, two), 3: (None, one)}) == {2, 3}
+    assert store.advance_positions(queue, "consumer", {1: (None, three), 3: (two, three)}) == set()
+    assert store.advance_positions(queue, "other", {1: (one, two)}) == store.advance_positions(queue, "x", {}) == set()
+    assert store.positions(queue, "consumer") == {1: one, 2: two, 3: one}
+    assert list(store.consumers(queue)) == ["consumer"]
+    moves = [{partition: (at, three) for partition, at in ((1, one), (2, two), (3, one))}] * 4
+    moved = at_once(*(lambda move=move: store.advance_positions(queue, "consumer", move) for move in moves))
+    assert sorted(partition for some in moved for partition in some) == [1, 2, 3], moved
+    store.remove("app", "queue")
+    for move in ({1: (None, one)}, {1: (one, two)}):
+        with pytest.raises(NoQueue):
+            store.advance_positions(queue, "consumer", move)
+
+
+# The store that lies in the database
+
+
+@pytest.fixture
+def others() -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
+    """Call something in another thread, and give its outcome; on PostgreSQL once it waits for this one, or is done."""
+
+    def call(one: Callable[[], Any]) -> Any:
+        try:
+            return one()
+        finally:
+            connection.close()
+
+    def start(one: Callable[[], Any]) -> Future[Any]:
+        future = threads.submit(call, one)
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                until = time.monotonic() + 30
+                while not future.done() and time.monotonic() < until:
+                    cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+                    if cursor.fetchone() != (0,):
+                        break
+        return future
+
+    with ThreadPoolExecutor() as threads:
+        yield start
+
+
+@IN_THE_DATABASE
+def test_a_position_that_is_written_while_its_queue_goes_waits_for_that_alone(store, queue, others):
+    store.set_positions(queue, "consumer", {1: ELSEWHERE})
+    late: list[Future[Any]] = []
+
+    def write_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("DELETE FROM message_store_position"):
+            late.append(others(lambda: store.set_positions(queue, "consumer", {1: ELSEWHERE, 2: ELSEWHERE})))
+            late.append(others(lambda: store.advance_positions(queue, "consumer", {3: (None, ELSEWHERE)})))
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(write_first):
+        store.remove("app", "queue")
+    assert [type(one.exception(30)) for one in late] == [NoQueue, NoQueue]
+
+
+@IN_THE_DATABASE
+def test_positions_are_locked_in_the_order_of_their_partitions(store, queue, others):
+    """Whatever order they lie in, and the database would take them in."""
+    if connection.vendor == "sqlite":
+        pytest.skip("One writes at a time there")
+    calls: list[Callable[[str], Any]] = [
+        lambda consumer: store.set_positions(queue, consumer, {2: ELSEWHERE, 1: ELSEWHERE}),
+        lambda consumer: store.advance_positions(queue, consumer, dict.fromkeys((2, 1), (ELSEWHERE, ELSEWHERE))),
+        lambda consumer: store.remove_positions(queue, consumer),
+        lambda consumer: store.remove("app", "queue"),
+    ]
+    free = "SELECT FROM message_store_position WHERE consumer = %s AND partition = %s FOR UPDATE NOWAIT"
+
+    def scanning(call: Callable[[], Any]) -> None:
+        with connection.cursor() as cursor:
+            for way in ("nestloop", "mergejoin", "indexscan", "bitmapscan"):
+                cursor.execute(f"SET enable_{way} = off")
+        call()
+
+    for number, call in enumerate(calls):
+        consumer = str(number)
+        for partition in (2, 1):
+            store.set_positions(queue, consumer, {partition: ELSEWHERE})
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(free, [consumer, 1])
+            waiting = others(lambda call=call, consumer=consumer: scanning(lambda: call(consumer)))
+            cursor.execute(free, [consumer, 2])
+        waiting.result(30)
+
+
+def test_the_store_in_use_is_that_of_the_settings_and_one_for_the_process(settings):
+    settings.MESSAGE_STORE = "message_store.memory.MemoryStore"
+    assert stores.store() is stores.store()
+    assert type(stores.store()).__name__ == "MemoryStore"
+    settings.MESSAGE_STORE = "message_store.database.DatabaseStore"
+    assert type(stores.store()).__name__ == "DatabaseStore"
+    assert stores.store().delay == 0
+
+
+@IN_THE_DATABASE
+def test_the_statements_do_not_grow_with_the_messages(store, queue):
+    def statements(call: Callable[[], Any]) -> int:
+        with CaptureQueriesContext(connection) as captured:
+            call()
+        return len([one for one in captured if not one["sql"].startswith(("BEGIN", "COMMIT"))])
+
+    for number in (1, 1500):
+        batch = [new("x", 1 + again % 3) for again in range(number)]
+        assert statements(lambda batch=batch: store.push(queue, batch)) == (2 if connection.vendor == "sqlite" else 1)
+        assert statements(lambda number=number: store.read(queue, 1, limit=number)) == 1
+    made = [(1, message.id) for message in store.read(queue, 1, limit=1000)]
+    assert statements(lambda: store.read_ids(queue, made)) == 1
+    assert statements(lambda: store.delete(queue, made)) == 1
+    assert statements(lambda: store.find("app", "queue")) == 1
+    assert statements(lambda: store.register("app", "other")) == 1
+    assert statements(lambda: store.count(store.queues("app"))) == 2
+
+
+@IN_THE_DATABASE
+@pytest.mark.parametrize("descending", [False, True])
+def test_reading_goes_by_the_primary_key_and_sorts_nothing(store, queue, descending):
+    push(store, queue, "1")
+    with CaptureQueriesContext(connection) as captured:
+        store.read(queue, 1, start=Place(0, 0), before=ids.LAST, limit=10, descending=descending)
+    (sql,) = [one["sql"] for one in captured]
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            plan = "\n".join(str(line) for line in cursor.fetchall())
+            assert "sqlite_autoindex_message_store_messagerow_1 (contents=? AND partition=? AND (ticks,rest)" in plan
+            assert "TEMP B-TREE" not in plan
+        else:
+            cursor.execute("SET enable_seqscan = off")
+            cursor.execute("SET enable_bitmapscan = off")
+            cursor.execute(f"EXPLAIN {sql}")
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+            connection.close()
+            (condition,) = [line for line in plan.splitlines() if "Index Cond: ((contents" in line]
+            assert "(partition = 1)" in condition
+            assert "ROW(ticks, rest)" in condition
+            assert "Sort" not in plan
+
+
+@IN_THE_DATABASE
+def test_what_lay_in_a_removed_or_truncated_queue_goes_from_the_disk(store, queue, clock):
+    store.push(queue, [new("x", 1 + number % 3) for number in range(10)])
+    other = store.register("app", "other", principals=["app:x"])
+    store.set_positions(other, "consumer", {1: ELSEWHERE})
+    push(store, other, "1", "2")
+    store.truncate(queue)
+    push(store, queue, "kept")
+    store.remove("app", "other")
+    assert MessageRow.objects.count() == 13
+    assert [store.remove_expired(5) for _ in range(3)] == [5, 5, 2]
+    assert (MessageRow.objects.count(), bodies(store, queue)) == (1, ["kept"])
+    assert PartitionRow.objects.count() == 3
+    assert not Position.objects.exists()
+    assert not PrincipalRow.objects.exists()
+
+
+@IN_THE_DATABASE
+def test_what_a_push_that_was_under_way_left_behind_goes_later(store, queue, clock):
+    push(store, queue, "1")
+    left = MessageRow.objects.get()
+    store.remove("app", "queue")
+    assert store.remove_expired(10) == 1
+    left.save(force_insert=True)
+    PartitionRow.objects.create(contents=left.contents, partition=1, last=0)
+    assert store.remove_expired(10) == 0
+    assert store.register("app", "queue").key
+    assert bodies(store, store.find("app", "queue")) == [], "nobody else has its number"
+    clock(database.AGAIN_AFTER + 1)
+    assert store.remove_expired(10) == 1
+    assert not MessageRow.objects.exists()
+    assert not PartitionRow.objects.exists()
+    assert not Discarded.objects.exists()
+
+
+@IN_THE_DATABASE
+def test_of_a_batch_that_fails_in_the_middle_nothing_is_stored(store, queue, clock, monkeypatch):
+    (made,) = push(store, queue, "1")
+    monkeypatch.setattr(database, "rests", lambda number: [1 << 63] * number)
+    before = PartitionRow.objects.get(partition=1).last + HOUR * TICKS
+    PartitionRow.objects.update(last=before)
+    store.overwrite(queue, ids.message_id(Place(before + 5, 1 << 63)), new("in the way"))
+    with pytest.raises(StoreUnavailable):
+        store.push(queue, [new(str(number), 1 + number % 2) for number in range(20)])
+    assert bodies(store, queue) == ["1", "in the way"]
+    assert list(PartitionRow.objects.values_list("partition", "last")) == [(1, before)]
+    assert place(made).ticks < before
+
+
+@IN_THE_DATABASE
+def test_a_database_that_is_away_is_told_and_found_again(store, queue):
+    push(store, queue, "before")
+    calls: list[Callable[[], Any]] = [
+        lambda: push(store, queue, "late"),
+        lambda: store.truncate(queue),
+        lambda: store.set_positions(queue, "consumer", {1: ELSEWHERE}),
+    ]
+    for call in calls:
+        with _away(), pytest.raises(StoreUnavailable):
+            call()
+    assert bodies(store, queue) == ["before"]
+    assert store.positions(queue, "consumer") == {}
+    push(store, queue, "after")
+    assert bodies(store, queue) == ["before", "after"]
+
+
+@contextmanager
+def _away() -> Iterator[None]:
+    """End the connection to PostgreSQL from outside; have another process write to SQLite all the time."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            (pid,) = cursor.fetchone()
+        with connection.copy().cursor() as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield

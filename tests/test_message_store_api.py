@@ -1,0 +1,865 @@
+"""The HTTP API of the message store, by the contract that its clients know, over every store."""
+
+import base64
+import json
+import re
+import shlex
+import threading
+import time
+import uuid
+from decimal import Decimal
+from fractions import Fraction
+from io import StringIO
+
+import httpx
+import orjson
+import pytest
+import time_machine
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from accounts.models import AuditEntry, AuthToken, Owner
+from message_store import api, applications, forms, ids, principals, queues
+from message_store.ids import LARGEST_REST, Place
+from message_store.memory import MemoryStore
+from message_store.models import Application, ApplicationKey
+from message_store.principals import Caller
+from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, _made, store
+from tests.plugin import ROOT
+from tests.served import raw
+
+FORM = "application/x-www-form-urlencoded"
+JSON = "application/json"
+TEXT = "text/plain"
+MEMORY, DATABASE = "message_store.memory.MemoryStore", "message_store.database.DatabaseStore"
+
+
+class Program:
+    """Speaks for an application: by a key of its own."""
+
+    def __init__(self, name="shop", authorization=None):
+        self.name = name
+        if authorization is None:
+            authorization = f"Application {applications.make_key(applications.make_application(name))[1]}"
+        self.authorization = authorization
+        self.client = Client(headers={"Authorization": authorization} if authorization else {})
+
+    def ask(self, method, path="", body=b"", kind=FORM, **headers):
+        """Return the status and the answer."""
+        if isinstance(body, dict):
+            body, kind = json.dumps(body), JSON
+        address = f"/v1/{self.name}{path}"
+        answer = self.client.generic(
+            method, address, body, kind, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
+        assert answer["Content-Type"] == JSON
+        told = answer.json()
+        assert (told["status"] == "ok") == (answer.status_code < 400), told
+        assert isinstance(told.get("error_msg", {}), dict)
+        return answer.status_code, told
+
+    def ok(self, method, path="", body=b"", kind=FORM, **headers):
+        """Return the answer, which is 200, or 201 to a POST."""
+        status, told = self.ask(method, path, body, kind, **headers)
+        assert status == (201 if method == "POST" else 200), told
+        return told
+
+    def post(self, path, body="hello", **headers):
+        """Return the key of a message that is posted."""
+        return self.ok("POST", path, body, TEXT, **headers)["messages"][0]["key"]
+
+    def put(self, path, ticks, body="hello", partition=1):
+        """Write a message with an id of this time, and return the id."""
+        message_id = ids.message_id(Place(ticks, uuid.uuid1().int & LARGEST_REST)).hex
+        self.ok("PUT", f"{path}/{partition}:{message_id}", body, TEXT)
+        return message_id
+
+    def bodies(self, path):
+        """Return the bodies of the messages that are read there."""
+        return [message["body"] for message in self.ok("GET", path)["messages"]]
+
+
+@pytest.fixture(params=[MEMORY, DATABASE], ids=["memory", "database"])
+def shop(request, db, settings):
+    """Give an application with the queue ``one`` of a partition, and the queue ``three`` of three."""
+    settings.MESSAGE_STORE = request.param
+    _made.cache_clear()
+    program = Program()
+    program.ok("POST", "", "queue_name=one")
+    program.ok("POST", "", "queue_name=three&partitions=3")
+    yield program
+    _made.cache_clear()
+
+
+@pytest.fixture
+def memory(db, settings):
+    """Give an application whose messages lie in memory: for what no store decides."""
+    settings.MESSAGE_STORE = MEMORY
+    _made.cache_clear()
+    yield Program()
+    _made.cache_clear()
+
+
+# Every call
+
+
+def test_queues_are_made_changed_listed_and_removed(shop):
+    made = shop.ok("POST", "", "queue_name=inbox&partitions=2&type=public&consistency=weak&principles=app:shop,app:b")
+    assert made == {
+        "status": "ok", "queue_name": "inbox", "partitions": 2, "type": "public", "consistency": "weak",
+        "principles": ["app:shop", "app:b"],
+    }  # fmt: skip
+    drawn = shop.ok("POST")
+    assert re.fullmatch("[0-9a-f]{32}", drawn.pop("queue_name"))
+    assert drawn == {"status": "ok", "partitions": 1, "type": "user", "consistency": "strong", "principles": []}
+    changed = shop.ok("PUT", "/inbox", "partitions=5&type=user&principles=bid:Ann@Example.org")
+    created = changed.pop("created")
+    assert abs(created - time.time()) < 100
+    assert changed == {
+        "status": "ok", "queue_name": "inbox", "partitions": 5, "type": "user", "consistency": "weak",
+        "principles": ["bid:ann@example.org"],
+    }  # fmt: skip
+    [listed] = shop.ok("GET", "?details=true&include_count=true&offset=inbox&limit=1")["queues"]
+    assert listed == {
+        "queue_name": "inbox", "application": "shop", "created": created, "partitions": 5, "type": "user",
+        "consistency": "weak", "principles": ["bid:ann@example.org"], "count": 0,
+    }  # fmt: skip
+    assert shop.ok("PUT", "/inbox", "principles=")["principles"] == []
+    assert shop.ok("PUT", "/inbox")["partitions"] == 5
+    assert shop.ok("DELETE", "/inbox") == {"status": "ok"}
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        assert shop.ask(method, "/inbox")[0] == 404
+
+
+def test_a_queue_that_is_there_is_changed_by_a_post_and_keeps_its_partitions_and_messages(shop):
+    shop.ok("PUT", "/three", "principles=app:shop&type=public")
+    shop.post("/three", x_partition="3")
+    for said, expected in (("", 3), ("&partitions=1", 3), ("&partitions=4&type=user", 4)):
+        told = shop.ok("POST", "", f"queue_name=three{said}")
+        assert (told["partitions"], told["principles"]) == (expected, ["app:shop"])
+    assert told["type"] == "user"
+    assert shop.bodies("/three?partitions=1,2,3") == ["hello"]
+
+
+def test_a_list_is_by_name_and_read_in_pages(shop):
+    for name in ("b", "a", "é", "B"):
+        shop.ok("POST", "", f"queue_name={name}")
+    pages, offset = [], ""
+    while True:
+        page = [row["queue_name"] for row in shop.ok("GET", f"?limit=3&offset={offset}")["queues"]]
+        pages += page[bool(offset) :]
+        if len(page) < 3:
+            break
+        offset = page[-1]
+    assert pages == ["B", "a", "b", "one", "three", "é"]
+    shop.post("/one")
+    told = shop.ok("GET", "?include_count=1&offset=one&limit=2")["queues"]
+    assert told == [{"queue_name": "one", "count": 1}, {"queue_name": "three", "count": 0}]
+
+
+def test_messages_are_posted_read_overwritten_and_deleted(shop):
+    [posted] = shop.ok("POST", "/three", "first", "text/x-mine", x_partition="2", x_ttl="300")["messages"]
+    key, timestamp = posted["key"], posted["timestamp"]
+    assert posted == {"key": key, "timestamp": timestamp, "partition": 2}
+    assert timestamp == ids.timestamp(uuid.UUID(key))
+    assert re.fullmatch(r"\d+\.\d{7}", timestamp)
+    expected = {
+        "message_id": key, "timestamp": timestamp, "body": "first", "partition": 2, "content_type": "text/x-mine",
+    }  # fmt: skip
+    assert shop.ok("GET", "/three?partitions=2") == {"status": "ok", "messages": [expected]}
+    assert shop.ok("GET", f"/three/2:{key}") == {"status": "ok", "messages": [expected]}
+    shop.ok("PUT", f"/three/2:{key}", "second", TEXT, x_ttl="600")
+    [message] = shop.ok("GET", "/three?partitions=2")["messages"]
+    assert message == {**expected, "body": "second", "content_type": TEXT}
+    other = shop.put("/three", 17 * ids.TICKS)
+    [made] = shop.ok("GET", "/three")["messages"]
+    assert (made["message_id"], made["timestamp"]) == (other, "17.0000000")
+    found = shop.ok("GET", f"/three/{other},3:{other},200:{other},9999:{other},2:{key}")["messages"]
+    assert [message["message_id"] for message in found] == [other, key]
+    assert shop.ok("DELETE", f"/three/2:{key},1:{other},3:{other},9999:{other}") == {"status": "ok"}
+    assert shop.bodies("/three?partitions=1,2,3") == []
+
+
+def test_several_messages_are_written_at_once_or_none_of_them(shop):
+    places = [ids.message_id(Place(seconds * ids.TICKS, 1 << 63)).hex for seconds in (17, 18)]
+    first, second = places
+    assert [one["key"] for one in shop.ok("PUT", f"/three/{first},2:{second}", "same", TEXT)["messages"]] == places
+    assert shop.bodies("/three?partitions=1,2") == ["same", "same"]
+    assert shop.ask("PUT", f"/three/{first},4:{second}", "other", TEXT)[0] == 400
+    assert shop.ask("PUT", f"/three/{first},{AHEAD}", "other", TEXT)[0] == 400
+    assert shop.bodies("/three?partitions=1,2") == ["same", "same"]
+
+
+def test_a_message_with_an_id_of_the_future_is_overwritten_but_not_made(shop):
+    """It is there where it was posted before the clock was set back."""
+    with time_machine.travel(time.time() + 59):
+        soon = ids.message_id(Place(ids.now(), 1 << 63)).hex
+    shop.ok("PUT", f"/one/{soon}", "near", TEXT)
+    message_id = uuid.UUID(AHEAD)
+    store().overwrite(queues.find("shop", "one"), message_id, NewMessage(b"far", 1, 300, TEXT))
+    shop.ok("PUT", f"/one/{AHEAD}", "farther", TEXT)
+    assert shop.bodies("/one") == ["near", "farther"]
+    shop.ok("DELETE", f"/one/{AHEAD}")
+    assert shop.ask("PUT", f"/one/{AHEAD}", "again", TEXT)[0] == 400
+
+
+def test_a_batch_is_posted_in_order(shop):
+    message = {"body": "b", "partition": 2, "ttl": "3600"}
+    batch = [{"body": "a", "partition": "2"}, message, {"body": "c", "partition": 1, "content_type": "text/x-mine"}]
+    posted = shop.ok("POST", "/three", {"messages": batch})["messages"]
+    assert [entry["partition"] for entry in posted] == [2, 2, 1]
+    read = shop.ok("GET", "/three?partitions=2,1,3")["messages"]
+    assert [(one["body"], one["content_type"]) for one in read] == [("a", ""), ("b", ""), ("c", "text/x-mine")]
+    assert [one["message_id"] for one in read] == [entry["key"] for entry in posted]
+
+
+def test_without_a_partition_one_is_drawn(shop):
+    posted = shop.ok("POST", "/three", {"messages": [{"body": "x"}] * 200})["messages"]
+    assert {entry["partition"] for entry in posted} == {1, 2, 3}
+    assert sum(len(shop.bodies(f"/three?partitions={partition}")) for partition in (1, 2, 3)) == 200
+
+
+def test_a_message_is_gone_after_its_ttl_or_after_three_days(memory):
+    memory.ok("POST", "", "queue_name=one")
+    key = memory.post("/one", "goes", x_ttl="300")
+    memory.post("/one", "stays")
+    for seconds, expected in ((299, ["goes", "stays"]), (301, ["stays"]), (3 * 24 * 3600 + 1, [])):
+        with time_machine.travel(time.time() + seconds):
+            assert memory.bodies("/one") == expected
+            assert [one["body"] for one in memory.ok("GET", f"/one/{key}")["messages"]] == expected[:-1]
+            assert memory.ok("GET", "?include_count=true")["queues"][0]["count"] == len(expected)
+
+
+def test_the_limit_counts_for_each_partition_and_they_are_in_the_order_asked(shop):
+    for partition in (1, 2, 3):
+        for number in range(3):
+            shop.post("/three", f"{partition}.{number}", x_partition=str(partition))
+    assert shop.bodies("/three?partitions=3,1&limit=2") == ["3.0", "3.1", "1.0", "1.1"]
+    assert shop.bodies("/three?partitions=1,%202,1&limit=1&order=descending") == ["1.2", "2.2"]
+    assert shop.bodies("/three?limit=&partitions=&since=&order=") == ["1.0", "1.1", "1.2"]
+
+
+TICKS_OF_2020 = 1_577_836_800 * ids.TICKS
+SINCE = [
+    # In ticks after the first message; messages are at 0, 1, 2 and 30,000,000.
+    ("0", "ascending", [0, 1, 2, 3]),
+    ("1", "ascending", [1, 2, 3]),
+    ("1", "descending", [1, 0]),
+    ("1.4", "ascending", [2, 3]),
+    ("1.4", "descending", [1, 0]),
+    ("3", "ascending", [3]),
+    ("3", "descending", [2, 1, 0]),
+    ("30000001", "ascending", []),
+    ("-1", "descending", []),
+]
+
+
+def test_since_is_compared_exactly(shop):
+    for number, ticks in enumerate((0, 1, 2, 30_000_000)):
+        shop.put("/one", TICKS_OF_2020 + ticks, str(number))
+    for after, order, expected in SINCE:
+        seconds = (Decimal(TICKS_OF_2020) + Decimal(after)) / ids.TICKS
+        bodies = shop.bodies(f"/one?since={seconds:f}&order={order}")
+        assert bodies == [str(number) for number in expected], (after, order)
+
+
+def test_since_an_id_that_message_itself_is_the_first(shop):
+    keys = [shop.post("/one", str(number)) for number in range(4)]
+    assert shop.bodies(f"/one?since={keys[1]}") == ["1", "2", "3"]
+    assert shop.bodies(f"/one?since={keys[1].upper()}&order=descending") == ["1", "0"]
+    shop.ok("DELETE", f"/one/{keys[1]}")
+    assert shop.bodies(f"/one?since={keys[1]}&limit=1") == ["2"]
+
+
+def test_how_far_a_consumer_is_can_be_set_and_forgotten(shop):
+    first, second = (shop.post("/three", x_partition="2") for _ in range(2))
+    assert shop.ok("GET", "/three/positions/mail") == {"status": "ok", "positions": {}}
+    assert shop.ok("PUT", "/three/positions/mail", {"1": first, "2": second})["positions"] == {"1": first, "2": second}
+    assert shop.ok("PUT", "/three/positions/mail", f"2={first}")["positions"] == {"1": first, "2": first}
+    assert shop.ok("GET", "/three/positions/mail")["positions"] == {"1": first, "2": first}
+    assert shop.ok("GET", "/three/positions/other")["positions"] == {}
+    assert store().positions(queues.find("shop", "three"), "mail") == {1: uuid.UUID(first), 2: uuid.UUID(first)}
+    assert shop.ok("DELETE", "/three/positions/mail") == {"status": "ok"}
+    assert shop.ok("GET", "/three/positions/mail")["positions"] == {}
+
+
+# What comes in wrong
+
+BAD_ID = "0" * 32
+ID = uuid.uuid1().hex
+AHEAD = ids.message_id(Place(ids.LAST, 1 << 63)).hex
+BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
+    # method, path, body (a text: of a form, or of a message), headers, status, errors
+    ("POST", "", "partitions=0", {}, 400, {"partitions": "0 is less than minimum value 1"}),
+    ("POST", "", "partitions=201", {}, 400, {"partitions": "201 is greater than maximum value 200"}),
+    ("POST", "", "partitions=many", {}, 400, {"partitions": '"many" is not a number'}),
+    ("POST", "", "partitions=1.5", {}, 400, {"partitions": '"1.5" is not a number'}),
+    ("POST", "", "partitions=%D9%A3", {}, 400, {"partitions": '"٣" is not a number'}),
+    ("POST", "", "type=secret", {}, 400, {"type": '"secret" is not one of user, public'}),
+    ("POST", "", "consistency=no", {}, 400, {"consistency": '"no" is not one of weak, strong, very_strong'}),
+    ("POST", "", "principles=app:shop,apple:a", {}, 400,
+     {"principles": '"apple:a" is not a principal, such as app:NAME or bid:EMAIL'}),
+    ("POST", "", "principles=bid:ann", {}, 400,
+     {"principles": '"bid:ann" is not a principal, such as app:NAME or bid:EMAIL'}),
+    ("POST", "", "principles=" + ",".join(f"app:{n}" for n in range(101)), {}, 400,
+     {"principles": "101 principals are more than 100"}),
+    ("POST", "", "type=no&partitions=no", {}, 400,
+     {"type": '"no" is not one of user, public', "partitions": '"no" is not a number'}),
+    ("POST", "", "queue_name=" + "q" * 51, {}, 400, {"queue_name": "Longer than maximum length 50"}),
+    ("POST", "", "queue_name=..", {}, 400, {"queue_name": '".." can\'t be a name: it could not stand in an address'}),
+    ("POST", "", "queue_name=a%00b", {}, 400,
+     {"queue_name": '"a\\x00b" can\'t be a name: it could not stand in an address'}),
+    ("POST", "", "queue_name=a/b", {}, 400, {"queue_name": '"a/b" can\'t be a name: it could not stand in an address'}),
+    ("POST", "", "queue_name=%ff", {}, 400, {"queue_name": "It isn't text in UTF-8"}),
+    ("POST", "", "queue_name=100%", {}, 400, {"queue_name": "A % has to be written as %25"}),
+    ("POST", "", b"\xff=1", {}, 400, {"body": "It isn't text in UTF-8"}),
+    ("POST", "", {"queue_name": "inbox"}, {}, 400, {"body": f"It has to be {FORM}"}),
+    ("POST", "", "x=" + "x" * 65_536, {}, 413, {"body": "More bytes than maximum value 65536"}),
+    ("GET", "?limit=0", "", {}, 400, {"limit": "0 is less than minimum value 1"}),
+    ("GET", "?limit=fred", "", {}, 400, {"limit": '"fred" is not a number'}),
+    ("GET", "?limit=1001", "", {}, 400, {"limit": "1001 is greater than maximum value 1000"}),
+    ("GET", "?details=perhaps", "", {}, 400, {"details": '"perhaps" is not one of true, false'}),
+    ("GET", "?offset=" + "q" * 51, "", {}, 400, {"offset": "Longer than maximum length 50"}),
+    ("GET", "?offset=a%00", "", {}, 400, {"offset": '"a\\x00" can\'t be a name: it could not stand in an address'}),
+    ("PUT", "/three", "partitions=2", {}, 400, {"partitions": "2 is less than minimum value 3"}),
+    ("PUT", "/three", "partitions=201", {}, 400, {"partitions": "201 is greater than maximum value 200"}),
+    ("GET", "/one?partitions=1,fred", "", {}, 400, {"partitions": '"fred" is not a number'}),
+    ("GET", "/one?partitions=4", "", {}, 400, {"partitions": "4 is greater than maximum value 1"}),
+    ("GET", "/one?limit=1001", "", {}, 400, {"limit": "1001 is greater than maximum value 1000"}),
+    ("GET", "/one?limit=-1", "", {}, 400, {"limit": "-1 is less than minimum value 1"}),
+    ("GET", "/one?order=random", "", {}, 400, {"order": '"random" is not one of ascending, descending'}),
+    ("GET", "/one?since=fred", "", {}, 400, {"since": '"fred" is not a timestamp or a message id'}),
+    ("GET", "/one?since=nan", "", {}, 400, {"since": '"nan" is not a timestamp or a message id'}),
+    ("GET", "/one?since=1e9", "", {}, 400, {"since": '"1e9" is not a timestamp or a message id'}),
+    ("GET", "/one?since=%ff", "", {}, 400, {"since": "It isn't text in UTF-8"}),
+    ("GET", "/one?since=" + "f" * 32, "", {}, 400, {"since": f'"{"f" * 32}" is not a timestamp or a message id'}),
+    ("GET", "/one?limit=x&since=y", "", {}, 400,
+     {"limit": '"x" is not a number', "since": '"y" is not a timestamp or a message id'}),
+    ("POST", "/one", "", {}, 400, {"body": "Required"}),
+    ("POST", "/one", "x", {"x_partition": "fred"}, 400, {"partition": '"fred" is not a number'}),
+    ("POST", "/one", "x", {"x_partition": "4"}, 400, {"partition": "4 is greater than maximum value 1"}),
+    ("POST", "/one", "x", {"x_partition": "0"}, 400, {"partition": "0 is less than minimum value 1"}),
+    ("POST", "/one", "x", {"x_ttl": "0"}, 400, {"ttl": "0 is less than minimum value 1"}),
+    ("POST", "/one", "x", {"x_ttl": "33554433"}, 400, {"ttl": "33554433 is greater than maximum value 33554432"}),
+    ("POST", "/one", "x", {"x_ttl": "soon"}, 400, {"ttl": '"soon" is not a number'}),
+    ("POST", "/one", "x", {"x_ttl": "9" * 5000}, 400, {"ttl": f'"{"9" * 50}" is not a number'}),
+    ("POST", "/one", "x", {"x_ttl": "0", "x_partition": "2"}, 400,
+     {"ttl": "0 is less than minimum value 1", "partition": "2 is greater than maximum value 1"}),
+    ("POST", "/one", "x", {"content_type": "x" * 256}, 400, {"content_type": "Longer than maximum length 255"}),
+    ("POST", "/one", {"messages": []}, {}, 400, {"messages": "Required"}),
+    ("POST", "/one", {}, {}, 400, {"messages": "Required"}),
+    ("POST", "/one", {"messages": {"body": "x"}}, {}, 400, {"messages": "It has to be a list"}),
+    ("POST", "/one", {"messages": [{"body": "x"}] * 1001}, {}, 400, {"messages": "1001 messages are more than 1000"}),
+    ("POST", "/one", {"messages": [{"body": "x"}, {"body": "y", "partition": 4}]}, {}, 400,
+     {"1.partition": "4 is greater than maximum value 1"}),
+    ("POST", "/one", {"messages": [{"body": "x", "ttl": 0}, {"body": ""}, {"body": 1}, "x", {"body": "y"}]}, {}, 400,
+     {"0.ttl": "0 is less than minimum value 1", "1.body": "Required", "2.body": "It has to be text",
+      "3": "It has to be an object"}),
+    ("POST", "/one", {"messages": [{"body": "x", "ttl": True, "partition": 1.5}]}, {}, 400,
+     {"0.ttl": '"True" is not a number', "0.partition": '"1.5" is not a number'}),
+    ("POST", "/one", {"messages": [{"body": "*", "encoding": "base64"}]}, {}, 400, {"0.body": "It isn't base64"}),
+    ("POST", "/one", {"messages": [{"body": "x", "encoding": "rot13"}]}, {}, 400,
+     {"0.encoding": '"rot13" is not one of base64'}),
+    ("POST", "/one", {"messages": [{"body": "x", "content_type": "a\nb"}]}, {}, 400,
+     {"0.content_type": '"a\\x0ab" is not a content type'}),
+    ("PUT", f"/one/{ID}", "", {}, 400, {"body": "Required"}),
+    ("PUT", f"/one/{ID}", "x", {"x_ttl": "0"}, 400, {"ttl": "0 is less than minimum value 1"}),
+    ("PUT", f"/one/2:{ID}", "x", {}, 400, {"partition": "2 is greater than maximum value 1"}),
+    ("PUT", f"/one/{ID},{AHEAD}", "x", {}, 400, {"message_id": f'"{AHEAD}" is more than 60 seconds ahead'}),
+    ("PUT", f"/one/{ID},2:{ID}", "x", {}, 400, {"partition": "2 is greater than maximum value 1"}),
+    ("PUT", f"/one/{AHEAD}", "x", {}, 400, {"message_id": f'"{AHEAD}" is more than 60 seconds ahead'}),
+    ("PUT", f"/one/{BAD_ID}", "x", {}, 400, {"message_id": f'"{BAD_ID}" is not a message id'}),
+    ("GET", f"/one/{uuid.UUID(int=3, version=4).hex}", "", {}, 400,
+     {"message_id": f'"{uuid.UUID(int=3, version=4).hex}" is not a message id'}),
+    ("GET", f"/one/0x{ID[2:]}", "", {}, 400, {"message_id": f'"0x{ID[2:]}" is not a message id'}),
+    ("GET", f"/one/fred:{ID}", "", {}, 400, {"partition": '"fred" is not a number'}),
+    ("GET", f"/one/{ID},", "", {}, 400, {"message_id": '"" is not a message id'}),
+    ("GET", "/one/" + ",".join([ID] * 1000), "", {}, 400, {"message_id": "More than 100 message ids"}),
+    ("DELETE", "/one/2:asdfasdf", "", {}, 400, {"message_id": '"asdfasdf" is not a message id'}),
+    ("PUT", "/one/positions/mail", "", {}, 400, {"positions": "Required"}),
+    ("PUT", "/one/positions/mail", {"2": ID, "x": ID}, {}, 400,
+     {"2": "2 is greater than maximum value 1", "x": '"x" is not a number'}),
+    ("PUT", "/one/positions/mail", {"1": 5}, {}, 400, {"1": '"5" is not a message id'}),
+    ("GET", f"/one/positions/{'c' * 51}", "", {}, 400, {"consumer": "Longer than maximum length 50"}),
+    ("GET", "/none", "", {}, 404, {"queue_name": "There is no such queue"}),
+    ("POST", f"/{'blip' * 30}", "x", {}, 404, {"queue_name": "There is no such queue"}),
+    ("GET", "/a%00b", "", {}, 404, {"queue_name": "There is no such queue"}),
+    ("GET", "/one%0A", "", {}, 404, {"queue_name": "There is no such queue"}),
+    ("GET", "/one/", "", {}, 404, {"path": "There is nothing at this address"}),
+    ("PATCH", "/one", "", {}, 405, {"method": "PATCH can't be used here"}),
+]  # fmt: skip
+
+
+def test_what_is_wrong_is_told_by_field_and_nothing_of_it_is_done(shop):
+    before = shop.ok("GET", "?details=1&include_count=1")
+    for method, path, body, headers, status, errors in BAD:
+        kind = headers.get("content_type", FORM)
+        told = shop.ask(method, path, body, kind, **headers)
+        assert told == (status, {"status": "error", "error_msg": errors}), (method, path, body, headers)
+    assert shop.ok("GET", "?details=1&include_count=1") == before
+
+
+@pytest.mark.parametrize(
+    "body", [b"[this isnt good}", b"", b"3", b"null", b"[" * 100_000, b'{"messages": [{"body": "\xff"}]}', b"NaN",
+             b'{"messages": [{"body": "\\ud800"}]}'],
+    ids=["broken", "empty", "number", "null", "deep", "not-utf-8", "nan", "surrogate"],
+)  # fmt: skip
+def test_json_that_is_none_or_no_batch_is_400(memory, body):
+    memory.ok("POST", "", "queue_name=one")
+    status, told = memory.ask("POST", "/one", body, JSON)
+    assert (status, list(told["error_msg"])) == (400, ["body"])
+    assert memory.bodies("/one") == []
+
+
+def test_the_bounds_themselves_are_allowed(shop, settings):
+    settings.MESSAGE_STORE_MAX_BODY = 10
+    shop.ok("POST", "", f"queue_name={'é' * 50}&partitions=200")
+    assert shop.ok("GET", "?offset=three")["queues"][-1]["queue_name"] == "é" * 50
+    shop.post("/one", "x" * 10, x_ttl="33554432", x_partition="1", content_type="x" * 255)
+    shop.post("/one", " ", x_ttl=" 1 ")
+    shop.post(f"/{'é' * 50}", "x", x_partition="200")
+    assert shop.bodies(f"/{'é' * 50}?partitions={','.join(map(str, range(1, 201)))}&limit=1000") == ["x"]
+    assert shop.ok("GET", "/one/" + ",".join([ID] * 100))["messages"] == []
+    # A since that no id can have is before, or after, all of them.
+    assert shop.bodies("/one?limit=1&since=-99999999999999999999") == ["x" * 10]
+    assert shop.bodies("/one?since=99999999999999999999") == []
+
+
+def test_a_body_past_the_limit_is_413_also_in_a_batch(shop, settings):
+    settings.MESSAGE_STORE_MAX_BODY = 1000
+    expected = (413, {"status": "error", "error_msg": {"body": "More bytes than maximum value 1000"}})
+    assert shop.ask("POST", "/one", "x" * 1001, TEXT) == expected
+    assert shop.ask("PUT", f"/one/{ID}", "x" * 1001, TEXT) == expected
+    assert shop.ask("POST", "/one", {"messages": [{"body": "x" * 500}, {"body": "x" * 500}]}) == expected
+    assert shop.bodies("/one") == []
+
+
+def test_an_id_of_another_queue_is_an_id_that_is_not_there(shop):
+    key = shop.post("/one")
+    assert shop.ok("GET", f"/three/{key}")["messages"] == []
+    shop.ok("DELETE", f"/three/{key}")
+    assert shop.bodies("/one") == ["hello"]
+
+
+# What comes back
+
+
+@hypothesis_settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.binary(min_size=1, max_size=50) | st.text(min_size=1, max_size=20).map(str.encode))
+@example("\N{BYTE ORDER MARK}ünï\0code\u2028".encode())
+@example(b"\xff\x00")
+def test_any_bytes_come_back_as_they_went_in(memory, body):
+    memory.ok("POST", "", "queue_name=one")
+    key = memory.ok("POST", "/one", body, "image/x")["messages"][0]["key"]
+    told = memory.ok("GET", f"/one/{key}")["messages"][0]
+    try:
+        assert (told["body"], "encoding" in told) == (body.decode(), False)
+    except UnicodeDecodeError:
+        assert (base64.b64decode(told["body"]), told["encoding"]) == (body, "base64")
+    # As it came back it can be posted again.
+    batch = {"messages": [{name: told[name] for name in ("body", "encoding", "content_type") if name in told}]}
+    again = memory.ok("POST", "/one", batch)["messages"][0]["key"]
+    other = memory.ok("GET", f"/one/{again}")["messages"][0]
+    assert [other.get(name) for name in ("body", "encoding", "content_type")] == [
+        told.get(name) for name in ("body", "encoding", "content_type")
+    ]
+
+
+@given(ticks=st.integers(-(10**18), 10**18), more=st.integers(0, 999), negative=st.booleans(), descending=st.booleans())
+def test_a_time_is_where_reading_begins_to_the_tick(ticks, more, negative, descending):
+    text = f"{'-' if negative else ''}{abs(ticks) // 10**7}.{abs(ticks) % 10**7:07}{more:03}"
+    exact = Fraction(text) * ids.TICKS
+    place = queues.since(text, descending=descending)
+    if ids.FIRST <= exact <= ids.LAST:
+        near = place.ticks - exact
+        assert -1 < near <= 0 if descending else 0 <= near < 1
+    else:
+        assert place.ticks == (ids.FIRST if exact < ids.FIRST else ids.LAST)
+    assert place.rest == (LARGEST_REST if descending else 0)
+
+
+def test_what_the_store_is_not_to_show_yet_is_not_shown(memory, monkeypatch):
+    monkeypatch.setattr(store(), "delay", 60.0)
+    memory.ok("POST", "", "queue_name=one")
+    key = memory.post("/one", "young")
+    old = memory.put("/one", TICKS_OF_2020 - 10**15, "old")
+    assert memory.bodies("/one") == ["old"]
+    assert memory.bodies("/one?order=descending") == ["old"]
+    assert memory.bodies(f"/one?since={key}") == []
+    assert [one["message_id"] for one in memory.ok("GET", f"/one/{key},{old}")["messages"]] == [old]
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+def test_an_answer_has_a_bounded_size_and_says_that_there_is_more(shop, settings, monkeypatch, order):
+    settings.MESSAGE_STORE_MAX_BODY = 100
+    monkeypatch.setattr(api, "MOST_BYTES", 250)
+    sizes = [100, 1, 1, 1, 100, 100, 100, 1, 60]
+    keys = [shop.post("/one", "x" * size) for size in sizes]
+    read, since = [], ""
+    for _ in sizes:
+        page = shop.ok("GET", f"/one?order={order}{since}")
+        fresh = [message["message_id"] for message in page["messages"] if message["message_id"] not in read]
+        assert sum(len(message["body"]) for message in page["messages"]) < 250 + 2 * 100
+        read += fresh
+        if not page.get("truncated"):
+            break
+        since = f"&since={read[-1]}"
+    assert since
+    assert read == (keys if order == "ascending" else keys[::-1])
+    # By ids, too, and what isn't there takes no place.
+    asked = ",".join([*([ID] * 5), *read])
+    told = shop.ok("GET", f"/one/{asked}")
+    assert told["truncated"]
+    assert [message["message_id"] for message in told["messages"]] == read[: len(told["messages"])]
+    assert 250 <= sum(len(message["body"]) for message in told["messages"]) < 250 + 2 * 100
+    assert "truncated" not in shop.ok("GET", f"/one/{','.join(read[:3])}")
+
+
+# Who may
+
+
+DEEDS = {
+    "list": ("GET", "", ""),
+    "make": ("POST", "", "queue_name=another"),
+    "change": ("PUT", "/q", "type=user"),
+    "post": ("POST", "/q", "x"),
+    "overwrite": ("PUT", f"/q/{ID}", "x"),
+    "read": ("GET", "/q", ""),
+    "read ids": ("GET", f"/q/{ID}", ""),
+    "positions": ("GET", "/q/positions/c", ""),
+    "set positions": ("PUT", "/q/positions/c", f"1={ID}"),
+    "forget positions": ("DELETE", "/q/positions/c", ""),
+    "delete": ("DELETE", f"/q/{ID}", ""),
+    "remove": ("DELETE", "/q", ""),
+}
+OWN = {"list", "make", "change", "remove", "post", "overwrite", "positions", "set positions", "forget positions"}
+READS, DELETES = {"read", "read ids"}, {"delete"}
+POSITIONS = {"positions", "set positions", "forget positions"}
+NAMED = READS | DELETES | POSITIONS
+WHO = [
+    # type, principals, what each may; whoever isn't here may nothing
+    ("user", "", {"shop": OWN | NAMED}),
+    ("user", "app:shop", {"shop": OWN | NAMED}),
+    ("user", "app:other", {"shop": OWN, "other": NAMED}),
+    ("user", "bid:ANN@example.org", {"shop": OWN, "ann": NAMED}),
+    ("user", "bid:ann@example.org,app:shop,app:other", {"shop": OWN | NAMED, "ann": NAMED, "other": NAMED}),
+    ("public", "", {"shop": OWN | NAMED, "other": READS, "ann": READS, "bob": READS, "nobody": READS}),
+    ("public", "bid:ann@example.org",
+     {"shop": OWN | READS, "other": READS, "ann": NAMED, "bob": READS, "nobody": READS}),
+]  # fmt: skip
+
+
+def token(name):
+    email = f"{name}@example.org"
+    owner = Owner.objects.filter(email=email).first() or Owner.objects.create_user(email)
+    return f"Token {AuthToken.objects.create(user=owner)[1]}"
+
+
+@pytest.mark.parametrize(("type_", "named", "allowed"), WHO)
+def test_each_may_do_what_the_table_says(memory, type_, named, allowed):
+    callers = {
+        "shop": memory.authorization, "other": Program("other").authorization, "ann": token("ann"), "bob": token("bob"),
+        "nobody": "",
+    }  # fmt: skip
+    remake = f"queue_name=q&type={type_}&principles={named}"
+    memory.ok("POST", "", remake)
+    for who, authorization in callers.items():
+        caller = Program("shop", authorization)
+        may = allowed.get(who, set())
+        for deed, (method, path, body) in DEEDS.items():
+            status, told = caller.ask(method, path, body)
+            if deed in may:
+                assert status < 300, (who, deed, told)
+            else:
+                assert (status, told["error_msg"]) == (403, {"AccessDenied": "Access was denied"}), (who, deed)
+            if deed in ("change", "remove"):
+                memory.ok("POST", "", remake)
+
+
+def test_who_is_unknown_gets_401_and_what_is_not_there_404(shop):
+    for authorization in ("Application OOPS", "Application", "application a b", f"Application {'x' * 5000}"):
+        status, told = Program("shop", authorization).ask("GET")
+        assert (status, told["error_msg"]) == (401, {"InvalidApplicationKey": "There is no such key"})
+        assert Program("shop", authorization).ask("POST", "/one", "x")[0] == 401
+    assert list(Program("shop", "Token nonsense").ask("GET", "/one")[1]["error_msg"]) == ["InvalidToken"]
+    for authorization in ("", shop.authorization, token("ann")):
+        for path, name in (("", "fredrick"), ("/one", "a" * 51), (f"/one/{ID}", "a%00"), ("/one/positions/c", "%20")):
+            status, told = Program(name, authorization).ask("GET", path)
+            assert (status, list(told["error_msg"])) == (404, ["application"])
+    for authorization in ("", "Bearer 0123456789", token("ann")):
+        assert Program("shop", authorization).ask("POST")[0] == 403
+    assert Client().get("/v1/").json()["status"] == "error"
+
+
+def test_an_owner_who_may_not_sign_in_any_more_reads_nothing(shop):
+    shop.ok("PUT", "/one", "principles=bid:ann@example.org")
+    ann = Program("shop", token("ann"))
+    assert ann.ask("GET", "/one")[0] == 200
+    Owner.objects.filter(email="ann@example.org").update(is_active=False)
+    assert ann.ask("GET", "/one")[0] == 401
+
+
+def test_principals_are_named_once_and_an_address_in_its_normal_form():
+    assert principals.parse(" app:a, bid:Ann@Example.ORG,app:a,,") == ("app:a", "bid:ann@example.org")
+    assert principals.parse("") == ()
+    queue = StoredQueue("shop", "q", None, 1, "user", "strong", (), None)
+    assert principals.may_read(queue, Caller(application="shop"))
+    assert not principals.may_read(queue, principals.NOBODY)
+
+
+# Applications and keys
+
+
+def test_create_application_prints_a_key_and_nothing_else_and_another_one_the_next_time(memory):
+    def run(name):
+        output = StringIO()
+        call_command("create_application", name, stdout=output)
+        assert re.fullmatch("[0-9a-f]{64}\n", output.getvalue())
+        return output.getvalue().strip()
+
+    keys = [run("mail"), run("mail")]
+    assert len(set(keys)) == 2
+    for key in keys:
+        Program("mail", f"Application {key}").ok("GET")
+        assert not ApplicationKey.objects.filter(digest=key).exists()
+    applications.revoke_key(ApplicationKey.objects.get(beginning=keys[0][:8]))
+    assert Program("mail", f"Application {keys[0]}").ask("GET")[0] == 401
+    assert Program("mail", f"Application {keys[1]}").ask("GET")[0] == 200
+    deeds = list(AuditEntry.objects.filter(deed__in=("made", "revoked")).values_list("deed", flat=True))
+    assert (deeds.count("made"), deeds.count("revoked")) == (5, 1)  # two applications, and their three keys
+    assert not any(key in str(row) for key in keys for row in AuditEntry.objects.values_list())
+    for name in (" ", "a b", "a/b", ".a", "a" * 51, "é", "a\n"):
+        with pytest.raises(CommandError, match="begins with a letter"):
+            call_command("create_application", name)
+
+
+def test_an_application_has_only_so_many_keys_and_goes_without_queues_alone(memory):
+    application = Application.objects.get(name="shop")
+    for _ in range(applications.MOST_KEYS - 1):
+        applications.make_key(application)
+    with pytest.raises(ValidationError, match="has 20 keys"):
+        applications.make_key(application)
+    memory.ok("POST", "", "queue_name=one")
+    with pytest.raises(ValidationError, match="has queues"):
+        applications.remove_application(application)
+    memory.ok("DELETE", "/one")
+    applications.remove_application(application)
+    assert memory.ask("GET")[0] == 401
+    assert not ApplicationKey.objects.exists()
+
+
+# What goes wrong
+
+
+class Away(MemoryStore):
+    """A store that can't be reached, whatever is asked of it."""
+
+    def __getattribute__(self, name):
+        if not name.startswith("_") and name != "delay":
+            raise StoreUnavailable("nobody answers")
+        return super().__getattribute__(name)
+
+
+def test_a_store_that_is_away_is_503(memory, settings):
+    settings.MESSAGE_STORE = f"{__name__}.Away"
+    for method, path, body in DEEDS.values():
+        status, told = memory.ask(method, path, body)
+        assert (status, list(told["error_msg"])) == (503, ["storage"]), (method, path)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_database_away_is_503_and_nothing_is_half_stored(settings):
+    shop = Program()
+    shop.ok("POST", "", "queue_name=one")
+    batch = {"messages": [{"body": "x"}, {"body": "y"}]}
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            [number] = cursor.fetchone()
+        other = connections.create_connection("default")
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [number])
+        other.close()
+        assert shop.ask("GET", "/one")[0] == 503
+    else:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA busy_timeout = 50")
+        other = connections.create_connection("default")
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN IMMEDIATE")
+            status, told = shop.ask("POST", "/one", batch)
+            cursor.execute("ROLLBACK")
+        other.close()
+        assert (status, list(told["error_msg"])) == (503, ["storage"])
+    connection.close()
+    assert shop.bodies("/one") == []
+    shop.ok("POST", "/one", batch)
+    assert sorted(shop.bodies("/one")) == ["x", "y"]
+
+
+def test_what_nobody_thought_of_is_told_in_the_same_form(memory, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("unthought of")
+
+    monkeypatch.setattr(queues, "make", fail)
+    memory.client.raise_request_exception = False
+    status, told = memory.ask("POST")
+    assert (status, list(told["error_msg"])) == (500, ["server"])
+    answer = memory.client.get("/v1/shop", headers={"Host": "evil.example.org"})
+    assert (answer.status_code, list(answer.json()["error_msg"])) == (400, ["request"])
+
+
+def test_a_queue_that_others_make_and_remove_meanwhile_is_made_in_the_end(memory, monkeypatch):
+    memory.ok("POST", "", "queue_name=one")
+    update = MemoryStore.update
+
+    def removed_first(self, application, name, **given):
+        self.remove(application, name)
+        return update(self, application, name, **given)
+
+    monkeypatch.setattr(MemoryStore, "update", removed_first)
+    assert memory.ok("POST", "", "queue_name=one&partitions=2")["partitions"] == 2
+    monkeypatch.setattr(MemoryStore, "register", lambda *_, **__: (_ for _ in ()).throw(queues.QueueExists()))
+    monkeypatch.setattr(MemoryStore, "update", lambda *_, **__: (_ for _ in ()).throw(NoQueue()))
+    assert memory.ask("POST", "", "queue_name=one")[0] == 503
+
+
+def test_a_form_may_come_as_multipart(memory):
+    answer = memory.client.post("/v1/shop", {"queue_name": "ünï", "partitions": 2})
+    assert (answer.status_code, answer.json()["queue_name"], answer.json()["partitions"]) == (201, "ünï", 2)
+    status, told = memory.ask("POST", "", "--x\r\n", "multipart/form-data")
+    assert (status, list(told["error_msg"])) == (400, ["body"])
+
+
+# How much it costs
+
+
+STATEMENTS = [
+    ("POST", "/one", "x"),
+    ("POST", "/one", {"messages": [{"body": "x"}] * 50}),
+    ("GET", "/one?limit=10", ""),
+    ("GET", "/one", ""),
+    ("GET", f"/one/{ID}", ""),
+    ("GET", "?details=1&include_count=1", ""),
+    ("GET", "/one/positions/c", ""),
+]
+MOST_STATEMENTS = {"sqlite": [6, 6, 3, 4, 3, 3, 3], "postgresql": [3, 3, 3, 4, 3, 3, 3]}
+
+
+def test_a_request_takes_few_statements(db):
+    shop = Program()
+    shop.ok("POST", "", "queue_name=one")
+    shop.ok("POST", "/one", {"messages": [{"body": "x"}] * 40})
+    for (method, path, body), most in zip(STATEMENTS, MOST_STATEMENTS[connection.vendor], strict=True):
+        with CaptureQueriesContext(connection) as asked:
+            shop.ok(method, path, body)
+        assert len(asked) <= most, (method, path, asked.captured_queries)
+
+
+# As it is served
+
+
+def said(*request):
+    """Send this as it stands, and give the status and the fields of the errors in the answer."""
+    status, body = raw(*request)
+    return status, sorted(orjson.loads(body).get("error_msg", {}))
+
+
+@pytest.mark.slow
+def test_a_body_that_lies_about_its_length_never_ends_or_has_none_holds_nobody_up(served):
+    shop = Program()
+    shop.ok("POST", "", "queue_name=one")
+    head = f"POST /v1/shop/one HTTP/1.1\nHost: 127.0.0.1\nAuthorization: {shop.authorization}"
+    chunk = b"1000\r\n" + b"x" * 0x1000 + b"\r\n"
+    assert said(served, f"{head}\nTransfer-Encoding: chunked", b"5\r\nhello\r\n0\r\n\r\n") == (201, [])
+    assert said(served, f"{head}\nTransfer-Encoding: chunked", *[chunk] * 100) == (413, ["body"])
+    assert said(served, f"{head}\nContent-Length: 10000000000") == (413, ["body"])
+    assert said(served, head) == (400, ["body"])
+    assert said(served, f"{head}\nContent-Length: 8", b"half", None) == (400, ["body"])
+    for broken in (b"5\r\nhal", b"3\r\nhalf\r\n", b"4\r\nhalf\r\nzz\r\n", b"4\r\nhalf\r\n0\r\nno trailer\r\n\r\n"):
+        assert said(served, f"{head}\nTransfer-Encoding: chunked", broken, None) == (400, ["body"]), broken
+    began = time.monotonic()
+    answers = []
+    slow = [
+        threading.Thread(target=lambda more=more: answers.append(said(served, f"{head}\n{more}", b"5\r\nhello\r\n")))
+        for more in ("Content-Length: 100", "Transfer-Encoding: chunked") * 3  # more than there are threads
+    ]
+    for thread in slow:
+        thread.start()
+    for thread in slow:
+        thread.join(60)
+    assert answers == [(408, ["body"])] * 6
+    assert time.monotonic() - began < 60
+    assert shop.bodies("/one") == ["hello"]
+
+
+def test_in_pieces_a_body_is_taken_only_where_the_server_knows_its_end(memory):
+    memory.ok("POST", "", "queue_name=one")
+    answer = memory.client.generic("POST", "/v1/shop/one", "half", TEXT, HTTP_TRANSFER_ENCODING="chunked")
+    assert answer.status_code == 411
+    assert memory.bodies("/one") == []
+
+
+# The document
+
+DOCUMENT = (ROOT / "docs" / "message-store.md").read_text()
+SHOWN = re.findall(r"^ {4}(\S.*)$", re.sub(r"^```.*?^```$", "", DOCUMENT, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+
+
+def test_what_the_document_shows_works_line_by_line(live_server):
+    """In docs/message-store.md."""
+    owner = Owner.objects.create_user("ann@example.org")
+    told = {"GUARDIAN": live_server.url, "TOKEN": AuthToken.objects.create(user=owner)[1], "KEY": "", "ID": ""}
+    done = []
+    for line in SHOWN:
+        if line.startswith(".venv/bin/python manage.py "):
+            output = StringIO()
+            call_command(*shlex.split(line)[2:], stdout=output)
+            told["KEY"] = output.getvalue().strip()
+        elif line.startswith("curl "):
+            answer = curl(re.sub(r"\$([A-Z]+)", lambda match: told[match[1]], line))
+            assert answer.is_success, (line, answer.text)
+            done.append((line, answer.json()))
+            if "X-Partition: 1" in line:
+                told["ID"] = answer.json()["messages"][0]["key"]
+        else:
+            assert line.startswith('{"status": "error"'), line
+    read = [answer["messages"] for line, answer in done if " -X " not in line and "messages" in answer]
+    assert read[1] == [{**read[1][0], "body": "a book", "partition": 1, "content_type": "text/plain"}]
+    assert "a glass" in [message["body"] for message in read[-1]]
+    assert {"positions": {"1": told["ID"]}, "status": "ok"} in [answer for _, answer in done]
+    assert len(done) == DOCUMENT.count("    curl ") == 12
+
+
+def curl(line):
+    """Ask as curl would."""
+    _, *words = shlex.split(line)
+    options = {"-H": [], "-d": [], "-X": [], "--json": []}
+    while words[0] in options:
+        options[words[0]].append(words[1])
+        words = words[2:]
+    [url] = words
+    headers = dict(header.split(": ", 1) for header in options["-H"])
+    if options["--json"]:
+        headers["Content-Type"] = JSON
+    elif options["-d"]:
+        headers.setdefault("Content-Type", FORM)
+    body = "&".join(options["-d"] + options["--json"])
+    [method] = options["-X"] or ["POST" if body else "GET"]
+    return httpx.request(method, url, headers=headers, content=body, trust_env=False)
+
+
+def test_the_document_names_every_limit_as_it_is():
+    limits = (
+        queues.MOST_POSTED, queues.MOST_READ, queues.MOST_IDS, queues.MOST_PARTITIONS, queues.LONGEST_NAME,
+        queues.LONGEST_CONTENT_TYPE, principals.MOST_PRINCIPALS, forms.LONGEST_FORM, applications.MOST_KEYS,
+    )  # fmt: skip
+    table = DOCUMENT.partition("## Limits")[2]
+    assert {str(limit) for limit in limits} == set(re.findall(r"\| (\d+)(?: bytes)? \|", table))
+    assert str(queues.MOST_TTL) in DOCUMENT

@@ -1,0 +1,297 @@
+"""The Python client of the message store, against a real server."""
+
+import socket
+import subprocess
+import sys
+import uuid
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from accounts.models import Owner
+from accounts.tokens import make_token
+from message_store import api, applications
+from message_store.client import Away, Client, ClientError, Denied, Invalid, NewMessage, NotFound
+from message_store.database import DatabaseStore
+from message_store.store import StoreUnavailable
+from tests.proxy import Proxy, http_answer
+
+ODD = "odd: <b>&\"'%25 ?#é+,1:2"
+
+
+@pytest.fixture
+def key(live_server):
+    return applications.make_key(applications.make_application("notices"))[1]
+
+
+@pytest.fixture
+def client(live_server, key):
+    with Client(live_server.url, "notices", key=key) as opened:
+        yield opened
+
+
+def bodies(messages):
+    return [message.text for message in messages]
+
+
+# Queues
+
+
+def test_queues_are_made_listed_page_by_page_changed_and_removed(client):
+    made = client.make_queue("q1", partitions=3, consistency="weak", principals=["bid:Alice@example.org", "app:other"])
+    assert (made.name, made.partitions, made.type, made.consistency) == ("q1", 3, "user", "weak")
+    assert made.principals == ("bid:alice@example.org", "app:other")
+    for name in ("q4", "q2", "q0", "q3"):
+        client.make_queue(name)
+    assert len(client.make_queue().name) == 32
+    client.post("q2", "hello")
+    for page in (2, 3, 5, 6, 7, 100):
+        listed = {queue.name: queue.count for queue in client.queues(count=True, start="q", page=page)}
+        assert listed == {"q0": 0, "q1": 0, "q2": 1, "q3": 0, "q4": 0}
+    first = next(client.queues(start="q1"))
+    assert (first.name, first.count) == ("q1", None)
+    assert abs(first.created - datetime.now(UTC)) < timedelta(minutes=1)
+    changed = client.change_queue("q1", partitions=5, type="public", principals=[])
+    assert (changed.partitions, changed.type, changed.consistency, changed.principals) == (5, "public", "weak", ())
+    client.remove_queue("q1")
+    with pytest.raises(NotFound):
+        client.remove_queue("q1")
+    with pytest.raises(ValueError, match="two at least"):
+        next(client.queues(page=1))
+
+
+@pytest.mark.parametrize("name", [ODD, "x" * 50, "positions", "..."])
+def test_names_of_any_kind_reach_the_server_as_they_are(client, name):
+    assert client.make_queue(name).name == name
+    posted = client.post(name, "hello")
+    client.set_positions(name, name, {1: posted.id})
+    assert client.positions(name, name) == {1: posted.id}
+    assert bodies(client.messages(name)) == ["hello"]
+    assert name in [queue.name for queue in client.queues()]
+
+
+# Messages
+
+
+def test_reading_ends_where_no_id_can_be(client):
+    client.make_queue("q")
+    first = "0000000000001000" + "80" + "0" * 14
+    client.overwrite("q", 1, first, "first")
+    assert bodies(client.messages("q", descending=True, page=1)) == ["first"]
+    assert bodies(client.messages("q", descending=True, after=first)) == []
+    assert bodies(client.messages("q", after="f" * 12 + "1fffbf" + "f" * 14)) == []
+
+
+@pytest.mark.parametrize("page", [1, 3, 7, 100])
+def test_messages_are_read_page_by_page_from_either_end(client, page):
+    client.make_queue("q", partitions=2)
+    posted = client.post_many("q", [NewMessage(str(number), partition=2) for number in range(7)])
+    client.post("q", "another partition's", partition=1)
+    places = [one.id for one in posted]
+
+    def read(**options):
+        return "".join(bodies(client.messages("q", partition=2, page=page, **options)))
+
+    assert read() == "0123456"
+    assert read(descending=True) == "6543210"
+    assert read(after=places[2]) == "3456"
+    assert read(since=places[2]) == "23456"
+    assert read(since=posted[2].timestamp) == "23456"
+    assert read(since=posted[2].timestamp + Decimal("0.0000001")) == "3456"
+    assert read(after=places[2], descending=True) == "10"
+    assert read(since=str(posted[2].timestamp), descending=True) == "210"
+    assert read(after=places[6]) == ""
+
+
+def test_whoever_calls_again_with_the_last_id_gets_what_came_since(client):
+    client.make_queue("q")
+    seen = []
+    for number in range(3):
+        client.post("q", str(number))
+        seen += client.messages("q", after=seen[-1].id if seen else None)
+    assert bodies(seen) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_reading_goes_on_where_an_answer_was_cut_since_it_was_too_large(client, monkeypatch, descending):
+    monkeypatch.setattr(api, "MOST_BYTES", 5)
+    client.make_queue("q")
+    client.post_many("q", [NewMessage(f"message {number}") for number in range(4)])
+    expected = [f"message {number}" for number in range(4)]
+    assert bodies(client.messages("q", descending=descending)) == (expected[::-1] if descending else expected)
+    asked = [(1, message.id.upper()) for message in client.messages("q", descending=descending)]
+    found = client.get("q", [*asked, asked[0]])
+    assert bodies(found) == bodies(client.messages("q", descending=descending))
+
+
+def test_a_body_and_its_content_type_come_back_as_they_went_in(client):
+    client.make_queue("q")
+    texts = ["é\0\r\n\u202e", '{"a": [1, 2.5]}', b"\xff\xfe\x00binary", b"\xc3\xa9"]
+    for text in texts:
+        client.post("q", text, content_type="image/png")
+    client.post_many("q", [NewMessage(text, content_type="image/png") for text in texts])
+    found = list(client.messages("q"))
+    wanted = [text.encode() if isinstance(text, str) else text for text in texts]
+    assert [message.body for message in found] == wanted * 2
+    assert {message.content_type for message in found} == {"image/png"}
+    assert found[1].json() == {"a": [1, 2.5]}
+    assert found[3].text == "é"
+    with pytest.raises(UnicodeDecodeError):
+        found[2].text  # noqa: B018
+    assert "binary" not in repr(found[2])
+
+
+def test_messages_are_had_by_their_ids_written_over_and_deleted(client, monkeypatch):
+    monkeypatch.setattr("message_store.client.IDS", 2)
+    client.make_queue("q", partitions=2)
+    posted = client.post_many("q", [NewMessage(str(number), partition=1 + number % 2) for number in range(5)])
+    places = [(one.partition, one.id) for one in posted]
+    elsewhere = (2, posted[0].id)
+    assert bodies(client.get("q", [places[3], elsewhere, places[0], places[4]])) == ["3", "0", "4"]
+    assert client.get("q", []) == []
+    client.overwrite("q", *places[1], "new", ttl=60, content_type="text/x-new")
+    (found,) = client.get("q", [places[1]])
+    assert (found.text, found.content_type, found.timestamp) == ("new", "text/x-new", posted[1].timestamp)
+    made = uuid.uuid1().hex
+    client.overwrite("q", 1, made, b"made")
+    assert bodies(client.get("q", [(1, made)])) == ["made"]
+    client.delete("q", [*places[:3], elsewhere])
+    assert bodies(client.get("q", places)) == ["3", "4"]
+
+
+def test_a_batch_is_stored_as_a_whole_or_not_at_all(client):
+    client.make_queue("q", partitions=2)
+    with pytest.raises(Invalid) as raised:
+        client.post_many("q", [NewMessage("a"), NewMessage("b", partition=3), NewMessage("c", ttl=0)])
+    assert raised.value.errors["1.partition"] == "3 is greater than maximum value 2"
+    assert "2.ttl" in raised.value.errors
+    assert list(client.messages("q")) + list(client.messages("q", partition=2)) == []
+
+
+def test_positions_are_set_forgotten_and_each_for_itself(client):
+    client.make_queue("q", partitions=2)
+    first, second = uuid.uuid1().hex, uuid.uuid1().hex
+    assert client.positions("q", "mailer") == {}
+    client.set_positions("q", "mailer", {1: first})
+    client.set_positions("q", "mailer", {2: second})
+    assert client.positions("q", "mailer") == {1: first, 2: second}
+    assert client.positions("q", "other") == {}
+    client.remove_positions("q", "mailer")
+    assert client.positions("q", "mailer") == {}
+
+
+# Who may
+
+
+def test_an_owner_reads_by_a_token_and_does_nothing_else(client, live_server):
+    alice = Owner.objects.create_user("alice@example.org", vouched=True)
+    _, token = make_token(alice, "reader")
+    client.make_queue("hers", principals=["bid:alice@example.org"])
+    client.make_queue("not-hers")
+    posted = client.post("hers", "hello")
+    with Client(live_server.url, "notices", token=token) as reader:
+        assert bodies(reader.messages("hers")) == ["hello"]
+        for do in (
+            lambda: list(reader.queues()),
+            lambda: reader.make_queue("another"),
+            lambda: reader.post("hers", "x"),
+            lambda: list(reader.messages("not-hers")),
+            lambda: reader.remove_queue("hers"),
+        ):
+            with pytest.raises(Denied) as raised:
+                do()
+            assert raised.value.status == 403
+            assert "Access was denied" in str(raised.value)
+        reader.delete("hers", [(1, posted.id)])
+        assert list(reader.messages("hers")) == []
+
+
+def test_a_public_queue_is_read_with_nothing(client, live_server):
+    client.make_queue("news", type="public")
+    client.post("news", "hello")
+    with Client(live_server.url, "notices") as anybody:
+        assert bodies(anybody.messages("news")) == ["hello"]
+        with pytest.raises(Denied):
+            anybody.post("news", "x")
+    with pytest.raises(ValueError, match="not both"):
+        Client(live_server.url, "notices", key="a", token="b")
+
+
+# What goes wrong
+
+
+def test_what_the_server_refuses_is_raised_with_its_texts(client, live_server, key, settings):
+    settings.MESSAGE_STORE_MAX_BODY = 100
+    client.make_queue("q")
+    cases = [
+        (lambda: client.post("q", "x", partition=4), Invalid, 400, {"partition": "4 is greater than maximum value 1"}),
+        (lambda: client.post("q", ""), Invalid, 400, {"body": "Required"}),
+        (lambda: client.post("q", "x" * 101), Invalid, 413, None),
+        (lambda: client.get("q", [(1, "fred")]), Invalid, 400, None),
+        (lambda: list(client.messages("q", since="fred")), Invalid, 400, None),
+        (lambda: list(client.messages("none")), NotFound, 404, None),
+        (lambda: client.post("x" * 51, "x"), NotFound, 404, None),
+        (lambda: Client(live_server.url, "none", key=key).make_queue("q"), NotFound, 404, None),
+        (lambda: Client(live_server.url, "notices", key="0" * 64).make_queue("q"), Denied, 401, None),
+    ]
+    for number, (do, kind, status, errors) in enumerate(cases):
+        with pytest.raises(kind) as raised:
+            do()
+        assert raised.value.status == status, number
+        assert raised.value.errors == (errors or raised.value.errors)
+        assert raised.value.errors
+
+
+def test_a_store_that_is_away_is_told_from_one_that_refuses(client, monkeypatch):
+    client.make_queue("q")
+
+    def away(*_, **__):
+        raise StoreUnavailable("down")
+
+    monkeypatch.setattr(DatabaseStore, "push", away)
+    with pytest.raises(Away) as raised:
+        client.post("q", "x")
+    assert (raised.value.status, list(raised.value.errors)) == (503, ["storage"])
+
+
+def test_a_server_that_does_not_answer_or_not_in_time_is_away():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Away) as raised:
+            Client(address, "notices", key="secret-key", timeout=0.1).post("q", "x")
+    assert raised.value.status is None
+    assert "secret-key" not in str(raised.value)
+    with pytest.raises(Away):
+        Client(address, "notices").post("q", "x")  # nobody listens there any more
+
+
+def test_an_answer_that_is_cut_or_not_the_stores_is_no_success(client, live_server, key):
+    client.make_queue("q")
+    with Proxy.before(live_server.url) as proxy:
+
+        def through():
+            return Client(proxy.url(live_server.url), "notices", key=key)  # with a connection of its own
+
+        proxy.cut_after(60)
+        with pytest.raises(Away), through() as cut:
+            cut.post("q", "x")
+        for answer, kind in (
+            (http_answer("502 Bad Gateway", b"<html>"), Away),
+            (http_answer("200 OK", b"<html>"), ClientError),
+            (http_answer("200 OK", b"[]"), ClientError),
+            (http_answer("301 Moved", b"", "Location: https://elsewhere.example.org/"), ClientError),
+            (http_answer("500 Error", b'{"error_msg": "odd"}'), ClientError),
+        ):
+            proxy.answer(answer)  # to what comes in one piece
+            with pytest.raises(ClientError) as raised, through() as odd:
+                odd.get("q", [(1, "0" * 32)])
+            assert type(raised.value) is kind
+            assert "nothing that the message store would say" in str(raised.value)
+    assert bodies(client.messages("q")) == ["x"]  # of the answer that was cut
+
+
+def test_it_needs_nothing_of_django():
+    check = "import sys, message_store.client; print(sorted(name for name in sys.modules if 'django' in name))"
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

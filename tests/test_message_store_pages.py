@@ -1,0 +1,433 @@
+"""The pages of the message store, and its applications and keys in the administration."""
+
+import re
+import uuid
+from html import unescape
+from urllib.parse import quote
+
+import pytest
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from accounts.models import AuditEntry, Owner
+from message_store import applications, ids, queues, views
+from message_store.database import DatabaseStore
+from message_store.models import Application, ApplicationKey
+from message_store.queues import Entry, Posted
+from message_store.store import StoreUnavailable, store
+
+MARKUP = "<script>\u202e'\""
+ODD = "odd <b>&\"'%25 ?#é+\u202e"
+
+
+@pytest.fixture
+def alice(db):
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+@pytest.fixture
+def ops(db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def application(db):
+    return applications.make_application("notices")
+
+
+@pytest.fixture
+def visit(client):
+    def sign_in(owner):
+        client.force_login(owner)
+        return client
+
+    return sign_in
+
+
+def page_of(*names):
+    return "/".join(["/message-store", *(quote(name, safe="") for name in names), ""])
+
+
+def post(queue, *bodies, **fields):
+    return [queues.post(queue, Entry(body, **fields)) for body in bodies]
+
+
+# The lists
+
+
+def test_an_operator_sees_every_application_with_its_keys_and_queues(application, visit, ops):
+    applications.make_application("other")
+    applications.make_key(application)
+    applications.make_key(application)
+    queues.make("notices", "alice", principals="bid:alice@example.org")
+    client = visit(ops)
+    page = client.get("/message-store/")
+    assert [row.split("<")[0] for row in re.findall(r'class="name" href="[^"]*">([^\n]*)', page.text)] == [
+        "notices",
+        "other",
+    ]
+    assert 'data-label="Keys">2<' in page.text
+    assert "other" not in client.get("/message-store/", {"search": "OTIC"}).text
+    assert "No application has" in client.get("/message-store/", {"search": MARKUP}).text
+    assert f'href="{page_of("notices", "alice")}"' in client.get(page_of("notices")).text
+    assert "It has no queue yet" in client.get(page_of("other")).text
+    assert client.get(page_of("none")).status_code == 404
+
+
+def test_an_owner_sees_the_queues_that_name_them_and_no_other(application, visit, alice):
+    applications.make_application("other")
+    for name, readers in (
+        ("a", "bid:Alice@example.org,bid:bob@example.org"), ("b", "bid:alice@example.org.uk"), ("c", None),
+        ("d", "app:other"),
+    ):  # fmt: skip
+        queues.make("notices", name, principals=readers)
+    public = queues.make("notices", "e", type="public")
+    queues.make("other", "a", principals="bid:bob@example.org")
+    client = visit(alice)
+    for page in ("/message-store/", page_of("notices")):
+        links = set(re.findall(r'href="(/message-store/[^"/]*/[^"/]*/)"', client.get(page).text))
+        assert links == {page_of("notices", "a")}
+    assert "None" not in client.get("/message-store/").text
+    assert client.get(page_of("other")).status_code == 404
+    seen = {name: client.get(page_of("notices", name)).status_code for name in "abcdef"}
+    assert seen == {"a": 200, "b": 404, "c": 404, "d": 404, "e": 200, "f": 404}
+    queues.set_positions(public, "worker", {"1": str(post(public, b"x")[0].id.hex)})
+    assert "worker" not in client.get(page_of("notices", "e")).text
+
+
+def test_a_queue_that_names_somebody_no_more_is_gone_from_their_list(application, visit, alice):
+    queue = queues.make("notices", "a", principals="bid:alice@example.org")
+    client = visit(alice)
+    queues.change(queue, partitions=2)
+    assert client.get(page_of("notices")).status_code == 200
+    queues.change(queue, principals="bid:bob@example.org")
+    assert client.get(page_of("notices")).status_code == 404
+    queues.change(queue, principals="bid:bob@example.org,bid:alice@example.org")
+    assert client.get(page_of("notices")).status_code == 200
+    store().remove("notices", "a")
+    assert "No queue names you" in client.get("/message-store/").text
+    queues.make("notices", "a")
+    assert client.get(page_of("notices", "a")).status_code == 404
+
+
+def test_a_list_goes_on_where_its_page_ends(application, visit, alice, ops, monkeypatch):
+    monkeypatch.setattr(views, "QUEUES", 2)
+    for number in range(5):
+        queues.make("notices", f"q{number}", principals="bid:alice@example.org")
+    for owner, address in ((ops, page_of("notices")), (alice, page_of("notices")), (alice, "/message-store/")):
+        seen, more = [], address
+        while more:
+            text = visit(owner).get(more).text
+            seen += re.findall(r'href="/message-store/notices/(q\d)/"', text)
+            further = re.search(r'rel="next" href="([^"]*)"', text)
+            more = address + further[1].replace("&amp;", "&") if further else ""
+        assert seen == ["q0", "q1", "q2", "q3", "q4"]
+        assert "q3" in visit(owner).get(page_of("notices"), {"from": "q3"}).text
+        for beyond in ("zzz", "\0", "x" * 1000, MARKUP):
+            page = visit(owner).get(page_of("notices"), {"from": beyond, "application": beyond})
+            assert page.status_code == 200
+            assert MARKUP not in page.text
+
+
+def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit, alice, ops):
+    def statements(owner, page):
+        client = visit(owner)
+        with CaptureQueriesContext(connection) as captured:
+            assert client.get(page).status_code == 200
+        return len(captured)
+
+    pages = [
+        (ops, "/message-store/"),
+        (ops, page_of("notices")),
+        (alice, "/message-store/"),
+        (alice, page_of("notices")),
+    ]
+    queues.make("notices", "q", principals="bid:alice@example.org")
+    few = [statements(*page) for page in pages]
+    for number in range(40):
+        queues.make("notices", f"q{number}", principals="bid:alice@example.org")
+    assert [statements(*page) for page in pages] == few
+    assert max(few) <= 7
+
+
+# The navigation
+
+
+def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, ops):
+    def is_shown(owner):
+        return 'href="/message-store/"' in visit(owner).get("/tokens/").text
+
+    assert not is_shown(alice)
+    assert not is_shown(ops)
+    applications.make_application("notices")
+    assert not is_shown(alice)
+    assert is_shown(ops)
+    queues.make("notices", "a", principals="bid:alice@example.org")
+    assert is_shown(alice)
+
+
+# A look into a queue
+
+
+def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, visit, alice, monkeypatch):
+    monkeypatch.setattr(views, "MESSAGES", 3)
+    queue = queues.make("notices", "a", partitions=2, principals="bid:alice@example.org")
+    post(queue, *(f"message {n}".encode() for n in range(7)), partition=2)
+    client = visit(alice)
+
+    def told(address):
+        text = client.get(address).text
+        further = re.search(r'rel="next" href="([^"]*)"', text)
+        return re.findall(r"message (\d)", text), page_of("notices", "a") + further[1].replace("&amp;", "&").partition(
+            "#"
+        )[0] if further else ""
+
+    for order, expected in (("descending", "6543210"), ("ascending", "0123456")):
+        seen, more = "", f"{page_of('notices', 'a')}?partition=2&order={order}"
+        while more:
+            shown, more = told(more)
+            assert len(shown) <= 3
+            seen += "".join(shown)
+        assert seen == expected
+    page = client.get(page_of("notices", "a"))
+    assert "It has 7 messages, in 2 partitions." in page.text
+    assert "Partition 1 has no message at the moment." in page.text
+
+
+def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, ops):
+    queue = queues.make("notices", "a")
+    found = []
+    for at in ("2025-12-31T23:59:59.9999999", "2026-01-01T00:00:00", "2026-01-01T12:00:00"):
+        seconds, _, part = at.partition(".")
+        ticks = int(views.parse_datetime(f"{seconds}+00:00").timestamp()) * ids.TICKS + int(part or 0)
+        found.append(ids.message_id(ids.Place(ticks, 0x8100_0000_0000_0001)))
+        queues.overwrite(queue, [Posted(found[-1], 1)], Entry(f"message {len(found)}".encode()))
+    client = visit(ops)
+    cases = (
+        ("2026-01-01", "23", "21"),
+        ("2026-01-01 00:00", "23", "21"),
+        ("2026-01-01T12:00:00Z", "3", "321"),
+        ("2026-01-01 13:00+01:00", "3", "321"),
+        ("1767268800", "3", "321"),
+        ("1767268800.0000001", "", "321"),
+        (found[1].hex, "23", "21"),
+        ("0001-01-01", "123", ""),
+        ("9999-12-31T23:59:59-12:00", "", "321"),
+    )
+    for since, forward, backward in cases:
+        for order, expected in (("ascending", forward), ("descending", backward)):
+            text = client.get(page_of("notices", "a"), {"since": since, "order": order}).text
+            shown = "".join(re.findall(r"message (\d)<", text))
+            assert shown == expected, (since, order)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"partition": "3"}, "less than or equal to 2"),
+        ({"partition": "0"}, "greater than or equal to 1"),
+        ({"partition": "fred"}, "whole number"),
+        ({"partition": "9" * 5000}, "whole number"),
+        ({"order": "sideways"}, "not one of the available choices"),
+        ({"since": "yesterday"}, "Write a time"),
+        ({"since": "2026-13-40"}, "Write a time"),
+        ({"since": "2026-01-01 25:00"}, "Write a time"),
+        ({"since": "0" * 32 + "g"}, "Write a time"),
+        ({"since": "\0"}, "Null characters"),
+    ],
+)
+def test_what_can_not_be_looked_for_is_said_beside_the_field(application, visit, ops, asked, said):
+    queues.make("notices", "a", partitions=2)
+    page = visit(ops).get(page_of("notices", "a"), asked)
+    assert page.status_code == 200
+    assert said in page.text
+
+
+def test_a_message_is_shown_as_what_it_is_and_does_nothing(application, visit, ops):
+    queue = queues.make("notices", "a")
+    post(queue, f"{MARKUP}\r\n\tsecond\0line".encode(), content_type="text/html")
+    post(queue, b"\xff\xfe" + b"\0" * 600, content_type="image/png")
+    post(queue, "é".encode() * 6000)
+    text = visit(ops).get(page_of("notices", "a")).text
+    assert MARKUP not in text
+    assert "&lt;script&gt;\\u202e&#x27;&quot;\n\tsecond\\x00line<" in text
+    assert "text/html" in text
+    assert "ff fe 00" in text
+    assert "90 bytes more" in text
+    assert "1,000 characters more" in text
+    assert text.count("é") == views.LONGEST_TEXT
+
+
+def test_names_of_any_kind_lead_to_their_pages(application, visit, alice):
+    queues.make("notices", ODD, principals="bid:alice@example.org")
+    client = visit(alice)
+    page = client.get(page_of("notices"))
+    assert "<b>" not in page.text
+    assert "\u202e" not in page.text
+    (link,) = re.findall(r'href="(/message-store/notices/[^"]+/)"', page.text)
+    page = client.get(unescape(link))
+    assert page.status_code == 200
+    assert "\u202e" not in page.text
+    assert client.get("/message-store/notices/a%00b/").status_code == 404
+    assert client.get("/message-store/a%00b/").status_code == 404
+    assert client.get("/message-store/a%00b/c/").status_code == 404
+    assert client.get(page_of("notices", "x" * 51)).status_code == 404
+
+
+def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monkeypatch):
+    monkeypatch.setattr(views, "CONSUMERS", 2)
+    queue = queues.make("notices", "a", partitions=2, principals="bid:alice@example.org")
+    (first,) = post(queue, b"one", partition=1)
+    queues.set_positions(queue, "mailer", {"1": first.id.hex})
+    queues.set_positions(queue, "other", {"2": str(uuid.uuid1().hex)})
+    page = visit(alice).get(page_of("notices", "a"))
+    assert "mailer" in page.text
+    assert "none yet" in page.text
+    assert f"since={first.id.hex}#messages" in page.text
+    assert "And more" not in page.text
+    queues.set_positions(queue, "third", {"1": first.id.hex})
+    assert "And more" in visit(alice).get(page_of("notices", "a")).text
+
+
+def test_a_look_takes_few_statements_whatever_is_in_the_queue(application, visit, alice):
+    queue = queues.make("notices", "a", principals="bid:alice@example.org")
+    client = visit(alice)
+
+    def statements():
+        with CaptureQueriesContext(connection) as captured:
+            assert client.get(page_of("notices", "a")).status_code == 200
+        return len(captured)
+
+    few = statements()
+    queues.post_all(queue, [Entry(b"x")] * 100)
+    assert statements() == few <= 9
+
+
+# The store away
+
+
+def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(application, visit, alice, ops, monkeypatch):
+    queues.make("notices", "a", principals="bid:alice@example.org")
+
+    def away(*_, **__):
+        raise StoreUnavailable("down")
+
+    for method in ("find", "queues", "naming"):
+        monkeypatch.setattr(DatabaseStore, method, away)
+    for owner in (alice, ops):
+        for page in ("/message-store/", page_of("notices"), page_of("notices", "a")):
+            answer = visit(owner).get(page)
+            assert answer.status_code == 503
+            assert "does not answer" in answer.text
+        assert visit(owner).get("/tokens/").status_code == 200
+
+
+# The administration
+
+
+def told(answer):
+    return [str(message) for message in get_messages(answer.wsgi_request)._queued_messages]
+
+
+def act(client, model, action, *rows, **answers):
+    form = {"action": action, "_selected_action": [row.pk for row in rows], **answers}
+    return client.post(f"/admin/message_store/{model._meta.model_name}/", form)
+
+
+def agree(client, page):
+    fields = ("action", "_selected_action", "select_across", "chosen", "post")
+    form = {name: re.search(f'name="{name}" value="([^"]*)"', page.text)[1] for name in fields}
+    return client.post(page.request["PATH_INFO"], form)
+
+
+def key_in(answer):
+    return re.search(r'id="key">([0-9a-f]{64})<', answer.text)[1]
+
+
+def test_an_application_is_made_with_a_key_that_is_shown_once(visit, ops):
+    client = visit(ops)
+    answer = client.post("/admin/message_store/application/add/", {"name": "notices"})
+    assert answer.status_code == 201
+    assert "no-store" in answer["Cache-Control"]
+    key = key_in(answer)
+    assert applications.of_key(key) == "notices"
+    row = ApplicationKey.objects.get()
+    for page in ("application/", f"application/{row.application_id}/change/", "applicationkey/",
+                 f"applicationkey/{row.pk}/change/"):  # fmt: skip
+        text = client.get(f"/admin/message_store/{page}").text
+        assert key not in text
+        assert row.digest not in text
+    entries = AuditEntry.objects.filter(content_type__app_label="message_store").order_by("pk")
+    assert [(entry.deed, entry.actor) for entry in entries] == [("made", ops), ("made", ops)]
+    assert key not in str([entry.__dict__ for entry in entries])
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 51, "-a", MARKUP, "notices"])
+def test_what_can_not_be_a_name_is_refused_beside_the_field(visit, ops, application, name):
+    answer = visit(ops).post("/admin/message_store/application/add/", {"name": name})
+    assert answer.status_code == 200
+    assert "errorlist" in answer.text
+    assert [one.name for one in Application.objects.all()] == ["notices"]
+    assert not ApplicationKey.objects.exists()
+
+
+def test_a_further_key_is_made_for_one_application_and_shown_once(visit, ops, application):
+    client, other = visit(ops), applications.make_application("other")
+    assert told(act(client, Application, "make_key", application, other)) == [
+        "A key is shown once: choose one application at a time."
+    ]
+    question = act(client, Application, "make_key", application)
+    assert question.status_code == 200
+    assert not ApplicationKey.objects.exists()
+    answer = agree(client, question)
+    assert answer.status_code == 201
+    assert "no-store" in answer["Cache-Control"]
+    assert applications.of_key(key_in(answer)) == "notices"
+
+
+def test_why_there_is_no_further_key_is_told(visit, ops, application, monkeypatch):
+    monkeypatch.setattr(applications, "MOST_KEYS", 1)
+    client = visit(ops)
+    question = act(client, Application, "make_key", application)
+    applications.make_key(application)
+    assert "has 1 keys" in told(agree(client, question))[0]
+    question = act(client, Application, "make_key", application)
+    application.delete()
+    assert told(agree(client, question)) == ["None of these is there any more."]
+
+
+def test_a_revoked_key_opens_nothing_and_the_others_do(visit, ops, application):
+    row, key = applications.make_key(application)
+    _, other = applications.make_key(application)
+    client = visit(ops)
+    answer = agree(client, act(client, ApplicationKey, "revoke", row))
+    assert told(answer)[0].startswith("1 is revoked")
+    with pytest.raises(applications.UnknownKey):
+        applications.of_key(key)
+    assert applications.of_key(other) == "notices"
+    entry = AuditEntry.objects.latest("pk")
+    assert (entry.deed, entry.actor, entry.additional_data["application"]) == ("revoked", ops, "notices")
+
+
+def test_an_application_with_queues_stays_and_one_without_goes_with_its_keys(visit, ops, application):
+    other = applications.make_application("other")
+    for one in (application, other):
+        applications.make_key(one)
+    queues.make("notices", "a")
+    client = visit(ops)
+    answer = agree(client, act(client, Application, "remove", application, other))
+    failed, done = told(answer)
+    assert "notices has queues" in failed
+    assert done == "1 is removed: other."
+    assert [key.application for key in ApplicationKey.objects.all()] == [application]
+
+
+def test_nothing_is_removed_while_nobody_can_say_whether_it_has_queues(visit, ops, application, monkeypatch):
+    def away(*_, **__):
+        raise StoreUnavailable("The database is away")
+
+    monkeypatch.setattr(DatabaseStore, "queues", away)
+    client = visit(ops)
+    assert "The database is away" in told(agree(client, act(client, Application, "remove", application)))[0]
+    assert Application.objects.exists()
