@@ -52,13 +52,33 @@ def delete(amqp_url: str, vhost: str, name: str) -> None:
         OSError: the broker is away.
         amqp.AMQPError: it refused; the account needs the configure permission there.
     """
-    with _connection(amqp_url, vhost) as connection:
+    with connection_to(amqp_url, vhost, SECONDS) as connection:
         connection.channel().queue_delete(name)
+
+
+def connection_to(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:
+    """Return a connection to a vhost, which is still to be opened. That may take so many seconds, and so may an answer.
+
+    By amqps, the broker's certificate has to be one that is trusted, for the name of this host.
+    """
+    url = urlsplit(amqp_url)
+    is_tls = url.scheme == "amqps"
+    return amqp.Connection(
+        f"{url.hostname}:{url.port or (5671 if is_tls else 5672)}",
+        userid=unquote(url.username or "guest"),
+        password=unquote(url.password or "guest"),
+        virtual_host=vhost,
+        # Without a name to compare with, py-amqp takes any host's certificate.
+        ssl={"server_hostname": url.hostname} if is_tls else False,
+        connect_timeout=seconds,
+        read_timeout=seconds,
+        write_timeout=seconds,
+    )
 
 
 def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, Depth]) -> int:
     """Ask these queues one after the other, and return how many were asked: all of them where nobody can be asked."""
-    connection = _connection(amqp_url, vhost)
+    connection = connection_to(amqp_url, vhost, SECONDS)
     try:
         connection.connect()
         channel = connection.channel()
@@ -78,17 +98,3 @@ def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, De
             return asked
     connection.collect()
     return len(names)
-
-
-def _connection(amqp_url: str, vhost: str) -> amqp.Connection:
-    url = urlsplit(amqp_url)
-    return amqp.Connection(
-        f"{url.hostname}:{url.port or (5671 if url.scheme == 'amqps' else 5672)}",
-        userid=unquote(url.username or "guest"),
-        password=unquote(url.password or "guest"),
-        virtual_host=vhost,
-        ssl=url.scheme == "amqps",
-        connect_timeout=SECONDS,
-        read_timeout=SECONDS,
-        write_timeout=SECONDS,
-    )

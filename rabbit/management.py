@@ -6,18 +6,18 @@ One :class:`Management` is shared by all threads of a process. Its methods answe
 
 import base64
 import re
-import ssl
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from email.utils import parsedate_to_datetime
+from http.client import HTTPMessage
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
-import httpx
 import orjson
 
 from rabbit.arguments import parse_inequivalent
+from rabbit.http import DIED, AllBusy, Connections, TooLarge, TooSlow, Unreachable
 from rabbit.permissions import Permissions
 
 Row = dict[str, Any]
@@ -26,15 +26,30 @@ MOST_BYTES = 512 * 1024 * 1024
 """The largest body that is read. The full list of ten thousand queues has some 14 MB."""
 
 BODY_READ_TIMEOUTS = 3
-"""A body that trickles in may take this many read timeouts in all."""
+"""An answer that trickles in may take this many read timeouts in all."""
 
 LONGEST_REASON = 300
 
-NODE_COLUMNS = "name,running,mem_used,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm"
+LONGEST_TARGET = 65_536
+"""What is longer than a broker reads of a request's first line isn't sent: it would hang up in the middle."""
+
+NODE_COLUMNS = (
+    "name,running,mem_used,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,"
+    "fd_used,fd_total,uptime,partitions"
+)
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal"
 CLIENT_COLUMNS = "user,vhost,protocol,connected_at"
 
-_DIED = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+_SHAPES = {
+    "bindings": ("bindings", "{vhost}", "e", "{exchange}", "q", "{queue}"),
+    "connections": ("connections", "username", "{user}"),
+    "exchanges": ("exchanges", "{vhost}", "{name}"),
+    "permissions": ("permissions", "{vhost}", "{user}"),
+    "queues": ("queues", "{vhost}", "{name}"),
+    "users": ("users", "{name}"),
+    "vhosts": ("vhosts", "{name}"),
+}
+"""Where names stand in a path, by its first part. What comes after these is the API's own word again."""
 
 
 class BrokerError(Exception):
@@ -90,6 +105,11 @@ class NotThere(BrokerError):
 
 class Malformed(BrokerError):
     """An answer that isn't one of the management API: no JSON, another shape, a redirect, too large."""
+
+
+def was_not_done(error: BrokerError) -> bool:
+    """Return whether what was asked of the broker was certainly not done. Else the answer is missing, and it may be."""
+    return isinstance(error, Refused | NotThere) or (isinstance(error, BrokerAway) and error.never_reached)
 
 
 class Account(NamedTuple):
@@ -158,7 +178,10 @@ class Client(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node of the cluster. Figures are bytes; None where a node doesn't tell: it is stopped, or just started."""
+    """A node of the cluster. Figures are bytes; None where a node doesn't tell: it is stopped, or just started.
+
+    ``fd_used`` and ``fd_total`` are file descriptors, ``uptime`` is seconds, ``partitions`` the nodes it lost.
+    """
 
     name: str
     running: bool
@@ -168,12 +191,29 @@ class Node(NamedTuple):
     disk_free: int | None
     disk_free_limit: int | None
     disk_alarm: bool
+    fd_used: int | None = None
+    fd_total: int | None = None
+    uptime: float | None = None
+    partitions: tuple[str, ...] = ()
+
+
+class Call(NamedTuple):
+    """A request that was made. ``path`` has no names in it, such as ``/api/queues/{vhost}/{name}``, and no query.
+
+    ``outcome``: ``ok``; ``refused``: a 4xx, as for what isn't there; ``failed``: a 5xx, or no answer of the management
+    API; ``away``: no answer at all. ``seconds`` is how long it took, with a second attempt if there was one.
+    """
+
+    method: str
+    path: str
+    outcome: Literal["ok", "refused", "failed", "away"]
+    seconds: float
 
 
 class _Answer(NamedTuple):
     what: str  # method and path, for the texts of errors
     status: int
-    location: str
+    headers: HTTPMessage
     body: bytes
     sent_twice: bool = False
 
@@ -182,8 +222,9 @@ class Management:
     """A client of the management API, for many threads.
 
     ``url`` is ``http://user:password@host:15672``, user and password percent-encoded, with the path of a reverse proxy
-    if there is one. ``connect_timeout`` and ``read_timeout`` are seconds, the second for each read; a whole body may
-    take three times as long, and have ``most_bytes``.
+    if there is one. ``connect_timeout`` and ``read_timeout`` are seconds, the second for each read; a whole answer
+    may take three times as long, and its body have ``most_bytes``. ``on_call`` is told of each request when it is over,
+    in the thread that made it; ``request_id`` says what to send as ``X-Request-ID``, if it isn't empty.
 
     Every method raises BrokerAway, Refused or Malformed; what else it raises stands with it. A request whose connection
     dies is sent once more on a fresh one: each of them can be made twice, and RabbitMQ 4 drops idle connections unsaid.
@@ -193,38 +234,39 @@ class Management:
     """
 
     def __init__(
-        self, url: str, *, connect_timeout: float = 2.0, read_timeout: float = 20.0, most_bytes: int = MOST_BYTES
+        self,
+        url: str,
+        *,
+        connect_timeout: float = 2.0,
+        read_timeout: float = 20.0,
+        most_bytes: int = MOST_BYTES,
+        on_call: Callable[[Call], None] | None = None,
+        request_id: Callable[[], str] | None = None,
     ) -> None:
         self._base, credentials = _read_url(url)
         self._read_timeout = read_timeout
         self._most_bytes = most_bytes
-        self._extensions = {"timeout": httpx.Timeout(read_timeout, connect=connect_timeout).as_dict()}
+        self._on_call = on_call
+        self._request_id = request_id
         # RabbitMQ packs nothing anyway; what isn't packed can't grow when unpacked.
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "Guardian"}
         if credentials is not None:
-            self._headers["Authorization"] = "Basic " + base64.b64encode(credentials.encode()).decode()
-        context = ssl.create_default_context()
-
-        def transport(keep: int) -> httpx.HTTPTransport:
-            return httpx.HTTPTransport(
-                # Shorter than the broker's own minute, so that it is rarely the broker who hangs up.
-                limits=httpx.Limits(max_connections=100, max_keepalive_connections=keep, keepalive_expiry=30),
-                verify=context,
-                # A proxy named in the environment is for the world outside, and would be handed every password.
-                trust_env=False,
-            )
-
-        # Without httpx.Client, whose cookies and redirects nobody wants here: they took half of a request's time.
-        self._pool = transport(keep=20)
-        self._fresh = transport(keep=0)
+            self._headers["Authorization"] = "Basic " + base64.b64encode(credentials).decode()
+        self._prefix = urlsplit(self._base).path
+        self._connections = Connections(
+            self._base,
+            connect_timeout=connect_timeout,
+            read_timeout=read_timeout,
+            answer_seconds=BODY_READ_TIMEOUTS * read_timeout,
+            most_bytes=most_bytes,
+        )
 
     def __repr__(self) -> str:
         return f"<Management {self._base}>"
 
     def close(self) -> None:
         """Close the pooled connections."""
-        self._pool.close()
-        self._fresh.close()
+        self._connections.close()
 
     # The broker itself
 
@@ -237,6 +279,14 @@ class Management:
         answer = self._get("whoami")
         row = _object(answer, name=str)
         return Account(row["name"], _tags(answer, row))
+
+    def clock(self) -> datetime | None:
+        """Return the time that the broker's machine has, to the second; None: it doesn't tell."""
+        answer = self._exchange("GET", ("whoami",))  # even a refusal has a date
+        try:
+            return parsedate_to_datetime(answer.headers["Date"])
+        except (TypeError, ValueError):
+            return None
 
     def nodes(self) -> list[Node]:
         """Return the nodes of the cluster, stopped ones too."""
@@ -251,13 +301,17 @@ class Management:
                 _number(row.get("disk_free")),
                 _number(row.get("disk_free_limit")),
                 row.get("disk_free_alarm") is True,
+                _number(row.get("fd_used")),
+                _number(row.get("fd_total")),
+                None if (milliseconds := _number(row.get("uptime"))) is None else milliseconds / 1000,
+                tuple(map(str, lost)) if isinstance(lost := row.get("partitions"), list) else (),
             )
             for row in rows
         ]
 
     def alarms(self) -> list[str]:
         """Return the resource alarms in effect in the cluster, like "memory on rabbit@host"; empty: none."""
-        answer = self._exchange("GET", ("health", "checks", "alarms"))
+        answer = self._exchange("GET", ("health", "checks", "alarms"), is_fine=503)
         if answer.status != 503:
             _object(_checked(answer), status=str)
             return []
@@ -293,11 +347,14 @@ class Management:
 
     # Queues
 
-    def list_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[Row]:
+    def list_queues(
+        self, vhost: str | None, params: Mapping[str, str], meanwhile: Callable[[], object] | None = None
+    ) -> list[Row]:
         """Return the rows of the queues in a vhost (None: in all), as the broker lists them.
 
         ``params`` are the query's; where they have ``columns``, the rows have no others. Each row has the queue's
-        ``name`` and ``vhost``, if these are among the columns.
+        ``name`` and ``vhost``, if these are among the columns. ``meanwhile`` is called while the broker works at it,
+        which takes it most of a second for ten thousand; if the request has to be sent again, so is this.
 
         Raises:
             NotThere: no such vhost.
@@ -305,7 +362,7 @@ class Management:
         path = ("queues",) if vhost is None else ("queues", vhost)
         columns = params.get("columns", "name,vhost").split(",")
         shape = {key: str for key in ("name", "vhost") if key in columns}
-        return _rows(self._get(*path, params=params), **shape)
+        return _rows(self._get(*path, params=params, meanwhile=meanwhile), **shape)
 
     def queue(self, vhost: str, name: str) -> Row:
         """Return one queue as the broker knows it. Its lengths lag by seconds: decide nothing by them.
@@ -432,7 +489,7 @@ class Management:
         """
         json = {"routing_key": routing_key, "arguments": dict(arguments or {})}
         answer = self._exchange("POST", ("bindings", vhost, "e", exchange, "q", queue), json=json)
-        _require_written(_checked(answer))
+        _require_written(self._believed(answer))
 
     # Users and permissions
 
@@ -532,11 +589,16 @@ class Management:
 
     # How it is asked
 
-    def _get(self, *path: str, params: Mapping[str, str] | None = None) -> _Answer:
-        return _checked(self._exchange("GET", path, params=params))
+    def _get(
+        self,
+        *path: str,
+        params: Mapping[str, str] | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> _Answer:
+        return self._believed(self._exchange("GET", path, params=params, meanwhile=meanwhile))
 
     def _put(self, *path: str, json: Mapping[str, Any] | None = None) -> bool:
-        answer = _checked(self._exchange("PUT", path, json=json or {}))
+        answer = self._believed(self._exchange("PUT", path, json=json or {}))
         _require_written(answer)
         return answer.status == 201
 
@@ -545,10 +607,28 @@ class Management:
     ) -> None:
         answer = self._exchange("DELETE", path, params=params, headers=headers)
         try:
-            _require_written(_checked(answer))
+            _require_written(self._believed(answer))
         except NotThere:
             if not answer.sent_twice:  # else the first one did it, and its answer was lost
                 raise
+
+    def _believed(self, answer: _Answer) -> _Answer:
+        """Return the answer if it is a 2xx, and raise what its status means if not.
+
+        While RabbitMQ shuts down, it answers everything with its own 404. So a 404 is believed only if something that
+        is always there is there right after it.
+        """
+        try:
+            return _checked(answer)
+        except NotThere as error:
+            try:
+                _checked(self._exchange("GET", ("whoami",)))
+            except (NotThere, BrokerAway) as reason:
+                raise BrokerAway(
+                    f"{answer.what}: answered with a 404, as everything is, or not at all ({reason}): the broker is "
+                    "shutting down; ask again later, and see that the URL leads to its management API"
+                ) from error
+            raise
 
     def _exchange(
         self,
@@ -558,74 +638,95 @@ class Management:
         params: Mapping[str, str] | None = None,
         json: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        is_fine: int | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> _Answer:
-        """Send a request and return the answer, whatever its status."""
+        """Send a request, tell who listens of it, and return the answer, whatever its status.
+
+        ``is_fine``: a status of which it isn't told as a failure.
+        """
         where = _path(method, path)
+        headers = {**self._headers, **(headers or {})}
+        if self._request_id is not None and (request_id := self._request_id()):
+            headers["X-Request-ID"] = request_id
+        if self._on_call is None:
+            return self._send(method, where, params, json, headers, meanwhile)
+        outcome: Literal["ok", "refused", "failed", "away"] = "away"
+        began = time.perf_counter()
+        try:
+            answer = self._send(method, where, params, json, headers, meanwhile)
+            if answer.status < 300 or answer.status == is_fine:
+                outcome = "ok"
+            else:
+                outcome = "refused" if 400 <= answer.status < 500 else "failed"
+            return answer
+        except Refused:
+            outcome = "refused"
+            raise
+        except Malformed:
+            outcome = "failed"
+            raise
+        finally:
+            self._on_call(Call(method, _shape(path), outcome, time.perf_counter() - began))
+
+    def _send(
+        self,
+        method: str,
+        where: str,
+        params: Mapping[str, str] | None,
+        json: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        meanwhile: Callable[[], object] | None,
+    ) -> _Answer:
         what = f"{method} {where}"
-
-        def send(transport: httpx.HTTPTransport) -> _Answer:
-            request = httpx.Request(
-                method,
-                self._base + where,
-                params=params or None,
-                headers={**self._headers, **(headers or {})},
-                json=json,
-                extensions=self._extensions,
+        query = f"?{urlencode(params)}" if params else ""
+        target = f"{self._prefix}{where}{query}"
+        if len(target) > LONGEST_TARGET:
+            raise Refused(
+                f"{what[:LONGEST_REASON]}: not sent, since its URL would be too long; use a shorter name",
+                status=0,
+                reason="the name is too long",
             )
-            with closing(transport.handle_request(request)) as response:
-                location = response.headers.get("location", "")
-                answer = _Answer(what, response.status_code, location, self._body(what, response))
-                if json is not None and response.is_error:
-                    # RabbitMQ 3.10 may refuse a PUT before it has read the body (no such vhost, no such user). The
-                    # connection is spoilt then: in one of twenty cases the next request on it isn't heard, and dies
-                    # after five seconds. So nothing is asked on it again.
-                    response.extensions["network_stream"].close()
-                return answer
-
+        body = None
+        if json is not None:
+            body = orjson.dumps(json)
+            headers = {**headers, "Content-Type": "application/json"}
         died = False  # then the broker may have done it, and only its answer was lost
         try:
             try:
-                return send(self._pool)
-            except _DIED:
+                answer = self._connections.send(method, target, headers, body, meanwhile=meanwhile)
+            except TimeoutError:
+                raise
+            except DIED:
                 died = True
-                return send(self._fresh)._replace(sent_twice=True)
-        except httpx.ReadTimeout as error:
+                answer = self._connections.send(method, target, headers, body, fresh=True, meanwhile=meanwhile)
+        except TimeoutError as error:
             raise self._too_slow(what, f"no answer within {self._read_timeout:g} s") from error
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except TooSlow as error:
+            seconds = BODY_READ_TIMEOUTS * self._read_timeout
+            raise self._too_slow(what, f"the answer was not complete within {seconds:g} s") from error
+        except TooLarge as error:
+            raise Malformed(
+                f"{what}: the answer has more than {self._most_bytes} bytes; ask for less at once"
+            ) from error
+        except Unreachable as error:
             raise BrokerAway(
-                f"{what}: can't connect to {self._base} ({error or 'timed out'}); "
+                f"{what}: can't connect to {self._base} ({error}); "
                 "see that RabbitMQ runs there with its management plugin",
                 never_reached=not died,
             ) from error
-        except httpx.PoolTimeout as error:
+        except AllBusy as error:
             raise BrokerAway(
                 f"{what}: all connections of this process are busy; ask again later", never_reached=not died
             ) from error
-        except httpx.TransportError as error:
+        except DIED as error:
             raise BrokerAway(
                 f"{what}: the connection was cut, or HTTP isn't spoken there ({error}); "
                 "ask again later, and see that the URL has the management API's port"
             ) from error
-        except httpx.DecodingError as error:
-            raise Malformed(f"{what}: the answer is packed, and can't be unpacked ({error}); {_IS_IT_IT}") from error
-        except httpx.InvalidURL as error:
-            raise Refused(
-                f"{what[:LONGEST_REASON]}: not sent, since no such URL can be ({error}); use a shorter name",
-                status=0,
-                reason=str(error),
-            ) from error
-
-    def _body(self, what: str, response: httpx.Response) -> bytes:
-        seconds = BODY_READ_TIMEOUTS * self._read_timeout
-        deadline = time.monotonic() + seconds
-        body = bytearray()
-        for part in response.iter_bytes():
-            body += part
-            if len(body) > self._most_bytes:
-                raise Malformed(f"{what}: the answer has more than {self._most_bytes} bytes; ask for less at once")
-            if time.monotonic() > deadline:
-                raise self._too_slow(what, f"the answer was not complete within {seconds:g} s")
-        return bytes(body)
+        if answer.headers.get("Content-Encoding", "identity") not in ("", "identity"):
+            raise Malformed(f"{what}: the answer is packed, and is not unpacked here; {_IS_IT_IT}")
+        return _Answer(what, answer.status, answer.headers, answer.body, sent_twice=died)
 
     def _too_slow(self, what: str, happened: str) -> BrokerAway:
         return BrokerAway(
@@ -637,7 +738,7 @@ class Management:
 _IS_IT_IT = "see that the URL leads to RabbitMQ's management API"
 
 
-def _read_url(url: str) -> tuple[str, str | None]:
+def _read_url(url: str) -> tuple[str, bytes | None]:
     """Return the address without credentials and without a slash at its end, and these: ``user:password``."""
     try:
         parts = urlsplit(url)
@@ -653,14 +754,19 @@ def _read_url(url: str) -> tuple[str, str | None]:
         raise ValueError("its port is no number from 1 to 65535; " + _URL_FORM)
     if parts.query or parts.fragment or "@" in parts.path:
         raise ValueError("it has a '?', a '#' or an '@' after the host; in a password these are %3F, %23 and %40")
+    if re.search(r"[^!-~]", parts.path):
+        raise ValueError("its path has a character that can't stand in a path; percent-encode it")
     address = parts.netloc.rpartition("@")[2]
     credentials = None
     if parts.username is not None:
-        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        try:
+            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        except UnicodeEncodeError:
+            raise ValueError("its user or password is not written in UTF-8; percent-encode them") from None
     base = f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
     try:
-        httpx.URL(base)
-    except httpx.InvalidURL:
+        host.encode("idna")
+    except UnicodeError:
         raise ValueError("its host can't be one; " + _URL_FORM) from None
     return base, credentials
 
@@ -682,6 +788,11 @@ def _path(method: str, segments: tuple[str, ...]) -> str:
     return path
 
 
+def _shape(path: tuple[str, ...]) -> str:
+    named = _SHAPES.get(path[0], ())
+    return "/api/" + "/".join(named[: len(path)] + path[len(named) :])
+
+
 def _require_one_line(name: str) -> None:
     """The broker makes something of another name: it strips line breaks, and where nothing is left, invents one."""
     if "\r" in name or "\n" in name:
@@ -695,7 +806,7 @@ def _checked(answer: _Answer) -> _Answer:
     if 200 <= status < 300:
         return answer
     if status < 400:
-        to = re.sub(r"//[^/@]*@", "//", answer.location)[:LONGEST_REASON]
+        to = re.sub(r"//[^/@]*@", "//", answer.headers.get("Location", ""))[:LONGEST_REASON]
         raise Malformed(f"{what}: answered with a redirect ({status}) to '{to}', which isn't followed; {_IS_IT_IT}")
     error = _error_in(answer.body)
     reason = _reason(error) if error else f"HTTP {status}"

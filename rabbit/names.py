@@ -11,6 +11,7 @@ from enum import Enum
 MOST_BYTES = 100
 """How long the name of a Pulse user may be. All its characters are ASCII, so these are characters too."""
 
+_UUID = re.compile(r"[0-9a-f]{32}")
 _USER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 _OTHER_THAN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _AGENTS_QUEUE = re.compile(r"(subscription|consumer)_")
@@ -95,6 +96,11 @@ def kind_of_exchange(name: str) -> Kind:
 def subscription_queue(subscription: str, offering: str, object_type: str) -> str:
     """Return the name of the queue of a subscription for an offering and a type; the first two are UUIDs in hex."""
     return f"subscription_{subscription}_offering_{offering}_{object_type}"
+
+
+def is_agents_login(user: str) -> bool:
+    """Return whether an account is named as the login of an agent is: by a UUID in hex."""
+    return _UUID.fullmatch(user) is not None
 
 
 def consumer_queue(consumer: str) -> str:

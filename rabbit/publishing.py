@@ -10,7 +10,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from pika.exceptions import (
 )
 
 from rabbit.management import BrokerAway, BrokerError, Refused
+from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class Publisher:
         if len(names) == 1:
             self._publish_in(*names.popitem(), call)
         elif names:
-            with ThreadPoolExecutor(min(self._most, len(names))) as threads:
+            with Threads(min(self._most, len(names))) as threads:
                 list(threads.map(lambda vhost: self._publish_in(vhost, names[vhost], call), self._in_order(names)))
         call.check(number)
         return call.results

@@ -60,7 +60,8 @@ class Snapshot(NamedTuple):
     the same before and after.
     ``exact`` is False where a queue's process did not answer and the lengths are the broker's statistics, which lag by
     seconds. ``unreadable`` are names that cannot be kept in a database, ``no_such_vhosts`` vhosts that were asked for
-    and aren't there. ``seconds`` is what the listing took.
+    and aren't there. ``seconds`` is what the listing took. ``lagging``: the lengths are from the nodes' Prometheus
+    endpoints (``prometheus.py``), and nothing may be deleted by them.
     """
 
     queues: list[QueueSeen]
@@ -72,10 +73,18 @@ class Snapshot(NamedTuple):
     unreadable: list[str]
     no_such_vhosts: list[str]
     seconds: float
+    lagging: bool = False
 
 
-def take(management: Management, vhosts: Sequence[str] | None, between: Callable[[], None] = lambda: None) -> Snapshot:
+def take(
+    management: Management,
+    vhosts: Sequence[str] | None,
+    between: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Snapshot:
     """List the queues of these vhosts (None: of all there are). ``between`` is called between two requests.
+
+    ``meanwhile`` is called while the broker works at its answer, once or more often, or not at all.
 
     A vhost that could not be listed is named in the answer. One that isn't there any more counts as listed, and empty.
 
@@ -88,7 +97,7 @@ def take(management: Management, vhosts: Sequence[str] | None, between: Callable
     unlisted: dict[str, str] = {}
     exact = True
     try:
-        rows = _rows(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between)
+        rows = _rows(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, meanwhile)
     except BrokerAway as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
@@ -100,10 +109,10 @@ def take(management: Management, vhosts: Sequence[str] | None, between: Callable
     queues, unreadable = [], []
     try:
         for row in rows:
-            if not _can_be_kept(row["name"]) or not _can_be_kept(row["vhost"]):
+            if not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
                 unreadable.append(row["name"])
             else:
-                queues.append(_seen(row))
+                queues.append(seen_as(row))
     except (KeyError, TypeError) as error:
         raise Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?") from error
     if not queues:
@@ -183,18 +192,19 @@ def _rows(
     params: Mapping[str, str],
     unlisted: dict[str, str],
     between: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> list[dict[str, Any]]:
     if vhosts is None:
-        return management.list_queues(None, params)
+        return management.list_queues(None, params, meanwhile)
     if len(vhosts) > FEW_VHOSTS:
         wanted = set(vhosts)
-        return [row for row in management.list_queues(None, params) if row["vhost"] in wanted]
-    rows = []
+        return [row for row in management.list_queues(None, params, meanwhile) if row["vhost"] in wanted]
+    rows: list[dict[str, Any]] = []
     failures: list[BrokerError] = []
     for vhost in vhosts:
         between()
         try:
-            rows += management.list_queues(vhost, params)
+            rows += management.list_queues(vhost, params, meanwhile)
         except NotThere:
             if vhost in {there.name for there in management.vhosts()}:
                 unlisted[vhost] = "the broker says that it isn't there, and lists it all the same"
@@ -208,7 +218,7 @@ def _rows(
     return rows
 
 
-def _can_be_kept(name: str) -> bool:
+def can_be_kept(name: str) -> bool:
     """Return whether a database keeps this name as it is: PostgreSQL takes no NUL, and a column has its length."""
     return "\0" not in name and len(name) <= LONGEST_NAME
 
@@ -218,7 +228,8 @@ def _messages(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 
-def _seen(row: dict[str, Any]) -> QueueSeen:
+def seen_as(row: dict[str, Any]) -> QueueSeen:
+    """Return the queue that a row of the management API tells of."""
     # A stream counts its messages otherwise: they are read without being taken away. It is never judged by them.
     stream = row["type"] == "stream"
     return QueueSeen(
@@ -235,6 +246,6 @@ def _seen(row: dict[str, Any]) -> QueueSeen:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not _can_be_kept(value):
+    if not isinstance(value, str) or not can_be_kept(value):
         raise TypeError(f"{value!r} is no name")
     return value
