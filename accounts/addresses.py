@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import signals
+from accounts import audit, limits, signals
 from accounts.models import NotificationAddress, Owner, PulseUser, check_address, normal_address
 
 MOST_ADDRESSES = 10
@@ -105,7 +105,8 @@ def confirm_address(token: str) -> NotificationAddress:
         django.core.signing.BadSignature: it is none of ours, or the address was removed meanwhile.
     """
     address = address_of_token(token)
-    NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).update(confirmed_at=timezone.now())
+    if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).update(confirmed_at=timezone.now()):
+        audit.note(None, "confirmed", address)
     address.refresh_from_db(fields=["confirmed_at"])
     return address
 
@@ -132,7 +133,7 @@ def _ask(address: NotificationAddress) -> None:
     """
     digest = hashlib.sha256(address.email.encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
-    if not cache.add(key, now, BETWEEN_QUESTIONS.total_seconds()):
+    if not limits.add(key, now, BETWEEN_QUESTIONS.total_seconds()):
         again = cache.get(key, now - BETWEEN_QUESTIONS) + BETWEEN_QUESTIONS
         raise ValidationError(
             f"Somebody at {address.email} was asked less than an hour ago. Try again after {again:%H:%M} UTC."

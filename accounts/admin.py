@@ -1,16 +1,101 @@
-from typing import cast
+"""Owners, accounts, tokens and the audit trail in the administration, and what its pages in both apps share.
 
+What an action does is done by the function that pages and the API call. Where it asks the broker, it goes on past
+single failures and says of each what became of it. Nothing is added, changed or deleted here that the broker would not
+hear of: where that can't be, the administration doesn't offer it.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+import allauth.account.admin  # these four register what is registered otherwise below, or not at all
+import allauth.socialaccount.admin  # noqa: F401
+import auditlog.admin  # noqa: F401
+import django.contrib.auth.admin  # noqa: F401
+from allauth.account.models import EmailAddress
+from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
+from django import forms
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
-from django.http import HttpRequest
-from django.urls import reverse
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.auth.models import Group
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist, PermissionDenied, ValidationError
+from django.db.models import Count, Model, OuterRef, QuerySet, Subquery
+from django.db.models.functions import Coalesce
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
 
-from accounts import tokens, vouching, withdrawal
-from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
+from accounts.forms import ThresholdsForm, WithdrawForm
+from accounts.models import UNCHANGED, AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from rabbit.management import BrokerAway, BrokerError, Refused, was_not_done
+from rabbit.names import readable
+
+SHOWN = 100
+"""So many of what was chosen are named before something is done to them, and after."""
+
+SECONDS = 20
+"""For so long an action goes on before it leaves the rest to be chosen again: whoever clicked waits for it."""
+
+CHOSEN = "chosen"
 
 
-class ReadOnly(admin.ModelAdmin):
+class Audited(admin.ModelAdmin):
+    """What is done to its rows stands in the audit trail, whoever did it and wherever."""
+
+    key = "pk"
+    """What its pages know a row by."""
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
+        """Refuse regexes: what an address says would be searched for in names that others chose, without an end."""
+        return not lookup.endswith("regex") and super().lookup_allowed(lookup, value, request)
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show the form, and take its answer; what can't be set as things stand by now is told."""
+        try:
+            return super().changeform_view(request, object_id, form_url, extra_context)
+        except ValidationError as error:
+            self.message_user(request, f"Nothing was changed. {in_words(error)}", messages.ERROR)
+            return redirect(request.get_full_path())
+
+    def response_action(  # type: ignore[override]  # the stubs are a version ahead
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        """Leave out what is no key of a row: no list of ours has it."""
+        posted = request.POST.copy()
+        picked = posted.getlist(ACTION_CHECKBOX_NAME)
+        posted.setlist(ACTION_CHECKBOX_NAME, [text for text in picked if _is_key(self.model, "pk", text)])
+        request.POST = posted  # type: ignore[assignment]
+        return super().response_action(request, queryset)
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Lead to what the trail has about a row: Django's own history knows only of the administration."""
+        return about(ContentType.objects.get_for_model(self.model), object_id)
+
+
+def about(kind: ContentType | None, key: str) -> HttpResponse:
+    """Lead to what the audit trail has about one thing."""
+    wanted = {"content_type__id__exact": str(kind.pk), "object_pk": key} if kind else {"content_type__isnull": "True"}
+    return redirect(f"{reverse('admin:accounts_auditentry_changelist')}?{urlencode(wanted)}")
+
+
+class ReadOnly(Audited):
     """A log: what stands in it is written by what happens."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -35,38 +120,296 @@ class GoesWithItsOwner(ReadOnly):
         return not request.path.startswith(own_pages) and admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
-@admin.register(Owner)
-class OwnerAdmin(admin.ModelAdmin):
-    """Owners. They sign in without a password. Who is vouched for is changed by the two actions, which record it."""
+class Removable(ReadOnly):
+    """What is only looked at here, and can be removed."""
 
-    list_display = ["email", "vouched", "is_staff", "is_active", "date_joined"]
-    list_filter = ["vouched", "is_staff", "is_active"]
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Allow what the model's permissions allow."""
+        return admin.ModelAdmin.has_delete_permission(self, request, obj)
+
+
+# Actions
+
+
+class Question(NamedTuple):
+    """What is asked before something is done to the rows that were chosen.
+
+    ``action`` is the name of the action that goes on with the answer, ``text`` what it does, in sentences, ``button``
+    what agrees, and ``column`` what is told of each row beside its name.
+    """
+
+    action: str
+    title: str
+    text: str
+    button: str
+    column: str
+    is_dangerous: bool = True
+
+
+class Row(NamedTuple):
+    """A row that something is about to be done to, as it is shown."""
+
+    name: str
+    about: str
+
+
+def chosen(model_admin: Audited, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+    """Return the rows that the question named where this is its answer, else those that were chosen in the list."""
+    if CHOSEN not in request.POST:
+        return queryset
+    keys = [text for text in request.POST[CHOSEN].split(",") if _is_key(model_admin.model, model_admin.key, text)]
+    return model_admin.get_queryset(request).filter(**{f"{model_admin.key}__in": keys})
+
+
+def _is_key(model: type[Model], name: str, text: str) -> bool:
+    """Return whether this field of a row, ``pk`` or another, could be this."""
+    field = model._meta.pk if name == "pk" else model._meta.get_field(name)
+    try:
+        field.clean(text, None)  # type: ignore[union-attr]
+    except ValidationError:
+        return False
+    return True
+
+
+def is_agreed(request: HttpRequest) -> bool:
+    """Return whether this is the answer to a question."""
+    return "post" in request.POST
+
+
+def ask(
+    model_admin: Audited,
+    request: HttpRequest,
+    question: Question,
+    rows: Sequence[Any],
+    shown: Callable[[Any], Row],
+    form: forms.Form | None = None,
+) -> HttpResponse:
+    """Return the page that asks whether this shall be done to these rows, which are named there, if there are any."""
+    if not rows:
+        tell_each(model_admin, request, [], "", [])
+        return redirect(request.get_full_path())
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": question.title,
+        "question": question,
+        "opts": model_admin.opts,
+        "list": request.get_full_path(),
+        "rows": [shown(row) for row in rows[:SHOWN]],
+        "number": len(rows),
+        "more": max(0, len(rows) - SHOWN),
+        # In one field, whatever their number: Django takes no more than a thousand.
+        "chosen": ",".join(str(getattr(row, model_admin.key)) for row in rows),
+        "first": getattr(rows[0], model_admin.key),
+        "form": form,
+    }
+    request.current_app = model_admin.admin_site.name
+    return TemplateResponse(request, "admin/ask.html", context)
+
+
+def do_to_each(
+    model_admin: admin.ModelAdmin,
+    request: HttpRequest,
+    rows: Iterable[Any],
+    do: Callable[[Any], object],
+    done: str,
+    refusals: tuple[type[Exception], ...] = (),
+) -> None:
+    """Do this to one row after the other, past single failures, and tell what became of each.
+
+    ``done`` is what is said of those it went well with, as in "are deleted". ``refusals`` are further exceptions whose
+    text says why it wasn't done. A broker that is away isn't asked again, and what takes too long is left; both say how
+    many were not tried.
+    """
+    expected: tuple[type[Exception], ...] = (ValidationError, PermissionDenied, ObjectDoesNotExist, *refusals)
+    left, went_well, until = list(rows), [], time.monotonic() + SECONDS
+    failed: list[tuple[str, Exception]] = []
+    why_not = ""
+    while left and not why_not:
+        if time.monotonic() >= until:
+            why_not = f"it took longer than {SECONDS} s; choose them again"
+            break
+        row = left.pop(0)
+        try:
+            do(row)
+        except expected as error:
+            failed.append((str(row), error))
+        except BrokerError as error:
+            failed.append((str(row), error))
+            if isinstance(error, BrokerAway):
+                why_not = "the broker is away; try again when it answers"
+        else:
+            went_well.append(str(row))
+    if went_well or failed or not left:
+        tell_each(model_admin, request, went_well, done, failed)
+    if left:
+        text = f"{number_of(left)} not tried, since {why_not}: {some_of([str(row) for row in left])}"
+        model_admin.message_user(request, text, messages.WARNING)
+
+
+def tell_each(
+    model_admin: admin.ModelAdmin,
+    request: HttpRequest,
+    went_well: Sequence[str],
+    done: str,
+    failed: Sequence[tuple[str, Exception]],
+) -> None:
+    """Tell by their names what became of the rows that something was done to: of those that failed also why."""
+
+    def tell(level: int, text: str) -> None:
+        model_admin.message_user(request, text, level)
+
+    for name, error in failed[:SHOWN]:
+        tell(messages.ERROR, f"'{readable(name)}': {in_words(error)}")
+    if more := [name for name, _ in failed[SHOWN:]]:
+        tell(messages.ERROR, f"{len(more):,} more failed: {some_of(more)}")
+    if went_well:
+        tell(messages.SUCCESS, f"{number_of(went_well)} {done}: {some_of(went_well)}")
+    if not went_well and not failed:
+        tell(messages.WARNING, "None of these is there any more.")
+
+
+def in_words(error: Exception) -> str:
+    """Return why something was not done, or what is known of it."""
+    if isinstance(error, ValidationError):
+        return " ".join(error.messages)
+    if isinstance(error, ObjectDoesNotExist):
+        return "it is gone meanwhile"
+    if isinstance(error, Refused):
+        return f"not done, since the broker refuses: {readable(error.reason)}"
+    if isinstance(error, BrokerError) and not was_not_done(error):
+        return f"no clear answer came, so it may be done: {readable(str(error))}"
+    return readable(str(error))
+
+
+def number_of(things: Collection[object]) -> str:
+    """Return how many these are, as the beginning of a sentence about them."""
+    return f"{len(things):,} {'is' if len(things) == 1 else 'are'}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return these names in a line, as they can be shown, and how many more there are where they are many."""
+    more = len(names) - SHOWN
+    return ", ".join(map(readable, names[:SHOWN])) + (f", and {more:,} more." if more > 0 else ".")
+
+
+def count(model: type[Model], by: str, those: QuerySet[Any] | None = None) -> Coalesce:
+    """Count the rows of a model, or those of them, that point here by this key."""
+    rows = (model._default_manager.all() if those is None else those).filter(**{by: OuterRef("pk")})
+    rows = rows.order_by().values(by)
+    return Coalesce(Subquery(rows.annotate(number=Count("pk")).values("number")), 0)
+
+
+def visitor(request: HttpRequest) -> Owner:
+    """Return who uses the administration, which lets nobody else in."""
+    return cast("Owner", request.user)
+
+
+def is_uuid(text: str) -> bool:
+    """Return whether this is a UUID, in any of its forms."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+# Owners
+
+admin.site.unregister(Group)  # it would give rights, and an operator has all of them
+
+
+@admin.register(Owner)
+class OwnerAdmin(Audited):
+    """Owners. They sign in without a password. Who is vouched for is changed by the two actions, which record it.
+
+    Whoever gets in here is an operator and may do everything, so that any of them may make others so.
+    """
+
+    list_display = ["email", "full_name", "vouched", "is_staff", "is_active", "accounts", "last_login", "date_joined"]
+    list_filter = ["vouched", "is_staff", "is_active", "weekly_summary", "date_joined"]
     search_fields = ["email", "full_name"]
-    fields = ["email", "full_name", "vouched", "is_staff", "is_superuser", "is_active", "uuid", "date_joined"]
-    readonly_fields = ["vouched", "uuid", "date_joined"]
+    fields = [
+        "email", "full_name", "vouched", "is_staff", "is_active", "uuid", "last_login", "date_joined", "vouch_request",
+        "time_zone", "quiet_from", "quiet_until", "weekly_summary",
+    ]  # fmt: skip
+    readonly_fields = [
+        "vouched", "uuid", "last_login", "date_joined", "vouch_request", "time_zone", "quiet_from", "quiet_until",
+        "weekly_summary",
+    ]  # fmt: skip
     actions = ["vouch_for", "withdraw"]
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Owner]:
+        """Count the accounts of each, without a statement for each."""
+        owners: QuerySet[Owner] = super().get_queryset(request)
+        return owners.annotate(number_of_accounts=count(PulseUser.owners.through, "owner"))
+
+    @admin.display(description="accounts", ordering="number_of_accounts")
+    def accounts(self, owner: Owner) -> int:
+        """Return how many RabbitMQ accounts are theirs."""
+        return cast("int", owner.number_of_accounts)  # type: ignore[attr-defined]
+
+    def view_on_site(self, owner: Owner) -> str:
+        """Return where the record of who vouched is."""
+        return reverse("owner", args=[owner.uuid])
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Owner | None = None) -> list[str]:
+        """Keep operators from shutting themselves out: another does that, who is left to let them in again."""
+        return [*self.readonly_fields, *(["is_staff", "is_active"] if obj == request.user else [])]
+
+    def save_model(self, request: HttpRequest, obj: Owner, form: Any, change: bool) -> None:
+        """Write what was changed, and nothing else: somebody may have vouched in the meantime."""
+        if not change:
+            obj.save()
+        elif form.changed_data:
+            obj.save(update_fields=form.changed_data)
+
     def has_delete_permission(self, request: HttpRequest, obj: Owner | None = None) -> bool:
-        """Refuse where an account would lose an owner, maybe its last, and to delete several at once."""
-        return obj is not None and not obj.pulse_users.exists() and super().has_delete_permission(request, obj)
+        """Refuse where an account would lose an owner, maybe its last, to delete several at once, and oneself."""
+        return (
+            obj is not None
+            and obj != request.user
+            and not obj.pulse_users.exists()
+            and super().has_delete_permission(request, obj)
+        )
 
     @admin.action(description="Vouch for the selected owners", permissions=["change"])
     def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
         """Let them use the broker."""
-        for owner in queryset:
-            vouching.vouch(owner, _visitor(request), "in the admin")
-        self.message_user(request, "They can use the broker.", messages.SUCCESS)
+        do_to_each(
+            self,
+            request,
+            queryset,
+            lambda owner: vouching.vouch(owner, visitor(request), "in the admin"),
+            "vouched for, and can use the broker",
+        )
 
-    @admin.action(description="Withdraw, and leave them what they have", permissions=["change"])
-    def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
-        """Stop them from making new accounts and tokens."""
-        for owner in queryset:
-            try:
-                withdrawal.withdraw(owner, _visitor(request), reason="in the admin")
-            except PermissionDenied as error:
-                self.message_user(request, str(error), messages.ERROR)
-            else:
-                self.message_user(request, f"{owner.email} can make no new accounts and tokens.", messages.SUCCESS)
+    @admin.action(description="Withdraw what vouches for the selected owners", permissions=["change"])
+    def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> HttpResponse | None:
+        """Stop them from making new accounts and tokens; where that is wanted, take what they have."""
+        owners = list(chosen(self, request, queryset))
+        form = WithdrawForm(request.POST if is_agreed(request) else None)
+        if form.is_valid():
+            if not form.cleaned_data["remove"] or len(owners) == 1:
+                remove = form.cleaned_data["remove"]
+                reason = form.cleaned_data["reason"] or "in the admin"
+                do_to_each(
+                    self,
+                    request,
+                    owners,
+                    lambda owner: withdrawal.withdraw(owner, visitor(request), remove=remove, reason=reason),
+                    "no longer able to make accounts and tokens"
+                    + ("; what was theirs alone goes, and Guardian goes on until it is gone" if remove else ""),
+                )
+                return None
+            form.add_error("remove", "What owners have is removed for one at a time, so that you see what goes.")
+        question = Question(
+            "withdraw",
+            "Withdraw what vouches for these owners",
+            "They can make no new accounts and tokens. What they have goes on, unless you say otherwise.",
+            "Withdraw",
+            "Accounts",
+        )
+        return ask(self, request, question, owners, lambda one: Row(one.email, f"{one.number_of_accounts:,}"), form)
 
 
 @admin.register(Vouching)
@@ -74,47 +417,121 @@ class VouchingAdmin(GoesWithItsOwner):
     """Who vouched for whom, and when."""
 
     list_display = ["owner", "vouched", "by", "reason", "at"]
-    list_filter = ["vouched"]
+    list_filter = ["vouched", "at"]
     list_select_related = ["owner", "by"]
     search_fields = ["owner__email", "by__email", "reason"]
 
 
 @admin.register(AuthToken)
-class AuthTokenAdmin(ReadOnly):
-    """Tokens. They are made by their owners; revoking one deletes it."""
+class AuthTokenAdmin(GoesWithItsOwner):
+    """Tokens. They are made by their owners, and revoked by an action.
 
+    A token's primary key is its digest, so no page here has it: rows are known by their UUID, and have no page.
+    """
+
+    key = "uuid"
     list_display = ["name", "user", "created", "expiry", "last_used"]
     list_display_links = None
+    list_filter = ["created", "expiry", "last_used"]
     list_select_related = ["user"]
     search_fields = ["name", "user__email"]
+    actions = ["revoke"]
 
-    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Allow what the model's permissions allow."""
-        return admin.ModelAdmin.has_delete_permission(self, request, obj)
+    def get_urls(self) -> list[Any]:
+        """Return where the list is, and nothing whose address would have the digest in it."""
+        return [url for url in super().get_urls() if str(url.name).endswith(("_changelist", "_add"))]
 
-    def delete_model(self, request: HttpRequest, obj: AuthToken) -> None:
-        """Revoke it."""
-        tokens.revoke_token(obj)
+    def action_checkbox(self, obj: AuthToken) -> SafeString:
+        """Return the box by which one is chosen."""
+        name = f"Select this token for an action - {obj}"
+        box = forms.CheckboxInput({"class": "action-select", "aria-label": name}, lambda value: False)
+        return box.render(ACTION_CHECKBOX_NAME, str(obj.uuid))
 
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[AuthToken]) -> None:
-        """Revoke them."""
-        for token in queryset:
-            tokens.revoke_token(token)
+    def response_action(  # type: ignore[override]  # the stubs are a version ahead
+        self, request: HttpRequest, queryset: QuerySet[AuthToken]
+    ) -> HttpResponse | None:
+        """Find what was chosen by its UUID."""
+        posted = request.POST.copy()
+        picked = [text for text in posted.getlist(ACTION_CHECKBOX_NAME) if is_uuid(text)]
+        posted.setlist(ACTION_CHECKBOX_NAME, list(queryset.filter(uuid__in=picked).values_list("pk", flat=True)))
+        request.POST = posted  # type: ignore[assignment]
+        return super().response_action(request, queryset)
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        """Allow it who may delete tokens."""
+        return admin.ModelAdmin.has_delete_permission(self, request)
+
+    @admin.action(description="Revoke the selected tokens", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, queryset: QuerySet[AuthToken]) -> HttpResponse | None:
+        """Revoke them, once it was confirmed."""
+        found = list(chosen(self, request, queryset).select_related("user"))
+        if is_agreed(request):
+            do_to_each(self, request, found, tokens.revoke_token, "revoked")
+            return None
+        question = Question(
+            "revoke",
+            "Revoke these tokens",
+            "What presents them is refused from now on, and agents that log in to the broker with them are cut off.",
+            "Revoke them",
+            "Owner",
+        )
+        return ask(self, request, question, found, lambda token: Row(str(token), token.user.email))
+
+
+# How owners sign in: by allauth, which is told all of it by what accounts/signin.py does. The provider is configured in
+# the settings, and no token of it is kept.
+
+admin.site.unregister([EmailAddress, SocialAccount, SocialApp, SocialToken])
+
+
+@admin.register(EmailAddress)
+class EmailAddressAdmin(GoesWithItsOwner):
+    """Addresses that people sign in with, and whether they were proven. One made by hand would let somebody in."""
+
+    list_display = ["email", "user", "verified"]
+    list_filter = ["verified"]
+    list_select_related = ["user"]
+    search_fields = ["email", "user__email"]
+
+
+@admin.register(SocialAccount)
+class SocialAccountAdmin(GoesWithItsOwner):
+    """Whom the OpenID Connect provider knows as which owner. What it tells of them isn't shown."""
+
+    list_display = ["uid", "user", "provider", "last_login", "date_joined"]
+    list_filter = ["provider"]
+    list_select_related = ["user"]
+    search_fields = ["uid", "user__email"]
+    fields = ["uid", "user", "provider", "last_login", "date_joined"]
+
+
+# Accounts
 
 
 @admin.register(PulseUser)
-class PulseUserAdmin(admin.ModelAdmin):
+class PulseUserAdmin(Audited):
     """RabbitMQ accounts. What is done together with the broker, or to their owners, is done on their pages."""
 
-    list_display = ["username", "warn_length", "max_length", "ready", "removing_since", "created"]
+    list_display = ["username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "created"]
+    list_filter = ["ready", ("removing_since", admin.EmptyFieldListFilter), ("max_length", admin.EmptyFieldListFilter)]
     search_fields = ["username", "owners__email"]
     fields = ["username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "created"]
     readonly_fields = ["username", "owned_by", "ready", "removing_since", "created"]
+    actions = ["set_thresholds"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
+        """Have their owners at hand, without a statement for each."""
+        accounts: QuerySet[PulseUser] = super().get_queryset(request)
+        return accounts.prefetch_related("owners")
 
     @admin.display(description="owners")
     def owned_by(self, pulse_user: PulseUser) -> str:
         """Return the owners' addresses."""
         return ", ".join(owner.email for owner in pulse_user.owners.all())
+
+    def view_on_site(self, pulse_user: PulseUser) -> str:
+        """Return where its password, its owners and its addresses are changed."""
+        return reverse("pulse_user", args=[pulse_user.username])
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Refuse: a row alone would stand for no account."""
@@ -124,15 +541,152 @@ class PulseUserAdmin(admin.ModelAdmin):
         """Refuse: the account on the broker would stay."""
         return False
 
+    def save_model(self, request: HttpRequest, obj: PulseUser, form: Any, change: bool) -> None:
+        """Set the thresholds that were changed, and nothing else: somebody may be removing it in the meantime."""
+        changed = {name: form.cleaned_data[name] for name in form.changed_data}
+        warn, most = (changed.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
+        try:
+            pulse_users.set_thresholds(obj, warn, most, visitor(request))
+        except PulseUser.DoesNotExist as error:
+            raise Http404(f"{obj} is gone meanwhile") from error
+
+    @admin.action(description="Set the thresholds of the selected accounts", permissions=["change"])
+    def set_thresholds(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
+        """Give them the same warn length and maximum, for their queues without their own."""
+        accounts = list(chosen(self, request, queryset))
+        form = ThresholdsForm(request.POST if is_agreed(request) else None)
+        if form.is_valid():
+            warn, most = form.cleaned_data["warn_length"], form.cleaned_data["max_length"]
+            do_to_each(
+                self,
+                request,
+                accounts,
+                lambda account: pulse_users.set_thresholds(account, warn, most, visitor(request)),
+                "given these thresholds",
+            )
+            return None
+        question = Question(
+            "set_thresholds",
+            "Set the thresholds of these accounts",
+            "They hold for the queues of these accounts that have none of their own. Empty: as the policy says.",
+            "Set them",
+            "Now: warned at / deleted past",
+            is_dangerous=False,
+        )
+        return ask(self, request, question, accounts, _with_thresholds, form)
+
+
+def _with_thresholds(pulse_user: PulseUser) -> Row:
+    at = [str(number) if number is not None else "policy" for number in (pulse_user.warn_length, pulse_user.max_length)]
+    return Row(pulse_user.username, " / ".join(at))
+
 
 @admin.register(NotificationAddress)
-class NotificationAddressAdmin(ReadOnly):
-    """Where the messages about accounts go beside their owners."""
+class NotificationAddressAdmin(Removable):
+    """Where the messages about accounts go beside their owners. None is added here: each is asked first."""
 
     list_display = ["email", "pulse_user", "added_by", "created", "confirmed_at"]
+    list_filter = [("confirmed_at", admin.EmptyFieldListFilter), "created"]
     list_select_related = ["pulse_user", "added_by"]
-    search_fields = ["email", "pulse_user__username"]
+    search_fields = ["email", "pulse_user__username", "added_by__email"]
+
+    def delete_model(self, request: HttpRequest, obj: NotificationAddress) -> None:
+        """Remove it."""
+        addresses.remove_address(obj)
 
 
-def _visitor(request: HttpRequest) -> Owner:
-    return cast("Owner", request.user)  # the admin lets nobody else in
+# The audit trail
+
+admin.site.unregister(AuditEntry)
+
+BY_WHAT = ("token", "task", "command")
+"""What of an entry's details says by what it was done."""
+
+
+@admin.register(AuditEntry)
+class AuditEntryAdmin(ReadOnly):
+    """Who did what, and when."""
+
+    date_hierarchy = "timestamp"
+    list_display = ["when", "who", "deed", "kind", "thing", "details", "outcome"]
+    list_filter = ["outcome", "deed", ("content_type", admin.RelatedOnlyFieldListFilter)]
+    list_select_related = ["content_type", "actor"]
+    list_per_page = 50
+    search_fields = ["actor_email", "object_repr", "deed", "changes", "additional_data", "cid"]
+    search_help_text = "A person, a thing, a deed, or the id of a request as the log has it."
+    fields = ["when", "who", "deed", "kind", "thing", "details", "outcome", "remote_addr", "cid"]
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Lead to what else the trail has about the same thing."""
+        entry = self.get_object(request, object_id)
+        if entry is None:
+            raise Http404("There is no such entry.")
+        return about(entry.content_type, entry.object_pk)
+
+    @admin.display(ordering="timestamp")
+    def when(self, entry: AuditEntry) -> str:
+        """Return when it was, to the second."""
+        return f"{timezone.localtime(entry.timestamp):%F %T %Z}"
+
+    @admin.display(ordering="actor_email")
+    def who(self, entry: AuditEntry) -> str:
+        """Return the owner, by a token where it was by one; else what did it by itself."""
+        told = entry.additional_data or {}
+        if entry.actor_email:
+            return f"{entry.actor_email} by the token {told['token']}" if "token" in told else entry.actor_email
+        for what in ("command", "task"):
+            if what in told:
+                return f"the {what} {told[what]}"
+        return "somebody not signed in" if entry.remote_addr else "Guardian"
+
+    @admin.display(ordering="content_type")
+    def kind(self, entry: AuditEntry) -> str:
+        """Return what kind of thing it was done to."""
+        return entry.content_type.name if entry.content_type else ""
+
+    @admin.display(ordering="object_repr")
+    def thing(self, entry: AuditEntry) -> str:
+        """Return what it was done to, with the way to it where it has a page and wasn't deleted."""
+        name = readable(entry.object_repr)
+        if entry.content_type is None or not entry.object_pk or entry.deed == audit.DELETED:
+            return name
+        page = f"admin:{entry.content_type.app_label}_{entry.content_type.model}_change"
+        try:
+            return format_html('<a href="{}">{}</a>', reverse(page, args=[entry.object_pk]), name)
+        except NoReverseMatch:
+            return name
+
+    @admin.display(description="what exactly")
+    def details(self, entry: AuditEntry) -> str:
+        """Return what was changed, from what to what, and what else is known of it."""
+        told = entry.additional_data or {}
+        lines = [*_changes(entry), *(f"{name}: {_told(value)}" for name, value in told.items() if name not in BY_WHAT)]
+        return format_html_join(SafeString("<br>"), "{}", ((readable(line),) for line in lines))
+
+
+def _changes(entry: AuditEntry) -> list[str]:
+    model = entry.content_type.model_class() if entry.content_type else None
+    lines = []
+    for name, change in sorted((entry.changes or {}).items()):
+        try:
+            field = str(model._meta.get_field(name).verbose_name) if model else name  # type: ignore[union-attr]
+        except (FieldDoesNotExist, AttributeError):
+            field = name
+        if isinstance(change, dict):
+            verb = {"add": "with", "delete": "without"}[change["operation"]]
+            lines.append(f"{verb} the {field} {', '.join(change['objects'])}")
+        elif entry.deed == audit.CHANGED:
+            lines.append(f"{field}: {_told(change[0])} → {_told(change[1])}")
+        elif (value := change[0 if entry.deed == audit.DELETED else 1]) not in ("", "None", "False"):
+            lines.append(f"{field}: {value}")
+    return lines
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{number} {name}" for name, number in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "nothing" if value in (None, "", "None") else str(value)

@@ -193,6 +193,8 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         pulse_user = self.get_object()
         try:
             removal.remove_pulse_user(pulse_user)
+        except removal.GoesOn:
+            return Response(status=HTTPStatus.ACCEPTED)
         except BrokerError:
             if PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None).exists():
                 raise

@@ -1,8 +1,10 @@
 """Who a request to the REST API speaks for."""
 
+import logging
 import re
 from datetime import timedelta
 
+from django.db import DatabaseError
 from django.db.models import Q
 from django.utils import timezone
 from knox.crypto import hash_token
@@ -11,6 +13,8 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from accounts.models import AuthToken, Owner
+
+logger = logging.getLogger(__name__)
 
 USED_EVERY = timedelta(minutes=1)
 """How exactly the last use of a token is noted, so that reading doesn't write each time."""
@@ -49,8 +53,12 @@ class TokenAuthentication(BaseAuthentication):
             raise AuthenticationFailed("The owner of this token can't sign in any more. Ask an operator.")
         if token.last_used is None or token.last_used < now - USED_EVERY:
             stale = Q(last_used=None) | Q(last_used__lt=now - USED_EVERY)
-            AuthToken.objects.filter(stale, pk=token.pk).update(last_used=now)
-            token.last_used = now
+            try:
+                AuthToken.objects.filter(stale, pk=token.pk).update(last_used=now)
+            except DatabaseError as error:  # it can only be read, or its disk is full: that keeps nobody from reading
+                logger.warning("When the token %s was last used could not be noted: %s", token.uuid, error)
+            else:
+                token.last_used = now
         return owner, token
 
     def authenticate_header(self, request: Request) -> str:

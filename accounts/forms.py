@@ -7,7 +7,7 @@ from django import forms
 from django.http import QueryDict
 
 from accounts import pulse_users, tokens, vouching
-from accounts.models import Owner
+from accounts.models import MOST_MESSAGES, Owner
 from rabbit.names import BadName
 
 
@@ -146,8 +146,10 @@ class ThresholdsForm(Form):
     """The lengths at which owners are warned of an account's queues, and past which these are deleted, in messages."""
 
     about = "thresholds"
-    warn_length = forms.IntegerField(label="Warned at (messages)", required=False, min_value=1, max_value=2**31 - 1)
-    max_length = forms.IntegerField(label="Deleted past (messages)", required=False, min_value=1, max_value=2**31 - 1)
+    warn_length = forms.IntegerField(label="Warned at (messages)", required=False, min_value=1, max_value=MOST_MESSAGES)
+    max_length = forms.IntegerField(
+        label="Deleted past (messages)", required=False, min_value=1, max_value=MOST_MESSAGES
+    )
 
 
 class DeleteForm(Form):

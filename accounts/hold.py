@@ -18,6 +18,7 @@ from django.core.cache import cache
 from django.db import DatabaseError
 from django.utils import timezone
 
+from accounts import limits
 from rabbit.management import BODY_READ_TIMEOUTS, Management
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,10 @@ class Hold:
 
         Raises:
             Taken: somebody holds it.
+            OperationalError: nothing can be written to the database.
         """
         until = time.monotonic() + wait
-        while not cache.add(self._key, self._token, seconds()):
+        while not limits.add(self._key, self._token, seconds()):
             if time.monotonic() >= until:
                 raise self._taken()
             time.sleep(POLL_SECONDS)

@@ -8,6 +8,7 @@ import unicodedata
 import uuid
 from typing import Any, ClassVar, Final
 
+from auditlog.models import AbstractLogEntry
 from django.conf import settings
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.auth.models import AnonymousUser, PermissionsMixin
@@ -39,7 +40,7 @@ class OwnerQuerySet(BaseUserManager["Owner"]):
         return owner
 
     def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
-        """Make an operator who may do everything in the admin."""
+        """Make an operator."""
         return self.create_user(email, password, is_staff=True, is_superuser=True, vouched=True, **fields)
 
 
@@ -100,6 +101,10 @@ def has_control_characters(text: str) -> bool:
     return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
 
 
+MOST_MESSAGES = 2**31 - 1
+"""What the columns of thresholds hold on PostgreSQL, and so the most that they are set to anywhere."""
+
+
 def check_thresholds(warn: int | None, most: int | None) -> None:
     """Make sure that these thresholds of a queue's or an account's own, in messages, can be used.
 
@@ -117,6 +122,8 @@ def check_thresholds(warn: int | None, most: int | None) -> None:
             f"It would be warned about at {warned_at} messages and deleted past {deleted_past}. "
             "The first has to be 1 at least, and below the second."
         )
+    if max(warn or 0, most or 0) > MOST_MESSAGES:
+        raise ValidationError(f"No threshold can be above {MOST_MESSAGES} messages.")
 
 
 class Owner(AbstractBaseUser, PermissionsMixin):
@@ -163,6 +170,14 @@ class Owner(AbstractBaseUser, PermissionsMixin):
             raise ValidationError({"email": error.messages}) from None
         super().clean()  # which would make another of such an address
         self.email = email
+
+    def has_perm(self, perm: str, obj: models.Model | None = None) -> bool:
+        """Return whether this owner may do this in the administration: an operator anything, and nobody else."""
+        return self.is_active and self.is_staff
+
+    def has_module_perms(self, app_label: str) -> bool:
+        """Return whether this owner may see anything of an app in the administration, as ``has_perm`` says."""
+        return self.is_active and self.is_staff
 
     def get_full_name(self) -> str:
         """Return the name to show, which is the address where no name is known."""
@@ -286,7 +301,53 @@ class NotificationAddress(models.Model):
 
     class Meta:
         ordering = ["email"]
+        verbose_name_plural = "notification addresses"
         constraints = [models.UniqueConstraint(fields=["pulse_user", "email"], name="one_address_once_for_an_account")]
 
     def __str__(self) -> str:
         return f"{self.email} for {self.pulse_user}"
+
+
+class AuditEntry(AbstractLogEntry):
+    """Who did what to what, and when. Written in ``accounts/audit.py``; it outlives the thing and the person."""
+
+    class Outcome(models.TextChoices):
+        """What became of it."""
+
+        DONE = "done", "done"
+        UNKNOWN = "unknown", "unknown"
+        NOT_DONE = "not-done", "not done"
+
+    content_type = models.ForeignKey(  # type: ignore[assignment]  # auditlog's own has to be of a thing
+        "contenttypes.ContentType",
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        verbose_name="kind of thing",
+        help_text="Empty: it was done to no one thing.",
+    )
+    # Whoever does something may be removed before it is written down, by somebody else or by themselves: then the
+    # address says who it was.
+    actor = models.ForeignKey(
+        Owner,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        db_constraint=False,
+        related_name="+",
+    )
+    deed = models.CharField(max_length=60, db_index=True, help_text="What was done, in words.")
+    outcome = models.CharField(
+        max_length=10,
+        choices=Outcome.choices,
+        default=Outcome.DONE,
+        help_text="Unknown: it was asked of the broker, and no answer came. It may be done.",
+    )
+
+    class Meta:
+        ordering = ["-timestamp", "-id"]
+        verbose_name = "entry of the audit trail"
+        verbose_name_plural = "audit trail"
+
+    def __str__(self) -> str:
+        return f"{self.deed}: {self.object_repr}" if self.object_repr else self.deed

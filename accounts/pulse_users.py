@@ -16,7 +16,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
-from accounts import addresses, hold, vouching
+from accounts import addresses, audit, hold, vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
@@ -38,8 +38,6 @@ LONGEST_PASSWORD = 255
 
 HARMLESS_TAGS = frozenset({"management", "monitoring"})
 """With these an account looks at the broker; with any other it can do what its permissions don't allow."""
-
-MOST_MESSAGES = 2**31 - 1
 
 
 class NameTaken(ValueError):
@@ -78,6 +76,8 @@ def check_name(username: str) -> None:
     names.check_user_name(username)
     if username.casefold() in {name.casefold() for name in (*settings.GUARDIAN_RESERVED_USERS, *own_accounts())}:
         raise NameReserved(f"'{username}' is reserved; choose another name.")
+    if names.is_agents_login(username):
+        raise NameReserved("A name of 32 hex digits is kept for agents' logins; choose another one.")
     row = PulseUser.objects.filter(username=username).first()
     if row is None:
         return
@@ -280,7 +280,8 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
     if not is_ready and not may_be_made(management, username, begun=True):
         raise ValidationError(f"'{username}' is an account on the broker that somebody made by hand. Ask an operator.")
     password = password or secrets.token_urlsafe(24)
-    is_new = management.put_user(username, password, sorted(tags))
+    with audit.deed(None, "gave another password", row):
+        is_new = management.put_user(username, password, sorted(tags))
     if is_new or not is_ready:
         _grant(management, username)
     if not still(row).update(ready=True):
@@ -350,6 +351,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
                 raise CannotAdopt(reason)
             pulse_user = _new_row(username, owners)
             still(pulse_user).update(ready=True)
+            audit.note(by, "adopted", pulse_user)
     except hold.Taken as error:
         raise NameTaken(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
     pulse_user.ready = True
@@ -375,6 +377,8 @@ def why_nobodys(username: str, tags: Collection[str] = ()) -> str:
     """Return why an account with these tags must not be an owner's, or changed by one; empty: it may be."""
     if username in own_accounts():
         return f"'{username}' is the account that Guardian itself works with."
+    if names.is_agents_login(username):
+        return f"'{username}' is named as an agent's login, which Guardian makes and removes with its registration."
     more = sorted(set(tags) - HARMLESS_TAGS)
     if "administrator" in more:
         return f"'{username}' is an administrator of the broker, who may do everything there."
@@ -506,8 +510,6 @@ def set_thresholds(
         warn = locked.warn_length if warn is UNCHANGED else warn
         most = locked.max_length if most is UNCHANGED else most
         check_thresholds(warn, most)
-        if max(warn or 0, most or 0) > MOST_MESSAGES:
-            raise ValidationError(f"No threshold can be above {MOST_MESSAGES} messages.")
         if not by.is_staff and most is not None and most > limit and most != locked.max_length:
             raise ValidationError(f"The largest maximum that owners may set is {limit} messages. Ask an operator.")
         locked.warn_length, locked.max_length = warn, most

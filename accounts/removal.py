@@ -15,7 +15,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import hold, signals
+from accounts import audit, hold, signals
 from accounts.models import PulseUser
 from accounts.pulse_users import may_be_made, why_nobodys
 from rabbit import connections, names, snapshot
@@ -23,8 +23,15 @@ from rabbit.management import BrokerAway, BrokerError, Management, NotThere
 
 logger = logging.getLogger(__name__)
 
+REMOVES = "began to remove"
+"""What the audit trail says of an account that is marked. That its row is deleted says that it is done."""
+
 PAUSES = (0.2, 1.0)
 """Seconds between the rounds of a removal: the broker closes the connections of a deleted account in its own time."""
+
+
+class GoesOn(Exception):
+    """It is marked and not all gone yet, and Guardian goes on by itself. The text says what keeps it."""
 
 
 class Goes(NamedTuple):
@@ -51,23 +58,26 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
     Raises:
         PermissionDenied: it is Guardian's own account or an administrator's by now; nothing changed.
         BrokerError: the broker is away or refused. Where that came before anything was done, nothing changed; else
-            ``removing_since`` is set, and the task goes on until all is gone. So it does where somebody else is
-            changing the account right now.
+            ``removing_since`` is set, and the task goes on until all is gone.
+        GoesOn: ``removing_since`` is set, and the task goes on: somebody else is changing the account right now, or
+            something of it is still there.
     """
     management = connections.management()
     reason = why_nobodys(pulse_user.username, _tags(management, pulse_user.username))
     if reason and pulse_user.ready:
         raise PermissionDenied(reason)
     now = timezone.now()
-    # Also one that is marked already: a making that fails takes its own mark back, and not this one.
-    if PulseUser.objects.filter(pk=pulse_user.pk).update(removing_since=now):
-        pulse_user.removing_since = now
+    with transaction.atomic():
+        # Also one that is marked already: a making that fails takes its own mark back, and not this one.
+        if PulseUser.objects.filter(pk=pulse_user.pk).update(removing_since=now):
+            pulse_user.removing_since = now
+            audit.note(None, REMOVES, pulse_user)
     try:
         left = _remove(management, pulse_user)
     except hold.Taken as error:
-        raise BrokerAway(f"'{pulse_user.username}' is being removed; Guardian goes on by itself: {error}") from error
+        raise GoesOn(f"it is being removed, and Guardian goes on by itself: {error}") from error
     if left:
-        raise BrokerAway(f"'{pulse_user.username}' is being removed; still there: {left}. Guardian goes on by itself.")
+        raise GoesOn(f"it is being removed, and Guardian goes on by itself. Still there: {left}")
 
 
 def finish_removals() -> int:

@@ -34,6 +34,7 @@ from allauth.socialaccount.providers.base.constants import AuthError, AuthProces
 from allauth.socialaccount.providers.oauth2.client import OAuth2Error
 from allauth.socialaccount.providers.oauth2.views import OAuth2CallbackView
 from allauth.socialaccount.providers.openid_connect.views import OpenIDConnectOAuth2Adapter
+from auditlog.context import disable_auditlog
 from django import forms
 from django.conf import settings
 from django.contrib import messages
@@ -51,7 +52,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from requests import RequestException
 
-from accounts import vouching
+from accounts import audit, vouching
 from accounts.models import LONGEST_ADDRESS, NO_ADDRESS, Owner, SignInLink, check_address, normal_address
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,8 @@ def prune_visitors() -> int:
     removed = 0
     while keys := list(visitors.values_list("pk", flat=True)[:500]):  # so that no transaction is long
         # Asked once more: somebody may have proven the address, or been given something, meanwhile.
-        removed += visitors.filter(pk__in=keys).delete()[1].get(Owner._meta.label, 0)
+        with disable_auditlog():  # who came is no entry of it either
+            removed += visitors.filter(pk__in=keys).delete()[1].get(Owner._meta.label, 0)
     SignInLink.objects.filter(expires_at__lte=now).delete()
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
     return removed
@@ -348,6 +350,7 @@ def make_link(owner: Owner) -> str:
     """Return an address that signs the owner in, once, within ten minutes. Whoever makes it knows the owner."""
     token = secrets.token_urlsafe(32)
     SignInLink.objects.create(owner=owner, digest=_digest(token), expires_at=timezone.now() + LINK_LIFE)
+    audit.note(None, "made a sign-in link", owner)
     prove(owner)
     return f"{settings.GUARDIAN_BASE_URL}{reverse('sign_in_link', args=[token])}"
 

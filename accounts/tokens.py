@@ -4,8 +4,9 @@ from datetime import timedelta
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import QuerySet
 
-from accounts import vouching
+from accounts import audit, limits, vouching
 from accounts.models import AuthToken, Owner, check_line
 
 DAYS = 365
@@ -14,6 +15,9 @@ DAYS = 365
 MOST_DAYS = 3650
 
 LONGEST_NAME = 100
+
+MADE = limits.Limit("tokens", 100, 3600)
+"""An owner's, so that a program gone wild fills no table."""
 
 
 def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, str]:
@@ -24,6 +28,7 @@ def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, st
     Raises:
         NotVouched: the owner may not use the broker.
         ValidationError: the name or the number of days can't be used; the error is of that field.
+        TooOften: the owner made too many within the hour.
     """
     name = name.strip()
     try:
@@ -32,18 +37,29 @@ def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, st
         raise ValidationError({"name": error.messages}) from error
     if not 1 <= days <= MOST_DAYS:
         raise ValidationError({"days": [f"A token lives 1 day at least, and {MOST_DAYS} at most."]})
+    limits.take(MADE, owner.uuid.hex)
     with transaction.atomic():
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)
         token, key = AuthToken.objects.create(user=locked, expiry=timedelta(days=days), name=name)  # type: ignore[no-untyped-call]
+        audit.note(None, audit.MADE, token, owner=owner.email, days=days)
     return token, key
 
 
 def revoke_token(token: AuthToken) -> None:
     """Revoke a token; one that is gone already is no error."""
-    AuthToken.objects.filter(pk=token.pk).delete()
+    _revoke(AuthToken.objects.filter(pk=token.pk))
 
 
 def revoke_tokens_of(owner: Owner) -> None:
     """Revoke all tokens of an owner."""
-    AuthToken.objects.filter(user=owner).delete()
+    _revoke(AuthToken.objects.filter(user=owner))
+
+
+def _revoke(tokens: QuerySet[AuthToken]) -> None:
+    """Revoke these tokens, which are one owner's."""
+    with transaction.atomic():
+        found = list(tokens.select_related("user"))
+        if found:
+            tokens.delete()
+            audit.note(None, "revoked", found, owner=found[0].user.email)

@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from accounts import addresses, forms, pulse_users, removal, tokens, vouching, withdrawal
+from accounts import addresses, forms, limits, pulse_users, removal, tokens, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, people_like
 from rabbit import connections
 from rabbit.management import BrokerError, NotThere, Refused
@@ -338,9 +338,9 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
             messages.success(request, f"{pulse_user} is deleted, with its queues and exchanges.")
             return redirect("pulse_users")
         goes = removal.what_goes(pulse_user)
-    except BrokerError as error:
+    except (BrokerError, removal.GoesOn) as error:
         left = PulseUser.objects.filter(pk=pulse_user.pk).first()
-        if left is None or left.removing_since is not None:
+        if isinstance(error, removal.GoesOn) or left is None or left.removing_since is not None:
             messages.warning(request, f"{pulse_user} is being deleted. Guardian goes on until all is gone.")
             return redirect("pulse_users")
         trouble = _broker_trouble(request, error, "Nothing was deleted.")
@@ -531,6 +531,10 @@ def tokens_page(request: OwnersRequest) -> HttpResponse:
             return response
     except vouching.NotVouched as error:
         return _tokens(request, form, trouble=str(error), status=403)
+    except limits.TooOften as error:
+        response = _tokens(request, form, trouble=str(error), status=429)
+        response["Retry-After"] = str(error.seconds)
+        return response
     except ValidationError as error:
         _add_error(form, error, "name")
     return _tokens(request, form)

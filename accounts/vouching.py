@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from accounts import signals
+from accounts import audit, signals
 from accounts.models import Owner, Vouching, check_line, normal_address
 
 BETWEEN_REQUESTS = timedelta(days=1)
@@ -80,6 +80,8 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
             locked.vouched, locked.vouch_requested_at, locked.vouch_request = True, None, ""
             locked.save(update_fields=["vouched", "vouch_requested_at", "vouch_request"])
             Vouching.objects.create(owner=locked, vouched=True, by=by, reason=reason)
+            if not is_new:  # else the row's own change is in the trail
+                audit.note(by, "vouched for, too", locked, reason=reason)
         if is_new:
             signals.vouched.send(Owner, owner=locked, by=by)
     _copy(locked, owner)
@@ -102,10 +104,12 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
         if locked.is_staff:
             raise PermissionDenied(f"{locked.email} is an operator. Take that away first, in the admin.")
         last = locked.vouchings.first()
-        if locked.vouched or (by is not None and not _is_withdrawn_by_a_person(last)):
+        if (was := locked.vouched) or (by is not None and not _is_withdrawn_by_a_person(last)):
             locked.vouched = False
             locked.save(update_fields=["vouched"])
             Vouching.objects.create(owner=locked, vouched=False, by=by, reason=reason)
+            if not was:
+                audit.note(by, "ruled out that anybody else vouches for", locked, reason=reason)
     _copy(locked, owner)
 
 
@@ -127,6 +131,7 @@ def ask(owner: Owner, reason: str) -> None:
             raise AskedAlready("You have asked within a day. The operators have your message; ask again tomorrow.")
         locked.vouch_requested_at, locked.vouch_request = now, reason
         locked.save(update_fields=["vouch_requested_at", "vouch_request"])
+        audit.note(locked, "asked to be vouched for", locked, reason=reason)
         signals.vouch_requested.send(Owner, owner=locked, reason=reason)
     _copy(locked, owner)
 
@@ -163,10 +168,16 @@ def lock_all(owners: Iterable[Owner]) -> list[Owner]:
         NotVouched: one was removed meanwhile.
     """
     wanted = {owner.pk: owner for owner in owners}
-    locked = list(Owner.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk"))
+    locked = lock_those(wanted.values())
     for pk in wanted.keys() - {owner.pk for owner in locked}:
         raise NotVouched(f"{wanted[pk].email} was removed meanwhile, and may not use the broker.")
     return locked
+
+
+def lock_those(owners: Iterable[Owner]) -> list[Owner]:
+    """Return those of these owners that are there, as :func:`lock` does, in one query."""
+    these = Owner.objects.filter(pk__in=[owner.pk for owner in owners])
+    return list(these.select_for_update(no_key=True).order_by("pk"))
 
 
 def has_signed_in() -> Q:

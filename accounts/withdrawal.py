@@ -3,7 +3,7 @@
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import removal, tokens, vouching
+from accounts import audit, removal, tokens, vouching
 from accounts.models import Owner, PulseUser
 
 
@@ -42,4 +42,8 @@ def leave_all(owner: Owner) -> list[PulseUser]:
     # Those that are marked already, too: a making that fails takes its own mark back, and not this one.
     PulseUser.objects.filter(pk__in=[account.pk for account in alone]).update(removing_since=timezone.now())
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
+    if alone:
+        audit.note(None, removal.REMOVES, alone)
+    if left := [account for account in accounts if account.pk in shared]:
+        audit.note(None, "took an owner off", left, owner=owner.email)
     return alone

@@ -4,6 +4,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
+from accounts.limits import TooOften
 from accounts.models import Owner, normal_address
 from accounts.tokens import DAYS, make_token
 from accounts.vouching import NotVouched
@@ -31,4 +32,6 @@ class Command(BaseCommand):
             raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
+        except TooOften as error:
+            raise CommandError(str(error)) from error
         self.stdout.write(key)

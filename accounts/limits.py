@@ -1,0 +1,105 @@
+"""How often somebody may do something, counted by all processes together in Django's cache.
+
+A limit holds for stretches of time that begin at the same moment for everybody. What may be done in one is cut into
+shares. A process takes a share when it has used up the one before, so that a large limit costs next to nothing: the
+cache is asked once for many. Which share is whose the cache decides (``add``), so that no two get the same.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.cache import cache
+from django.db import OperationalError
+
+SHARES = 100
+"""A stretch has about so many shares. A limit up to this is exact; past it a process may keep a share to itself."""
+
+
+STRETCHES = {60: "a minute", 3600: "an hour"}
+"""How long stretches are, in seconds, and in words."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """So many ``what`` in each stretch of so many seconds, for each of those who are counted; 0: any number."""
+
+    what: str
+    most: int
+    seconds: int
+
+
+class TooOften(Exception):
+    """Somebody did it more often than they may. The text says so; ``seconds`` is how long to wait."""
+
+    def __init__(self, limit: Limit, seconds: int) -> None:
+        super().__init__(
+            f"These are too many {limit.what}: {limit.most} within {STRETCHES[limit.seconds]} are the most. "
+            f"Wait {seconds} seconds."
+        )
+        self.seconds = seconds
+
+
+_left: dict[tuple[str, str], tuple[int, int]] = {}
+"""The stretch that this process has a share of, and how many are left of that; by what is limited, and who does it."""
+_lock = threading.Lock()
+
+
+def take(limit: Limit, who: str) -> None:
+    """Count one more that ``who`` does, who is known by letters, digits and ``.:_-``.
+
+    Raises:
+        TooOften: they did as many as they may in this stretch of time.
+    """
+    if not limit.most:
+        return
+    stretch = int(time.time() // limit.seconds)
+    if _use(limit, who, stretch):
+        return
+    size = _take_share(limit, who, stretch)
+    if size > 1:
+        with _lock:
+            of, left = _left.get((limit.what, who), (stretch, 0))
+            _left[limit.what, who] = (stretch, size - 1 + (left if of == stretch else 0))
+
+
+def _use(limit: Limit, who: str, stretch: int) -> bool:
+    """Use one of the share that this process has, and return whether there was one."""
+    with _lock:
+        of, left = _left.get((limit.what, who), (stretch, 0))
+        if of != stretch or not left:
+            return False
+        _left[limit.what, who] = (stretch, left - 1)
+        return True
+
+
+def _take_share(limit: Limit, who: str, stretch: int) -> int:
+    """Take a share for this process, and return how large it is.
+
+    Raises:
+        TooOften: all are taken.
+        OperationalError: nothing can be written to the database.
+    """
+    size = max(1, limit.most // SHARES)
+    name = f"limit:{limit.what.replace(' ', '-')}:{who}:{stretch}"
+    shares = {f"{name}:{begin}": min(size, limit.most - begin) for begin in range(0, limit.most, size)}
+    taken = cache.get_many(shares)
+    for key, of_share in shares.items():
+        if key not in taken and add(key, True, limit.seconds):
+            return of_share
+    raise TooOften(limit, int((stretch + 1) * limit.seconds - time.time()) + 1)
+
+
+def add(key: str, value: Any, seconds: float) -> bool:
+    """Keep a value in the cache for so many seconds, and return whether it is the first there.
+
+    Raises:
+        OperationalError: nothing can be written to the database. Django's cache in it calls that "not the first".
+    """
+    for _ in range(2):  # what stood in the way may just have gone
+        if cache.add(key, value, seconds):
+            return True
+        if cache.get(key) is not None:
+            return False
+    raise OperationalError("Nothing can be written to the cache in the database.")

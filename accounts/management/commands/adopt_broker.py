@@ -1,0 +1,75 @@
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error
+
+from accounts import adoption
+from accounts.adoption import MadeMeanwhile, WrongFile
+from accounts.vouching import NotVouched
+from rabbit.management import BrokerError
+from rabbit.names import readable
+
+
+class Command(BaseCommand):
+    """Give the accounts that are on the broker owners."""
+
+    help = (
+        "Print the accounts of the broker that have no owner here, as a CSV file to be filled in. With the filled "
+        "file, show what would be adopted; --apply does it. Nothing changes on the broker."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the file and the options."""
+        parser.add_argument(
+            "csv", nargs="?", type=Path, metavar="CSV", help="has the columns username and owners; left out: print one"
+        )
+        parser.add_argument("--apply", action="store_true", help="do what is shown")
+        parser.add_argument("--json", action="store_true", help="print it as a line of JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print the accounts, or what follows from the file. It ends with 1 where it could not be done."""
+        if options["csv"] is None and options["apply"]:
+            raise CommandError("Name the filled file.")
+        try:
+            if options["csv"] is None:
+                self._propose(as_json=options["json"])
+            else:
+                self._adopt(options["csv"], apply=options["apply"], as_json=options["json"])
+        except WrongFile as error:
+            raise CommandError(f"Nothing was done. The file can't be used:\n{error}") from error
+        except BrokerError as error:
+            raise CommandError(f"Nothing was done. The broker can't be asked: {error}") from error
+        except (MadeMeanwhile, NotVouched) as error:
+            raise CommandError(f"{error} What was done stays; run it again for the rest.") from error
+        except Error as error:
+            raise CommandError(
+                f"Guardian's database can't be used: {error}. What was done stays; run it again for the rest."
+            ) from error
+
+    def _propose(self, *, as_json: bool) -> None:
+        proposals = adoption.propose()
+        if as_json:
+            accounts = [account._asdict() for account in proposals.adoptable]
+            self.stdout.write(json.dumps({"accounts": accounts, "left_out": proposals.left_out}))
+            return
+        self.stdout.write(adoption.as_csv(proposals.adoptable))
+        for name, reason in proposals.left_out.items():
+            self.stderr.write(f"{readable(name)} is left out: {reason}")
+
+    def _adopt(self, path: Path, *, apply: bool, as_json: bool) -> None:
+        steps, skipped = adoption.plan_file(path)
+        if not as_json:
+            self.stdout.write("\n".join([*adoption.in_words(steps), f"{skipped} without an owner: skipped"]))
+        to_do = any(step.is_to_do for step in steps)
+        if apply:
+            adoption.adopt(steps)
+        if as_json:
+            shown = [step.as_json() for step in steps]
+            self.stdout.write(json.dumps({"applied": to_do and apply, "steps": shown, "skipped": skipped}))
+        elif not to_do:
+            self.stdout.write("There is nothing to do.")
+        else:
+            self.stdout.write("Done." if apply else "Nothing was changed; --apply does it.")

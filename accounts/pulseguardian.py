@@ -1,0 +1,347 @@
+"""Coming from PulseGuardian: what its database says, and what follows from it here.
+
+Its tables differ from version to version, so what is there is looked up before anything is read. Nothing is written
+there, and all of it is read in one transaction, so that it is of one moment.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import psycopg2
+import psycopg2.extensions
+from allauth.account.models import EmailAddress
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+from django.db.models import Exists, OuterRef
+
+from accounts import adoption, audit, signin, vouching
+from accounts.adoption import LEFT_OUT, THERE, MadeMeanwhile, Step, Wanted
+from accounts.models import Owner, Vouching, check_address, normal_address
+
+MOST_ROWS = 100_000
+"""So many people, accounts, ownerships and queues are read at most."""
+
+MOST_BYTES = 1_000_000
+"""The largest cell that is read."""
+
+CONNECT_SECONDS = 10
+STATEMENT_SECONDS = 60
+
+MAKE, MAKE_OPERATOR, VOUCH, PROMOTE = "make", "make, an operator", "vouch for", "make an operator"
+REASON = "PulseGuardian let them in: by the command import_pulseguardian"
+
+LONGEST = 300
+"""In characters. SQLite keeps any length, and what is longer than this is no address and no name anyhow."""
+
+Rows = Iterable[tuple[Any, ...]]
+
+_FORM = "write postgres://user:password@host:5432/name, or sqlite:///path"
+
+_COLUMNS_ON_POSTGRESQL = """
+    SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+    WHERE c.relname IN ('users', 'emails', 'pulse_users', 'pulse_user_owners', 'queues')
+        AND c.relkind IN ('r', 'v', 'm', 'p', 'f') AND pg_table_is_visible(c.oid)
+        AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_COLUMNS_ON_SQLITE = """
+    SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c
+    WHERE m.name IN ('users', 'emails', 'pulse_users', 'pulse_user_owners', 'queues') AND m.type IN ('table', 'view')
+"""
+
+_PEOPLE = "SELECT id, email, admin FROM users ORDER BY id"
+_PEOPLE_BY_ADDRESS = """
+    SELECT u.id, e.address, u.admin FROM users u LEFT JOIN emails e ON e.id = u.email_id ORDER BY u.id
+"""
+_ACCOUNTS = "SELECT id, username FROM pulse_users ORDER BY id"
+_OWNERS = "SELECT pulse_users_id, users_id FROM pulse_user_owners ORDER BY pulse_users_id, users_id"
+_ONE_OWNER = "SELECT id, owner_id FROM pulse_users WHERE owner_id IS NOT NULL ORDER BY id"
+_UNBOUNDED = "SELECT name, unbounded FROM queues ORDER BY name"
+
+
+class SourceError(ValueError):
+    """The database can't be read, or isn't PulseGuardian's. The text says why, and never has a password in it."""
+
+
+class Person(NamedTuple):
+    """Somebody who signed in there, by the address as it stands there; ``admin``: an administrator there."""
+
+    email: str
+    admin: bool
+
+
+class Found(NamedTuple):
+    """What the database says.
+
+    ``unbounded`` are the names of queues that are never deleted; None: this version has no such flag.
+    """
+
+    people: list[Person]
+    accounts: list[Wanted]
+    unbounded: list[str] | None
+
+
+# Reading
+
+
+def read(url: str) -> Found:
+    """Return what the PulseGuardian database at this address says: ``postgres://…`` or ``sqlite:///…``.
+
+    Raises:
+        SourceError: it can't be read, or isn't PulseGuardian's.
+    """
+    scheme, _, rest = url.partition("://")
+    dialect = scheme.partition("+")[0].lower()  # SQLAlchemy's form may name the driver, too
+    if dialect in ("mysql", "mariadb"):
+        raise SourceError(
+            "MySQL can't be read here. Copy the database to PostgreSQL or SQLite first, as pgloader does."
+        )
+    if dialect in ("postgres", "postgresql") and rest:
+        return _read_postgresql(rest)
+    if dialect == "sqlite" and rest:
+        return _read_sqlite(rest)
+    raise SourceError(f"This is no address of a database that can be read; {_FORM}.")
+
+
+def _read_postgresql(rest: str) -> Found:
+    parameters = _parameters(rest)
+    try:
+        with closing(psycopg2.connect(**parameters)) as connection:
+            connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
+            connection.set_client_encoding("UTF8")
+
+            def rows(statement: str) -> Rows:
+                # A cursor with a name leaves the rows on the server until they are fetched.
+                with connection.cursor(name="import_pulseguardian") as cursor:
+                    cursor.execute(statement)
+                    yield from cursor
+
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL statement_timeout = %s", [STATEMENT_SECONDS * 1000])
+            return _read(rows(_COLUMNS_ON_POSTGRESQL), rows)
+    except (psycopg2.Error, UnicodeDecodeError) as error:
+        text = " ".join(str(error).split())
+        if password := parameters.get("password"):
+            text = text.replace(password, "…")
+        raise SourceError(f"The database can't be read: {text}") from None
+
+
+def _parameters(rest: str) -> dict[str, Any]:
+    """Return what to connect by. What libpq says of an address that is none has the password in it."""
+    wrong = SourceError(
+        f"This is no address of a database; {_FORM}. In a user or password write @ as %40, / as %2F and % as %25."
+    )
+    try:
+        parameters: dict[str, Any] = psycopg2.extensions.parse_dsn("postgresql://" + rest)
+    except psycopg2.Error:
+        raise wrong from None
+    # What follows such a character in a password is taken for the host or the name, which errors tell.
+    misread = any("@" in parameters.get(name, "") for name in ("host", "dbname"))
+    if misread or not parameters.get("port", "0").replace(",", "0").isdecimal():
+        raise wrong
+    return {"connect_timeout": CONNECT_SECONDS, "application_name": "guardian", **parameters}
+
+
+def _read_sqlite(rest: str) -> Found:
+    path = Path(rest.removeprefix("/").partition("?")[0])
+    if not path.is_file():
+        raise SourceError(f"There is no file '{path}'. A path from the root has four slashes: sqlite:////var/lib/…")
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=CONNECT_SECONDS, isolation_level=None)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+            connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("BEGIN")
+
+            return _read(connection.execute(_COLUMNS_ON_SQLITE), connection.execute)
+    except sqlite3.Error as error:
+        raise SourceError(f"The database '{path}' can't be read: {error}.") from error
+
+
+def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
+    there: dict[str, set[str]] = {}
+    for table, column in columns:
+        there.setdefault(table, set()).add(column)
+    # One version kept addresses in a table of their own; earlier ones gave an account one owner.
+    by_address = "email_id" in there.get("users", ()) and "email" not in there["users"]
+    many_owners = "pulse_user_owners" in there
+    needed = {
+        "users": ["id", "email_id" if by_address else "email", "admin"],
+        "emails": ["id", "address"] if by_address else [],
+        "pulse_users": ["id", "username"] if many_owners else ["id", "username", "owner_id"],
+        "pulse_user_owners": ["pulse_users_id", "users_id"] if many_owners else [],
+        "queues": ["name"],
+    }
+    _require(there, needed)
+
+    people = {
+        id_: Person(_text(email), _flag(admin, "users.admin"))
+        for id_, email, admin in _not_too_many(rows(_PEOPLE_BY_ADDRESS if by_address else _PEOPLE))
+    }
+    owners: dict[Any, list[str]] = {}
+    for account, owner in _not_too_many(rows(_OWNERS if many_owners else _ONE_OWNER)):
+        if owner in people and people[owner].email:
+            owners.setdefault(account, []).append(people[owner].email)
+    accounts = [Wanted(_text(name), tuple(owners.get(id_, ()))) for id_, name in _not_too_many(rows(_ACCOUNTS))]
+    if "unbounded" not in there["queues"]:
+        return Found(list(people.values()), accounts, None)
+    queues = [(_text(name), _flag(flag, "queues.unbounded")) for name, flag in _not_too_many(rows(_UNBOUNDED))]
+    return Found(list(people.values()), accounts, [name for name, is_unbounded in queues if is_unbounded])
+
+
+def _not_too_many(rows: Rows) -> Iterator[tuple[Any, ...]]:
+    for number, row in enumerate(rows):
+        if number == MOST_ROWS:
+            raise SourceError(f"A table has more than {MOST_ROWS:,} rows. PulseGuardian's have far fewer.")
+        yield row
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell)[:LONGEST]
+
+
+def _flag(cell: Any, column: str) -> bool:
+    """Return a flag as databases and those who copy them write it; NULL is no."""
+    flag = _FLAGS.get(_text(cell).strip().lower())
+    if flag is None:
+        raise SourceError(f"The column {column} has '{_text(cell)[:20]}' in it, where 0, 1, true or false is due.")
+    return flag
+
+
+_FLAGS = {"": False, "0": False, "f": False, "false": False, "1": True, "t": True, "true": True}
+
+
+def _require(there: Mapping[str, set[str]], needed: Mapping[str, Sequence[str]]) -> None:
+    tables = [table for table, columns in needed.items() if columns and table not in there]
+    columns = [
+        f"{table}.{column}"
+        for table, columns in needed.items()
+        for column in columns
+        if table in there and column not in there[table]
+    ]
+    if tables or columns:
+        what = [f"the table {name}" for name in tables] + [f"the column {name}" for name in columns]
+        raise SourceError(
+            f"This is no PulseGuardian database, or one of a version that isn't known: it lacks {', '.join(what)}."
+        )
+
+
+# Deciding
+
+
+def plan(found: Found, *, operators: bool) -> list[Step]:
+    """Return what follows for owners and accounts. The broker is asked twice; nothing is changed.
+
+    ``operators``: administrators there become operators here.
+
+    Raises:
+        BrokerError: the broker is away or refused.
+    """
+    people = _plan_people(found.people, operators=operators)
+    usable = {step.name for step in people if step.do != LEFT_OUT}
+    return people + adoption.plan(found.accounts, usable)
+
+
+def _plan_people(people: Iterable[Person], *, operators: bool) -> list[Step]:
+    steps: list[Step] = []
+    admins: dict[str, bool] = {}
+    for email, admin in people:
+        address = normal_address(email)
+        if not address:
+            steps.append(Step("owner", email, LEFT_OUT, notes=("It has no address.",)))
+        elif address in admins:
+            admins[address] = admins[address] or admin
+            steps.append(Step("owner", email, LEFT_OUT, notes=(f"It is the same address as {address}.",)))
+        else:
+            try:
+                check_address(address)
+            except ValidationError:
+                steps.append(Step("owner", email, LEFT_OUT, notes=("It is no e-mail address that can be used.",)))
+            else:
+                admins[address] = admin
+    # A record without the vouching says that it was withdrawn here.
+    here = {
+        owner.email: owner
+        for owner in Owner.objects.annotate(judged=Exists(Vouching.objects.filter(owner=OuterRef("pk"))))
+    }
+    decided = [_person(address, here.get(address), admin=admins[address], operators=operators) for address in admins]
+    return decided + steps
+
+
+def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
+    """Return what follows for one address; ``owner`` is whose it is here, with ``judged``, or None."""
+    notes = ("An administrator there; with --operators an operator here.",) if admin and not operators else ()
+    if owner is None:
+        return Step("owner", address, MAKE_OPERATOR if admin and operators else MAKE, notes=notes)
+    if not owner.is_active:
+        return Step("owner", address, LEFT_OUT, notes=("Can't sign in here any more.",))
+    if admin and operators and not owner.is_staff:
+        return Step("owner", address, PROMOTE)
+    if owner.vouched or owner.is_staff:
+        return Step("owner", address, THERE, notes=() if owner.is_staff else notes)
+    if owner.judged:
+        return Step("owner", address, LEFT_OUT, notes=("May not use the broker: that was withdrawn here.",))
+    return Step("owner", address, VOUCH, notes=notes)
+
+
+# Doing
+
+
+def carry_out(steps: Sequence[Step]) -> None:
+    """Do what these say of owners and accounts, in that order. Each is done whole or not at all; again: the rest.
+
+    Raises:
+        MadeMeanwhile: somebody did some of it at the same time; plan anew.
+        NotVouched: it was withdrawn from somebody meanwhile; plan anew.
+    """
+    for batch in adoption.batches([step for step in steps if step.do in (MAKE, MAKE_OPERATOR)]):
+        _make_owners(batch)
+    for step in steps:
+        if step.do in (VOUCH, PROMOTE):
+            _change_owner(step)
+    adoption.adopt(steps)
+
+
+def _make_owners(steps: Sequence[Step]) -> None:
+    owners = []
+    for step in steps:
+        is_operator = step.do == MAKE_OPERATOR
+        owner = Owner(email=step.name, vouched=True, is_staff=is_operator, is_superuser=is_operator)
+        owner.set_unusable_password()
+        owners.append(owner)
+    try:
+        with transaction.atomic():
+            Owner.objects.bulk_create(owners)
+            Vouching.objects.bulk_create([Vouching(owner=owner, vouched=True, reason=REASON) for owner in owners])
+            # PulseGuardian's sign-in has proven the addresses. What is left of them here is of owners who had them.
+            EmailAddress.objects.filter(email__in=[owner.email for owner in owners]).delete()
+            EmailAddress.objects.bulk_create(
+                [EmailAddress(user=owner, email=owner.email, primary=True, verified=True) for owner in owners]
+            )
+            audit.note(
+                None,
+                "imported owners",
+                None,
+                owners=[owner.email for owner in owners if not owner.is_staff],
+                operators=[owner.email for owner in owners if owner.is_staff],
+            )
+    except IntegrityError as error:
+        raise MadeMeanwhile("Somebody of these signed in for the first time just now.") from error
+
+
+def _change_owner(step: Step) -> None:
+    with transaction.atomic():
+        owner = Owner.objects.filter(email=step.name).first()
+        if owner is None:
+            raise MadeMeanwhile(f"{step.name} was removed meanwhile.")
+        owner = vouching.lock(owner)
+        if step.do == PROMOTE:
+            owner.is_staff = owner.is_superuser = True
+            owner.save(update_fields=["is_staff", "is_superuser"])
+        signin.prove(owner)
+        if not owner.vouched:
+            vouching.vouch(owner, None, REASON)
