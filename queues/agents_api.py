@@ -3,6 +3,8 @@
 What may be done is decided by the functions it calls. Unchanged agents speak this: what they read is not to be changed.
 """
 
+from collections.abc import Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import UUID
@@ -14,7 +16,7 @@ from django_filters import CharFilter, ChoiceFilter, FilterSet, UUIDFilter  # ty
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
-from rest_framework.exceptions import NotFound
+from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -74,6 +76,15 @@ def source_of(request: Request) -> str | None:
     return found.partition("%")[0] or None  # no column takes the interface of a link-local address
 
 
+@lru_cache
+def _one(serializer: type[Serializer[Any]]) -> Serializer[Any]:
+    """Return the one serializer of this kind, which keeps nothing of what it reads and tells.
+
+    A new one makes all its fields anew, which takes longer than what they do.
+    """
+    return serializer()
+
+
 class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
     """Rows that are listed, and shown at their UUID."""
 
@@ -102,11 +113,13 @@ class Shown(ByUUID[Row]):
 
     def made(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:
         """Return what was made, or was there."""
-        data = serializer(row, context=self.get_serializer_context()).data
+        return self.told(serializer(row, context=self.get_serializer_context()).data, new)
+
+    def told(self, data: Mapping[str, Any], new: bool) -> Response:
+        """Return what this tells of what was made, or was there."""
         if not new:
             return Response(data)
-        # A plain text: REST framework's kind of it is refused by some servers in a header.
-        headers = {"Location": str(data["url"])} if "url" in data else {}
+        headers = {"Location": data["url"]} if "url" in data else {}
         return Response(data, HTTPStatus.CREATED, headers=headers)
 
     def filter_queryset(self, queryset: QuerySet[Row, Any]) -> QuerySet[Row, Any]:
@@ -241,7 +254,7 @@ class AgentIdentities(Shown[AgentIdentity]):
             identity, object_type, presented, source_ip=source_of(request)
         )
         queue, new = subscriptions.create_queue(subscription, offering, object_type, presented)
-        return self.made(SubscriptionQueueSerializer, queue, new)
+        return self.told(_one(SubscriptionQueueSerializer).to_representation(queue), new)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, Presented]:
         """Return the agent that the path names, and the token that is presented for it.
@@ -323,15 +336,26 @@ class EventSubscriptions(Shown[EventSubscription]):
         To be called before the agent reads from it, so that the queue has the right arguments. 201: it is new. 200: it
         was there. The token presented becomes the subscription's password on the broker.
         """
-        body = NewSubscriptionQueueSerializer(data=request.data)
-        asked = subscriptions.look_up(request.user, uuid, **(body.validated_data if body.is_valid() else {}))
+        body: dict[str, Any] = {}
+        wrong = None
+        try:
+            body = _one(NewSubscriptionQueueSerializer).run_validation(request.data)
+        except ValidationError as error:  # to be told to whom the subscription is there
+            wrong = error
+        if wrong is None and isinstance(request.auth, AuthToken):
+            presented = Presented(request.auth, key_in(request))
+            made = subscriptions.create_new(request.user, uuid, presented=presented, **body)
+            if made is not None:
+                return self.told(_one(SubscriptionQueueSerializer).to_representation(made), True)
+        asked = subscriptions.look_up(request.user, uuid, **body)
         if asked is None:
             raise NotFound
         presented = presented_by(request, asked.subscription.owner_id)
-        body.is_valid(raise_exception=True)
+        if wrong is not None:
+            raise wrong
         with at_field("offering_uuid", NoSuchOffering):
             queue, new = subscriptions.create_asked(asked, presented)
-        return self.made(SubscriptionQueueSerializer, queue, new)
+        return self.told(_one(SubscriptionQueueSerializer).to_representation(queue), new)
 
     def _check_offerings(self, owner: Owner, uuids: set[UUID]) -> None:
         """Make sure that this owner may subscribe to all of them, in one statement where it is so."""

@@ -14,9 +14,9 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.links import absolute
+from accounts.links import absolute, address
 from accounts.models import Owner
-from accounts.serializers import AddressHereField, HexUUIDField
+from accounts.serializers import HexAddressField, HexUUIDField
 from queues import subscriptions
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 
@@ -126,12 +126,12 @@ def compatibility(version: str) -> Compatibility:
 
 def address_of_identity(identity: AgentIdentity) -> str:
     """Return where an identity is read."""
-    return absolute(reverse("api-agent-identity", args=[identity.uuid.hex]))
+    return address("api-agent-identity", identity.uuid)
 
 
 def address_of_subscription(subscription: EventSubscription) -> str:
     """Return where a subscription is read."""
-    return absolute(reverse("api-event-subscription", args=[subscription.uuid.hex]))
+    return address("api-event-subscription", subscription.uuid)
 
 
 # Fields
@@ -167,14 +167,6 @@ class FilteredUUIDField(forms.UUIDField):
             return subscriptions.read_uuid(value)
         except ValueError as error:
             raise InvalidValue(str(error)) from error
-
-
-class HexAddressField(AddressHereField):
-    """Where something is read, with its UUID as it is written everywhere here."""
-
-    def lookup_value(self, obj: Any) -> str:
-        """Return its UUID."""
-        return str(obj.uuid.hex)
 
 
 class NameField(serializers.CharField):
@@ -440,7 +432,7 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
         owner = subscription.owner
         if owner == self.context["request"].user:
             return absolute(reverse("api-me"))
-        return absolute(reverse("api-owner", args=[owner.uuid.hex]))
+        return address("api-owner", owner.uuid)
 
     @extend_schema_field(ObservableObjectSerializer(many=True))
     def get_observable_objects(self, subscription: EventSubscription) -> list[dict[str, Any]]:

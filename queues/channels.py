@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from accounts import vouching
+from accounts import limits, vouching
 from accounts.models import Owner, check_line
 from queues import public_https, sealing
 from queues.models import Channel
@@ -124,7 +124,7 @@ def test_channel(channel: Channel) -> None:
     vouching.require_vouched(channel.owner)
     body = f"Messages about your queues arrive here.\n{settings.GUARDIAN_BASE_URL}"
     key = f"channel-test:{channel.owner_id}"
-    if not cache.add(key, True, TEST_SECONDS):
+    if not limits.add(key, True, TEST_SECONDS):
         raise ChannelFailed("a test is on its way; wait for it")
     try:
         send(channel, "This is a test from Guardian", body)

@@ -15,6 +15,7 @@ from queues.quiet import Quiet, Say
 from queues.thresholds import (
     DELETING,
     GONE,
+    NO_OWN,
     OK,
     Action,
     BrokerState,
@@ -97,6 +98,10 @@ class Known(NamedTuple):
         )
 
 
+CALM = (OK, 0, None, OK, None)
+"""``state`` to ``quiet_until`` of a queue about which nothing is open."""
+
+
 class PulseAccount(NamedTuple):
     """A Pulse user's row, as far as a pass needs it; the lengths are its queues' thresholds, in messages.
 
@@ -164,10 +169,15 @@ NO_AGENTS = Agents()
 
 
 class Earlier(NamedTuple):
-    """What was remembered of the last complete list: the running nodes, and how many lists in a row were far short."""
+    """What was remembered of the last complete list: the running nodes, and how many lists in a row were far short.
+
+    Of one vhost's, also what the last lists of the others lacked, and how many queues are known there.
+    """
 
     nodes: frozenset[str]
     short_lists: int
+    missing_elsewhere: int = 0
+    known_elsewhere: int = 0
 
 
 class Event(NamedTuple):
@@ -193,12 +203,19 @@ class Condemned(NamedTuple):
     thresholds: Thresholds
     for_its_name: bool
 
+    @property
+    def key(self) -> QueueName:
+        """Its vhost and name."""
+        return (self.queue.vhost, self.queue.name)
+
 
 @dataclass
 class Changes:
     """What follows from one look. ``lengths`` are queues of which only the length changed, ``changed`` all others.
 
     ``vanished`` are those of the gone ones that are registered, ``returned`` registered ones that were gone.
+    ``missing`` is how many known queues the list lacks for no reason that is known, and ``short`` the same where that
+    is too many. ``kept`` are the queues that the brake keeps.
     """
 
     seen: int = 0
@@ -217,9 +234,15 @@ class Changes:
     unknown: int = 0
     misnamed: list[str] = field(default_factory=list)
     unpatterned: int = 0
+    missing: int = 0
     short: int = 0
     short_lists: int = 0
-    braked: int = 0
+    kept: list[QueueName] = field(default_factory=list)
+
+    @property
+    def braked(self) -> int:
+        """How many queues the brake keeps."""
+        return len(self.kept)
 
     def leave_out(
         self,
@@ -227,7 +250,10 @@ class Changes:
         removed: Collection[int | None],
         departed: Collection[int | None] = frozenset(),
     ) -> None:
-        """Leave out what was deleted since the list was taken: the queues, accounts and owners of these ids."""
+        """Leave out what people took in hand since the list was taken: the queues, accounts and owners of these ids.
+
+        Of ``gone`` queues nothing is written; ``removed`` accounts and ``departed`` owners have none any more.
+        """
 
         def now(queue: Known) -> Known:
             if queue.pulse_user_id in removed:
@@ -263,27 +289,46 @@ def compare(
     force: bool,
     stopped_vhosts: frozenset[str] = frozenset(),
     agents: Agents = NO_AGENTS,
+    most: int | None = None,
+    let_go: Collection[QueueName] = frozenset(),
 ) -> Changes:
     """Return what follows from this snapshot.
 
     ``known`` has the rows of all queues that aren't gone, by (vhost, name), and of gone ones that are back; ``agents``
     is what was registered when the list was there already; ``memory`` is the use of the fullest node as a fraction of
-    its watermark; ``stopped_vhosts`` don't run, so that nothing is
-    missing from them. With ``force`` neither the brake nor a list that is far too short holds anything back.
+    its watermark; ``stopped_vhosts`` don't run, so that nothing is missing from them; ``most`` is how many queues may
+    be deleted, None: what the brake allows of so many. Whatever their number, those go that an operator ``let_go``, and
+    those that were condemned before. With ``force`` neither the brake nor a list that is far too short holds anything
+    back.
     """
     changes = Changes()
-    present = {
-        (seen.vhost, seen.name): seen for seen in snapshot.queues if not rules.leaves_alone(seen.vhost, seen.name)
-    }
+    present = {seen[:2]: seen for seen in snapshot.queues if not rules.leaves_alone(seen.vhost, seen.name)}
     changes.seen = len(present)
-    users_by_id = {account.id: account for account in accounts.values()}
+    limits: dict[int | None, tuple[int | None, int | None]] = {
+        account.id: (account.warn_length, account.max_length) for account in accounts.values()
+    }
     staying = {account.id for account in accounts.values() if not account.removing}
     held = _absent(changes, present, known, staying, snapshot, rules, earlier, stopped_vhosts, agents, force)
 
-    lengths = [length for seen in present.values() if (length := seen.length) is not None]
-    broker = BrokerState(memory, long_length(lengths) if rules.policy.needs_memory else 0)
+    lengths = [seen.length for seen in present.values()] if rules.policy.needs_memory else []
+    broker = BrokerState(memory, long_length([length for length in lengths if length is not None]))
+    judges_names = rules.namespace_policy != "report" and not held
     for key, seen in present.items():
         row = known.get(key)
+        length = seen.length
+        if length is None:
+            changes.unknown += 1
+        whose = _whose(seen, accounts, agents, rules, changes)
+        own = (row.warn_length, row.max_length) if row is not None else NO_OWN
+        thresholds = resolve(own, limits.get(whose[0], NO_OWN), rules.policy(length, broker))
+        if (
+            row is not None
+            and row[1:18] == (*seen, *whose, *CALM)
+            and length is not None
+            and length < min(thresholds)
+            and not judges_names
+        ):
+            continue  # as nearly all of them in nearly every pass: what is below would find nothing to do
         before = row if row is not None else from_seen(seen)
         if before.state == GONE:
             # It is judged from where the last message put it, so that the message stays true.
@@ -291,29 +336,27 @@ def compare(
             changes.events.append(Event(before, QueueEvent.Kind.RETURNED))
             if key in agents.queues:
                 changes.returned.append(before)
-        after = _brought_up_to_date(before, seen, accounts, agents, rules, changes)
-        if after.length is None:
-            changes.unknown += 1
-        own = (after.warn_length, after.max_length)
-        account = users_by_id.get(after.pulse_user_id) if after.pulse_user_id is not None else None
-        user = (account.warn_length, account.max_length) if account else (None, None)
-        thresholds = resolve(own, user, rules.policy(after.length, broker))
+        after = _brought_up_to_date(before, seen, whose)
         spared = after.unbounded or after.exclusive or after.registered or held
-        verdict = judge(after.stood, after.length, thresholds, spared=spared)
-        for_its_name = not held and rules.deletes_for_its_name(after)
+        verdict = judge(after.stood, length, thresholds, spared=spared)
+        for_its_name = judges_names and rules.deletes_for_its_name(after)
         if verdict.action is Action.DELETE or for_its_name:
             changes.condemned.append(Condemned(after, thresholds, for_its_name))
         else:
             _settle(changes, row, after, verdict.state, thresholds, rules, now)
 
-    if len(changes.condemned) > brake_limit(rules.brake, len(present)) and not force:
-        changes.braked = len(changes.condemned)
-        for queue, thresholds, _ in changes.condemned:
+    limit = brake_limit(rules.brake, len(present)) if most is None else most
+    asked_for = [one for one in changes.condemned if one.key not in let_go]
+    if len(asked_for) > limit and not force:
+        kept = [one for one in asked_for if one.queue.state != DELETING]
+        changes.kept = [one.key for one in kept]
+        for queue, thresholds, _ in kept:
             verdict = judge(queue.stood, queue.length, thresholds, spared=True)
             _settle(changes, known.get((queue.vhost, queue.name)), queue, verdict.state, thresholds, rules, now)
-        changes.condemned = []
+        held_back = set(changes.kept)
+        changes.condemned = [one for one in changes.condemned if one.key not in held_back]
     for number, condemned in enumerate(changes.condemned):
-        row = known.get((condemned.queue.vhost, condemned.queue.name))
+        row = known.get(condemned.key)
         queue = condemned.queue._replace(state=DELETING)
         changes.condemned[number] = condemned._replace(queue=queue)
         if row is None or row.state != DELETING:
@@ -365,45 +408,44 @@ def _keep(changes: Changes, row: Known | None, queue: Known) -> None:
     if row is None:
         changes.new.append(queue)
     elif queue is not row and queue != row:
-        only_length = queue == row._replace(ready=queue.ready, unacknowledged=queue.unacknowledged)
+        only_length = queue[:8] == row[:8] and queue[10:] == row[10:]
         (changes.lengths if only_length else changes.changed).append(queue)
     if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
         changes.samples.append(queue)
 
 
-def _brought_up_to_date(
-    queue: Known,
-    seen: QueueSeen,
-    accounts: Mapping[str, PulseAccount],
-    agents: Agents,
-    rules: Rules,
-    changes: Changes,
-) -> Known:
-    """Return the queue with what was seen of it, and with whom it belongs to by its name or its vhost."""
+Belongs = tuple[int | None, int | None, bool]
+"""``pulse_user_id``, ``owner_id`` and ``registered``."""
+
+
+def _whose(
+    seen: QueueSeen, accounts: Mapping[str, PulseAccount], agents: Agents, rules: Rules, changes: Changes
+) -> Belongs:
+    """Return whom a queue belongs to by its name or its vhost, and note a name that follows no pattern."""
+    vhost, name = key = seen[:2]
     pulse_user_id = owner_id = None
     registered = False
     if agents.vhosts or agents.queues:
-        key = (queue.vhost, queue.name)
         registered, owner_id = key in agents.queues, agents.owner_of(key)
-    if queue.vhost == rules.pulse_vhost and not registered:
-        user = user_of_queue(queue.name)
+    if vhost == rules.pulse_vhost and not registered:
+        user = user_of_queue(name)
         account = accounts.get(user) if user is not None else None
         if account is not None:
             pulse_user_id = account.id
         elif user is None:
-            kind = kind_of_queue(queue.name)
+            kind = kind_of_queue(name)
             if kind is Kind.MISNAMED:
-                changes.misnamed.append(queue.name)
+                changes.misnamed.append(name)
             elif kind is Kind.UNPATTERNED:
                 changes.unpatterned += 1
-    whose = (pulse_user_id, owner_id, registered)
-    if queue[1:10] == seen and queue[10:13] == whose and queue.misses == 0:
-        return queue  # a copy of each of ten thousand rows would cost as much as comparing them
-    return queue._replace(
-        type=seen.type, durable=seen.durable, auto_delete=seen.auto_delete, exclusive=seen.exclusive, node=seen.node,
-        ready=seen.ready, unacknowledged=seen.unacknowledged, pulse_user_id=pulse_user_id,
-        owner_id=owner_id, registered=registered, misses=0,
-    )  # fmt: skip
+    return pulse_user_id, owner_id, registered
+
+
+def _brought_up_to_date(queue: Known, seen: QueueSeen, whose: Belongs) -> Known:
+    """Return the queue with what was seen of it, and with whom it belongs to."""
+    if queue[1:13] == (*seen, *whose) and queue.misses == 0:
+        return queue  # a copy would cost as much as comparing them
+    return Known._make((queue.id, *seen, *whose, queue.state, 0, *queue[15:]))
 
 
 def _absent(
@@ -421,8 +463,9 @@ def _absent(
     """Note which known queues the list lacks, and return whether it is so short that nothing may be removed by it.
 
     A queue is gone when two lists in a row lack it that were taken with the same nodes running. A list that lacks more
-    than the brake allows, or has nothing left at all, has to be confirmed by two more. What Guardian deletes itself is
-    not counted: by a decision of its own, or with an account that isn't among those that stay, or with a registration.
+    than the brake allows, or has nothing left at all, has to be confirmed by two more. So has one of a vhost whose
+    missing queues are too many together with those of the others. What Guardian deletes itself is not counted: by a
+    decision of its own, or with an account that isn't among those that stay, or with a registration.
     """
     missing: list[Known] = []
     deleted: list[Known] = []
@@ -431,12 +474,15 @@ def _absent(
     for key, row in known.items():
         if row.state == GONE:
             continue
+        if key in present:
+            there += 1
+            continue
         if rules.leaves_alone(row.vhost, row.name):
             _let_go(changes, row)  # the settings changed: it is no longer looked at
             continue
         there += 1
         elsewhere = row.vhost in snapshot.unlisted or row.vhost in stopped_vhosts
-        if key in present or elsewhere or row.node in snapshot.down:
+        if elsewhere or row.node in snapshot.down:
             continue
         if row.state == DELETING and row.delete_sent_at is not None:
             deleted.append(row)
@@ -445,7 +491,11 @@ def _absent(
             with_account = row.pulse_user_id is not None and row.pulse_user_id not in staying
             unexplained += not with_account and not agents.let_go(row)
     comparable = snapshot.steady and snapshot.nodes == earlier.nodes
-    short = unexplained > 0 and (not present or unexplained > brake_limit(rules.brake, there))
+    together = unexplained + earlier.missing_elsewhere
+    too_many = unexplained > brake_limit(rules.brake, there)
+    too_many_in_all = together > brake_limit(rules.brake, there + earlier.known_elsewhere)
+    short = unexplained > 0 and (not present or too_many or too_many_in_all)
+    changes.missing = unexplained
     changes.short = unexplained if short else 0
     changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
     held = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force

@@ -6,8 +6,7 @@ finished by the next pass: what was asked of the broker has ``delete_sent_at``, 
 
 import logging
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from queues.thresholds import DELETING, GONE
 from rabbit import directly, snapshot
 from rabbit.management import BrokerError, Management, NotThere, Refused
 from rabbit.snapshot import Snapshot
+from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,14 @@ class Look(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the condemned queues, as numbers of them; the notifications; and what went wrong, in words."""
+    """What became of the condemned queues, as numbers of them; the notifications; and what went wrong, in words.
+
+    ``left`` are those that it didn't get to, since something else had to be let in.
+    """
 
     deleted: int = 0
     kept: int = 0
+    left: int = 0
     refused: int = 0
     told: int = 0
     errors: list[str] = field(default_factory=list)
@@ -110,14 +114,26 @@ class Deletion:
                 look.kept.append(one._replace(queue=now))
         return look
 
-    def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
+    def carry_out(
+        self,
+        condemned: Sequence[Condemned],
+        lease: HeldLease,
+        *,
+        exact: bool,
+        gives_way: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
         """Look again at these, delete what is still over its maximum, and record what became of each.
+
+        What is left stays condemned where the lease ``gives_way`` between two batches.
 
         Raises:
             LeaseLost: the lease ran out; the next pass goes on.
         """
         outcome = Outcome()
         for start in range(0, len(condemned), BATCH):
+            if start and gives_way():
+                outcome.left = len(condemned) - start
+                break
             lease.renew()
             until = time.monotonic() + LOOK_HOLDS_SECONDS
             look = self.look_again(condemned[start : start + BATCH], exact=exact)
@@ -224,7 +240,7 @@ class Deletion:
         """Ask the broker to delete these side by side, and return those that it says it deleted."""
         if not asked:
             return []
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        with Threads(SIDE_BY_SIDE) as threads:
             errors = list(threads.map(lambda one: self._ask(one, until), asked))
         done, not_there, refused = [], [], []
         for one, error in zip(asked, errors, strict=True):

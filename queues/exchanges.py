@@ -7,6 +7,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 
+from accounts import audit
 from accounts.models import Owner, PulseUser
 from queues.by_hand import Gone
 from rabbit import connections
@@ -14,6 +15,10 @@ from rabbit.management import Binding, NotThere
 from rabbit.names import user_of_exchange
 
 logger = logging.getLogger(__name__)
+
+
+DELETED_EXCHANGE = "deleted an exchange"
+"""The words of the audit trail; an exchange has no row, so its name is among the details."""
 
 
 class OwnExchange(NamedTuple):
@@ -62,7 +67,7 @@ def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
     ]
 
 
-def delete_exchange(visitor: Owner | AnonymousUser, name: str) -> None:
+def delete_exchange(visitor: Owner, name: str) -> None:
     """Delete an exchange. The queues that are bound to it stay, and get nothing from it any more.
 
     Raises:
@@ -71,8 +76,10 @@ def delete_exchange(visitor: Owner | AnonymousUser, name: str) -> None:
         BrokerError: the broker is away or refuses.
     """
     require_own(visitor, name)
+    vhost = settings.GUARDIAN_PULSE_VHOST
     try:
-        connections.management().delete_exchange(settings.GUARDIAN_PULSE_VHOST, name)
+        with audit.deed(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost):
+            connections.management().delete_exchange(vhost, name)
     except NotThere as error:
         raise Gone("The exchange isn't on the broker any more.") from error
     logger.info("exchange %s was deleted by %s", name, visitor)

@@ -27,6 +27,19 @@ class LeaseLost(Exception):
     """The lease ran out, as after a long stop. Somebody else may have it, so nothing more may be done under it."""
 
 
+def is_held() -> Q:
+    """Return the condition that somebody holds a lease."""
+    return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + timedelta(seconds=SECONDS))
+
+
+def lock(name: str) -> None:
+    """Let nobody else past this name before the transaction ends. What holds no lease may be named so."""
+    rows = Lease.objects.filter(name=name)
+    if not rows.update(holder=None):
+        Lease.objects.bulk_create([Lease(name=name)], ignore_conflicts=True)
+        rows.update(holder=None)
+
+
 class HeldLease:
     """A lease that this process holds."""
 
@@ -37,11 +50,10 @@ class HeldLease:
 
     def take(self) -> bool:
         """Take the lease where it is free, and return whether it was."""
-        free = Q(holder=None) | Q(expires_at__lte=Now()) | Q(expires_at__gt=Now() + timedelta(seconds=SECONDS))
-        if self._write(Lease.objects.filter(free, name=self.name)):
+        if self._write(Lease.objects.filter(~is_held(), name=self.name)):
             return True
         Lease.objects.bulk_create([Lease(name=self.name)], ignore_conflicts=True)
-        return self._write(Lease.objects.filter(free, name=self.name))
+        return self._write(Lease.objects.filter(~is_held(), name=self.name))
 
     def renew(self) -> None:
         """Make the lease last its whole length again.

@@ -1,5 +1,6 @@
 """Which queues a list shows, and in which order: the same on the page and in the API."""
 
+import re
 from typing import NamedTuple
 
 from django.db.models import Case, Count, F, FloatField, Q, QuerySet, Value, When
@@ -25,10 +26,26 @@ ORDERINGS = [
 ]
 
 LENGTH = F("ready") + F("unacknowledged")
-UNATTENDED = Q(consumers=0) & ~Q(registered=True, name=DEAD_LETTER_QUEUE)
-"""Queues that are known to have no consumer. Dead letters need none."""
+UNREAD = r"\.(parked|retry\.[0-9]+m?s)\Z"
+"""What the consumer toolkit ends names with, ``consumers.names`` says which, of queues that nobody is to read: messages
+wait there for a person, or for their next try."""
+_IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(name__regex=UNREAD)
+# The first two say nothing of their own: SQLite asks Python about each name that has to match a pattern.
+UNATTENDED = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD
+"""Queues that are known to have no consumer, and ``should_have_consumer``."""
+STALLED = Q(stalled_told_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
+"""Queues whose consumers take nothing out, as their owners were told, and it isn't over."""
 
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
+
+
+def should_have_consumer(name: str, *, exclusive: bool, registered: bool) -> bool:
+    """Return whether somebody is meant to read this queue. ``UNATTENDED`` has the same rule for a list.
+
+    Nobody has to read dead letters, or what is parked or delayed. One connection has an exclusive queue to itself, and
+    reads it when it will.
+    """
+    return not exclusive and not (registered and name == DEAD_LETTER_QUEUE) and not re.search(UNREAD, name)
 
 
 class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types

@@ -123,7 +123,8 @@ def pace(per_second: float | None) -> str:
     number, unit = (amount, "a second") if amount >= 1 else (amount * 60, "a minute")
     if number < 1:
         number, unit = amount * 3600, "an hour"
-    return f"{'growing' if per_second > 0 else 'shrinking'} by {number:,.0f} messages {unit}"
+    messages = "message" if round(number) == 1 else "messages"
+    return f"{'growing' if per_second > 0 else 'shrinking'} by {number:,.0f} {messages} {unit}"
 
 
 def duration(seconds: float | None) -> str:

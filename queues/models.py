@@ -79,6 +79,13 @@ class Queue(models.Model):
     )
     unattended_since = models.DateTimeField(null=True, help_text="Since when it is known to have no consumer.")
     unattended_told_at = models.DateTimeField(null=True, help_text="When its owners were told of that.")
+    taken_out = models.PositiveBigIntegerField(
+        null=True, help_text="Messages by the broker's own count, when some were waiting at the last count; else empty."
+    )
+    stalled_since = models.DateTimeField(
+        null=True, help_text="Since when that count is the same, with messages waiting and consumers there."
+    )
+    stalled_told_at = models.DateTimeField(null=True, help_text="When its owners were told of that.")
 
     warn_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
     max_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
@@ -198,6 +205,8 @@ class Notification(models.Model):
         RESPONSIVE = "responsive", "all queues answer again"
         NO_CONSUMERS = "no-consumers", "a queue has no consumer"
         CONSUMERS_BACK = "consumers-back", "a queue has a consumer again"
+        STALLED = "stalled", "a queue's consumers acknowledge nothing"
+        STALL_OVER = "stall-over", "a queue's consumers are at work again"
         WEEKLY = "weekly", "an owner's week"
         CONFIRM_ADDRESS = "confirm-address", "whether an address may be told of an account's queues"
         VOUCH_REQUEST = "vouch-request", "somebody asks to be vouched for"
@@ -544,6 +553,20 @@ class Removal(models.Model):
         return f"{self.get_kind_display()}: {self.name}"
 
 
+class RemovedQueue(models.Model):
+    """A queue that was just removed from the broker, for whoever registers it anew: see ``queues/removals.py``."""
+
+    vhost = models.CharField(max_length=255)
+    name = models.CharField(max_length=255)
+    at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        indexes = [models.Index(fields=["vhost", "name"]), models.Index(fields=["at"])]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Sweep(models.Model):
     """The report of one sweep of orphans, or of one clean-up of stale subscriptions. Old ones are pruned."""
 
@@ -577,7 +600,7 @@ class Sweep(models.Model):
 class Lease(models.Model):
     """Who may do a thing that only one process may do at a time. Taken and renewed in ``queues/lease.py``."""
 
-    name = models.CharField(max_length=100, primary_key=True)
+    name = models.CharField(max_length=300, primary_key=True)
     holder = models.UUIDField(null=True)
     expires_at = models.DateTimeField(db_default=Now())
 
@@ -585,20 +608,42 @@ class Lease(models.Model):
         return self.name
 
 
-class Watch(models.Model):
-    """What the monitor remembers from one pass to the next. There is one row."""
+class Memory(models.Model):
+    """What one pass remembers for the next one over the same vhosts."""
 
-    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     failures = models.PositiveIntegerField(default=0, help_text="Passes in a row that could not ask the broker.")
-    outage_since = models.DateTimeField(null=True)
-    next_pass_at = models.DateTimeField(null=True, help_text="No pass before, because the broker is away.")
+    outage_since = models.DateTimeField(null=True, help_text="Since when it can't be listed, as operators know.")
     nodes = models.JSONField(default=list, help_text="The running nodes at the last complete list.")
     listed_at = models.DateTimeField(null=True, help_text="When the last complete list was taken.")
+    exact_at = models.DateTimeField(null=True, help_text="When one was last taken with exact lengths.")
     short_lists = models.PositiveIntegerField(default=0, help_text="Lists in a row that lacked far too many queues.")
-    brake_since = models.DateTimeField(null=True, help_text="Since when the brake on bulk deletion holds.")
     short_told_at = models.DateTimeField(null=True, help_text="When operators last heard of a list far too short.")
     refused_since = models.DateTimeField(null=True, help_text="Since when the broker refuses to delete a queue.")
     unresponsive_since = models.DateTimeField(null=True, help_text="Since when a queue's process doesn't answer.")
+
+    class Meta:
+        abstract = True
+
+
+class Watch(Memory):
+    """What the monitor remembers from one pass to the next, of the whole broker. There is one row.
+
+    Where passes are sharded by vhost, what it has in common with ``Shard`` is a summary of the shards.
+    """
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    next_pass_at = models.DateTimeField(null=True, help_text="No pass before, because the broker is away.")
+    brake_since = models.DateTimeField(null=True, help_text="Since when the brake on bulk deletion holds.")
+    braked = models.PositiveIntegerField(default=0, db_default=0, help_text="Queues that the brake keeps.")
+    released = models.JSONField(
+        null=True, help_text="The queues that may go all the same, as an operator said: vhost and name of each."
+    )
+    released_at = models.DateTimeField(null=True, help_text="When an operator released the brake; empty: used up.")
+    released_by = models.CharField(max_length=254, default="", db_default="", help_text="That operator's address.")
+    round = models.PositiveBigIntegerField(
+        default=0, db_default=0, help_text="The round of shards that share one budget for deletions."
+    )
+    round_at = models.DateTimeField(null=True, help_text="When it began.")
     exchanges_listed_at = models.DateTimeField(null=True)
     consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
     misnamed_exchanges = models.JSONField(default=list)
@@ -609,9 +654,27 @@ class Watch(models.Model):
         return "the monitor's memory"
 
 
+class Shard(Memory):
+    """What the monitor remembers of one vhost, where passes are sharded by vhost."""
+
+    vhost = models.CharField(max_length=255, unique=True)
+    made_at = models.DateTimeField(db_default=Now(), help_text="Since when it is guarded.")
+    passed_at = models.DateTimeField(null=True, help_text="When its last pass began, whatever came of it.")
+    round = models.PositiveBigIntegerField(default=0, help_text="The last round that it had a pass in.")
+    reserved = models.PositiveIntegerField(default=0, help_text="Queues that it took from that round's budget.")
+    braked = models.PositiveIntegerField(default=0, help_text="Queues of it that the brake keeps.")
+    missing = models.PositiveIntegerField(default=0, help_text="Known queues that its last list lacked.")
+
+    def __str__(self) -> str:
+        return f"the monitor's memory of {self.vhost}"
+
+
 class Pass(models.Model):
     """The report of one pass of the monitor. Old ones are pruned."""
 
+    vhost = models.CharField(
+        max_length=255, blank=True, default="", db_default="", help_text="Empty: all that are guarded."
+    )
     at = models.DateTimeField(help_text="When it began.")
     queues = models.PositiveIntegerField(default=0, help_text="Listed, without those that are left alone.")
     new = models.PositiveIntegerField(default=0)

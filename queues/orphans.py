@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings
@@ -37,8 +39,8 @@ from queues.outbox import Telling
 from queues.thresholds import brake_limit
 from rabbit import connections, directly, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, User
-from rabbit.names import DEAD_LETTER_QUEUE, is_agents_queue, readable
-from rabbit.permissions import Permissions, for_consumer, for_subscription
+from rabbit.names import DEAD_LETTER_QUEUE, is_agents_login, is_agents_queue, readable
+from rabbit.permissions import Permissions, allows, for_consumer, for_subscription
 from rabbit.snapshot import Present
 
 logger = logging.getLogger(__name__)
@@ -71,7 +73,9 @@ class Report:
 
     Of a dry run the numbers are what would be done. ``in_use`` are the orphans that were kept: somebody reads from
     them, or the broker can't tell. ``logins`` is how many the broker lacked, or their permissions; the next
-    registration makes them. ``users`` is how many RabbitMQ users went that no login stands for.
+    registration makes them. ``users`` is how many RabbitMQ users went that no login stands for. ``stale`` are the
+    subscriptions and consumers that are to go, by their UUIDs in hex. ``left_out`` are queues that are to go too and
+    were not agreed to.
     """
 
     kind: str
@@ -93,6 +97,8 @@ class Report:
     would_repair: list[dict[str, str]] = field(default_factory=list)
     in_use: list[dict[str, str]] = field(default_factory=list)
     owners: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    left_out: list[dict[str, str]] = field(default_factory=list)
     another_sweep: bool = False
     away: bool = False
     given_up: bool = False
@@ -137,22 +143,26 @@ class Look(NamedTuple):
     steady: bool
 
 
-def sweep_orphans(*, force: bool = False, dry_run: bool = False) -> Report:
+def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collection[QueueName] | None = None) -> Report:
     """Delete the queues in the agents' vhosts that no registration stands for, and make again what is missing there.
 
     An orphan that somebody reads from is kept, and the operators hear of it. ``force`` deletes that too, and lifts the
-    brake; ``dry_run`` looks, and changes nothing. Where another process is at it, the report says so.
+    brake; ``dry_run`` looks, and changes nothing. ``only`` are the queues, by vhost and name, that somebody has agreed
+    to: no other is deleted. Where another process is at it, the report says so.
     """
-    return _run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), _sweep, force)
+    agreed = None if only is None else frozenset(only)
+    return _run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), partial(_sweep, only=agreed), force)
 
 
-def clean_up_stale(*, force: bool = False, dry_run: bool = False) -> Report:
+def clean_up_stale(*, force: bool = False, dry_run: bool = False, only: Collection[str] | None = None) -> Report:
     """Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired.
 
     Identities stay. What goes from the broker goes as with any other removal. ``force`` lifts the brake; ``dry_run``
-    looks, and changes nothing. Where another process is at it, the report says so.
+    looks, and changes nothing. ``only`` are the subscriptions and consumers, by their UUIDs in hex, that somebody has
+    agreed to: no other is removed. Expired tokens go anyhow. Where another process is at it, the report says so.
     """
-    return _run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), _clean_up, force)
+    agreed = None if only is None else frozenset(only)
+    return _run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), partial(_clean_up, only=agreed), force)
 
 
 def _run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], force: bool) -> Report:
@@ -191,11 +201,11 @@ def _run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], f
 # The sweep
 
 
-def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
+def _sweep(report: Report, held: HeldLease | None, force: bool, *, only: Collection[QueueName] | None) -> None:
     """Sweep under this lease; without one, look and decide only."""
     try:
         look = _look(report, held)
-        orphans = _orphans(report, look)
+        orphans = _agreed(report, _orphans(report, look), only)
         if len(orphans) > _most(len(look.queues)) and not force:
             # What was removed while it was listed was there, and has neither a row nor a Removal any more. It is gone
             # by now, and no reason for the brake to hold. Under the brake it costs a DELETE that is answered 404.
@@ -228,7 +238,7 @@ def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
         report.would_repair = [_named((row.vhost, row.queue_name)) for row in missing]
         report.would_repair += [_named((vhost, DEAD_LETTER_QUEUE)) for vhost in bare]
         report.repaired = len(report.would_repair)
-        _settle_logins(report, look, None, force)
+        _settle_logins(report, look, None, force, names)
         return
     if report.brake_held:
         report.would_delete = [_named(name) for name in names]
@@ -236,7 +246,7 @@ def _sweep(report: Report, held: HeldLease | None, force: bool) -> None:
         _remove(report, names, held, force)
     if not report.away:
         _repair(report, look, missing, bare, held)
-    _settle_logins(report, look, held, force)
+    _settle_logins(report, look, held, force, names)
 
 
 def _look(report: Report, held: HeldLease | None) -> Look:
@@ -293,6 +303,14 @@ def _orphans(report: Report, look: Look) -> list[Present]:
         if "\0" in queue.name:  # which no database keeps
             report.note(f"{readable(queue.name)} in {queue.vhost} can't be deleted from here; use rabbitmqctl")
     return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in pending)
+
+
+def _agreed(report: Report, orphans: list[Present], only: Collection[QueueName] | None) -> list[Present]:
+    """Return those of them that somebody has agreed to; None: all. The others are noted."""
+    if only is None:
+        return orphans
+    report.left_out = [_named((queue.vhost, queue.name)) for queue in orphans if (queue.vhost, queue.name) not in only]
+    return [queue for queue in orphans if (queue.vhost, queue.name) in only]
 
 
 def _missing(look: Look, at: datetime) -> list[SubscriptionQueue | Consumer]:
@@ -418,11 +436,16 @@ def _dead_letters(owner: Owner, management: Management) -> Callable[[], None]:
     return lambda: subscriptions.make_vhost(owner, management)
 
 
-def _settle_logins(report: Report, look: Look, held: HeldLease | None, force: bool) -> None:
+def _settle_logins(
+    report: Report, look: Look, held: HeldLease | None, force: bool, going: Collection[QueueName]
+) -> None:
     """Hold the logins against the broker's users, both ways; without a lease, look and decide only.
 
     The rows are read first of all, for what they lack: what has its password then has its user and its permission
     afterwards. They are read again after the list, for what stands for a user: it has its row before it is made.
+
+    ``going`` are the queues that were to be deleted. Whoever reads from another one that no registration stands for,
+    or from one that was kept, keeps the user to read it by.
     """
     if report.away:
         return
@@ -433,7 +456,8 @@ def _settle_logins(report: Report, look: Look, held: HeldLease | None, force: bo
         users = look.management.users()
         permissions = look.management.all_permissions()
         _forget_passwords(report, logins, {user.name for user in users}, permissions, held)
-        spare = _spare(users, permissions, look.vhosts)
+        kept = {(one["vhost"], one["queue"]) for one in report.in_use}
+        spare = _spare(users, permissions, look.vhosts, look.queues.keys() - look.rows.keys() - (set(going) - kept))
         if spare:
             # As for queues: what was removed meanwhile is gone by now.
             there = {user.name for user in look.management.users()}
@@ -497,19 +521,29 @@ def _forget_passwords(
 
 
 def _spare(
-    users: Iterable[User], permissions: Mapping[str, Mapping[str, Permissions]], vhosts: Collection[str]
+    users: Iterable[User],
+    permissions: Mapping[str, Mapping[str, Permissions]],
+    vhosts: Collection[str],
+    staying: Iterable[QueueName],
 ) -> list[str]:
     """Return the users that look as a login's do, and that nothing stands for. Four statements at most.
 
-    One without any permission may be somebody else's, and can do nothing.
+    One without any permission may be somebody else's, and can do nothing. One that may read from a queue that is
+    ``staying`` is needed for that.
     """
+    to_read: dict[str, list[str]] = {}
+    for vhost, queue in staying:
+        to_read.setdefault(vhost, []).append(queue)
     names = {
         user.name
         for user in users
         if not user.tags
-        and _USERNAME.fullmatch(user.name)
+        and is_agents_login(user.name)
         and (granted_in := permissions.get(user.name))
         and all(vhost in vhosts and _is_a_logins(user.name, granted) for vhost, granted in granted_in.items())
+        and not any(
+            allows(granted.read, queue) for vhost, granted in granted_in.items() for queue in to_read.get(vhost, ())
+        )
     }
     if names:
         names -= {uuid.hex for uuid in EventSubscription.objects.order_by().values_list("uuid", flat=True)}
@@ -550,28 +584,43 @@ def _remove_users(report: Report, names: Sequence[str], held: HeldLease) -> None
 # The clean-up
 
 
-def _clean_up(report: Report, held: HeldLease | None, force: bool) -> None:
+def _clean_up(report: Report, held: HeldLease | None, force: bool, *, only: Collection[str] | None) -> None:
     """Clean up under this lease; without one, look and decide only."""
-    owners = dict(_stale().order_by("pk").values_list("pk", "email"))
-    queues = [
-        *SubscriptionQueue.objects.filter(subscription__owner__in=_stale()).values_list("vhost", "queue_name"),
-        *Consumer.objects.filter(identity__owner__in=_stale()).values_list("vhost", "queue_name"),
+    owners = list(_stale().values_list("email", flat=True))
+    subscribed = SubscriptionQueue.objects.filter(subscription__owner__in=_stale())
+    consuming = Consumer.objects.filter(identity__owner__in=_stale())
+    queues: list[tuple[QueueName, str]] = [
+        ((vhost, name), uuid.hex)
+        for vhost, name, uuid in chain(
+            subscribed.values_list("vhost", "queue_name", "subscription__uuid"),
+            consuming.values_list("vhost", "queue_name", "uuid"),
+        )
     ]
+    stale = {
+        uuid.hex: owner
+        for uuid, owner in chain(
+            EventSubscription.objects.filter(owner__in=_stale()).values_list("uuid", "owner"),
+            consuming.values_list("uuid", "identity__owner"),
+        )
+        if only is None or uuid.hex in only
+    }
+    names = sorted(name for name, uuid in queues if uuid in stale)
+    report.left_out = [_named(name) for name, uuid in sorted(queues) if uuid not in stale] if only is not None else []
     report.seen = SubscriptionQueue.objects.count() + Consumer.objects.count()
-    report.found = len(queues)
-    report.owners = sorted(owners.values())
+    report.found = len(names)
+    report.owners = sorted(owners)
+    report.stale = sorted(stale)
     _hold_the_brake(report, force)
     expired = AuthToken.objects.filter(removals.is_over())
     if held is None or report.brake_held:
-        report.would_delete = [_named(name) for name in sorted(queues)]
+        report.would_delete = [_named(name) for name in names]
     if held is None:
-        report.subscriptions = EventSubscription.objects.filter(owner__in=_stale()).count()
-        report.subscriptions += Consumer.objects.filter(identity__owner__in=_stale()).count()
+        report.subscriptions = len(stale)
         report.tokens = expired.count()
         return
     if not report.brake_held:
-        for batch in _batches(list(owners)):
-            _remove_subscriptions(report, batch, held)
+        for batch in _batches(sorted(stale.items(), key=itemgetter(1))):
+            _remove_subscriptions(report, dict(batch), held)
     for batch in _batches(list(expired.order_by("pk").values_list("pk", flat=True))):
         with transaction.atomic():
             held.renew()
@@ -592,8 +641,8 @@ def _stale() -> QuerySet[Owner]:
     return _without_token().filter(Exists(subscribed) | Exists(consuming))
 
 
-def _remove_subscriptions(report: Report, owners: Sequence[int], held: HeldLease) -> None:
-    """Remove what these owners' agents registered, unless one has a token by now."""
+def _remove_subscriptions(report: Report, these: Mapping[str, int], held: HeldLease) -> None:
+    """Remove these subscriptions and consumers, given as UUIDs with their owners, unless one has a token by now."""
     gone: Counter[str] = Counter()
     with transaction.atomic():
         held.renew()
@@ -601,13 +650,13 @@ def _remove_subscriptions(report: Report, owners: Sequence[int], held: HeldLease
         # waits for a lock doesn't see what was written meanwhile.
         locked = list(
             Owner.objects.select_for_update(no_key=True)
-            .filter(pk__in=owners)
+            .filter(pk__in=set(these.values()))
             .order_by("pk")
             .values_list("pk", flat=True)
         )
         stale = list(_without_token().filter(pk__in=locked).values_list("pk", flat=True))
-        gone.update(removals.delete(EventSubscription.objects.filter(owner__in=stale)))
-        gone.update(removals.delete(Consumer.objects.filter(identity__owner__in=stale)))
+        gone.update(removals.delete(EventSubscription.objects.filter(uuid__in=these, owner__in=stale)))
+        gone.update(removals.delete(Consumer.objects.filter(uuid__in=these, identity__owner__in=stale)))
     report.subscriptions += gone[EventSubscription._meta.label] + gone[Consumer._meta.label]
     report.deleted += gone[SubscriptionQueue._meta.label] + gone[Consumer._meta.label]
 

@@ -13,8 +13,8 @@ import logging
 import smtplib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from datetime import time as time_of_day
@@ -25,16 +25,19 @@ from celery import current_app
 from django.conf import settings
 from django.core.mail import get_connection
 from django.core.mail.backends.base import BaseEmailBackend
-from django.db.models import Exists, OuterRef, Q, Value
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, Q, Value
 from django.db.models.lookups import Exact
 from django.utils import timezone
 
+from accounts import audit
 from accounts.models import NotificationAddress, Owner, PulseUser, normal_address
 from queues import bulk, channels, mails
 from queues.comparison import Whose
 from queues.lease import LeaseTaken, lease
 from queues.models import Channel, Notification
 from queues.preferences import LONGEST, held_until
+from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,9 @@ CHANNEL_SECONDS = 30
 """For so long one call sends to channels. With the last answers, of 12 s at most, it ends before the lease does."""
 
 CHANNELS_AT_ONCE = 8
+
+TO_AN_OWNER = (Notification.Kind.WEEKLY, Notification.Kind.VOUCHED)
+"""What is about a person, and not about a queue or the broker."""
 
 FIELDS = (
     "uuid", "recipient", "channel", "kind", "queue", "about", "facts", "held_until", "state", "created", "due_at",
@@ -249,6 +255,32 @@ def _release(keys: Sequence[tuple[str, str, str]]) -> None:
     Notification.objects.filter(Unsent, these, held_until__isnull=False).update(held_until=None)
 
 
+def send_again(picked: Collection[int]) -> int:
+    """Have those of these that were given up sent as if they were new, and return their number.
+
+    Left out is what a later message about the same thing to the same recipient has made untrue: one that was sent, or
+    was given up too and isn't among these. Two who ask for it at once have it sent once.
+    """
+    states = Notification.State
+    later = Notification.objects.filter(
+        Q(state=states.SENT) | (Q(state=states.FAILED) & ~Q(pk__in=picked)),
+        about=OuterRef("about"),
+        recipient=OuterRef("recipient"),
+        channel=OuterRef("channel"),
+        id__gt=OuterRef("id"),
+    ).exclude(kind=F("about"))  # a letter about nothing else, such as an owner's week
+    given_up = Notification.objects.filter(~Exists(later), pk__in=picked, state=states.FAILED)
+    with transaction.atomic():
+        again = list(given_up.select_for_update().order_by("pk"))
+        if again:
+            Notification.objects.filter(pk__in=[one.pk for one in again]).update(
+                state=states.DUE, attempts=0, due_at=timezone.now(), claim=None, held_until=None, last_error=""
+            )
+            audit.note(None, "had sent again", again)
+            transaction.on_commit(nudge, robust=True)
+    return len(again)
+
+
 def nudge() -> None:
     """Ask a worker to send what is due. When the task queue is away, the sweep does it later."""
     try:
@@ -322,14 +354,13 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
         for owned, recipients in recipients_of(whose.values()).items()
         for recipient in recipients
     }
-    addresses = {one.recipient for one in batch}
-    inactive = set(Owner.objects.filter(is_active=False, email__in=addresses).values_list("email", flat=True))
+    owners = dict(Owner.objects.filter(email__in={one.recipient for one in batch}).values_list("email", "is_active"))
     copies = operators()
     still = []
     for one in batch:
         if one.channel == EMAIL and one.recipient in copies:
             still.append(one)
-        elif one.recipient in inactive:
+        elif not owners.get(one.recipient, one.kind not in TO_AN_OWNER):
             _finish(one, state=Notification.State.FAILED, last_error="The recipient can't sign in any more.")
         elif (
             one.queue is None
@@ -412,15 +443,13 @@ Message = tuple[Notification, str, str]
 def _send_to_channels(delivery: Delivery) -> None:
     """Send what is due to channels, several at once, until nothing is or the time is over."""
     until = time.monotonic() + CHANNEL_SECONDS
-    with ThreadPoolExecutor(CHANNELS_AT_ONCE) as pool:
+    with Threads(CHANNELS_AT_ONCE) as pool:
         while time.monotonic() < until and (batch := claim(BATCH, to_channels=True)):
             delivery.claimed += len(batch)
             _send_side_by_side(pool, _by_channel(_still_to_tell(batch), delivery), until, delivery)
 
 
-def _send_side_by_side(
-    pool: ThreadPoolExecutor, waiting: dict[Channel, list[Message]], until: float, delivery: Delivery
-) -> None:
+def _send_side_by_side(pool: Threads, waiting: dict[Channel, list[Message]], until: float, delivery: Delivery) -> None:
     """Send these to their channels, and write down what became of each as soon as it is known.
 
     The first message to a channel that fails is the last that is tried: the others would wait for it as long.

@@ -89,10 +89,11 @@ def limited(action: Callable[[], bool]) -> tuple[bool, Attempt]:
     thread = threading.Thread(target=copy_context().run, args=(act,), daemon=True)
     thread.start()
     thread.join(CONNECT_SECONDS + READ_SECONDS)
+    arrived = bool(done and done[0])  # asked before its connections are cut: a cut answer may look like a whole one
     if thread.is_alive():
         attempt.reason = f"no whole answer came within {CONNECT_SECONDS + READ_SECONDS:.0f} s"
     attempt.end()
-    return bool(done and done[0]), attempt
+    return arrived, attempt
 
 
 def is_public(text: str) -> bool:

@@ -10,11 +10,14 @@ from django.db.models.signals import pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
 
-from accounts import signals
+from accounts import audit, signals
 from accounts.models import NotificationAddress, Owner, PulseUser
 from queues import forgetting, outbox, removals  # noqa: F401 - its receivers are connected when it is imported
-from queues.models import AgentVhost, Notification
+from queues.models import AgentVhost, Channel, Notification, Offering
 from queues.outbox import Telling
+
+audit.watch(Channel, ("owner", "name", "service"))  # where it leads to is a secret
+audit.watch(Offering, ("name", "uuid"), many_to_many=("members", "publishers"))
 
 
 @receiver(signals.address_added)

@@ -7,7 +7,8 @@ No correctness rests on that callback: the Removal is the truth, and a process t
 Somebody may register the very thing anew while it is being removed. So whoever removes it writes a claim first and then
 looks whether a row stands for it, and whoever registers it writes the row first and then looks for a Removal: one of
 them sees the other. A request whose answer was lost may still be carried out later, so such a Removal keeps its claim
-until it is tried again.
+until it is tried again. A queue's Removal becomes a :class:`RemovedQueue` when it is done, so that it can be looked for
+at the end too, by the statement that says that the queue is there.
 """
 
 import logging
@@ -15,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -30,7 +30,7 @@ from django.db.models.signals import post_delete, pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
 
-from accounts import hold
+from accounts import audit, hold
 from accounts.models import AuthToken, Owner
 from queues import bulk, forgetting
 from queues.models import (
@@ -40,10 +40,12 @@ from queues.models import (
     EventSubscription,
     Offering,
     Removal,
+    RemovedQueue,
     SubscriptionQueue,
 )
 from rabbit import connections
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
+from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +202,12 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
         try:
             with transaction.atomic():
                 # Anew each time: a queryset whose deletion failed still has what was noted of it.
-                return _locked(rows).delete()[1]
+                by_somebody = audit.actor() is not None and not audit.is_watched(rows.model)
+                things = list(rows) if by_somebody else []
+                went = _locked(rows).delete()[1]
+                if things and went:
+                    audit.note(None, audit.DELETED, things, went=went)
+                return went
         except (IntegrityError, OperationalError) as error:
             if not rounds_left or not (isinstance(error, IntegrityError) or is_deadlock(error)):
                 raise
@@ -506,7 +513,7 @@ class _Batch:
         deletions = [
             partial(management.delete_queue, queue.vhost, queue.name, if_unused=queue.if_unused) for queue in queues
         ]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with Threads(AT_ONCE) as pool:
             list(pool.map(self._attempt, queues, deletions))
 
     def _attempt(self, removal: Removal, remove: Callable[[], None]) -> None:
@@ -570,7 +577,9 @@ class _Batch:
             forgetting.forget_vhost(vhost)
             Removal.objects.filter(kind=Removal.Kind.QUEUE, vhost=vhost).delete()
         if over := [*self.gone, *self.kept]:
-            self._mine(over).delete()
+            with transaction.atomic():
+                bulk.insert(RemovedQueue, ("vhost", "name"), [(queue.vhost, queue.name) for queue in queues])
+                self._mine(over).delete()
         for removal in self.kept:
             logger.warning("%s in %s is kept: somebody reads from it", removal.name, removal.vhost)
         self._note_failures()

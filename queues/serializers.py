@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from accounts.links import absolute
 from accounts.models import Owner, PulseUser
-from accounts.serializers import AddressHereField, EmailOf, HexUUIDField, MessagesField
+from accounts.serializers import EmailOf, HexAddressField, HexUUIDField, MessagesField
 from queues import thresholds
 from queues.channels import LONGEST_NAME, LONGEST_URL
 from queues.charts import SPANS
@@ -48,20 +48,12 @@ BINDING = {
 }
 
 
-class QueueAddressField(AddressHereField):
-    """Where a queue is read, with its UUID as it is written everywhere here."""
-
-    def lookup_value(self, obj: Any) -> str:
-        """Return its UUID."""
-        return str(obj.uuid.hex)
-
-
 @extend_schema_serializer(examples=[OpenApiExample("A queue", QUEUE, response_only=True)])
 class QueueSerializer(serializers.ModelSerializer[Queue]):
     """A queue as last seen. What is unknown is null, which is not 0."""
 
     uuid = HexUUIDField()
-    url = QueueAddressField(view_name="api-queue")
+    url = HexAddressField(view_name="api-queue")
     pulse_user: serializers.SlugRelatedField[PulseUser] = serializers.SlugRelatedField(
         slug_field="username", read_only=True, allow_null=True
     )

@@ -48,6 +48,11 @@ ROUNDS = 3
 WAIT_SECONDS = 10.0
 """So long does one request wait for another that sets the same login's password, or makes the same vhost."""
 
+OBJECT_TYPES = frozenset(ObjectType.values)
+
+SURE_FOR = timedelta(minutes=1)
+"""So long after its row was inserted a queue may be said to be there by the quick way; RemovedQueues stay longer."""
+
 REMOVED_AFTER = timedelta(minutes=1)
 """When what may be left of a failed registration is removed: by then the broker has done what it was asked late."""
 
@@ -57,6 +62,12 @@ PASSWORD = ["token", "next_token", "password_set"]
 """The fields that say which token is a login's password."""
 
 NOTHING_NEW: Mapping[str, Any] = {}
+
+_MAY_SUBSCRIBE = """(%s OR EXISTS (
+            SELECT 1 FROM queues_offering_members member
+            WHERE member.offering_id = offering.id AND member.owner_id = subscription.owner_id
+        ))"""
+"""Whether the owner of a subscription may subscribe to an offering; its parameter: whether that is an operator."""
 
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -152,7 +163,7 @@ def check_type(object_type: str) -> str:
     Raises:
         NoSuchType: it isn't one.
     """
-    if object_type not in ObjectType.values:
+    if object_type not in OBJECT_TYPES:
         raise NoSuchType(f"There is no such object type; there are: {', '.join(ObjectType.values)}.")
     return object_type
 
@@ -161,13 +172,11 @@ class Asked(NamedTuple):
     """A queue that is asked for.
 
     ``offering`` None: there is no such offering, or the subscription's owner may not subscribe to it.
-    ``is_registered``: whether there is a row for it.
     """
 
     subscription: EventSubscription
     offering: Offering | None
     object_type: str
-    is_registered: bool
 
 
 def look_up(
@@ -184,21 +193,15 @@ def look_up(
         return None
     uuid = EventSubscription._meta.get_field("uuid")
     found = EventSubscription.objects.raw(
-        """
-        SELECT subscription.*, offering.id AS offering_pk, offering.name AS offering_name, queue.id AS queue_pk
+        f"""
+        SELECT subscription.*, offering.id AS offering_pk, offering.name AS offering_name
         FROM queues_eventsubscription subscription
-        LEFT JOIN queues_offering offering ON offering.uuid = %s AND (%s OR EXISTS (
-            SELECT 1 FROM queues_offering_members member
-            WHERE member.offering_id = offering.id AND member.owner_id = subscription.owner_id
-        ))
-        LEFT JOIN queues_subscriptionqueue queue ON queue.subscription_id = subscription.id
-            AND queue.offering_id = offering.id AND queue.object_type = %s
+        LEFT JOIN queues_offering offering ON offering.uuid = %s AND {_MAY_SUBSCRIBE}
         WHERE subscription.uuid = %s AND (%s OR subscription.owner_id = %s)
-        """,
+        """,  # noqa: S608 - all values are parameters
         [
             uuid.get_db_prep_value(offering_uuid, connection),
             visitor.is_staff,
-            object_type,
             uuid.get_db_prep_value(wanted, connection),
             visitor.is_staff,
             visitor.pk,
@@ -209,7 +212,7 @@ def look_up(
         offering = None
         if offering_uuid is not None and more["offering_pk"] is not None:
             offering = Offering(pk=more["offering_pk"], uuid=offering_uuid, name=more["offering_name"])
-        return Asked(row, offering, object_type, more["queue_pk"] is not None)
+        return Asked(row, offering, object_type)
     return None
 
 
@@ -384,13 +387,10 @@ def create_queue(
     offering: Offering,
     object_type: str,
     presented: Presented,
-    *,
-    is_registered: bool = True,
 ) -> tuple[SubscriptionQueue, bool]:
     """Return the queue of a subscription for the events of a type about an offering; and whether it is new.
 
-    The broker has it, just as it should be, and the presented token reads it. ``is_registered`` False: it was just
-    looked up in vain, and is looked for only where somebody else was faster.
+    The broker has it, just as it should be, and the presented token reads it.
 
     Raises:
         NoSuchType: the type isn't one.
@@ -402,6 +402,17 @@ def create_queue(
     """
     check_type(object_type)
     owner = _owner(subscription, presented)
+    return _create(subscription, offering, object_type, owner, presented)
+
+
+def _create(
+    subscription: EventSubscription,
+    offering: Offering,
+    object_type: str,
+    owner: Owner,
+    presented: Presented,
+    first: SubscriptionQueue | None = None,
+) -> tuple[SubscriptionQueue, bool]:
     return _register(
         lambda: SubscriptionQueue.objects.filter(subscription=subscription, offering=offering, object_type=object_type),
         lambda: SubscriptionQueue(
@@ -414,8 +425,84 @@ def create_queue(
         lambda row: subscription,
         owner,
         presented,
-        is_registered=is_registered,
+        first=first,
     )
+
+
+def create_new(
+    owner: Owner, subscription: str, offering_uuid: uuids.UUID, object_type: str, presented: Presented
+) -> SubscriptionQueue | None:
+    """Return the new queue of a subscription that the token is in already; None: it can't be had so, nothing was done.
+
+    Who may have it is asked by the very statement that inserts its row, and what is pending to remove it by the one
+    that says that it is there, so that a registration without a hitch takes two. What stands in the way, or is to be
+    done besides, is for :func:`look_up` and :func:`create_asked`.
+
+    Raises:
+        What :func:`create_queue` does.
+    """
+    try:
+        vouching.require_vouched(owner)
+        wanted, object_type = read_uuid(subscription), check_type(object_type)
+    except (ValueError, vouching.NotVouched):
+        return None
+    try:
+        row = _insert_allowed(owner, wanted, offering_uuid, object_type, presented.token)
+    except IntegrityError:  # what it would belong to was just removed
+        return None
+    except OperationalError as error:
+        if not removals.is_deadlock(error):
+            raise
+        return None
+    if row is None:
+        return None
+    return _create(row.subscription, row.offering, object_type, owner, presented, first=row)[0]
+
+
+def _insert_allowed(
+    owner: Owner, subscription: uuids.UUID, offering: uuids.UUID, object_type: str, token: AuthToken
+) -> SubscriptionQueue | None:
+    """Insert the row of a queue, if it may be and the token is in already, and return it."""
+    row = SubscriptionQueue(
+        object_type=object_type,
+        vhost=owner.uuid.hex,
+        queue_name=names.subscription_queue(subscription.hex, offering.hex, object_type),
+        created=timezone.now(),
+    )
+
+    meta = SubscriptionQueue._meta
+    uuid_of, created = meta.get_field("uuid").get_db_prep_value, meta.get_field("created").get_db_prep_value
+    with connection.cursor() as cursor:
+        bulk.execute_planned(
+            cursor,
+            "register_queue",
+            f"""
+            INSERT INTO queues_subscriptionqueue
+                (uuid, subscription_id, offering_id, object_type, vhost, queue_name, state, created)
+            SELECT %s, subscription.id, offering.id, %s, %s, %s, %s, %s
+            FROM queues_eventsubscription subscription, queues_offering offering
+            WHERE subscription.uuid = %s AND subscription.owner_id = %s
+                AND subscription.token_id = %s AND subscription.next_token_id IS NULL AND subscription.password_set
+                AND offering.uuid = %s AND {_MAY_SUBSCRIBE}
+            ON CONFLICT DO NOTHING
+            RETURNING id, subscription_id, offering_id
+            """,  # noqa: S608 - all values are parameters
+            [
+                *(uuid_of(row.uuid, connection), row.object_type, row.vhost, row.queue_name, row.state),
+                *(created(row.created, connection), uuid_of(subscription, connection), owner.pk),
+                *(token.pk, uuid_of(offering, connection), owner.is_staff),
+            ],
+        )
+        found = cursor.fetchone()
+    if found is None:
+        return None
+    row.pk, subscription_id, offering_id = found
+    row.subscription = EventSubscription(
+        pk=subscription_id, uuid=subscription, owner=owner, token_id=token.pk, password_set=True
+    )
+    row.offering = Offering(pk=offering_id, uuid=offering)
+    row._state.adding, row._state.db = False, connection.alias
+    return row
 
 
 def create_asked(asked: Asked, presented: Presented) -> tuple[SubscriptionQueue, bool]:
@@ -426,9 +513,7 @@ def create_asked(asked: Asked, presented: Presented) -> tuple[SubscriptionQueue,
     """
     if asked.offering is None:
         raise NoSuchOffering(NOT_USABLE)
-    return create_queue(
-        asked.subscription, asked.offering, asked.object_type, presented, is_registered=asked.is_registered
-    )
+    return create_queue(asked.subscription, asked.offering, asked.object_type, presented)
 
 
 def register_consumer(
@@ -491,14 +576,18 @@ def _register(
     owner: Owner,
     presented: Presented,
     *,
-    is_registered: bool = True,
+    first: Row | None = None,
     news: Mapping[str, Any] = NOTHING_NEW,
 ) -> tuple[Row, bool]:
-    """Register a queue: the row, the queue, the login, the mark; and return the row and whether it is new."""
+    """Register a queue: the row, the queue, the login, the mark; and return the row and whether it is new.
+
+    ``first``: the row, where it was just inserted, and nobody has looked yet for what is pending to remove it.
+    """
     management = connections.management()
+    is_looked_for = first is None
     for _ in range(ROUNDS):
-        row, is_new = _row(find, new, owner, look=is_registered)
-        is_registered = True
+        row, is_new = (first, True) if first is not None else _row(find, new, owner)
+        first = None
         login = login_of(row)
         put = Put(is_new=False)
         try:
@@ -522,6 +611,17 @@ def _register(
                 may_have_user=may_be_there or not _is_nothing_done(error),
             )
             raise
+        if not is_looked_for:
+            is_looked_for = True
+            if _mark_unless_removed(row):
+                return row, is_new
+            try:
+                _drop_what_removes(row)
+            except Busy:
+                _give_up(row, is_ours=False, may_be_there=True)
+                raise
+            first = row  # and once more: it may have been removed after it was made
+            continue
         if _mark(row, put.is_new, news):
             return row, is_new
         # Somebody removed it meanwhile. The row of the next round takes this back.
@@ -537,12 +637,43 @@ def _mark(row: SubscriptionQueue | Consumer, is_made: bool, news: Mapping[str, A
     changed = {name: value for name, value in news.items() if getattr(row, name) != value}
     if row.state == Registration.READY and not changed and not is_made:
         return True
+    if not changed:
+        return bulk.update_one(row, "state", Registration.READY)
     changed["state"] = Registration.READY
     if not type(row)._default_manager.filter(pk=row.pk).update(**changed):
         return False
     for name, value in changed.items():
         setattr(row, name, value)
     return True
+
+
+def _mark_unless_removed(row: SubscriptionQueue | Consumer) -> bool:
+    """Say that the broker has a new queue, unless it may have been removed since its row was inserted.
+
+    Whoever removed it, and did not see the row, claimed its Removal before; that is there still, or a RemovedQueue is
+    in its place. False also for a row that is gone, or that was inserted too long ago to be sure of that.
+    """
+    if abs(timezone.now() - row.created) > SURE_FOR:
+        return False
+    with connection.cursor() as cursor:
+        bulk.execute_planned(
+            cursor,
+            f"mark_{row._meta.model_name}",
+            f"""
+            UPDATE {row._meta.db_table} SET state = %s
+            WHERE id = %s
+                AND NOT EXISTS (SELECT 1 FROM queues_removal WHERE kind = %s AND vhost = %s AND name = %s)
+                AND NOT EXISTS (SELECT 1 FROM queues_removedqueue WHERE vhost = %s AND name = %s)
+            """,  # noqa: S608 - all values are parameters
+            [
+                *(Registration.READY, row.pk, Removal.Kind.QUEUE, row.vhost, row.queue_name),
+                *(row.vhost, row.queue_name),
+            ],
+        )
+        is_marked: bool = cursor.rowcount > 0
+    if is_marked:
+        row.state = Registration.READY
+    return is_marked
 
 
 def _give_up(
@@ -569,25 +700,20 @@ def _give_up(
 # Rows
 
 
-def _row(
-    find: Callable[[], QuerySet[Made]], new: Callable[[], Made], owner: Owner, *, look: bool = True
-) -> tuple[Made, bool]:
+def _row(find: Callable[[], QuerySet[Made]], new: Callable[[], Made], owner: Owner) -> tuple[Made, bool]:
     """Return the row, made where there is none, and whether it is new. Of several requests one makes it.
-
-    ``look`` False: at first there seems to be none.
 
     Raises:
         NotVouched: it would be new, and the owner may not use the broker.
         Busy: what it stood for before is being removed right now.
         ObjectDoesNotExist: what it would belong to was removed.
     """
-    for number in range(ROUNDS):
-        if look or number > 0:
-            for row in find().order_by():
-                if isinstance(row, SubscriptionQueue) and row.state == Registration.CREATING:
-                    # Whoever made it may not have looked yet.
-                    _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
-                return row, False
+    for _ in range(ROUNDS):
+        for row in find().order_by():
+            if isinstance(row, SubscriptionQueue) and row.state == Registration.CREATING:
+                # Whoever made it may not have looked yet.
+                _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
+            return row, False
         row = new()
         try:
             _insert(row, owner)
@@ -610,6 +736,15 @@ def _insert(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consume
     # Not locked as for an account: who is withdrawn from right now keeps what they have, this or that way.
     vouching.require_vouched(owner)
     _save(row, owner)
+    _drop_what_removes(row)
+
+
+def _drop_what_removes(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost) -> None:
+    """Drop what is pending to remove what this new row stands for; where that is under way, take the row back.
+
+    Raises:
+        Busy: it is.
+    """
     try:
         if isinstance(row, SubscriptionQueue):  # the others have names that never were before
             _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
@@ -628,7 +763,7 @@ def _save(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer 
     """Insert a row; raises as :func:`_insert` does."""
     for number in range(1, ROUNDS + 1):
         try:
-            row.save(force_insert=True)
+            bulk.insert_one(row)
         except IntegrityError as error:
             if Owner.objects.filter(pk=owner.pk).exists():
                 raise

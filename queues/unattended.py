@@ -1,6 +1,8 @@
-"""Queues without a consumer: counted every minute, and told about where GUARDIAN_NO_CONSUMER_MINUTES says so.
+"""Queues without a consumer, or whose consumers have stalled: looked at every minute.
 
-Told is once that a queue has had none for so long, and once that it has one again.
+They are told about where GUARDIAN_NO_CONSUMER_MINUTES and GUARDIAN_STALLED_MINUTES say so: once that a queue has had no
+consumer for so long, or that nothing was taken out of it with messages in it and consumers there; and once that it is
+over.
 """
 
 import logging
@@ -17,19 +19,36 @@ from queues import bulk, outbox, thresholds
 from queues.comparison import Known, QueueName
 from queues.facts import Facts
 from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
+from queues.listing import should_have_consumer
 from queues.models import Notification, Queue, Watch
 from queues.monitor import guarded_vhosts
 from queues.outbox import Telling
 from rabbit import connections
-from rabbit.management import BrokerError, Management
-from rabbit.names import DEAD_LETTER_QUEUE
+from rabbit.management import BrokerError, Management, Row
 
 logger = logging.getLogger(__name__)
 
 LEASE = "consumers"
 EVERY = timedelta(minutes=1)
-WRITTEN = ("consumers", "unattended_since", "unattended_told_at")
-GONE_AND_COUNTED = Q(state=Queue.State.GONE, consumers__isnull=False)
+ATTENDED = ("consumers", "unattended_since", "unattended_told_at")
+WORKED_ON = ("taken_out", "stalled_since", "stalled_told_at")
+WRITTEN = (*ATTENDED, *WORKED_ON)
+"""What is written of a queue: of its consumers, and of whether they take anything out."""
+
+GONE_AND_COUNTED = Q(state=Queue.State.GONE) & (Q(consumers__isnull=False) | Q(stalled_since__isnull=False))
+COLUMNS = "name,vhost,consumers"
+TAKEN_OUT = ("ack", "deliver_no_ack", "get_no_ack")
+"""The broker's counts of messages that were acknowledged, or needed no acknowledgement. It counts no rejected ones."""
+STALL_COLUMNS = ",".join(["messages_ready", "messages_unacknowledged", *(f"message_stats.{one}" for one in TAKEN_OUT)])
+
+
+class Count(NamedTuple):
+    """What the broker said of a queue; None: it didn't, or wasn't asked. ``taken_out`` counts messages ever since."""
+
+    consumers: int
+    ready: int | None = None
+    unacknowledged: int | None = None
+    taken_out: int | None = None
 
 
 class Attendance(NamedTuple):
@@ -38,24 +57,58 @@ class Attendance(NamedTuple):
     id: int
     vhost: str
     name: str
+    type: str
     exclusive: bool
     registered: bool
     consumers: int | None
     unattended_since: datetime | None
     unattended_told_at: datetime | None
+    taken_out: int | None
+    stalled_since: datetime | None
+    stalled_told_at: datetime | None
 
     def at(self, consumers: int, now: datetime, minutes: int) -> "Attendance":
         """Return what is known now that it has so many. ``minutes`` without one are told about; 0: never.
 
-        Nobody has to read dead letters, so that is not told of them.
+        That is told of those alone that should have one.
         """
         if consumers:
             return self._replace(consumers=consumers, unattended_since=None, unattended_told_at=None)
         since = min(self.unattended_since or now, now)  # later than now: the clock was set back
-        is_meant = self.exclusive or (self.registered and self.name == DEAD_LETTER_QUEUE)
-        is_news = minutes > 0 and not is_meant and now - since >= timedelta(minutes=minutes)
+        is_missed = should_have_consumer(self.name, exclusive=self.exclusive, registered=self.registered)
+        is_news = minutes > 0 and is_missed and now - since >= timedelta(minutes=minutes)
         told_at = self.unattended_told_at or (now if is_news else None)
         return self._replace(consumers=0, unattended_since=since, unattended_told_at=told_at)
+
+    def worked_on(self, count: Count, now: datetime, minutes: int) -> "Attendance":
+        """Return what is known now of whether its consumers work. ``minutes`` of a stall are told about; 0: never.
+
+        A stall counts from the first look at which nothing had been taken out since the one before, with messages in
+        the queue: consumers may stand still with all of them in hand. It is over when something is taken out, or when
+        nothing is in it. Consumers that go leave it told: those that come back may stand still too. A count that fell,
+        as the broker was restarted, ends no stall that was told, and begins the time of another anew. Nothing is taken
+        out of a stream.
+        """
+        if not minutes or self.type == "stream":
+            return self._replace(taken_out=None, stalled_since=None, stalled_told_at=None)
+        if count.ready is None or count.unacknowledged is None:
+            return self
+        if not count.ready + count.unacknowledged:
+            return self._replace(taken_out=None, stalled_since=None, stalled_told_at=None)
+        if count.taken_out is None:  # the broker counts nothing (``rates_mode = none``), or has seen nothing yet
+            return self
+        since = now if count.consumers else None
+        if self.taken_out is None:
+            return self._replace(taken_out=count.taken_out, stalled_since=since)
+        if self.taken_out > count.taken_out and self.stalled_told_at:
+            return self._replace(taken_out=count.taken_out, stalled_since=since and (self.stalled_since or now))
+        if self.taken_out != count.taken_out:
+            return self._replace(taken_out=count.taken_out, stalled_since=since, stalled_told_at=None)
+        if since is None:
+            return self._replace(stalled_since=None)
+        since = min(self.stalled_since or now, now)
+        told_at = self.stalled_told_at or (now if now - since >= timedelta(minutes=minutes) else None)
+        return self._replace(stalled_since=since, stalled_told_at=told_at)
 
 
 def count_consumers() -> int:
@@ -87,30 +140,45 @@ def _count(held: HeldLease) -> int:
         return 0
     before = {attendance.id: attendance for attendance in _known()}
     after = {
-        id_: attendance.at(consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES)
+        id_: attendance.at(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES).worked_on(
+            count, now, settings.GUARDIAN_STALLED_MINUTES
+        )
         for id_, attendance in before.items()
-        if (consumers := counted.get((attendance.vhost, attendance.name))) is not None
+        if (count := counted.get((attendance.vhost, attendance.name))) is not None
     }
-    news = {id_ for id_, one in after.items() if bool(one.unattended_told_at) != bool(before[id_].unattended_told_at)}
-    told = _gather_facts(management, news, now)
+    lonely = {id_ for id_, one in after.items() if bool(one.unattended_told_at) != bool(before[id_].unattended_told_at)}
+    stalls = {id_ for id_, one in after.items() if bool(one.stalled_told_at) != bool(before[id_].stalled_told_at)}
+    if not settings.GUARDIAN_STALLED_MINUTES:
+        stalls = set()  # nobody looks any more: that is no news of the queues
+    told = _gather_facts(management, lonely | stalls, now)
     held.keep()
-    tellings = []
+    tellings: dict[tuple[int, bool], Telling] = {}
     for queue in told.queues:
-        telling = _telling(queue, before[queue.id], after[queue.id], told, now)
+        telling = _telling(queue, before[queue.id], after[queue.id], told, now) if queue.id in lonely else None
         if telling is not None:
-            tellings.append(telling)
+            tellings[queue.id, False] = telling
+        count = counted[queue.vhost, queue.name]
+        telling = (
+            _stall_telling(queue, before[queue.id], after[queue.id], count, told, now) if queue.id in stalls else None
+        )
+        if telling is not None:
+            tellings[queue.id, True] = telling
     with transaction.atomic():
         held.renew()
         there = _still_there([id_ for id_, one in after.items() if one != before[id_]])
-        tellings = [telling for telling in tellings if telling.queue_id in there]
-        for id_ in news - {telling.queue_id for telling in tellings}:
-            after[id_] = before[id_]  # the next count decides anew
+        tellings = {which: telling for which, telling in tellings.items() if which[0] in there}
+        for news, is_stall, names in ((lonely, False, ATTENDED), (stalls, True, WORKED_ON)):
+            for id_ in news:
+                if (id_, is_stall) not in tellings:  # the next count decides anew
+                    after[id_] = after[id_]._replace(**{name: getattr(before[id_], name) for name in names})
         changed = [one for id_, one in after.items() if one != before[id_]]
         bulk.update(Queue, WRITTEN, [(one.id, *(getattr(one, name) for name in WRITTEN)) for one in changed])
         # Not when it was told: who was told is told of a consumer, too, when the queue comes back with one.
-        Queue.objects.filter(GONE_AND_COUNTED).update(consumers=None, unattended_since=None)
+        Queue.objects.filter(GONE_AND_COUNTED).update(
+            consumers=None, unattended_since=None, taken_out=None, stalled_since=None
+        )
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
-        return outbox.tell(tellings, now)
+        return outbox.tell(list(tellings.values()), now)
 
 
 def _still_there(ids: Sequence[int]) -> set[int]:
@@ -124,22 +192,33 @@ def _still_there(ids: Sequence[int]) -> set[int]:
     return {id_ for id_, state in rows.values_list("id", "state") if state not in leaving}
 
 
-def _ask(management: Management) -> Mapping[QueueName, int]:
-    """Return the number of consumers of each guarded queue that the broker tells one of.
+def _ask(management: Management) -> Mapping[QueueName, Count]:
+    """Return what the broker says of each guarded queue that it tells a number of consumers of.
 
     Raises:
         BrokerError: it can't be asked.
     """
     vhosts = guarded_vhosts()
-    rows = management.list_queues(None, {"columns": "name,vhost,consumers"})
+    columns = f"{COLUMNS},{STALL_COLUMNS}" if settings.GUARDIAN_STALLED_MINUTES else COLUMNS
+    rows = management.list_queues(None, {"columns": columns})
     return {
-        (row["vhost"], row["name"]): consumers
+        (row["vhost"], row["name"]): Count(
+            consumers, _number(row.get("messages_ready")), _number(row.get("messages_unacknowledged")), _taken_out(row)
+        )
         for row in rows
-        if (vhosts is None or row["vhost"] in vhosts)
-        and isinstance(consumers := row.get("consumers"), int)
-        and not isinstance(consumers, bool)
-        and consumers >= 0
+        if (vhosts is None or row["vhost"] in vhosts) and (consumers := _number(row.get("consumers"))) is not None
     }
+
+
+def _taken_out(row: Row) -> int | None:
+    stats = row.get("message_stats")
+    if not isinstance(stats, dict) or not stats:
+        return None
+    return sum(_number(stats.get(name)) or 0 for name in TAKEN_OUT)
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
 
 
 def _known() -> list[Attendance]:
@@ -182,4 +261,26 @@ def _telling(queue: Queue, before: Attendance, after: Attendance, news: _News, n
         kind, seen = Notification.Kind.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
     facts = {**told, "consumers": seen, "seconds": seconds}
+    return Telling(kind, facts, queue.id, queue.pulse_user_id, queue.owner_id)
+
+
+def _stall_telling(
+    queue: Queue, before: Attendance, after: Attendance, count: Count, news: _News, now: datetime
+) -> Telling | None:
+    """Return what is to be told of this queue's stall, or of its end; None where a second look doesn't bear it out."""
+    told = news.facts.of(_as_known(queue), thresholds.of_queue(queue))
+    if after.stalled_told_at:
+        if not told["consumers"]:  # none is there any more, which is another matter; or it doesn't answer
+            return None
+        kind, since = Notification.Kind.STALLED, after.stalled_since
+    else:
+        kind, since = Notification.Kind.STALL_OVER, before.stalled_since  # unknown where its consumers were gone
+    length = None if count.ready is None or count.unacknowledged is None else count.ready + count.unacknowledged
+    facts = {
+        **told,
+        "length": length,
+        "ready": count.ready,
+        "unacknowledged": count.unacknowledged,
+        "seconds": max(0.0, (now - since).total_seconds()) if since else None,
+    }
     return Telling(kind, facts, queue.id, queue.pulse_user_id, queue.owner_id)

@@ -25,12 +25,12 @@ from django_htmx.middleware import HtmxDetails
 from accounts.models import Owner, PulseUser
 from queues import by_hand, charts, exchanges, growth, thresholds
 from queues.exchanges import OwnExchange
-from queues.listing import ORDERINGS, QueueFilter, Standing, standing
+from queues.listing import ORDERINGS, QueueFilter, Standing, should_have_consumer, standing
 from queues.mails import duration, pace
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
 from rabbit.arguments import MOST_MESSAGES
-from rabbit.management import Binding, BrokerError, Refused
+from rabbit.management import Binding, BrokerError, Refused, was_not_done
 from rabbit.names import DEAD_LETTER_QUEUE, readable
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,14 @@ class Row:
     @property
     def unattended(self) -> bool:
         """Whether it is known to have no consumer, and should have one; as ``listing.UNATTENDED`` has it."""
-        return self.queue.consumers == 0 and self.queue.state != Queue.State.GONE and not self.dead_letters
+        queue = self.queue
+        missed = should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
+        return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
+
+    @property
+    def stalled(self) -> bool:
+        """Whether its owners know that its consumers take nothing out, and it isn't over."""
+        return self.queue.stalled_told_at is not None and self.queue.state != Queue.State.GONE
 
     @property
     def dead_letters(self) -> bool:
@@ -379,6 +386,8 @@ def _told(event: QueueEvent) -> tuple[str, str, str]:
     """Return what an event tells, what of it the kind alone doesn't say, and who did it."""
     what = event.get_kind_display()
     who = event.by.email if event.by else "somebody whose account is gone" if event.kind in BY_PEOPLE else "Guardian"
+    if "command" in event.details:
+        who = f"the command {event.details['command']}"
     if "with" in event.details:
         return what, f"with the Pulse user {event.details['with']}", "Guardian"
     if event.kind in (QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED):
@@ -432,6 +441,11 @@ class LimitsForm(forms.Form):
     unbounded = forms.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
     warn_length = forms.IntegerField(required=False, label="Warn length", help_text="In messages; empty: as usual.")
     max_length = forms.IntegerField(required=False, label="Maximum", help_text="In messages; empty: as usual.")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.show_hidden_initial = True  # what was shown, so that what wasn't changed isn't set
 
 
 @signed_in
@@ -499,7 +513,8 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     form = LimitsForm(request.POST if request.method == "POST" else None, initial=initial)
     if form.is_valid():
         try:
-            by_hand.set_limits(queue, request.user, **form.cleaned_data)
+            changed = {name: form.cleaned_data[name] for name in form.changed_data}
+            by_hand.set_limits(queue, request.user, **changed)
         except ValidationError as error:
             form.add_error(None, error)
         else:
@@ -520,7 +535,7 @@ def in_words(error: BrokerError, undone: str, *, asked: bool = True) -> tuple[st
         if error.status in (401, 403):
             return f"{undone}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
         return f"{undone}, since the broker refuses: {reason}", 409
-    if not asked or by_hand.was_not_done(error):
+    if not asked or was_not_done(error):
         return f"{undone}, since the broker doesn't answer. Try again in a minute.", 503
     return "The broker gave no clear answer, so it isn't known whether it did this. Look again in a minute.", 503
 

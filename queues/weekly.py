@@ -119,7 +119,7 @@ def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
     states = _states(there)
     happened = _happened(these, now)
     longest = _first(there.filter(ready__isnull=False, unacknowledged__isnull=False), LONGEST_TOLD)
-    unattended = _first(there.filter(UNATTENDED, exclusive=False), UNATTENDED_TOLD)
+    unattended = _first(there.filter(UNATTENDED), UNATTENDED_TOLD)
     weeks = {}
     for owner, all_theirs in owned.items():
         week = _week(all_theirs, states, happened, longest, unattended)
@@ -130,7 +130,7 @@ def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
 
 def _states(there: Any) -> Mapping[Whose, Mapping[str, int]]:
     """Return the number of queues in each state, and of those without a consumer, by whose they are."""
-    unattended = Count("id", filter=UNATTENDED & Q(exclusive=False))
+    unattended = Count("id", filter=UNATTENDED)
     rows = there.values_list("pulse_user", "owner", "state").annotate(queues=Count("id"), unattended=unattended)
     found: dict[Whose, dict[str, int]] = {}
     for account, owner, state, queues, unattended_ones in rows:

@@ -5,6 +5,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import Error
 
+from accounts import audit
 from queues import orphans
 from queues.management.commands.monitor_queues import BRAKE_HELD, DONE, NOT_ASKED
 from queues.models import Sweep
@@ -17,6 +18,7 @@ class Command(BaseCommand):
 
     help = "Delete the agents' queues that no registration stands for, and make again those that are missing."
     forced = "lift the brake on bulk deletion, and delete orphans in use too"
+    deed = "asked for a sweep of orphans"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Take the options, the same as those of ``monitor_queues``."""
@@ -36,6 +38,8 @@ class Command(BaseCommand):
         brake held.
         """
         try:
+            if options["force"] and not options["dry_run"]:
+                audit.note(None, self.deed, None, force=True)
             report = self.run(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
             # The next one finishes what this one began.

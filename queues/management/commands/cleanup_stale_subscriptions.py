@@ -8,6 +8,7 @@ class Command(cleanup_orphan_queues.Command):
 
     help = "Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired."
     forced = "lift the brake on bulk deletion"
+    deed = "asked for a clean-up of stale subscriptions"
 
     def run(self, *, force: bool, dry_run: bool) -> Report:
         """Do it."""

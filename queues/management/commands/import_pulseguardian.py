@@ -1,0 +1,81 @@
+import json
+import os
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error
+
+from accounts import adoption, pulseguardian
+from accounts.adoption import MadeMeanwhile
+from accounts.pulseguardian import SourceError
+from accounts.vouching import NotVouched
+from queues import unbounded
+from queues.lease import LeaseLost, LeaseTaken
+from rabbit.management import BrokerError
+
+VARIABLE = "PULSEGUARDIAN_DATABASE_URL"
+
+
+class Command(BaseCommand):
+    """Take over what a PulseGuardian has."""
+
+    help = (
+        "Show which owners, accounts and unbounded queues of a PulseGuardian database would be taken over; --apply "
+        "does it. The database is only read, and nothing changes on the broker. It can be run again at any time."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the address of the database and the options."""
+        parser.add_argument(
+            "database_url",
+            nargs="?",
+            metavar="DATABASE_URL",
+            help=f"postgres://… or sqlite:///…; left out: what {VARIABLE} says, which other users of this machine "
+            "can't see",
+        )
+        parser.add_argument("--apply", action="store_true", help="do what is shown")
+        parser.add_argument("--operators", action="store_true", help="make administrators there operators here")
+        parser.add_argument("--json", action="store_true", help="print it as a line of JSON")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Show it, and do it where that is wanted. It ends with 1 where it could not be shown, or not be finished."""
+        url = options["database_url"] or os.environ.get(VARIABLE, "")
+        if not url:
+            raise CommandError(f"Name PulseGuardian's database, or set {VARIABLE}.")
+        try:
+            found = pulseguardian.read(url)
+            steps = pulseguardian.plan(found, operators=options["operators"])
+            flags = unbounded.plan(found.unbounded or ())
+        except SourceError as error:
+            raise CommandError(str(error)) from error
+        except BrokerError as error:
+            raise CommandError(f"Nothing was done. The broker can't be asked: {error}") from error
+        except Error as error:
+            raise CommandError(f"Nothing was done. Guardian's database can't be used: {error}") from error
+        steps += flags
+        if not options["json"]:
+            self.stdout.write("\n".join(adoption.in_words(steps)) or "There is nothing in it.")
+            if found.unbounded is None:
+                self.stdout.write("This version of PulseGuardian knows no unbounded queues.")
+        to_do = any(step.is_to_do for step in steps)
+        if to_do and options["apply"]:
+            try:
+                # First, so that nothing is deleted meanwhile that must not be.
+                unbounded.carry_out(flags, "import_pulseguardian")
+                pulseguardian.carry_out(steps)
+            except (MadeMeanwhile, NotVouched) as error:
+                raise CommandError(f"{error} What was done stays; run it again for the rest.") from error
+            except (LeaseTaken, LeaseLost) as error:
+                raise CommandError("Nothing was done: a pass has been running for a minute. Run it again.") from error
+            except Error as error:
+                raise CommandError(
+                    f"Guardian's database can't be used: {error}. What was done stays; run it again for the rest."
+                ) from error
+        if options["json"]:
+            applied = to_do and options["apply"]
+            self.stdout.write(json.dumps({"applied": applied, "steps": [step.as_json() for step in steps]}))
+        elif not to_do:
+            self.stdout.write("There is nothing to do.")
+        else:
+            self.stdout.write("Done." if options["apply"] else "Nothing was changed; --apply does it.")

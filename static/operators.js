@@ -1,0 +1,20 @@
+// What operators' pages do beyond HTML. All of them work without it.
+
+// A button that was pressed says so, and can't be pressed again.
+document.addEventListener("submit", (event) => {
+  if (event.target.matches("form[data-once]")) {
+    for (const button of event.target.querySelectorAll("button")) {
+      button.dataset.words = button.textContent;
+      button.textContent = "Working …";
+      button.disabled = true;
+    }
+  }
+});
+
+// Somebody who goes back finds it as it was.
+addEventListener("pageshow", () => {
+  for (const button of document.querySelectorAll("form[data-once] button[data-words]")) {
+    button.textContent = button.dataset.words;
+    button.disabled = false;
+  }
+});
