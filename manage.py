@@ -6,6 +6,9 @@ import sys
 
 from django.core.management import execute_from_command_line
 
+from guardian_site import tracing
+
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
+    tracing.begin()
     execute_from_command_line(sys.argv)

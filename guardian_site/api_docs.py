@@ -10,7 +10,9 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.views import SpectacularAPIView
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
+from rest_framework.response import Response
 
 METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -68,6 +70,12 @@ class Schema(SpectacularAPIView):
         named = {"Content-Disposition": f'inline; filename="Guardian.{renderer.format}"'}
         kind = renderer.media_type
         return HttpResponse(_rendered(kind), content_type=f"{kind}; charset=utf-8", headers=named)
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """Tell what went wrong in JSON, whatever form the schema was asked for in."""
+        self.request.accepted_renderer = JSONRenderer()
+        self.request.accepted_media_type = JSONRenderer.media_type
+        return super().handle_exception(exc)
 
 
 @cache

@@ -59,10 +59,15 @@ WHEN = {
         "Nobody has vouched for you yet.",
     ),
     404: ("It isn't there, or isn't yours.", "There is nothing at this address."),
+    408: ("The body didn't come in time.", "The body didn't come in time."),
     409: ("It can't be done as things stand; the detail says why.", "The broker refuses: the queue is in use."),
     411: ("The body comes in chunks, without a Content-Length.", "Send the body with a Content-Length, not in chunks."),
     413: ("The body is too large.", "The body is too large."),
     415: ("The body isn't declared as application/json.", 'Unsupported media type "text/plain" in request.'),
+    429: (
+        "It was done too often, or too many wrong tokens came from this address.",
+        "These are too many wrong tokens and keys: 30 within a minute are the most. Wait 34 seconds.",
+    ),
     503: (
         "The broker can't be asked; try again later. The detail says where the outcome is unknown.",
         "The broker can't be asked at the moment.",
@@ -117,11 +122,11 @@ class Schema(AutoSchema):
     def _that_follow(self) -> list[int]:
         statuses = []
         if AllowAny not in self.view.permission_classes:
-            statuses.append(401)
+            statuses += [401, 429]
         if self.method not in SAFE_METHODS:
             statuses.append(403)
         if self._get_request_body():  # type: ignore[no-untyped-call]
-            statuses += [400, 411, 413, 415]
+            statuses += [400, 408, 411, 413, 415]
         parameters = self._get_parameters()
         if any(parameter["in"] == "query" for parameter in parameters):
             statuses.append(400)
@@ -168,7 +173,7 @@ class Schema(AutoSchema):
             headers["Cache-Control"] = NO_STORE
         if status_code == "401":
             headers["WWW-Authenticate"] = AUTHENTICATE
-        if status_code == "503":
+        if status_code in ("429", "503"):
             headers["Retry-After"] = RETRY_AFTER
         return headers
 

@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.conf import settings
 
 
 class GuardianSiteConfig(AppConfig):
@@ -7,5 +8,17 @@ class GuardianSiteConfig(AppConfig):
     name = "guardian_site"
 
     def ready(self) -> None:
-        """Register the system checks."""
-        from guardian_site import checks  # noqa: F401
+        """Register the system checks, and what is logged and counted of the calls to the broker."""
+        from django.db.models.signals import post_save
+
+        from guardian_site import checks, counters, logs, tracing  # noqa: F401
+        from rabbit import connections
+
+        if settings.SENTRY_DSN:
+            from guardian_site import sentry
+
+            sentry.start(settings.SENTRY_DSN)
+        connections.request_id = tracing.current
+        connections.listeners += [logs.tell_call, counters.count_call]
+        post_save.connect(counters.count_pass, sender="queues.Pass")
+        post_save.connect(counters.count_sweep, sender="queues.Sweep")

@@ -1,6 +1,9 @@
 """System checks: what can be wrong with the settings, told before it goes wrong at three in the morning."""
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from email.utils import parseaddr
 from typing import Any
@@ -12,9 +15,19 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_email
 
+from guardian_site import logs
 from queues.thresholds import POLICIES
 
+_IN_PASSWORDS = "In a user or password write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25."
+
+LONGEST_QUEUE = 255
+"""Characters of a queue's name, at most."""
+
+SEARCH_SECONDS = 3
+"""For so long the names may be searched that the expression of ignored queues is tried with."""
+
 NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
+SNAPSHOTS = ("management", "prometheus")
 
 
 @register()
@@ -27,9 +40,11 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
         *_task_queue(),
         *_lengths(),
         *_choices(),
-        *_times(),
+        *_bounds(),
         *_people(),
         *_signing_in(),
+        *_metrics(),
+        *_reports(),
     ]
 
 
@@ -62,25 +77,44 @@ def _addresses() -> Iterable[CheckMessage]:
     ):
         if not _value(name):
             continue
-        parts = _split(_value(name))
+        parts = split_address(_value(name))
         if parts is None or parts.scheme not in schemes or not parts.hostname:
             # The value may hold a password, so it isn't repeated.
             yield Error(
                 f"{name} is not an address.",
-                hint=f"It begins with {' or '.join(f'{scheme}://' for scheme in schemes)} and names a host.",
+                hint=(
+                    f"It begins with {' or '.join(f'{scheme}://' for scheme in schemes)} and names a host. "
+                    f"{_IN_PASSWORDS}"
+                ),
+                id="guardian.E002",
+            )
+    for url in settings.GUARDIAN_PROMETHEUS_URLS:
+        parts = split_address(url)
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            yield Error(
+                "GUARDIAN_PROMETHEUS_URLS has something that is not an address.",
+                hint=f"Such as http://rabbit-1:15692,http://rabbit-2:15692. {_IN_PASSWORDS}",
                 id="guardian.E002",
             )
 
 
 def _task_queue() -> Iterable[CheckMessage]:
-    tasks = _split(settings.CELERY_BROKER_URL)
-    if tasks is None or not tasks.scheme:
-        yield Error("CELERY_BROKER_URL is not an address.", hint="For Redis: redis://host:6379/0.", id="guardian.E003")
+    # Celery's form for several, as of sentinels: with semicolons.
+    several = settings.CELERY_BROKER_URL.split(";")
+    addresses = [parts for url in several if (parts := split_address(url)) is not None]
+    if len(addresses) < len(several) or not addresses[0].scheme:
+        yield Error(
+            "CELERY_BROKER_URL is not an address.",
+            hint=f"For Redis: redis://host:6379/0. {_IN_PASSWORDS}",
+            id="guardian.E003",
+        )
         return
-    if tasks.scheme not in ("amqp", "amqps", "pyamqp"):
-        return
-    guarded = {_host_and_port(_split(_value("RABBIT_URL"))), (_host(_split(_value("RABBITMQ_MANAGEMENT_URL"))), None)}
-    if _host_and_port(tasks) in guarded or (_host(tasks), None) in guarded:
+    guarded = {
+        _host_and_port(split_address(_value("RABBIT_URL"))),
+        (_host(split_address(_value("RABBITMQ_MANAGEMENT_URL"))), None),
+    }
+    of_amqp = [tasks for tasks in addresses if tasks.scheme in ("amqp", "amqps", "pyamqp")]
+    if any(_host_and_port(tasks) in guarded or (_host(tasks), None) in guarded for tasks in of_amqp):
         yield Error(
             "CELERY_BROKER_URL is the RabbitMQ that Guardian guards.",
             hint=(
@@ -122,19 +156,14 @@ def _choices() -> Iterable[CheckMessage]:
     for name, choices in (
         ("GUARDIAN_THRESHOLD_POLICY", tuple(POLICIES)),
         ("GUARDIAN_NAMESPACE_POLICY", NAMESPACE_POLICIES),
+        ("GUARDIAN_SNAPSHOT", SNAPSHOTS),
+        ("LOG_FORMAT", logs.FORMATS),
     ):
         if _value(name) not in choices:
             yield Error(
                 f"{name} is '{_value(name)}'.", hint=f"Choose one of: {', '.join(choices)}.", id="guardian.E008"
             )
-    try:
-        re.compile(settings.GUARDIAN_IGNORED_QUEUES)
-    except re.error as error:
-        yield Error(
-            f"GUARDIAN_IGNORED_QUEUES is not a regular expression: {error}.",
-            hint="It names the queues that are left alone, such as ^(amq\\.gen|test-). Empty: none.",
-            id="guardian.E009",
-        )
+    yield from _ignored_queues(settings.GUARDIAN_IGNORED_QUEUES)
     guarded = settings.GUARDIAN_VHOSTS
     if guarded and "*" not in guarded and settings.GUARDIAN_PULSE_VHOST not in guarded:
         yield checks.Warning(
@@ -148,13 +177,66 @@ def _choices() -> Iterable[CheckMessage]:
         )
 
 
-def _times() -> Iterable[CheckMessage]:
+_SEARCH = """
+import json, re, sys
+pattern, names = json.load(sys.stdin)
+for name in names:
+    re.search(pattern, name)
+"""
+
+
+def _ignored_queues(pattern: str) -> Iterable[CheckMessage]:
+    """Return what is wrong with the regular expression, beside its form also whether it ends.
+
+    Whoever may make a queue chooses its name, and one that a careless expression can be read into in very many ways
+    would stop the pass that looks at it. So names are tried that are made of what stands in the expression.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        yield Error(
+            f"GUARDIAN_IGNORED_QUEUES is not a regular expression: {error}.",
+            hint="It names the queues that are left alone, such as ^(amq\\.gen|test-). Empty: none.",
+            id="guardian.E009",
+        )
+        return
+    if not pattern:
+        return
+    words = {"", *re.findall(r"[\w/.-]+", pattern)}
+    repeated = {*pattern, *words, *re.findall(r"\w+", pattern), "a", "0"} - {""}
+    names = [
+        f"{word}{part * LONGEST_QUEUE}"[: LONGEST_QUEUE - 2] + end
+        for word in sorted(words)
+        for part in sorted(repeated)
+        for end in ("!", "\n!")
+    ]
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _SEARCH],
+            input=json.dumps([pattern, names]).encode(),
+            stderr=subprocess.DEVNULL,
+            timeout=SEARCH_SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        yield checks.Warning(
+            "GUARDIAN_IGNORED_QUEUES takes too long on some names.",
+            hint="A queue of such a name would stop the guarding. Repeat nothing in what is repeated, as (a+)+ does.",
+            id="guardian.W006",
+        )
+
+
+def _bounds() -> Iterable[CheckMessage]:
     for name, least, most in (
         ("GUARDIAN_POLL_SECONDS", 0.1, 3600),
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass waits that long several times within its lease of 90 s
         ("GUARDIAN_QUIET_SECONDS", 0, 604_800),
         ("GUARDIAN_FORGET_DAYS", 1, 3650),
+        ("MESSAGE_STORE_MAX_BODY", 1, 1 << 27),
+        ("MESSAGE_STORE_POSTS_PER_MINUTE", 0, 1_000_000_000),
+        ("GUARDIAN_EVENTS_PER_MINUTE", 0, 1_000_000_000),
         ("GUARDIAN_NO_CONSUMER_MINUTES", 0, 525_600),
+        ("GUARDIAN_STALLED_MINUTES", 0, 525_600),
     ):
         if not least <= _value(name) <= most:
             hint = f"It is {least} at least, and {most} at most."
@@ -216,6 +298,29 @@ def _signing_in() -> Iterable[CheckMessage]:
         )
 
 
+def _metrics() -> Iterable[CheckMessage]:
+    if settings.GUARDIAN_BASE_URL.startswith("https://") and not settings.GUARDIAN_METRICS_TOKEN:
+        yield checks.Warning(
+            "GUARDIAN_METRICS_TOKEN is empty: /metrics is open to everybody.",
+            hint="It names nobody, but tells how many queues there are. Set a long random text, for Prometheus too.",
+            id="guardian.W005",
+        )
+
+
+def _reports() -> Iterable[CheckMessage]:
+    if not settings.SENTRY_DSN:
+        return
+    from guardian_site import sentry  # nobody else has to wait for it
+
+    if not sentry.is_dsn(settings.SENTRY_DSN):
+        # The key in it is a secret, so it isn't repeated.
+        yield Error(
+            "SENTRY_DSN is not the address of a project.",
+            hint="Sentry shows it in the project's settings: https://key@host/number.",
+            id="guardian.E020",
+        )
+
+
 def _value(name: str) -> Any:
     try:
         return getattr(settings, name)
@@ -223,13 +328,15 @@ def _value(name: str) -> Any:
         return ""
 
 
-def _split(url: str) -> SplitResult | None:
+def split_address(url: str) -> SplitResult | None:
+    """Return the parts of an address; None: it is none, and what is taken for its parts may be of a password."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         return None
-    return parts
+    # A password with a slash in it ends the host for whoever reads the address, and goes on up to the @.
+    return None if "@" in f"{parts.path}{parts.query}{parts.fragment}" else parts
 
 
 def _host(parts: SplitResult | None) -> str:

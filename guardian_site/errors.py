@@ -1,11 +1,14 @@
 """What a reader gets instead of a page: never a stack trace, always the next step."""
 
 import logging
+import sys
 from http import HTTPStatus
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.db import InterfaceError, InternalError, OperationalError
+from django.http import HttpRequest, HttpResponse, HttpResponseServerError, JsonResponse
 from django.shortcuts import render
+from django.template import loader
 from django.utils.encoding import iri_to_uri
 from django.views import defaults
 from rest_framework.exceptions import NotFound
@@ -13,24 +16,72 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from guardian_site import tracing
 from rabbit.management import BrokerError
 
 logger = logging.getLogger(__name__)
 
+RETRY_AFTER_SECONDS = "30"
+READ_ONLY = "25006"
+"""How PostgreSQL calls it that nothing may be written, as on a standby."""
+
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Answer 500, to programs as a problem (RFC 9457)."""
+    """Answer 500, or 503 where it is the database's doing: to programs as a problem (RFC 9457).
+
+    To clients of the message store it is in their own form.
+    """
+    if _is_database_away(sys.exception()):
+        return _database_away(request)
+    detail = f"This is a mistake of Guardian's. Its operators find it in the log under {tracing.current()}."
+    if request.path.startswith("/v1/"):
+        return _store_error(HTTPStatus.INTERNAL_SERVER_ERROR, "server", detail)
     if request.path.startswith("/api/"):
-        detail = "This is a mistake of Guardian's. Its operators find it in the log."
         return _problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, detail)
-    return defaults.server_error(request)
+    page = loader.render_to_string("500.html", {"request_id": tracing.current()})  # Django's own knows nothing
+    return HttpResponseServerError(page)
+
+
+def _is_database_away(error: BaseException | None) -> bool:
+    """Return whether the database did not answer, or did not take what was to be written: it may in a while."""
+    if isinstance(error, InternalError):
+        return getattr(error.__cause__, "pgcode", None) == READ_ONLY
+    # "no such table" and "no such column" are what SQLite says of our own mistakes.
+    return isinstance(error, OperationalError | InterfaceError) and not str(error).startswith("no such ")
+
+
+def _database_away(request: HttpRequest) -> HttpResponse:
+    detail = "The database can't be used at the moment. Try again in a minute."
+    if request.path.startswith("/v1/"):
+        answer = _store_error(HTTPStatus.SERVICE_UNAVAILABLE, "storage", detail)
+    elif request.path.startswith("/api/"):
+        answer = _problem(request, HTTPStatus.SERVICE_UNAVAILABLE, detail)
+    else:  # without the request, whose session is in the database
+        page = loader.render_to_string("503_database.html")
+        answer = HttpResponse(page, status=HTTPStatus.SERVICE_UNAVAILABLE)
+    answer["Retry-After"] = RETRY_AFTER_SECONDS
+    return answer
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Answer 400 to what no view has seen, such as a wrong Host, to programs as a problem (RFC 9457)."""
-    if request.path.startswith("/api/"):
-        return _problem(request, HTTPStatus.BAD_REQUEST, "The request can't be used; its headers may be wrong.")
+    """Answer 400 to what no view has seen, such as a wrong Host, to programs as ``server_error`` does."""
+    if request.path.startswith(("/v1/", "/api/")):
+        return refused(request, HTTPStatus.BAD_REQUEST, "The request can't be used; its headers may be wrong.")
     return defaults.bad_request(request, exception)
+
+
+def refused(request: HttpRequest, status: HTTPStatus, detail: str, field: str = "request") -> HttpResponse:
+    """Answer with this status to what no view is to see, to programs as ``server_error`` does.
+
+    ``field`` is what clients of the message store find the text under.
+    """
+    if request.path.startswith("/v1/"):
+        return _store_error(status, field, detail)
+    if request.path.startswith("/api/"):
+        return _problem(request, status, detail)
+    return HttpResponse(
+        loader.render_to_string("refused.html", {"title": status.phrase, "detail": detail}), status=status
+    )
 
 
 def _problem(request: HttpRequest, status: HTTPStatus, detail: str) -> HttpResponse:
@@ -42,6 +93,10 @@ def _problem(request: HttpRequest, status: HTTPStatus, detail: str) -> HttpRespo
         "instance": iri_to_uri(request.path),
     }
     return JsonResponse(body, status=status, content_type="application/problem+json")
+
+
+def _store_error(status: HTTPStatus, field: str, text: str) -> HttpResponse:
+    return JsonResponse({"status": "error", "error_msg": {field: text}}, status=status)
 
 
 class NothingHere(APIView):
@@ -84,5 +139,5 @@ class BrokerErrors:
             return None
         logger.error("%s %s: %s", request.method, request.path, exception)
         response = render(request, "503.html", status=HTTPStatus.SERVICE_UNAVAILABLE)
-        response["Retry-After"] = "30"
+        response["Retry-After"] = RETRY_AFTER_SECONDS
         return response

@@ -1,15 +1,198 @@
+"""What the log says and in which form, and what is kept out of it.
+
+A line, or with ``LOG_FORMAT=json`` an object, for each record. Both have the id of ``guardian_site.tracing``.
+"""
+
 import logging
 import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
 
-_LINK = re.compile(r"(/signin/link/|/addresses/)[^/\s]+")
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.utils.encoding import iri_to_uri
+from django.utils.functional import SimpleLazyObject
+from pythonjsonlogger.json import JsonFormatter
+
+from guardian_site import tracing
+from rabbit.management import Call
+
+FORMATS = ("line", "json")
+
+FIELDS = ("method", "path", "status", "outcome", "milliseconds", "owner")
+"""What a record may have beside its message, in JSON. What libraries add may be anything, whole requests included."""
+
+QUIET_PATHS = ("/healthz", "/readyz", "/metrics")
+"""Machines ask for these every few seconds."""
+
+requests = logging.getLogger("guardian.requests")
+broker = logging.getLogger("guardian.broker")
+
+_NAMES = (
+    r"passw(?:or)?d|passcode|pwd|secret|secret_key|api[_-]?key|access_key|[_-]token|token(?=\\?[\"'=])|sessionid"
+    r"|csrftoken"
+)
+"""What a field with a secret in it is called, or ends with."""
+
+_NAME = re.compile(rf"(?:{_NAMES}|token)$", re.IGNORECASE)
 
 
-class WithoutSecrets(logging.Filter):
-    """Takes what is secret out of the addresses that Django logs: who has such a link can use it."""
+def _in_address(found: re.Match[str]) -> str:
+    return "://".join(map(_without_credentials, found[0].split("://")))
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass, the end of its link left out."""
-        record.msg = _LINK.sub(r"\1…", str(record.msg))
-        if isinstance(record.args, tuple):
-            record.args = tuple(_LINK.sub(r"\1…", value) if isinstance(value, str) else value for value in record.args)
-        return True
+
+def _without_credentials(address: str) -> str:
+    """Return what follows the :// of an address without its password, and without its user where that may be a key."""
+    place = _PLACE.match(address)
+    end = place.end() if place else 0
+    host = address.rfind("@", 0, end)
+    if host < 0 and _NO_PORT.search(address, 0, end):
+        host = address.rfind("@")  # what looks like the host and its path is a password with a slash in it
+    if host < 0:
+        return address
+    user, colon, _ = address[:host].partition(":")
+    return f"{user if colon else ''}{colon}…{address[host:]}"
+
+
+_PLACE = re.compile(r"[^/?#]*")
+_NO_PORT = re.compile(r"^(?!\[)(?:[^:]+:(?!\d*$)|:)")
+
+# Each of these looks at a character a fixed number of times, however long the text is and whatever it is made of.
+_SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    # A link that signs in or confirms an address: whoever has it can use it.
+    (re.compile(r"(/signin/link/|/addresses/)[^/\s\"'<>]+"), r"\1…"),
+    # The user and the password of an address. The host begins after the last @ before its path.
+    (re.compile(r"://[^\s\"<>]+"), _in_address),
+    # A token of the REST API, also as the password of an agent's login.
+    (re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{64}(?![0-9A-Za-z])"), "…"),
+    (re.compile(r"\b(token|bearer|basic)( {1,4})[A-Za-z0-9+/=._~-]{16,}", re.IGNORECASE), r"\1\2…"),
+    # A value by the name of its field: in a query, in JSON, in what Python prints. A quoted one goes to its closing
+    # quote, or to the end of the line; one whose quotes are escaped, as of JSON in JSON, to the next that is as they.
+    (
+        re.compile(
+            rf"({_NAMES})"
+            r"((?:\\?[\"'])?\s?[=:]\s?)"
+            r"(?:"
+            r"(\\\")(?:[^\"\\\n]+|\\\\(?:\\[^\n])?|\\[^\"\\\n])*"
+            r"|(\")(?:[^\"\\\n]+|\\[^\n])*"
+            r"|(')(?:[^'\\\n]+|\\[^\n])*"
+            r"|[^\s\"'&,;]+"
+            r")",
+            re.IGNORECASE,
+        ),
+        lambda found: f"{found[1]}{found[2]}{found[3] or found[4] or found[5] or ''}…",
+    ),
+    (re.compile(r"([?&](?:code|state|token|key)=)[^\s\"'&#]+"), r"\1…"),
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without what is secret in it, whoever wrote it: passwords, tokens, links that sign in."""
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def all_without_secrets(value: Any) -> Any:
+    """Return a value without what is secret in it, by the names in it and in its texts, however deep they are."""
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, dict):
+        return {
+            key: "…" if inner and isinstance(key, str) and _NAME.search(key) else all_without_secrets(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [all_without_secrets(inner) for inner in value]
+    return value
+
+
+# Whoever may name a queue must not be able to write a line of the log, or to speak to the terminal that shows it.
+_CONTROLS = {number: f"\\x{number:02x}" for number in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+class Line(logging.Formatter):
+    """A line for each record; a traceback follows in lines of its own, which begin with spaces."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s%(id)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in logging
+        """Return the line itself."""
+        request_id = tracing.current()
+        record.id = f" [{request_id}]" if request_id else ""
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line and the traceback, without secrets."""
+        return without_secrets(super().format(record)).translate(_CONTROLS).replace("\n", "\n  ")
+
+
+class Json(JsonFormatter):
+    """An object for each record, on one line."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            ["levelname", "name", "process", "message"],
+            rename_fields={"levelname": "level", "name": "logger", "exc_info": "exception", "stack_info": "stack"},
+            timestamp="time",
+            json_default=_as_text,
+        )
+
+    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+        """Return what is written of a record: what is known here, without secrets, and the id."""
+        known = ("time", "level", "logger", "process", "message", *FIELDS, "exception", "stack")
+        request_id = tracing.current()
+        written: dict[str, Any] = {"request_id": request_id} if request_id else {}
+        for name in known:
+            if (value := log_data.get(name)) is not None:
+                written[name] = all_without_secrets(value)
+        return written
+
+
+def _as_text(value: Any) -> str:
+    """Return what JSON has no form for."""
+    return value.isoformat() if isinstance(value, datetime) else without_secrets(str(value))
+
+
+class AccessLog:
+    """Middleware: a line for each request, with its path and without its query. It stands right behind the id's."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Pass on, and log."""
+        began = time.perf_counter()
+        response = self.get_response(request)
+        fields = {
+            "method": request.method,
+            # Here already, for those who take records before they are written, as Sentry does.
+            "path": without_secrets(iri_to_uri(request.path)),
+            "status": response.status_code,
+            "milliseconds": round((time.perf_counter() - began) * 1000, 1),
+            "owner": _who(request),
+        }
+        is_quiet = request.path in QUIET_PATHS or request.path.startswith(settings.STATIC_URL)
+        level = logging.DEBUG if is_quiet else logging.INFO
+        line = "%(method)s %(path)s: %(status)d in %(milliseconds)g ms, %(owner)s"
+        requests.log(level, line, {**fields, "owner": fields["owner"] or "nobody"}, extra=fields)
+        return response
+
+
+def _who(request: HttpRequest) -> str | None:
+    """Return the UUID of whoever asked, where the view wanted to know; to find out for the log alone costs a query."""
+    user = getattr(request, "user", None)
+    if user is None or (isinstance(user, SimpleLazyObject) and not hasattr(request, "_cached_user")):
+        return None
+    return user.uuid.hex if user.is_authenticated else None
+
+
+def tell_call(call: Call) -> None:
+    """Log a call to the broker. What failed is told by whoever made it, too, with what follows from it."""
+    if broker.isEnabledFor(logging.DEBUG):
+        fields = {**call._asdict(), "milliseconds": round(call.seconds * 1000, 1)}
+        broker.debug("%(method)s %(path)s: %(outcome)s in %(milliseconds)g ms", fields, extra=fields)

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import orjson
-from django.conf import settings
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, TooManyFieldsSent
 from django.core.exceptions import ValidationError as InvalidValue
 from django.core.paginator import InvalidPage, Page
@@ -25,6 +24,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import remove_query_param, replace_query_param
 
+from accounts.limits import TooOften
 from accounts.links import absolute
 from rabbit.management import BrokerAway, BrokerError, Malformed, NotThere, Refused
 from rabbit.publishing import NotPublished, OutcomeUnknown
@@ -37,18 +37,17 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MAY_BE_DONE = "If it did not answer in time, what you asked for may be done already; asking again does no harm."
 
 
-class TooLarge(exceptions.APIException):
-    """The body is larger than ``DATA_UPLOAD_MAX_MEMORY_SIZE``."""
-
-    status_code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    default_detail = "The body is too large."
-
-
 class LengthRequired(exceptions.APIException):
     """The length of the body isn't told."""
 
     status_code = HTTPStatus.LENGTH_REQUIRED
     default_detail = "Send the body with a Content-Length, not in chunks."
+
+
+class TooMany(exceptions.APIException):
+    """It is done too often."""
+
+    status_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
 class Json(BaseParser):
@@ -66,12 +65,8 @@ class Json(BaseParser):
 
         Raises:
             ParseError: it isn't JSON.
-            TooLarge: it has too many bytes.
         """
-        most: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-        body = stream.read(most + 1)
-        if len(body) > most:
-            raise TooLarge
+        body = stream.read()  # which is not too large: door.py has seen to that
         try:
             orjson.loads(body)
             return json.loads(body)
@@ -186,10 +181,13 @@ def problem(error: Exception, context: dict[str, Any]) -> Response | None:
     isn't the client's doing, nor the broker's, is None: a 500.
     """
     request: Request = context["request"]
+    retry_after = error.seconds if isinstance(error, TooOften) else RETRY_AFTER_SECONDS
     if isinstance(error, InvalidValue):
         error = _of_fields(error)
     elif isinstance(error, BrokerError):
         error = _of_broker(error, request)
+    elif isinstance(error, TooOften):
+        error = TooMany(str(error))
     elif isinstance(error, PermissionDenied):
         error = exceptions.PermissionDenied(str(error) or None)
     elif isinstance(error, Http404 | ObjectDoesNotExist):  # the second: removed by somebody in between
@@ -211,8 +209,8 @@ def problem(error: Exception, context: dict[str, Any]) -> Response | None:
     headers = {}
     if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
         headers["WWW-Authenticate"] = str(getattr(error, "auth_header", "Token"))
-    if isinstance(error, Away):
-        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    if isinstance(error, Away | TooMany):
+        headers["Retry-After"] = str(retry_after)
     return Response(details, error.status_code, headers=headers, content_type=PROBLEM)
 
 

@@ -6,6 +6,7 @@ system checks in ``guardian_site/checks.py``, so nothing here raises.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,8 +30,9 @@ def read(name: str, cast: Callable[..., Any], default: Any) -> Any:
     try:
         return cast(name, default=default)
     except (ValueError, ImproperlyConfigured) as error:
-        # What can't be read of an address may be a part of its password.
-        UNREADABLE[name] = "it is no such address" if name.endswith("_URL") else str(error)
+        # What can't be read of an address may be a part of its password; of a number it isn't what stands there.
+        number = "it is a whole number" if cast == env.int else "it is a number" if cast == env.float else ""
+        UNREADABLE[name] = "it is no such address" if name.endswith("_URL") else number or str(error)
         return cast("NO_SUCH_SETTING", default=default)
 
 
@@ -54,11 +56,27 @@ def address(name: str, default: str) -> str:
     return value
 
 
+def host_of(url: str) -> str:
+    """Return the host name of an address as a request names it: an IPv6 address in brackets."""
+    host = urlsplit(url).hostname or "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
 def database(name: str, default: str) -> dict[str, Any]:
     """Return Django's settings of the database at this address."""
     settings: dict[str, Any] = env.db_url(name, default=default)
     if settings.get("ENGINE") not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
         raise ValueError("it begins with sqlite:/// or postgres://")
+    if "postgresql" in settings["ENGINE"] and "@" in settings["NAME"]:
+        raise ValueError("its password has a slash, which ends the host and is to be written as %2F")
+    return settings
+
+
+def mail_server(name: str, default: str) -> dict[str, Any]:
+    """Return Django's settings of the mail server at this address."""
+    settings: dict[str, Any] = env.email_url(name, default=default)
+    if settings["EMAIL_BACKEND"].endswith("smtp.EmailBackend") and "@" in settings.get("EMAIL_FILE_PATH", ""):
+        raise ValueError("its password has a slash, which ends the host and is to be written as %2F")
     return settings
 
 
@@ -89,6 +107,10 @@ GUARDIAN_IGNORED_QUEUES = env.str("GUARDIAN_IGNORED_QUEUES", default="")
 GUARDIAN_FORGET_DAYS = read("GUARDIAN_FORGET_DAYS", env.int, 30)
 GUARDIAN_OPERATOR_EMAILS = items("GUARDIAN_OPERATOR_EMAILS", [])
 GUARDIAN_NO_CONSUMER_MINUTES = read("GUARDIAN_NO_CONSUMER_MINUTES", env.int, 0)
+GUARDIAN_STALLED_MINUTES = read("GUARDIAN_STALLED_MINUTES", env.int, 0)
+GUARDIAN_SHARD_BY_VHOST = env.bool("GUARDIAN_SHARD_BY_VHOST", default=False)
+GUARDIAN_SNAPSHOT = env.str("GUARDIAN_SNAPSHOT", default="management")
+GUARDIAN_PROMETHEUS_URLS = items("GUARDIAN_PROMETHEUS_URLS", [])
 
 # Who may use the broker, and what owners may do by themselves. The rules that these feed are in accounts/ and queues/.
 GUARDIAN_VOUCHED_DOMAINS = [domain.lower() for domain in items("GUARDIAN_VOUCHED_DOMAINS", [])]
@@ -97,18 +119,24 @@ GUARDIAN_RESERVED_USERS = items("GUARDIAN_RESERVED_USERS", ["guest", "admin"])
 GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = read("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", env.int, 0)
 GUARDIAN_CHANNELS_MAY_BE_PRIVATE = env.bool("GUARDIAN_CHANNELS_MAY_BE_PRIVATE", default=False)
 
+# How often. The rules that these feed are in accounts/limits.py and where it is called.
+GUARDIAN_EVENTS_PER_MINUTE = read("GUARDIAN_EVENTS_PER_MINUTE", env.int, 6000)
+MESSAGE_STORE_POSTS_PER_MINUTE = read("MESSAGE_STORE_POSTS_PER_MINUTE", env.int, 60_000)
+
 # The web.
 GUARDIAN_BASE_URL = read("GUARDIAN_BASE_URL", address, "http://127.0.0.1:8000")
-ALLOWED_HOSTS = items("ALLOWED_HOSTS", [urlsplit(GUARDIAN_BASE_URL).hostname or "127.0.0.1"])
+ALLOWED_HOSTS = items("ALLOWED_HOSTS", [host_of(GUARDIAN_BASE_URL)])
 _HTTPS = GUARDIAN_BASE_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = ["://".join(urlsplit(GUARDIAN_BASE_URL)[:2])] if "://" in GUARDIAN_BASE_URL else []
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _HTTPS
-SECURE_REDIRECT_EXEMPT = [r"^(healthz|readyz)$"]  # a health check inside the machine speaks plain HTTP
+SECURE_REDIRECT_EXEMPT = [r"^(healthz|readyz|metrics)$"]  # what asks from inside the machine speaks plain HTTP
 SECURE_HSTS_SECONDS = 31_536_000 if _HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = _HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _HTTPS else None
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
+CSRF_COOKIE_HTTPONLY = True  # forms have it in them, and no script of ours reads it
+SESSION_ENGINE = "accounts.sessions"
 
 # Signing in by OpenID Connect; without an issuer there is none.
 OIDC_ISSUER = read("OIDC_ISSUER", address, "")
@@ -122,6 +150,8 @@ INSTALLED_APPS = [
     "accounts",
     "queues",
     "guardian_site",
+    "message_store",
+    "consumers.processed",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -134,6 +164,7 @@ INSTALLED_APPS = [
     "allauth.socialaccount",
     "allauth.socialaccount.providers.openid_connect",
     "csp",
+    "auditlog",
     "django_filters",
     "django_htmx",
     "drf_spectacular",
@@ -142,16 +173,22 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "guardian_site.tracing.RequestId",
+    "guardian_site.logs.AccessLog",
+    "guardian_site.counters.CountRequests",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "guardian_site.door.Bodies",
+    "guardian_site.door.WrongKeys",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "accounts.audit.Middleware",
     "guardian_site.caching.KeepPagesPrivate",
     "django.contrib.messages.middleware.MessageMiddleware",
-    "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "guardian_site.errors.BrokerErrors",
@@ -195,7 +232,8 @@ TEMPLATES = [
 # transaction that reads first and writes later is otherwise refused under a second writer, whatever the timeout.
 DATABASES = {"default": read("DATABASE_URL", database, f"sqlite:///{VAR_DIR / 'guardian.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    VAR_DIR.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # that it can't be opened there is told by whoever opens it
+        VAR_DIR.mkdir(parents=True, exist_ok=True)
     DATABASES["default"].setdefault("OPTIONS", {}).update(
         timeout=30,
         transaction_mode="IMMEDIATE",
@@ -203,11 +241,13 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     )
 else:
     DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
-    DATABASES["default"]["CONN_MAX_AGE"] = 60
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+# A new connection for each request costs more than most requests: closing the last one to SQLite moves its log over.
+DATABASES["default"]["CONN_MAX_AGE"] = 60
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# What sign-in attempts are counted in. In the database, since all processes of all machines must count together.
+# What is counted in what is limited, such as attempts to sign in. In the database, since all processes of all machines
+# must count together.
 CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.db.DatabaseCache",
@@ -219,7 +259,11 @@ CACHES = {
 
 AUTH_USER_MODEL = "accounts.Owner"
 KNOX_TOKEN_MODEL = "accounts.AuthToken"  # noqa: S105 - a model, not a password
-MIGRATION_MODULES = {"knox": None}  # they make its own token table, swapped or not, which nothing would use
+AUDITLOG_LOGENTRY_MODEL = "accounts.AuditEntry"
+AUDITLOG_CID_GETTER = "guardian_site.tracing.current"  # the id that the lines of the log have
+AUDITLOG_USE_FK_STRING_REPRESENTATION = True  # so that an entry says who and what it was after these are gone
+# They make their own tables of tokens and of entries, swapped or not, which nothing would use.
+MIGRATION_MODULES = {"knox": None, "auditlog": None}
 # For the passwords of RabbitMQ accounts; people sign in without one.
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
@@ -306,28 +350,34 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
+WHITENOISE_ALLOW_ALL_ORIGINS = False  # nobody else's page needs them
 WHITENOISE_USE_FINDERS = True  # static files are served as they lie, without a collectstatic step
 
 # Mail. A mail server that accepts and says nothing must not hold the sender for ever.
 EMAIL_TIMEOUT = 10
-vars().update(read("EMAIL_URL", env.email_url, "consolemail://" if DEBUG else "smtp://127.0.0.1:25"))
+vars().update(read("EMAIL_URL", mail_server, "consolemail://" if DEBUG else "smtp://127.0.0.1:25"))
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="guardian@localhost")
 
 # Celery. Its broker is never the RabbitMQ that is guarded: under a resource alarm every publisher there is blocked.
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="filesystem://")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = "UTC"
 CELERY_TASK_PUBLISH_RETRY = False
+# However long the task queue is away, workers and beat come back to it by themselves.
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+# What a worker takes beside what it is at waits for that. A task counts as done once it is begun: what a killed worker
+# had in hand is found by the next one, as rows say what is to be done, and a task that kills workers comes once.
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # Passes have a queue, and in the Procfile a worker, of their own: whatever telling people waits for, guarding goes on.
 # A worker that isn't told which takes both.
 CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in ("celery", "guarding")]
-CELERY_TASK_ROUTES = {"queues.tasks.monitor_queues": {"queue": "guarding"}}
+CELERY_TASK_ROUTES = {f"queues.tasks.{name}": {"queue": "guarding"} for name in ("monitor_queues", "monitor_vhost")}
 if CELERY_BROKER_URL.startswith("filesystem:"):
     _folders = {name: VAR_DIR / "celery" / name for name in ("messages", "control", "tmp")}
     for _folder in _folders.values():
-        _folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            _folder.mkdir(parents=True, exist_ok=True)
     CELERY_BROKER_TRANSPORT = "guardian_site.spool:Transport"
     CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, str | float] = {
         "data_folder_in": str(_folders["messages"]),
@@ -339,6 +389,9 @@ if CELERY_BROKER_URL.startswith("filesystem:"):
 else:
     # Without these, a Redis that accepts and says nothing holds whoever hands over a task for over 20 seconds.
     CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 2, "socket_connect_timeout": 2, "max_retries": 0}
+    with suppress(OSError):  # beat alone keeps a file there; the others need no place to write
+        (VAR_DIR / "celery").mkdir(parents=True, exist_ok=True)
+CELERY_BEAT_SCHEDULER = "guardian_site.beat:Scheduler"
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celery" / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "pass": {
@@ -356,16 +409,35 @@ CELERY_BEAT_SCHEDULE = {
     "removals": {"task": "accounts.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
     "agents-removals": {"task": "queues.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
     "visitors": {"task": "accounts.tasks.prune_visitors", "schedule": 3600, "options": {"expires": 3600}},
+    "expired-messages": {"task": "message_store.tasks.remove_expired", "schedule": 60, "options": {"expires": 60}},
 }
+
+# Queues over HTTP.
+MESSAGE_STORE = "message_store.database.DatabaseStore"
+MESSAGE_STORE_MAX_BODY = read("MESSAGE_STORE_MAX_BODY", env.int, 1_048_576)
+ZOOKEEPER_HOSTS = env.str("ZOOKEEPER_HOSTS", default="")
+
+# What is told to machines: /metrics, the logs, Sentry.
+GUARDIAN_METRICS_TOKEN = env.str("GUARDIAN_METRICS_TOKEN", default="")
+LOG_FORMAT = env.str("LOG_FORMAT", default="line")
+LOG_LEVEL = read("LOG_LEVEL", level, "INFO")
+SENTRY_DSN = env.str("SENTRY_DSN", default="")
 
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-    "filters": {"without_secrets": {"()": "guardian_site.logs.WithoutSecrets"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["without_secrets"]}},
-    "root": {"handlers": ["stderr"], "level": read("LOG_LEVEL", level, "INFO")},
+    "formatters": {"line": {"()": "guardian_site.logs.Line"}, "json": {"()": "guardian_site.logs.Json"}},
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "formatter": "json" if LOG_FORMAT == "json" else "line"},
+    },
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
+        # These bring handlers of their own, and everything would be said twice.
+        "django": {"handlers": [], "level": "INFO" if LOG_LEVEL == "DEBUG" else "NOTSET"},  # not every statement
+        "gunicorn.error": {"handlers": [], "propagate": True, "level": "NOTSET"},
+        # guardian.requests has a line for each request already.
+        "django.request": {"level": "ERROR"},
+        "django.server": {"handlers": [], "level": "CRITICAL"},
         "httpx": {"level": "WARNING"},
         "pika": {"level": "CRITICAL"},  # what goes wrong is told by the code that called it, once
         "kombu.connection": {"level": "ERROR"},  # a file system has no host name, and that is all right

@@ -1,0 +1,710 @@
+"""What ``manage.py doctor`` looks at: everything that Guardian needs, each with what was found and what to do about it.
+
+Nothing is changed by looking, and no mail is sent. What has to be waited for is asked side by side, and all is over
+within ``MOST_SECONDS``, whatever doesn't answer.
+"""
+
+import ipaddress
+import logging
+import re
+import shlex
+import smtplib
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import amqp
+from celery import current_app
+from django.conf import settings
+from django.core.checks import ERROR
+from django.core.exceptions import ImproperlyConfigured
+from django.core.mail import get_connection
+from django.db import Error, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.db.models import Q
+from django.db.models.functions import Coalesce, Now
+from django.http.request import split_domain_port, validate_host
+from django.utils import timezone
+
+from accounts.models import Owner
+from guardian_site.checks import check_settings, split_address
+from guardian_site.logs import without_secrets
+from queues import monitor, outbox, subscriptions
+from queues.models import Consumer, EventSubscription, Lease, Notification, Pass, Shard, Watch
+from rabbit import checkup
+from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Row
+from rabbit.names import readable
+from rabbit.permissions import allows
+
+logger = logging.getLogger(__name__)
+
+MOST_SECONDS = 18.0
+"""How long all of it may take."""
+
+BROKER_SECONDS = 4.0
+"""How long one answer of the management API may take."""
+
+OLDEST_RABBITMQ = (3, 10)
+CLOCKS_DIFFER = timedelta(seconds=5)
+CLOCKS_DISAGREE = timedelta(seconds=30)
+WAITS = timedelta(minutes=15)
+STUCK = timedelta(hours=1)
+SHARD_WAITS = timedelta(minutes=5)
+COUNTED_EVERY = timedelta(minutes=5)
+"""Consumers are counted each minute, by the worker that does everything beside passes."""
+
+FORGOTTEN_LEASE = timedelta(hours=25)
+"""Whatever needs a lease runs once a day at least, and takes one that ran out."""
+
+ON_THIS_MACHINE = "this machine"
+AMQP = ("amqp", "amqps", "pyamqp")
+ALWAYS_THERE = ("queue/alice/builds", "subscription_0_order", "consumer_0", "amq.default", "exchange/alice/events")
+"""What Guardian's account has to be allowed, on each guarded vhost: names of each kind."""
+
+
+class Status(StrEnum):
+    """How it stands with something. A warning lets Guardian work; a problem doesn't, or not as it should."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    """What was found about one thing, and what to do about it; nothing, where all is right."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+def examine() -> list[Finding]:
+    """Look at everything, and return what was found. It raises nothing."""
+    parts = (
+        ("settings", _settings),
+        ("database", _database),
+        ("task queue", _task_queue),
+        ("broker", _broker),
+        ("broker over AMQP", _broker_over_amqp),
+        ("broker clock", _broker_clock),
+        ("mail server", _mail_server),
+    )
+    looks = [_Look(name, look) for name, look in parts]
+    until = time.monotonic() + MOST_SECONDS
+    for look in looks:
+        look.start()
+    return [_without_passwords(finding) for look in looks for finding in look.found_by(until)]
+
+
+class _Look(threading.Thread):
+    """Looks at one part, beside the others. It is left behind where it takes too long."""
+
+    def __init__(self, part: str, look: Callable[[], Findings]) -> None:
+        super().__init__(daemon=True)
+        self._part = part
+        self._look = look
+        self._found: list[Finding] = []
+
+    def run(self) -> None:
+        try:
+            for finding in self._look():
+                self._found.append(finding)
+        except Exception as error:  # whatever it is: the other parts are to be told all the same
+            found = f"it could not be looked at: {type(error).__name__}: {_words(error)}"
+            self._found.append(Finding(self._part, Status.PROBLEM, found, "See the rest first; it may be the cause."))
+        finally:
+            connection.close()
+
+    def found_by(self, until: float) -> list[Finding]:
+        """Return what was found until then, with a finding that says so where that isn't all."""
+        self.join(max(until - time.monotonic(), 0))
+        found = list(self._found)
+        if self.is_alive():
+            what = f"no answer within {MOST_SECONDS:g} s"
+            found.append(
+                Finding(self._part, Status.PROBLEM, what, "See that it runs, and that no firewall is between.")
+            )
+        return found
+
+
+# Settings and this machine
+
+
+def _settings() -> Findings:
+    messages = check_settings(None)
+    for message in messages:
+        status = Status.PROBLEM if message.level >= ERROR else Status.WARNING
+        yield Finding("settings", status, str(message.msg), str(message.hint or "See .env.example."))
+    if not messages:
+        yield Finding("settings", Status.OK, "what can be seen of them without asking anybody is all right")
+    yield _debug()
+    yield from _secret_key()
+    yield from _base_url()
+    yield _var_folder()
+
+
+def _debug() -> Finding:
+    if settings.DEBUG:
+        advice = "In production leave DEBUG off: with it, errors show the settings to everybody."
+        return Finding("debug", Status.WARNING, "DEBUG is on", advice)
+    return Finding("debug", Status.OK, "DEBUG is off")
+
+
+def _secret_key() -> Findings:
+    try:
+        key = settings.SECRET_KEY
+    except ImproperlyConfigured:
+        return  # it is empty, and the settings' findings have it
+    if settings.DEBUG or (len(key) >= 40 and len(set(key)) > 5):
+        yield Finding("secret key", Status.OK, "SECRET_KEY is set")
+    else:
+        advice = "Set it to a random text of 40 characters and more. Whoever guesses it can sign in as anybody."
+        yield Finding("secret key", Status.WARNING, "SECRET_KEY is short, or has few different characters", advice)
+
+
+def _base_url() -> Findings:
+    url = urlsplit(settings.GUARDIAN_BASE_URL)
+    if not url.hostname:
+        return  # the settings' findings have it
+    if not _is_allowed(split_domain_port(url.netloc)[0]):
+        advice = "Name it there, or leave ALLOWED_HOSTS out: each request is answered with 400 as it is."
+        found = f"ALLOWED_HOSTS doesn't have {url.hostname}, the host of GUARDIAN_BASE_URL"
+        yield Finding("address", Status.PROBLEM, found, advice)
+        return
+    is_local = _is_local(url.hostname)
+    if settings.DEBUG or (url.scheme == "https" and not is_local):
+        yield Finding("address", Status.OK, f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}")
+    elif is_local:
+        found = f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}, which leads others to their own machines"
+        yield Finding(
+            "address", Status.WARNING, found, "Set it to the address that people use; links in mails have it."
+        )
+    else:
+        found = f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}: passwords and tokens are sent in clear"
+        advice = "Put a proxy that ends TLS in front, and write https://; redirects, HSTS and Secure cookies follow."
+        yield Finding("address", Status.WARNING, found, advice)
+
+
+def _is_allowed(host: str) -> bool:
+    """Return whether Django answers a request for this host."""
+    return validate_host(host, settings.ALLOWED_HOSTS) or (settings.DEBUG and not settings.ALLOWED_HOSTS)
+
+
+def _var_folder() -> Finding:
+    folder = Path(settings.VAR_DIR)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        found = f"GUARDIAN_VAR_DIR ({folder}) can't be written: {error.strerror}"
+        return Finding(
+            "folder", Status.PROBLEM, found, "Give it to the account that Guardian runs as, with space left."
+        )
+    return Finding("folder", Status.OK, f"GUARDIAN_VAR_DIR ({folder}) can be written")
+
+
+# The database, and what its rows tell
+
+
+def _database() -> Findings:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            yield _kind_of_database()
+            if connection.vendor == "sqlite":
+                cursor.execute("PRAGMA journal_mode")
+                yield _journal(str(cursor.fetchone()[0]))
+            else:
+                before = timezone.now()
+                cursor.execute("SELECT clock_timestamp()")
+                yield _clock("database clock", cursor.fetchone()[0], before)
+        pending = _pending_migrations()
+        yield pending
+        if pending.status is Status.OK:
+            yield from _rows()
+    except Error as error:
+        advice = "See that it runs, and DATABASE_URL with its account and password. Nothing works without it."
+        yield Finding("database", Status.PROBLEM, f"it can't be used: {str(error).strip()}", advice)
+
+
+def _kind_of_database() -> Finding:
+    version = ".".join(map(str, connection.get_database_version()))
+    if connection.vendor == "sqlite":
+        found = f"SQLite {version}, {connection.settings_dict['NAME']}"
+        if not settings.DEBUG:
+            advice = "With several workers or machines use PostgreSQL: SQLite has one writer at a time, on one machine."
+            return Finding("database", Status.WARNING, found, advice)
+        return Finding("database", Status.OK, found)
+    return Finding("database", Status.OK, f"PostgreSQL {version} on {connection.settings_dict['HOST'] or 'a socket'}")
+
+
+def _journal(mode: str) -> Finding:
+    if mode == "wal":
+        return Finding("database journal", Status.OK, "WAL: readers and the writer don't wait for each other")
+    advice = "See that its folder is on a local disk and can be written; WAL can't be had on a network's."
+    return Finding("database journal", Status.PROBLEM, f"the journal is '{mode}' where WAL is due", advice)
+
+
+def _pending_migrations() -> Finding:
+    executor = MigrationExecutor(connection)
+    pending = [migration for migration, _ in executor.migration_plan(executor.loader.graph.leaf_nodes())]
+    if not pending:
+        return Finding("migrations", Status.OK, "none is pending")
+    names = ", ".join(str(migration) for migration in pending[:3])
+    found = f"{len(pending)} pending: {names}{', …' if len(pending) > 3 else ''}"
+    return Finding("migrations", Status.PROBLEM, found, "Run manage.py migrate. What the rows say was not looked at.")
+
+
+def _rows() -> Findings:
+    now = timezone.now()
+    watch = Watch.objects.filter(id=1).first() or Watch()
+    last = Pass.objects.order_by("-id").first()
+    yield _passes(last, watch, now)
+    if last is not None and watch.outage_since is None:
+        yield _other_tasks(watch, now)
+    if watch.brake_since is not None:
+        advice = "Look with manage.py monitor_queues --once --dry-run, and release the brake if they are to go."
+        found = f"the brake on bulk deletion holds since {_moment(watch.brake_since)}"
+        yield Finding("brake", Status.WARNING, found, advice)
+    yield _operators()
+    yield _outbox(now)
+    yield _leases()
+
+
+def _passes(last: Pass | None, watch: Watch, now: datetime) -> Finding:
+    advice = "Are worker and beat running? manage.py monitor_queues guards without them."
+    if last is None:
+        return Finding("passes", Status.WARNING, "there was no pass yet, so no queue is guarded", advice)
+    wait = max(settings.GUARDIAN_POLL_SECONDS, monitor.seconds_to_wait())
+    # Its row comes at its end, and tells when it began.
+    patience = timedelta(seconds=3 * settings.GUARDIAN_POLL_SECONDS + wait + 2 * last.seconds + 5)
+    if now - last.at > patience:
+        return Finding("passes", Status.PROBLEM, f"no pass since {_moment(last.at)}", advice)
+    found = f"the last one began {_moment(last.at)} and took {last.seconds:.2f} s"
+    if watch.outage_since is not None:
+        found += f"; none could ask the broker since {_moment(watch.outage_since)}"
+        return Finding("passes", Status.WARNING, found, "See what is said of the broker.")
+    shards = Shard.objects.annotate(seen_at=Coalesce("listed_at", "made_at"))
+    late = shards.filter(seen_at__lt=now - SHARD_WAITS).order_by("seen_at").first()
+    if settings.GUARDIAN_SHARD_BY_VHOST and late is not None:
+        found = f"the queues of the vhost {_names([late.vhost])} were not listed since {_moment(late.seen_at)}"
+        advice = "Passes are sharded by vhost: start more workers for the queue 'guarding', or see that vhost."
+        return Finding("passes", Status.WARNING, found, advice)
+    return Finding("passes", Status.OK, found)
+
+
+def _other_tasks(watch: Watch, now: datetime) -> Finding:
+    counted = watch.consumers_counted_at
+    if counted is not None and now - counted < COUNTED_EVERY:
+        return Finding("other tasks", Status.OK, f"consumers were counted {_moment(counted)}")
+    found = f"not run since {_moment(counted)}" if counted else "never run"
+    advice = (
+        "Mails, sweeps and what else isn't a pass is the work of the worker for the queue 'celery'. See that it runs; "
+        "without Celery, manage.py send_notifications sends the mails."
+    )
+    return Finding("other tasks", Status.WARNING, f"the tasks beside passes were {found}", advice)
+
+
+def _operators() -> Finding:
+    if Owner.objects.filter(is_staff=True, is_active=True).exists():
+        return Finding("operators", Status.OK, "there is an operator who can sign in")
+    advice = "Run manage.py create_owner you@example.org --operator, and manage.py login_link you@example.org."
+    return Finding("operators", Status.WARNING, "no owner is an operator, so nobody can do anything in /admin/", advice)
+
+
+def _outbox(now: datetime) -> Finding:
+    free = Q(held_until=None) | Q(held_until__lte=now)
+    waiting = Notification.objects.filter(outbox.Unsent, free).annotate(since=Coalesce("held_until", "created"))
+    late = waiting.filter(since__lt=now - WAITS)
+    oldest = late.order_by("since").first()
+    if oldest is None:
+        return Finding("outbox", Status.OK, f"nothing waits for longer than {WAITS.seconds // 60} minutes")
+    found = f"{late.count()} notifications wait to be sent, the oldest since {_moment(oldest.since)}"
+    if oldest.last_error:
+        found += f" ({oldest.last_error})"
+    status = Status.PROBLEM if now - oldest.since > STUCK else Status.WARNING
+    return Finding(
+        "outbox", status, found, "See the mail server and the worker; manage.py send_notifications sends too."
+    )
+
+
+def _leases() -> Finding:
+    forgotten = Lease.objects.filter(holder__isnull=False, expires_at__lt=Now() - FORGOTTEN_LEASE)
+    names = list(forgotten.order_by("name").values_list("name", flat=True)[:5])
+    if not names:
+        return Finding("leases", Status.OK, "none is left behind")
+    advice = "Whoever held them was killed, and what they are for has not run since: see worker and beat."
+    return Finding("leases", Status.WARNING, f"left behind for more than a day: {', '.join(names)}", advice)
+
+
+# The task queue
+
+
+def _task_queue() -> Findings:
+    several = settings.CELERY_BROKER_URL.split(";")
+    if not all(map(split_address, several)):
+        return  # the settings' findings have it
+    url = urlsplit(several[0])
+    if url.scheme == "memory":
+        advice = "Set CELERY_BROKER_URL to redis://host:6379/0, or leave it out: a folder does on one machine."
+        found = "CELERY_BROKER_URL is memory://, which no other process sees, so that workers get nothing"
+        yield Finding("task queue", Status.PROBLEM, found, advice)
+        return
+    try:
+        with current_app.connection_for_write(connect_timeout=2) as tasks:
+            tasks.ensure_connection(max_retries=1, timeout=2)
+    except Exception as error:  # whatever the transport raises
+        advice = "See that it runs, and CELERY_BROKER_URL. Without it nothing is handed to workers; passes stop."
+        yield Finding("task queue", Status.PROBLEM, f"it does not answer: {_words(error)}", advice)
+        return
+    is_folder = url.scheme == "filesystem"
+    where = "a folder on this machine" if is_folder else f"{url.scheme} on {url.hostname or ON_THIS_MACHINE}"
+    yield Finding("task queue", Status.OK, where)
+    yield _is_not_guarded(several[0])
+
+
+def _is_not_guarded(url: str) -> Finding:
+    name = "task queue apart"
+    # Where it is no address, the settings' findings have it.
+    if urlsplit(url).scheme not in AMQP or not settings.RABBIT_URL or split_address(settings.RABBIT_URL) is None:
+        return Finding(name, Status.OK, "it isn't the RabbitMQ that is guarded")
+    advice = "Under a resource alarm that broker blocks everybody who publishes, Guardian too. Use Redis."
+    same = _addresses(url) & _addresses(settings.RABBIT_URL)
+    if same:
+        found = f"it is the RabbitMQ that is guarded: both are at {min(same)}"
+        return Finding(name, Status.PROBLEM, found, advice)
+    try:
+        tasks, guarded = checkup.greeting(url), checkup.greeting(settings.RABBIT_URL)
+    except OSError as error:
+        return Finding(name, Status.WARNING, f"it could not be compared with the guarded RabbitMQ: {error}", advice)
+    if tasks.cluster and tasks.cluster == guarded.cluster:
+        found = f"it is the RabbitMQ that is guarded: both say that they are the cluster '{tasks.cluster}'"
+        advice += " If they are two, give them names: rabbitmqctl set_cluster_name NAME"
+        return Finding(name, Status.PROBLEM, found, advice)
+    return Finding(name, Status.OK, f"it is another RabbitMQ than the one that is guarded ('{tasks.cluster}')")
+
+
+def _addresses(url: str) -> set[str]:
+    """Return where this leads to, each as address and port, all names of this machine as one."""
+    parts = urlsplit(url)
+    port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()
+    return {f"{ON_THIS_MACHINE if ipaddress.ip_address(one).is_loopback else one}, port {port}" for one in found}
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+# The broker
+
+
+def _broker() -> Findings:
+    if not settings.RABBITMQ_MANAGEMENT_URL:
+        return  # the settings' findings have it
+    try:
+        management = Management(settings.RABBITMQ_MANAGEMENT_URL, read_timeout=BROKER_SECONDS)
+    except ValueError as error:
+        advice = "Write it as http://user:password@host:15672."
+        why = str(error).partition("; write ")[0]  # which the advice says
+        yield Finding("broker", Status.PROBLEM, f"RABBITMQ_MANAGEMENT_URL can't be used: {why}", advice)
+        return
+    with closing(management):
+        try:
+            overview = management.overview()
+            version = overview["rabbitmq_version"]
+            yield Finding("broker", Status.OK, f"RabbitMQ {version} answers, cluster '{overview.get('cluster_name')}'")
+            yield _version(version)
+            account = management.whoami()
+            tagged = _tag(account.name, account.tags)
+            yield tagged
+            if tagged.status is Status.OK:
+                yield from _as_administrator(management, overview, account.name)
+        except BrokerError as error:
+            advice = (
+                "Nothing is guarded meanwhile." if isinstance(error, BrokerAway) else "See RABBITMQ_MANAGEMENT_URL."
+            )
+            yield Finding("broker", Status.PROBLEM, str(error), advice)
+
+
+def _as_administrator(management: Management, overview: Row, account: str) -> Findings:
+    yield _statistics(overview)
+    agents, has_agents = _agents()
+    if "listeners" in overview:  # not without statistics
+        yield _stomp(overview, has_agents)
+    there = {vhost.name: vhost.running for vhost in management.vhosts()}
+    guarded = monitor.guarded_vhosts(agents)
+    yield _vhosts(there, guarded, agents)
+    vhosts = [vhost for vhost in guarded or there if vhost in there]
+    yield _permissions(management, account, vhosts, agents)
+    over_amqp = split_address(settings.RABBIT_URL)
+    if over_amqp is not None and over_amqp.hostname:
+        by_amqp = unquote(over_amqp.username or "guest")
+        if by_amqp != account:
+            yield _permissions(management, by_amqp, vhosts, agents, over="AMQP")
+    yield _nodes(management)
+    yield _alarms(management)
+
+
+def _version(text: str) -> Finding:
+    oldest = ".".join(map(str, OLDEST_RABBITMQ))
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST_RABBITMQ:
+        advice = f"Guardian works with RabbitMQ {oldest} and later: older ones give no complete list that is cheap."
+        return Finding("broker version", Status.PROBLEM, f"RabbitMQ {text} is not supported", advice)
+    return Finding("broker version", Status.OK, f"RabbitMQ {text}; {oldest} and later are supported")
+
+
+def _tag(account: str, tags: Iterable[str]) -> Finding:
+    if "administrator" in tags:
+        return Finding("broker account", Status.OK, f"'{account}' is an administrator")
+    found = f"'{account}' doesn't have the administrator tag, and sees only a part of the queues"
+    advice = f"Run: rabbitmqctl set_user_tags {_quoted(account)} administrator"
+    return Finding("broker account", Status.PROBLEM, found, advice)
+
+
+def _statistics(overview: Row) -> Finding:
+    if overview.get("disable_stats") is True:
+        advice = (
+            "Take management.disable_stats and management_agent.disable_metrics_collector out of rabbitmq.conf. "
+            "Lengths are known without statistics; consumers, connections, memory, disk and plugins are not."
+        )
+        return Finding("broker statistics", Status.WARNING, "the broker gathers no statistics", advice)
+    return Finding("broker statistics", Status.OK, "the broker gathers them")
+
+
+def _stomp(overview: Row, has_agents: bool) -> Finding:
+    spoken = {str(listener.get("protocol")) for listener in overview.get("listeners") or ()}
+    stomp = sorted(one for one in spoken if "stomp" in one)
+    if stomp:
+        return Finding("broker plugins", Status.OK, f"management; for agents {', '.join(stomp)}")
+    found = "neither rabbitmq_web_stomp nor rabbitmq_stomp is enabled, so no agent can connect"
+    advice = "Run: rabbitmq-plugins enable rabbitmq_web_stomp. Without agents it isn't needed."
+    return Finding("broker plugins", Status.PROBLEM if has_agents else Status.WARNING, found, advice)
+
+
+def _agents() -> tuple[set[str], bool]:
+    """Return the agents' vhosts, and whether agents registered anything. Where rows can't be read there are none."""
+    try:
+        has_agents = EventSubscription.objects.exists() or Consumer.objects.exists()
+        return set(subscriptions.agent_vhosts()), has_agents
+    except Error:
+        return set(), False
+
+
+def _vhosts(there: dict[str, bool], guarded: list[str] | None, agents: set[str]) -> Finding:
+    wanted = list(dict.fromkeys([*(guarded or ()), settings.GUARDIAN_PULSE_VHOST]))
+    missing = [vhost for vhost in wanted if vhost not in there]
+    if by_setting := [vhost for vhost in missing if vhost not in agents]:
+        found = f"not on the broker: {_names(by_setting)}"
+        advice = "Correct GUARDIAN_VHOSTS or GUARDIAN_PULSE_VHOST, or run: rabbitmqctl add_vhost NAME"
+        return Finding("vhosts", Status.PROBLEM, found, advice)
+    if missing:
+        advice = (
+            "They are owners' agents'. The next sweep makes them again; manage.py cleanup_orphan_queues does it now."
+        )
+        return Finding("vhosts", Status.WARNING, f"not on the broker: {_names(missing)}", advice)
+    if stopped := [vhost for vhost in guarded or there if not there[vhost]]:
+        advice = "Lists of their queues are short meanwhile. See the nodes, or run: rabbitmqctl restart_vhost"
+        return Finding("vhosts", Status.WARNING, f"not running on every node: {_names(stopped)}", advice)
+    number = len(there) if guarded is None else len(guarded)
+    return Finding("vhosts", Status.OK, f"all {number} that are guarded are there and run")
+
+
+def _permissions(
+    management: Management, account: str, vhosts: list[str], agents: set[str], over: str = "HTTP"
+) -> Finding:
+    name = "permissions" if over == "HTTP" else f"permissions over {over}"
+    try:
+        granted = management.permissions_of(account)
+    except NotThere:
+        advice = "See what it may do where it is kept, such as LDAP: Guardian needs everything on the guarded vhosts."
+        return Finding(name, Status.WARNING, f"'{account}' is none of RabbitMQ's own accounts", advice)
+    lacking = [
+        vhost
+        for vhost in dict.fromkeys([*vhosts, *(vhost for vhost in agents if vhost in granted)])
+        if vhost not in granted or not all(allows(one, name) for one in granted[vhost] for name in ALWAYS_THERE)
+    ]
+    if not lacking:
+        return Finding(name, Status.OK, f"'{account}' may do everything on the guarded vhosts")
+    what = "queues there are listed, and can't be deleted" if over == "HTTP" else "events can't be published there"
+    advice = f"Run: rabbitmqctl set_permissions -p {_quoted(lacking[0])} {_quoted(account)} '.*' '.*' '.*'"
+    return Finding(name, Status.PROBLEM, f"'{account}' may not do everything on {_names(lacking)}: {what}", advice)
+
+
+def _nodes(management: Management) -> Finding:
+    nodes = management.nodes()
+    if lost := [node.name for node in nodes if node.partitions]:
+        advice = "The cluster is split in two that don't know of each other: see RabbitMQ's guide to partitions."
+        return Finding("nodes", Status.PROBLEM, f"partitioned: {_names(lost)}", advice)
+    if stopped := [node.name for node in nodes if not node.running]:
+        advice = "Start them, or remove them: rabbitmqctl forget_cluster_node. Their queues are not guarded."
+        return Finding("nodes", Status.WARNING, f"not running: {_names(stopped)}", advice)
+    return Finding("nodes", Status.OK, f"all run: {_names([node.name for node in nodes])}")
+
+
+def _alarms(management: Management) -> Finding:
+    alarms = management.alarms()
+    if not alarms:
+        return Finding("alarms", Status.OK, "none")
+    advice = "Everybody who publishes is blocked until there is memory or disk again. Guardian guards on meanwhile."
+    return Finding("alarms", Status.PROBLEM, ", ".join(alarms), advice)
+
+
+def _broker_over_amqp() -> Findings:
+    name = "broker over AMQP"
+    url = settings.RABBIT_URL.rstrip("/")
+    parts = split_address(url)
+    if parts is None or parts.scheme not in ("amqp", "amqps"):
+        return  # the settings' findings have it
+    try:
+        said = checkup.greeting(url)
+        vhosts = (monitor.guarded_vhosts(_agents()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
+        refused = {vhost: reason for vhost in vhosts if (reason := _refused(url, vhost))}
+    except OSError as error:
+        advice = "See RABBIT_URL, its port (5672, or 5671 for amqps) and the firewall. Events can't be published."
+        yield Finding(name, Status.PROBLEM, f"nobody answers there: {error or 'no answer in time'}", advice)
+        return
+    if refused:
+        reason = next(iter(refused.values()))
+        advice = (
+            "See the account and the password in RABBIT_URL, and its permissions. Without it lengths are less exact."
+        )
+        yield Finding(name, Status.PROBLEM, f"it can't enter {_names(refused)}: {reason}", advice)
+        return
+    yield Finding(name, Status.OK, f"{said.product} {said.version} lets Guardian in")
+    cluster = _cluster_by_http()
+    if cluster and said.cluster and cluster != said.cluster:
+        found = f"RABBIT_URL leads to the cluster '{said.cluster}', and RABBITMQ_MANAGEMENT_URL to '{cluster}'"
+        yield Finding("one broker", Status.PROBLEM, found, "Both have to lead to the broker that is guarded.")
+
+
+def _refused(url: str, vhost: str) -> str:
+    """Return why Guardian can't ask for a queue there over AMQP; empty: it can."""
+    try:
+        checkup.enter(url, vhost)
+    except amqp.AMQPError as error:
+        return str(error)
+    return ""
+
+
+def _cluster_by_http() -> str:
+    """Return the name of the cluster whose management API is asked; empty: it doesn't say, which others tell of."""
+    try:
+        with closing(Management(settings.RABBITMQ_MANAGEMENT_URL, read_timeout=BROKER_SECONDS)) as management:
+            return str(management.overview().get("cluster_name") or "")
+    except (BrokerError, ValueError):
+        return ""
+
+
+def _broker_clock() -> Findings:
+    try:
+        with closing(Management(settings.RABBITMQ_MANAGEMENT_URL, read_timeout=BROKER_SECONDS)) as management:
+            before = timezone.now()
+            at_broker = management.clock()
+    except (BrokerError, ValueError):
+        return  # that the broker doesn't answer is told already
+    if at_broker is not None:
+        yield _clock("broker clock", at_broker, before)
+
+
+def _clock(name: str, theirs: datetime, before: datetime) -> Finding:
+    """Compare a clock with this machine's, which showed ``before`` when it was asked for, and now when it answered."""
+    after = timezone.now()
+    # Told in whole seconds, it may be one behind.
+    apart = max(before - theirs - timedelta(seconds=1), theirs - after, timedelta(0))
+    if apart <= CLOCKS_DIFFER:
+        return Finding(name, Status.OK, "it shows what this machine's shows")
+    status = Status.PROBLEM if apart > CLOCKS_DISAGREE else Status.WARNING
+    way = "behind" if theirs < before else "ahead of"
+    found = f"it is {apart.total_seconds():.0f} s {way} this machine's"
+    return Finding(name, status, found, "Set both by NTP: waits, quiet periods and expiries go by the clock.")
+
+
+# Mail
+
+
+def _mail_server() -> Findings:
+    if not settings.EMAIL_BACKEND.endswith("smtp.EmailBackend"):
+        found = f"no mail server is set; mails go to {settings.EMAIL_BACKEND.split('.')[-2]}"
+        status = Status.OK if settings.DEBUG else Status.WARNING
+        yield Finding("mail server", status, found, "" if settings.DEBUG else "Set EMAIL_URL, or nobody is told.")
+        return
+    where = f"{settings.EMAIL_HOST}, port {settings.EMAIL_PORT}"
+    try:
+        server = get_connection(timeout=5)
+        server.open()
+        server.close()
+    except smtplib.SMTPAuthenticationError as error:
+        found = f"{where}: it refuses the account ({error.smtp_code})"
+        yield Finding("mail server", Status.PROBLEM, found, "See the account and the password in EMAIL_URL.")
+    except (OSError, ValueError) as error:  # ValueError: a host name that is none
+        advice = "See that it runs, and EMAIL_URL. Mails are kept and tried again for a day."
+        yield Finding("mail server", Status.PROBLEM, f"{where}: {_words(error) or 'no answer in time'}", advice)
+    else:
+        as_whom = "and takes the account" if settings.EMAIL_HOST_USER else "without an account"
+        yield Finding("mail server", Status.OK, f"{where} answers, {as_whom}")
+
+
+# Words
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment:%F %T} UTC"
+
+
+def _names(names: Iterable[str]) -> str:
+    names = list(names)
+    first = ", ".join(f"'{readable(name)}'" for name in names[:5])
+    return f"{first} and {len(names) - 5} more" if len(names) > 5 else first
+
+
+def _quoted(name: str) -> str:
+    """Return a name of the broker's as it can stand in a command, whatever it is."""
+    return shlex.quote(readable(name))
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says. What is said of a value that can't be read has it, and it may be of a password."""
+    is_of_a_value = isinstance(error, ValueError) and not isinstance(error, OSError)
+    return "it can't be read" if is_of_a_value else str(error)
+
+
+def _without_passwords(finding: Finding) -> Finding:
+    """Return it without what is secret, whoever put that into the text of an error. The advice is Guardian's own."""
+    found = finding.found
+    for password in sorted(_passwords(), key=len, reverse=True):
+        # A short one may be in the middle of any word.
+        pattern = re.escape(password) if len(password) > 5 else rf"(?<!\w){re.escape(password)}(?!\w)"
+        found = re.sub(pattern, "…", found)
+    found = readable(" ".join(without_secrets(found).split()))
+    return finding._replace(found=found)
+
+
+def _passwords() -> set[str]:
+    """Return the passwords in the settings, as they are written and as they are meant, but for those of a default."""
+    found = {str(settings.DATABASES["default"].get("PASSWORD") or ""), settings.EMAIL_HOST_PASSWORD or ""}
+    for url in (settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL, *settings.CELERY_BROKER_URL.split(";")):
+        user, _, written = url.partition("://")[2].rpartition("@")[0].partition(":")
+        if written != user:  # as guest's is, which is all over the findings as a name
+            found |= {written, unquote(written)}
+    return found - {""}

@@ -1,0 +1,282 @@
+"""``/metrics``: what Prometheus reads.
+
+What the database knows is read from it at each scrape, so that every web process on every machine says the same. What
+only a process knows is counted there, and is in ``counters.py``. No queue and no person is named.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterator
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any, cast
+
+from django.conf import settings
+from django.db import Error
+from django.db.models import Case, Count, F, Max, Min, Q, QuerySet, Sum, Value, When
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from accounts.authentication import TokenAuthentication
+from accounts.models import PulseUser
+from guardian_site import counters
+from queues import outbox
+from queues.listing import STALLED
+from queues.models import (
+    Consumer,
+    EventSubscription,
+    Notification,
+    Pass,
+    Queue,
+    Registration,
+    Removal,
+    Shard,
+    SubscriptionQueue,
+    Watch,
+)
+
+logger = logging.getLogger(__name__)
+
+STATES = (Queue.State.OK, Queue.State.WARNED, Queue.State.DELETING)
+OWNERS = ("account", "agents", "nobody")
+ACCOUNT = "account"
+LATELY = timedelta(days=2)
+
+
+class Families(Collector):
+    """Metrics that are read already, in the form that prometheus-client writes them from."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        """Return them."""
+        return self._families
+
+
+@never_cache
+@require_safe
+def scrape(request: HttpRequest) -> HttpResponse:
+    """Answer with all figures, in the form that is asked for; 503 where the database can't be read."""
+    try:
+        refused = _refusal(request)
+        if refused is not None:
+            return refused
+        families = list(from_database())
+    except Error as error:
+        logger.warning("The metrics can't be read from the database: %s", error)
+        return _in_words("The database can't be read.", HTTPStatus.SERVICE_UNAVAILABLE)
+    try:
+        families += counters.collect()
+    except Exception as error:  # whatever is wrong with files: the rest is to be told all the same
+        logger.warning("What processes counted can't be read: %s: %s", type(error).__name__, error)
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    registry = CollectorRegistry()
+    registry.register(Families(families))
+    return HttpResponse(encode(registry), content_type=content_type)
+
+
+def _refusal(request: HttpRequest) -> HttpResponse | None:
+    """Return the answer to somebody who may not read; None: they may.
+
+    Where GUARDIAN_METRICS_TOKEN is set, those may who present it, and operators.
+    """
+    token = settings.GUARDIAN_METRICS_TOKEN
+    if not token:
+        return None
+    scheme, _, presented = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.lower() == "bearer":
+        # WSGI hands a header's bytes over as Latin-1.
+        if secrets.compare_digest(presented.strip().encode("latin-1", "replace"), token.encode()):
+            return None
+        return _unknown("That is not GUARDIAN_METRICS_TOKEN.")
+    try:
+        by_token = TokenAuthentication().authenticate(cast(Request, request))
+    except AuthenticationFailed as error:
+        return _unknown(str(error.detail))
+    visitor = by_token[0] if by_token else request.user
+    if not visitor.is_authenticated:
+        return _unknown("Present GUARDIAN_METRICS_TOKEN: Authorization: Bearer, and the token.")
+    if not visitor.is_staff:
+        return _in_words("This is for operators.", HTTPStatus.FORBIDDEN)
+    return None
+
+
+def _unknown(why: str) -> HttpResponse:
+    answer = _in_words(why, HTTPStatus.UNAUTHORIZED)
+    answer["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
+def _in_words(text: str, status: HTTPStatus) -> HttpResponse:
+    return HttpResponse(f"{text}\n", status=status, content_type="text/plain; charset=utf-8")
+
+
+def from_database() -> Iterator[Metric]:
+    """Return what the database knows, in a number of statements that doesn't grow with its rows.
+
+    Raises:
+        django.db.Error: the database can't be read.
+    """
+    yield from _passes()
+    yield from _broker()
+    yield from _queues()
+    yield from _outbox()
+    yield from _removals()
+    yield from _agents()
+
+
+def _passes() -> Iterator[Metric]:
+    # Rows are pruned, and what was counted in them would go down then; the last one's number never does.
+    last = Pass.objects.order_by("-id").first()
+    yield CounterMetricFamily("guardian_passes", "Passes that were recorded.", last.pk if last else 0)
+    at = last.at.timestamp() if last else 0
+    yield _gauge("guardian_last_pass_timestamp_seconds", "When the last pass began; 0: there was none.", at)
+    seconds, listing = (last.seconds, last.listing_seconds) if last else (0, 0)
+    yield _gauge("guardian_last_pass_seconds", "How long the last pass took.", seconds)
+    yield _gauge("guardian_last_pass_listing_seconds", "How long the broker took to list the queues for it.", listing)
+    errors = len(last.errors) if last else 0
+    yield _gauge("guardian_last_pass_errors", "What the last pass did not succeed in, as a number of things.", errors)
+    longest_ago = Shard.objects.aggregate(at=Min(Coalesce("listed_at", "made_at")))["at"]
+    yield _gauge(
+        "guardian_oldest_vhost_pass_timestamp_seconds",
+        "When the queues of that vhost were last listed which has waited longest; 0: passes are not sharded by vhost.",
+        longest_ago.timestamp() if longest_ago and settings.GUARDIAN_SHARD_BY_VHOST else 0,
+    )
+    poll = settings.GUARDIAN_POLL_SECONDS
+    yield _gauge("guardian_poll_seconds", "GUARDIAN_POLL_SECONDS: the time between two passes.", poll)
+    yield _gauge(
+        "guardian_poll_max_seconds",
+        "GUARDIAN_POLL_MAX_SECONDS: the longest time between two passes while the broker is away.",
+        settings.GUARDIAN_POLL_MAX_SECONDS,
+    )
+
+
+def _broker() -> Iterator[Metric]:
+    watches = list(Watch.objects.all())
+    yield _gauge(
+        "guardian_passes_failed_in_a_row",
+        "Passes in a row that could not ask the broker; 0: the last one could.",
+        max((watch.failures for watch in watches), default=0),
+    )
+    for name, what, field in (
+        ("guardian_outage", "1 while the broker can't be asked, else 0.", "outage_since"),
+        ("guardian_brake_held", "1 while the brake on bulk deletion holds, else 0.", "brake_since"),
+        ("guardian_deletions_refused", "1 while the broker refuses to delete a queue, else 0.", "refused_since"),
+        ("guardian_queue_unresponsive", "1 while a queue's process does not respond, else 0.", "unresponsive_since"),
+    ):
+        yield _gauge(name, what, int(any(getattr(watch, field) for watch in watches)))
+
+
+def _queues() -> Iterator[Metric]:
+    whose = Case(
+        When(pulse_user__isnull=False, then=Value("account")),
+        When(Q(registered=True) | Q(owner__isnull=False), then=Value("agents")),
+        default=Value("nobody"),
+    )
+    rows = list(
+        # Those that are there, by name: what isn't "gone" could not be looked up in the index.
+        Queue.objects.filter(state__in=STATES)
+        .order_by()
+        .values("state", whose=whose)
+        .annotate(
+            number=Count("id"),
+            all_ready=Sum("ready"),
+            all_unacknowledged=Sum("unacknowledged"),
+            longest=Max(F("ready") + F("unacknowledged")),
+            # Of a stream it never is known.
+            unknown=Count("id", filter=(Q(ready=None) | Q(unacknowledged=None)) & ~Q(type="stream")),
+            stalled=Count("id", filter=STALLED),
+        )
+    )
+    number = GaugeMetricFamily("guardian_queues", "Queues on the broker.", labels=("state", "owner"))
+    counted = {(row["state"], row["whose"]): row["number"] for row in rows}
+    for state in STATES:
+        for owner in OWNERS:
+            number.add_metric((state.value, owner), counted.get((state.value, owner), 0))
+    yield number
+    messages = GaugeMetricFamily("guardian_messages", "Messages in all queues of known length.", labels=("kind",))
+    messages.add_metric(("ready",), sum(row["all_ready"] or 0 for row in rows))
+    messages.add_metric(("unacknowledged",), sum(row["all_unacknowledged"] or 0 for row in rows))
+    yield messages
+    longest = max((row["longest"] or 0 for row in rows), default=0)
+    yield _gauge("guardian_longest_queue_messages", "Messages in the longest queue.", longest)
+    unknown = sum(row["unknown"] for row in rows)
+    yield _gauge(
+        "guardian_queues_of_unknown_length", "Queues whose length the broker doesn't tell; no streams.", unknown
+    )
+    yield _gauge(
+        "guardian_queues_stalled",
+        "Queues whose consumers acknowledge nothing, for GUARDIAN_STALLED_MINUTES; where that is 0, nobody looks.",
+        sum(row["stalled"] for row in rows),
+    )
+
+
+def _outbox() -> Iterator[Metric]:
+    now = timezone.now()
+    yield _by_label(
+        "guardian_notifications",
+        "Notifications in the outbox, for 90 days. Those that became pointless are among the failed.",
+        "state",
+        Notification.State.values,
+        _counted(Notification.objects.all(), "state"),
+    )
+    tried = Notification.objects.filter(
+        state=Notification.State.FAILED, due_at__gt=now - LATELY, attempts__gte=outbox.GIVE_UP_ATTEMPTS
+    )
+    yield _gauge(
+        "guardian_notifications_given_up", "Notifications given up in the last two days, after a day.", tried.count()
+    )
+    free = Q(held_until=None) | Q(held_until__lte=now)
+    waiting = Notification.objects.filter(outbox.Unsent, free)
+    oldest = waiting.aggregate(since=Min(Coalesce("held_until", "created")))["since"]
+    seconds = max((now - oldest).total_seconds(), 0) if oldest else 0
+    yield _gauge(
+        "guardian_oldest_notification_seconds",
+        "How long the oldest notification waits to be sent, without the quiet hours of whom it is for.",
+        seconds,
+    )
+
+
+def _removals() -> Iterator[Metric]:
+    counted = _counted(Removal.objects.all(), "kind")
+    counted[ACCOUNT] = PulseUser.objects.filter(removing_since__isnull=False).count()
+    kinds = (*Removal.Kind.values, ACCOUNT)
+    yield _by_label("guardian_removals_pending", "What is still to go from the broker.", "kind", kinds, counted)
+
+
+def _agents() -> Iterator[Metric]:
+    subscriptions = EventSubscription.objects.count()
+    yield _gauge("guardian_subscriptions", "Event subscriptions that agents registered.", subscriptions)
+    queues = GaugeMetricFamily("guardian_agents_queues", "Queues that agents registered.", labels=("kind", "state"))
+    for kind, model in (("subscription", SubscriptionQueue), ("consumer", Consumer)):
+        counted = _counted(model._default_manager.all(), "state")
+        for state in Registration.values:
+            queues.add_metric((kind, state), counted.get(state, 0))
+    yield queues
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, what, value)
+
+
+def _by_label(name: str, what: str, label: str, there_are: Any, counted: dict[str, int]) -> Metric:
+    """Return a number for each value of the label that there is, those that nothing has too."""
+    family = GaugeMetricFamily(name, what, labels=(label,))
+    for value in there_are:
+        family.add_metric((value,), counted.get(value, 0))
+    return family
+
+
+def _counted(rows: QuerySet[Any], field: str) -> dict[str, int]:
+    """Return how many rows have each value of this field."""
+    return dict(rows.order_by().values_list(field).annotate(Count("pk")))

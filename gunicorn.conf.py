@@ -1,0 +1,21 @@
+"""What gunicorn reads by itself. Its workers log by Django's settings; this is for the process above them.
+
+That process must import nothing of Guardian's, or it would hand old code to the workers that it starts after a reload.
+"""
+
+import os
+
+if os.environ.get("LOG_FORMAT") == "json":
+    logconfig_dict = {
+        "formatters": {
+            "json": {
+                "()": "pythonjsonlogger.json.JsonFormatter",
+                "fmt": ["levelname", "name", "process", "message"],
+                "rename_fields": {"levelname": "level", "name": "logger", "exc_info": "exception"},
+                "timestamp": "time",
+            },
+        },
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+        "root": {"handlers": ["stderr"], "level": "INFO"},
+        "loggers": {"gunicorn.error": {"handlers": [], "propagate": True}},
+    }
