@@ -6,22 +6,37 @@ PYTHON = .venv/bin/python
 BROKER = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 
+# Tests that look at whole processes for the most part, each of them for long.
+PROCESSES = tests/test_kills.py tests/test_local.py tests/test_production.py tests/test_publishing.py tests/test_restarts.py tests/test_soak.py tests/test_spool.py
+
+# What failed once and then passed is named at the end of a run (RERUN), to be mended; a busy machine stops nobody's merge.
+RERUNS = $(if $(CI),--reruns 1 --rerun-show-tracebacks)
+
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7
 
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run test test-on-sqlite test-on-postgresql lint bench lock clean rabbitmq-server postgresql chromium site-agents
+.PHONY: help setup demo run restarts soak test test-on-sqlite test-on-postgresql test-consumers test-processes lint audit bench figures docs pictures lock clean \
+	rabbitmq-server postgresql redis-server zookeeper chromium site-agents production-packages
 
 help:
 	@echo "make setup   install what is needed, here and (where allowed) by apt; a second time it does nothing"
 	@echo "make demo    see it work: a broker, real messages, real mails, told line by line"
 	@echo "make run     the pages, the worker and beat, until Ctrl-C; with a broker of its own if none is configured"
+	@echo "             (make run WEB=2 WORKERS=2: two web processes, and two workers of each kind)"
+	@echo "make restarts  kill and restart processes of each kind under load, and show that nothing is lost or done twice"
+	@echo "make soak    ten minutes of a hundred owners and agents while parts are killed at random: does all hold that has to?"
+	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with that left to chance as it was then)"
 	@echo "make test    all tests, on SQLite and on PostgreSQL"
 	@echo "make lint    ruff, mypy, and whether a migration is missing"
+	@echo "make audit   look for known holes in the packages that are installed"
 	@echo "make bench   measure (make bench ONLY=name: one of them)"
-	@echo "make lock    compile requirements.lock and the agents' in tests/site_agents anew"
+	@echo "make figures  put what make bench measured last into the pages of docs/"
+	@echo "make docs    write the pages of docs/ that come from the code anew"
+	@echo "make pictures  take the pictures of docs/ anew, of the running application"
+	@echo "make lock    compile the requirements*.lock, and the agents' in tests/site_agents, anew"
 	@echo "make clean   remove the virtual environments and the caches; data (var/) and .env stay"
 
 setup: .venv/installed .env $(BROKER)
@@ -30,19 +45,37 @@ demo: setup
 	@$(PYTHON) -m local.demo
 
 run: setup
-	@$(PYTHON) -m local.run
+	@$(PYTHON) -m local.run $(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
-test: setup $(TEST_BROKER) postgresql chromium site-agents
-	@$(MAKE) --no-print-directory -j2 test-on-sqlite test-on-postgresql
+restarts: setup rabbitmq-server postgresql redis-server
+	@$(PYTHON) -m local.restarts $(if $(SEED),--seed $(SEED))
 
-# At once, each with a broker of its own: most of the time a test waits for somebody else.
+soak: setup rabbitmq-server postgresql redis-server
+	@$(PYTHON) -m local.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
+
+test: setup $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages
+	@$(MAKE) --no-print-directory -j2 test-on-sqlite test-on-postgresql test-consumers test-processes
+
+# Two at once, each with a broker of its own: most of the time a test waits for somebody else. The first takes as long as
+# the others together.
 test-on-sqlite:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest $(RERUNS) --ignore-glob='tests/test_consumer*.py' $(PROCESSES:%=--ignore=%)
 
 test-on-postgresql:
 	@mkdir -p var
-	@GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest -m database > var/test-on-postgresql.txt 2>&1; \
+	@GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest $(RERUNS) -m database > var/test-on-postgresql.txt 2>&1; \
 		code=$$?; echo; echo "On PostgreSQL:"; cat var/test-on-postgresql.txt; exit $$code
+
+test-processes:
+	@mkdir -p var
+	@$(PYTHON) -m pytest $(RERUNS) $(PROCESSES) > var/test-processes.txt 2>&1; \
+		code=$$?; echo; echo "Processes that are started, hang and are killed:"; cat var/test-processes.txt; exit $$code
+
+test-consumers:
+	@mkdir -p var
+	@$(PYTHON) -m pytest $(RERUNS) tests/test_consumer*.py > var/test-consumers.txt 2>&1; \
+		code=$$?; echo; echo "The consumer toolkit:"; cat var/test-consumers.txt; exit $$code
 
 lint: setup
 	$(PYTHON) -m ruff check .
@@ -50,19 +83,35 @@ lint: setup
 	$(PYTHON) -m mypy .
 	DEBUG=true DATABASE_URL=sqlite://:memory: $(PYTHON) manage.py makemigrations --check --dry-run
 
-bench: setup rabbitmq-server
+audit: var/audit/installed
+	@$(PYTHON) -m local.audit
+
+bench: setup rabbitmq-server postgresql redis-server
 	$(PYTHON) -m benchmarks $(ONLY)
+
+figures: .venv/installed
+	@$(PYTHON) -m local.speed
+	@$(PYTHON) -m local.pages
+
+docs: .venv/installed
+	@$(PYTHON) -m local.pages
+
+pictures: setup rabbitmq-server chromium
+	@$(PYTHON) -m local.pictures
 
 lock: .venv/installed
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
 	.venv/bin/uv pip compile pyproject.toml --group dev $(AS_LOCK) --output-file requirements.lock
+	.venv/bin/uv pip compile pyproject.toml --constraint requirements.lock $(AS_LOCK) \
+		--output-file requirements-production.lock
+	echo pip-audit | .venv/bin/uv pip compile - --python-version 3.11 $(AS_LOCK) --output-file requirements-audit.lock
 	for version in $(SITE_AGENTS); do \
 		echo "waldur-site-agent==$$version" | .venv/bin/uv pip compile - --python-version 3.11 $(AS_LOCK) \
 			--output-file "tests/site_agents/$$version.txt" || exit 1; \
 	done
 
 clean:
-	rm -rf .venv var/site-agents .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv var/audit var/site-agents var/production .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: requirements.lock
 	@local/make-venv
@@ -80,6 +129,12 @@ rabbitmq-server:
 postgresql:
 	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || local/install-debian-packages postgresql
 
+redis-server:
+	@test -x /usr/bin/redis-server || local/install-debian-packages redis-server
+
+zookeeper:
+	@test -e /usr/share/java/zookeeper.jar || local/install-debian-packages zookeeper
+
 chromium:
 	@test -x /usr/bin/chromium || local/install-debian-packages chromium
 
@@ -89,4 +144,19 @@ var/site-agents/%/installed: tests/site_agents/%.txt | .venv/installed
 	@echo "Installing waldur-site-agent $*, for the tests"
 	@$(PYTHON) -m venv --clear var/site-agents/$*
 	@var/site-agents/$*/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+var/audit/installed: requirements-audit.lock | .venv/installed
+	@echo "Installing pip-audit"
+	@$(PYTHON) -m venv --clear var/audit
+	@var/audit/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# What the Dockerfile installs, in a virtual environment of its own: nothing of the tests may be missing there.
+production-packages: var/production/installed
+
+var/production/installed: requirements-production.lock | .venv/installed
+	@echo "Installing the Python packages of requirements-production.lock, for the tests"
+	@$(PYTHON) -m venv --clear var/production
+	@var/production/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@

@@ -4,18 +4,16 @@ import os
 import pwd
 import re
 import secrets
-import shutil
 import signal
 import subprocess
-import tempfile
-import time
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import psycopg2
 from psycopg2 import sql
 
-from local.processes import StartError, end, free_port, spawn, tail
+from local.processes import StartError, end, spawn, tail
+from local.server import PrivateServer
 
 USER = "guardian"
 
@@ -30,54 +28,51 @@ def binaries() -> Path:
     return max(found, key=lambda path: [int(number) for number in re.findall(r"\d+", path.parent.name)])
 
 
-class PrivateCluster:
-    """A PostgreSQL server of one's own, on a free port of 127.0.0.1, for tests: fast, and not safe from a power cut.
+class PrivateCluster(PrivateServer):
+    """A PostgreSQL server of one's own: fast, and not safe from a power cut. What was written is there after `halt`."""
 
-    It ends with the program that started it, even when that one is killed.
-    """
+    name = "PostgreSQL"
+    not_ready = psycopg2.OperationalError
+    request = signal.SIGINT  # "fast shutdown": it doesn't wait for clients
 
     def __init__(self) -> None:
         """Choose port and directory; nothing runs yet. Raises StartError when PostgreSQL isn't installed."""
         self._binaries = binaries()
-        self.port = free_port()
-        self.password = secrets.token_hex(16)
         # PostgreSQL refuses to run as root, and its account may not get to where TMPDIR says.
         self._user = "postgres" if os.geteuid() == 0 else None
-        self.directory = Path(
-            tempfile.mkdtemp(prefix="guardian-postgresql-", dir=None if self._user is None else "/tmp")
-        )
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(None if self._user is None else "/tmp")
+        self.password = secrets.token_hex(16)
 
     def start(self, timeout: float = 60) -> Self:
-        """Make the cluster and start the server; raises StartError, with the end of the log, past ``timeout`` seconds.
+        """Make the cluster, where it isn't made yet, and start the server, the first time or again.
 
-        A session starts it once.
+        Raises StartError, with the end of the log, past ``timeout`` seconds.
         """
         try:
-            self._initialise(timeout)
-            with self._log.open("wb") as output:
-                self._process = spawn(
-                    [self._binaries / "postgres", "-D", self._data, *self._options()],
-                    environment=self._environment,
-                    directory=self.directory,
-                    output=output,
-                    user=self._user,
-                    # "Immediate shutdown": the server takes its own children and its shared memory along.
-                    death_signal=signal.SIGQUIT,
-                )
-            self._wait_until_ready(timeout)
+            if not self._data.exists():
+                self._initialise(timeout)
         except BaseException:
             self.stop()
             raise
-        return self
+        return super().start(timeout)
+
+    def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
+        return spawn(
+            [self._binaries / "postgres", "-D", self._data, *self._options()],
+            environment=self._environment,
+            directory=self.directory,
+            output=output,
+            user=self._user,
+            # "Immediate shutdown": the server takes its own children and its shared memory along.
+            death_signal=signal.SIGQUIT,
+        )
+
+    def _ask(self) -> None:
+        psycopg2.connect(self.database_url(), connect_timeout=5).close()
 
     @property
     def _data(self) -> Path:
         return self.directory / "data"
-
-    @property
-    def _log(self) -> Path:
-        return self.directory / "log"
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -88,7 +83,7 @@ class PrivateCluster:
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
             "unix_socket_directories": "",
-            "max_connections": "50",
+            "max_connections": "80",
             # What is here is thrown away anyway.
             "fsync": "off",
             "synchronous_commit": "off",
@@ -120,18 +115,6 @@ class PrivateCluster:
         if code != 0:
             raise StartError(f"PostgreSQL's initdb ended with code {code}. Its output:\n{tail(self._log)}")
 
-    def _wait_until_ready(self, timeout: float) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                psycopg2.connect(self.database_url(), connect_timeout=5).close()
-                return
-            except psycopg2.OperationalError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise StartError(f"PostgreSQL did not start: {error}\nIts log:\n{tail(self._log)}") from error
-                time.sleep(0.02)
-
     def database_url(self, name: str = "postgres") -> str:
         """Give the address of a database, as DATABASE_URL takes it."""
         return f"postgres://{USER}:{self.password}@127.0.0.1:{self.port}/{name}"
@@ -146,16 +129,3 @@ class PrivateCluster:
         finally:
             connection.close()
         return self.database_url(name)
-
-    def stop(self) -> None:
-        """End the server, whoever is connected, and remove its directory."""
-        if self._process is not None:
-            end(self._process, 10, signal.SIGINT)  # "fast shutdown": it doesn't wait for clients
-            self._process = None
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self if self._process is not None else self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()

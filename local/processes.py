@@ -70,13 +70,14 @@ def spawn(
     directory: Path,
     output: int | IO[bytes],
     user: str | None = None,
+    inherited: Sequence[int] = (),
     death_signal: signal.Signals = signal.SIGKILL,
 ) -> "subprocess.Popen[bytes]":
     """Start a process in a session of its own, which gets ``death_signal`` when this program ends, however it ends.
 
     ``output`` takes both its output streams: an open file, or ``subprocess.PIPE``. A session of its own keeps
-    the terminal's Ctrl-C from it: this program decides what ends first. ``user`` needs root. Raises OSError
-    when the command can't be run.
+    the terminal's Ctrl-C from it: this program decides what ends first. ``user`` needs root. ``inherited`` are open
+    files of this program that it gets under the same numbers. Raises OSError when the command can't be run.
     """
     parent = os.getpid()
 
@@ -98,6 +99,7 @@ def spawn(
             user=user,
             group=user,
             extra_groups=None if user is None else [],
+            pass_fds=inherited,
             preexec_fn=ask_for_the_signal,
         )
 
@@ -165,7 +167,10 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 class Group:
-    """Named children with one environment, whose output is written to a log each, and shown with their names."""
+    """Named children with one environment, whose output is written to a log each, and shown with their names.
+
+    One that has ended may be started again under its name; its log goes on.
+    """
 
     def __init__(
         self,
@@ -185,18 +190,27 @@ class Group:
         self._logs = logs
         self._show = show
         self._children: dict[str, tuple[subprocess.Popen[bytes], threading.Thread]] = {}
+        self._asked_to_end: set[str] = set()
 
-    def start(self, name: str, command: Sequence[str | Path]) -> None:
-        """Start one more child."""
+    def start(self, name: str, command: Sequence[str | Path], *, inherited: Sequence[int] = ()) -> None:
+        """Start one more child, or one that has ended again; ``inherited`` as for `spawn`."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        process = spawn(command, environment=self._environment, directory=self._directory, output=subprocess.PIPE)
-        reader = threading.Thread(target=self._read, args=(name, process), name=f"output of {name}", daemon=True)
+        mode = "ab" if name in self._children else "wb"
+        process = spawn(
+            command,
+            environment=self._environment,
+            directory=self._directory,
+            output=subprocess.PIPE,
+            inherited=inherited,
+        )
+        reader = threading.Thread(target=self._read, args=(name, process, mode), name=f"output of {name}", daemon=True)
         reader.start()
         self._children[name] = (process, reader)
+        self._asked_to_end.discard(name)
 
-    def _read(self, name: str, process: "subprocess.Popen[bytes]") -> None:
+    def _read(self, name: str, process: "subprocess.Popen[bytes]", mode: str) -> None:
         assert process.stdout is not None
-        with self.log(name).open("wb", buffering=0) as log:
+        with self.log(name).open(mode, buffering=0) as log:
             for line in process.stdout:
                 log.write(line)
                 if self._show is not None:
@@ -212,8 +226,24 @@ class Group:
 
     def ended(self) -> dict[str, int]:
         """Give the children that have ended by themselves, with their exit codes (negative: the signal)."""
-        codes = {name: process.poll() for name, (process, _) in self._children.items()}
+        left = [child for child in self._children.copy().items() if child[0] not in self._asked_to_end]
+        codes = {name: process.poll() for name, (process, _) in left}
         return {name: code for name, code in codes.items() if code is not None}
+
+    def end(self, name: str, timeout: float) -> int:
+        """Ask one to end, kill it after ``timeout`` seconds, and give its exit code (negative: the signal)."""
+        process, reader = self._children[name]
+        self._asked_to_end.add(name)
+        end(process, timeout)
+        reader.join(timeout=2)
+        return process.wait()
+
+    def kill(self, name: str) -> None:
+        """Kill one with all of its group, as a power cut does."""
+        process, reader = self._children[name]
+        self._asked_to_end.add(name)
+        kill(process)
+        reader.join(timeout=2)
 
     def stop(self, timeout: float = 15) -> None:
         """End all of them, the last one started first; whoever is still there after ``timeout`` seconds is killed."""

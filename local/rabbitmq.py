@@ -173,6 +173,11 @@ class PrivateNode:
         """Whether its process is there; it may not be ready yet."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended without being asked to."""
+        return self._process is not None and self._process.poll() is not None
+
     def start(self, timeout: float = 90) -> Self:
         """Start the node, and return when the management API, the AMQP port and STOMP's, where it has one, answer.
 

@@ -1,5 +1,6 @@
 """``make run``: Guardian on this machine, with the broker and the mail server that are configured, or with its own."""
 
+import argparse
 import os
 import sys
 
@@ -22,7 +23,7 @@ def say(text: str) -> None:
 
 def show(name: str, line: str) -> None:
     """Print a line that one of the processes wrote."""
-    console.print(f"[{COLOURS[name]}]{name:>8}[/] {escape(line)}")
+    console.print(f"[{COLOURS[name.partition('-')[0]]}]{name:>8}[/] {escape(line)}")
 
 
 def tell_mail(mail: Mail) -> None:
@@ -32,13 +33,31 @@ def tell_mail(mail: Mail) -> None:
 
 def main() -> int:
     """Run until Ctrl-C; gives 1 when something didn't start, or ended by itself."""
+    parser = argparse.ArgumentParser(prog="python -m local.run", description="Run Guardian on this machine.")
+    parser.add_argument(
+        "--web", type=int, choices=range(1, 10), default=1, metavar="N", help="web processes, each on a port of its own"
+    )
+    parser.add_argument(
+        "--workers", type=int, choices=range(1, 10), default=1, metavar="N", help="workers of each kind"
+    )
+    wanted = parser.parse_args()
     if "MAKELEVEL" in os.environ:  # make has nobody else to end
         end_with_parent()
     turn_signals_into_interrupts()
     try:
-        with Stack(configured(), var=PROJECT / "var", say=say, show=show, on_mail=tell_mail) as stack:
+        with Stack(
+            configured(),
+            var=PROJECT / "var",
+            say=say,
+            show=show,
+            on_mail=tell_mail,
+            web=wanted.web,
+            workers=wanted.workers,
+        ) as stack:
             stack.prepare()
             stack.start()
+            for name, address in stack.addresses.items() if wanted.web > 1 else ():
+                say(f"{name} is at {address}")
             say(f"Guardian is at {stack.base_url}. Ctrl-C ends it and everything that it started.")
             stack.wait()
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,9 +30,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stack:
-    """The web process, workers and beat, with a RabbitMQ and a mail server of their own where none is configured.
+    """The web processes, workers and beat, with a RabbitMQ and a mail server of their own where none is configured.
 
-    All of it ends with `stop`, and with the program, however that ends.
+    Each web process has a port of its own. This program holds their sockets open, so that whoever connects while one
+    is being started again waits, and is answered. All of it ends with `stop`, and with the program, however that ends.
     """
 
     def __init__(
@@ -43,21 +45,31 @@ class Stack:
         on_mail: Callable[[Mail], None] | None = None,
         show: Callable[[str, str], None] | None = None,
         fresh: bool = False,
+        web: int = 1,
+        workers: int = 1,
     ) -> None:
         """Choose; nothing runs yet.
 
         ``environment`` is what is configured. Files go under ``var``. ``say`` is told what is being done,
         ``show(name, line)`` each line that a process writes, and ``on_mail`` each mail that was caught, the last two
         from other threads. ``fresh``: begin with nothing of an earlier time, and keep no broker data for a later one.
+        ``web`` and ``workers`` are how many there are of the web process, and of each kind of worker. With two, their
+        names are web-1, web-2, guard-1 and so on.
         """
         self.environment = dict(environment)
         self.base_url = ""
+        self.addresses: dict[str, str] = {}
+        """Where each web process is, by its name."""
         self.node: PrivateNode | None = None
         self.mail: MailCatcher | None = None
         self._var = var
         self._say = say
         self._on_mail = on_mail
         self._fresh = fresh
+        self._web = web
+        self._workers = workers
+        self._sockets: list[socket.socket] = []
+        self._commands: dict[str, list[str]] = {}
         self._lock: IO[str] | None = None
         self._processes: Group | None = None
         self._show = show
@@ -96,7 +108,7 @@ class Stack:
             raise
 
     def _take_var(self) -> None:
-        """Keep a second one from running on the same files: two beats would schedule everything twice."""
+        """Keep a second one from running on the same files: the broker's data and the task queue are one Guardian's."""
         lock = (self._var / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,49 +171,70 @@ class Stack:
             self._on_mail(mail)
 
     def _start_processes(self) -> None:
-        group = Group(self.environment, directory=PROJECT, logs=self.logs, show=self._show)
-        self._processes = group
-        group.start(
-            "web",
-            [
-                *(sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"127.0.0.1:{self._port}"),
+        self._processes = Group(self.environment, directory=PROJECT, logs=self.logs, show=self._show)
+        for number, name in enumerate(_names("web", self._web)):
+            port = free_port(preferred=self._port + number)
+            listener = socket.create_server(("127.0.0.1", port))
+            self._sockets.append(listener)
+            self.addresses[name] = f"http://127.0.0.1:{port}"
+            self._commands[name] = [
+                *(sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"fd://{listener.fileno()}"),
                 # Its threads look every second whether their parent is there; a plain worker takes 15 seconds.
-                *("--worker-class", "gthread", "--threads", "4", "--no-control-socket"),
-            ],
-        )
+                *("--worker-class", "gthread", "--threads", "8", "--no-control-socket"),
+            ]
         celery = [sys.executable, "-m", "celery", "-A", "guardian_site"]
-        quiet = [
-            "--without-mingle",
-            "--without-gossip",
-            "--without-heartbeat",
-        ]  # they have nothing to say to each other
-        for name, queue, concurrency in (("guard", "guarding", "1"), ("worker", "celery", "2")):
-            options = ["--queues", queue, "--concurrency", concurrency, "--hostname", f"{name}@%h"]
-            group.start(name, [*celery, "worker", *options, "--loglevel", "INFO", *quiet])
+        # They have nothing to say to each other.
+        quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
+        for kind, queue, concurrency in (("guard", "guarding", "1"), ("worker", "celery", "2")):
+            for name in _names(kind, self._workers):
+                options = ["--queues", queue, "--concurrency", concurrency, "--hostname", f"{name}@%h"]
+                self._commands[name] = [*celery, "worker", *options, "--loglevel", "INFO", *quiet]
         schedule = self._var / "celery" / "beat-schedule"
         schedule.parent.mkdir(parents=True, exist_ok=True)
-        # No pid file: after a kill it would name a process of somebody else. The lock keeps a second beat away.
-        group.start("beat", [*celery, "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel", "INFO"])
-        deadline = time.monotonic() + 60
-        while not self._web_answers():
-            self.check()
-            if time.monotonic() > deadline:
-                raise StartError(f"the web process does not answer. Its output:\n{tail(group.log('web'))}")
-            time.sleep(0.05)
+        # No pid file: after a kill it would name a process of somebody else, and a second beat does no harm.
+        self._commands["beat"] = [*celery, "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel", "INFO"]
+        for name in self._commands:
+            self.start_process(name)
+        self.wait_for_web(*self.addresses)
 
-    def _web_answers(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-        try:
-            connection.request("GET", "/healthz")
-            return connection.getresponse().status < 500
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+    def start_process(self, name: str) -> None:
+        """Start one of the processes: the first time, or again after `end_process` or `kill_process`."""
+        assert self._processes is not None
+        inherited = [listener.fileno() for listener in self._sockets] if name in self.addresses else []
+        self._processes.start(name, self._commands[name], inherited=inherited)
+
+    def add_beat(self, name: str) -> None:
+        """Start one more beat, with a schedule of its own."""
+        schedule = str(self._var / "celery" / f"{name}-schedule")
+        mine = self._commands["beat"]
+        self._commands[name] = [schedule if part.endswith("/beat-schedule") else part for part in mine]
+        self.start_process(name)
+
+    def end_process(self, name: str, timeout: float = 120) -> int:
+        """Ask one of the processes to end, and give its exit code; it is killed after ``timeout`` seconds."""
+        assert self._processes is not None
+        return self._processes.end(name, timeout)
+
+    def kill_process(self, name: str) -> None:
+        """Kill one of the processes with its children."""
+        assert self._processes is not None
+        self._processes.kill(name)
+
+    def wait_for_web(self, *names: str, timeout: float = 60) -> None:
+        """Return when these web processes answer; StartError where one has ended, or doesn't in so many seconds."""
+        assert self._processes is not None
+        deadline = time.monotonic() + timeout
+        for name in names:
+            while not _answers(self.addresses[name]):
+                self.check()
+                if time.monotonic() > deadline:
+                    log = tail(self._processes.log(name))
+                    raise StartError(f"the process {name!r} does not answer. Its output:\n{log}")
+                time.sleep(0.05)
 
     def check(self) -> None:
         """Raise StartError when something that was started has ended by itself, with the end of its log."""
-        if self.node is not None and not self.node.running:
+        if self.node is not None and self.node.ended:
             raise StartError("the private RabbitMQ has ended")
         if self._processes is not None:
             for name, code in self._processes.ended().items():
@@ -236,6 +269,8 @@ class Stack:
             if self._processes is not None:
                 self._processes.stop()
                 self._processes = None
+            while self._sockets:
+                self._sockets.pop().close()
             if self.mail is not None:
                 self.mail.stop()
                 self.mail = None
@@ -253,11 +288,32 @@ class Stack:
         self.stop()
 
 
+def _names(kind: str, count: int) -> list[str]:
+    return [kind] if count == 1 else [f"{kind}-{number}" for number in range(1, count + 1)]
+
+
+def _answers(address: str) -> bool:
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=2)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 def configured() -> dict[str, str]:
     """Give the environment, completed by what ``.env`` says."""
     if (PROJECT / ".env").exists():
         environ.Env.read_env(PROJECT / ".env")
     return dict(os.environ)
+
+
+def documented_defaults() -> dict[str, str]:
+    """Give the settings of ``.env.example`` that have a default, for what isn't to go by this machine's ``.env``."""
+    lines = (PROJECT / ".env.example").read_text().splitlines()
+    return {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# ([A-Z_]+)=(.+)", line))}
 
 
 def turn_signals_into_interrupts() -> None:

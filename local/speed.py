@@ -1,0 +1,267 @@
+"""``make figures``: what ``make bench`` measured, as the tables and the chart of the documents.
+
+``make bench`` writes ``var/bench/NAME.json`` for each benchmark. ``make figures`` takes from them what the documents
+show into ``docs/speed.json``, which is kept with the code; ``docs/speed.md``, ``docs/speed.svg`` and
+``docs/a-million-queues.md`` are written from that.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+DOCS = PROJECT / "docs"
+MEASURED = PROJECT / "var" / "bench"
+KEPT = DOCS / "speed.json"
+
+TITLES = {
+    "steady_pass": "A pass beside the list that it makes",
+    "growth": "What a pass costs, from 1,000 to 50,000 queues",
+    "memory": "Memory",
+    "prometheus": "Lengths from the nodes' Prometheus endpoints",
+    "warned": "From a message too many to the mail about it",
+    "deleting": "500 deletions in one pass",
+    "queue_list": "The list of queues, and its refresh",
+    "registrations": "Registrations of agents",
+    "cascade": "Deleting a subscription",
+    "orphan_sweep": "The sweep of orphans",
+    "publishing": "Publishing an event",
+}
+"""The benchmarks that are shown, in this order. Those of the toolkit and the message store have their own documents."""
+
+SHOWN = ("where", "what", "unit", "median", "lowest", "highest", "floor", "ratio", "target", "met")
+
+Figure = Mapping[str, Any]
+
+
+def gather() -> dict[str, Any]:
+    """Return what the documents show of the benchmarks that were measured last, by their names."""
+    gathered = {}
+    for name in TITLES:
+        path = MEASURED / f"{name}.json"
+        if path.exists():
+            measured = json.loads(path.read_text())
+            figures = [{key: _rounded(figure[key]) for key in SHOWN} for figure in measured["figures"]]
+            gathered[name] = {"at": measured["at"], "machine": measured["machine"], "figures": figures}
+    return gathered
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def kept() -> dict[str, Any]:
+    """Return the figures that are kept with the code."""
+    found: dict[str, Any] = json.loads(KEPT.read_text())
+    return found
+
+
+def speed_page() -> str:
+    """Return ``docs/speed.md``."""
+    measured = kept()
+    lines = [
+        "# How fast it is",
+        "",
+        "`make figures` writes this page from what `make bench` measured.",
+        "",
+        "Machines differ, so look at the ratios. Beside each figure stands its floor, measured in the same run and by",
+        "turns with it: the very list that a pass asks the broker for (L), the bare requests, bare SQL. Each is a",
+        "median; the column after it has the lowest and the highest. Where a target was missed, that is said.",
+        "",
+        "Measure it on a machine of yours with nothing else to do, all or one:",
+        "",
+        "    make bench",
+        "    make bench ONLY=growth",
+        "    make figures",
+        "",
+        "It starts a RabbitMQ, a PostgreSQL and a Redis of its own, and ends them. All of it takes an hour or more,",
+        "most of that for making queues. It exits with 1 where a target was missed.",
+        "",
+        "## On a large broker",
+        "",
+        "- `GUARDIAN_SNAPSHOT=prometheus` takes lengths from the Prometheus endpoint of every node, which costs the",
+        "  broker a tenth of the list. They lag by seconds. So queues are warned about by them, and none is deleted:",
+        "  where one is over its maximum by them, that same pass asks for the list. Once a minute the list is asked",
+        "  for in any case, and whenever a node has no figures, more than twenty names are new or gone, or anything",
+        "  else is wrong. For ten seconds after it lengths stay as it said, since figures may be older than that.",
+        "  Queues with a quote or a backslash in their name wait for that list. Each node has to have the plugin",
+        "  `rabbitmq_prometheus`, at a port that can be reached from here.",
+        "- `GUARDIAN_SHARD_BY_VHOST=true` gives each vhost passes of its own, which many workers share.",
+        "- `GUARDIAN_POLL_SECONDS` is how often there is one.",
+        "",
+        "[A million queues](a-million-queues.md) says on paper what becomes of these figures then.",
+    ]
+    machines = _machines(measured)
+    lines += ["", *(f"- {day}: {machine}" for day, machine in machines)] if machines else []
+    for name, title in TITLES.items():
+        lines += ["", f"## {title}", ""]
+        if name not in measured:
+            lines.append(f"`make bench ONLY={name}` measures it; no figures are kept here yet.")
+            continue
+        if name == "growth":
+            lines += ["![Seconds of a pass and of the list that it makes, against the number of queues](speed.svg)", ""]
+        lines += _table(measured[name]["figures"])
+    return "\n".join(lines) + "\n"
+
+
+def _machines(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the days and the machines of the figures, each once."""
+    return sorted({(one["at"][:10], _machine(one["machine"])) for one in measured.values()})
+
+
+def _machine(machine: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def _table(figures: Iterable[Figure]) -> list[str]:
+    lines = ["| | median | lowest to highest | floor | ratio | target |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    for where, group in groupby(figures, key=lambda figure: str(figure["where"])):
+        lines.append(f"| **{where}** | | | | | |")
+        lines += [_row(figure) for figure in group]
+    return lines
+
+
+def _row(figure: Figure) -> str:
+    unit = figure["unit"]
+    spread = ""
+    if figure["lowest"] != figure["highest"]:
+        spread = f"{_number(figure['lowest'], unit)} to {_number(figure['highest'], unit)}"
+    ratio = "" if figure["ratio"] is None else f"{figure['ratio']:.2f}"
+    target = f"{figure['target']}{', missed' if figure['met'] is False else ''}"
+    cells = (figure["what"], _measure(figure["median"], unit), spread, _measure(figure["floor"], unit), ratio, target)
+    return f"| {' | '.join(cells)} |"
+
+
+def _measure(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{_number(value, unit)} {unit}".rstrip()
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.3f}" if unit == "s" else f"{value:,.0f}"
+
+
+# The chart
+
+WIDTH, HEIGHT = 720, 360
+LEFT, RIGHT, TOP, BOTTOM = 60, 200, 20, 50
+LINES = {
+    "SQLite": ("#1f6fb4", "a pass, SQLite"),
+    "PostgreSQL": ("#1b7f4b", "a pass, PostgreSQL"),
+    "list": ("#8a8a8a", "the list alone (L)"),
+}
+
+
+def chart() -> str:
+    """Return ``docs/speed.svg``: the seconds of a pass, and of its list, against the number of queues."""
+    series = _series(kept())
+    points = [point for one in series.values() for point in one]
+    most_queues, most_seconds = max(x for x, _ in points), max(y for _, y in points)
+
+    def at(queues: float, seconds: float) -> tuple[float, float]:
+        x = LEFT + queues / most_queues * (WIDTH - LEFT - RIGHT)
+        y = HEIGHT - BOTTOM - seconds / most_seconds * (HEIGHT - TOP - BOTTOM)
+        return round(x, 1), round(y, 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="13"'
+        ' font-family="sans-serif">',
+        "<title>Seconds of a pass and of the list that it makes, against the number of queues</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+    ]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        x, y = at(share * most_queues, share * most_seconds)
+        right, floor = at(most_queues, 0)
+        parts += [
+            f'<path d="M{LEFT} {y}H{right}" stroke="#e0e0e0"/>',
+            f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end" fill="#333333">{share * most_seconds:.1f} s</text>',
+            f'<text x="{x}" y="{floor + 20}" text-anchor="middle" fill="#333333">{share * most_queues:,.0f}</text>',
+        ]
+    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 10}" fill="#333333">queues</text>')
+    for number, (name, (colour, words)) in enumerate(LINES.items()):
+        places = [at(*point) for point in series.get(name, [])]
+        if not places:
+            continue
+        dashes = ' stroke-dasharray="6 4"' if name == "list" else ""
+        path = " ".join(f"{x},{y}" for x, y in places)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
+        parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in places]
+        y = TOP + 20 + 22 * number
+        x = WIDTH - RIGHT + 20
+        parts.append(f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="2"{dashes}/>')
+        parts.append(f'<text x="{x + 32}" y="{y}" fill="#333333">{words}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _series(measured: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Return the points of each line: queues and seconds."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for figure in measured["growth" if "growth" in measured else "steady_pass"]["figures"]:
+        if figure["what"] != "1 in 10 changed":
+            continue
+        queues, _, database = figure["where"].partition(" queues, ")
+        number = float(queues.replace(",", ""))
+        series.setdefault(database, []).append((number, figure["median"]))
+        if database == "SQLite":
+            series.setdefault("list", []).append((number, figure["floor"]))
+    return series
+
+
+# A million queues, on paper
+
+MILLION = 1_000_000
+
+
+def million_page() -> str:
+    """Return ``docs/a-million-queues.md``, with what the benchmarks measured."""
+    measured = kept()
+    text = (PROJECT / "local" / "a-million-queues.md").read_text()
+    return text.format_map(_of_a_million(measured))
+
+
+def _of_a_million(measured: Mapping[str, Any]) -> dict[str, str]:
+    """Return the figures that the text names, worked out from those of the largest size that was measured."""
+    series = _series(measured)
+    passes = series.get("PostgreSQL", series["SQLite"])
+    (few, few_seconds), (many, seconds), (_, listing) = passes[0], passes[-1], series["list"][-1]
+    own = max(seconds - listing, 0.0)
+    times = MILLION / many
+    peak = max((figure["median"] for figure in _all(measured, "MB")), default=0.0)
+    scraped = [figure["median"] for figure in _all(measured, "s") if figure["what"] == "the figures alone"]
+    return {
+        "most": f"{many:,.0f}",
+        "list": f"{listing:.2f} s",
+        "list_million": f"{listing * times:.0f} s",
+        "own": f"{own:.2f} s",
+        "own_million": f"{own * times:.0f} s",
+        "peak": f"{peak:.0f} MB",
+        "peak_million": f"{peak * times / 1000:.0f} GB",
+        "scrape": f"{min(scraped):.2f} s for 10,000" if scraped else "not yet",
+        "scrape_million": f"{min(scraped) * 100:.0f} s" if scraped else "",
+        "few": f"{few:,.0f}",
+        "few_seconds": f"{few_seconds:.2f} s",
+        "vhosts": f"{MILLION / few:,.0f}",
+        "workers": f"{MILLION / few * few_seconds / 5:.0f}",
+        "workers_minute": f"{MILLION / few * few_seconds / 60:.0f}",
+        "changed": f"{MILLION // 10:,}",
+        "rows_a_second": f"{MILLION // 10 // 5:,}",
+    }
+
+
+def _all(measured: Mapping[str, Any], unit: str) -> list[Figure]:
+    """Return the figures of passes that have this unit."""
+    of_passes = ("steady_pass", "growth", "memory", "prometheus")
+    figures = [figure for name in of_passes for figure in measured.get(name, {}).get("figures", ())]
+    return [figure for figure in figures if figure["unit"] == unit]
+
+
+def main() -> None:
+    """Take the figures of the benchmarks over; those that weren't measured stay as they are."""
+    figures = {**(kept() if KEPT.exists() else {}), **gather()}
+    KEPT.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+    print(f"docs/{KEPT.name}")
+
+
+if __name__ == "__main__":
+    main()
