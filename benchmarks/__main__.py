@@ -1,7 +1,8 @@
 """``make bench``: measure, print a table, write JSON to ``var/bench/``, and fail where a target was missed.
 
-``python -m benchmarks [NAME ...]`` measures these only. Everything runs against a broker and databases of its own, on
-127.0.0.1, and all that was started ends with it.
+``python -m benchmarks [NAME ...]`` measures these only, and those whose name goes on after it: ``consumers`` has
+``consumers_rate`` with it. Everything runs against a broker and databases of its own, on 127.0.0.1, and all that was
+started ends with it.
 """
 
 import argparse
@@ -16,7 +17,25 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import cascade, orphan_sweep, publishing, queue_list, registrations, steady_pass
+from benchmarks import (
+    cascade,
+    consumers,
+    consumers_priority,
+    consumers_rate,
+    deleting,
+    growth,
+    memory,
+    message_store,
+    message_store_api,
+    message_store_worker,
+    orphan_sweep,
+    prometheus,
+    publishing,
+    queue_list,
+    registrations,
+    steady_pass,
+    warned,
+)
 from benchmarks.figures import Figure, show
 from benchmarks.services import PROJECT, ChildError, Services, running
 from local.processes import StartError
@@ -24,11 +43,22 @@ from rabbit.management import BrokerError
 
 BENCHMARKS: dict[str, Callable[[Services], list[Figure]]] = {
     "steady_pass": steady_pass.measure,
+    "growth": growth.measure,
+    "memory": memory.measure,
+    "prometheus": prometheus.measure,
+    "warned": warned.measure,
+    "deleting": deleting.measure,
     "queue_list": queue_list.measure,
     "cascade": cascade.measure,
     "orphan_sweep": orphan_sweep.measure,
     "registrations": registrations.measure,
     "publishing": publishing.measure,
+    "consumers": consumers.measure,
+    "consumers_rate": consumers_rate.measure,
+    "consumers_priority": consumers_priority.measure,
+    "message_store": message_store.measure,
+    "message_store_worker": message_store_worker.measure,
+    "message_store_api": message_store_api.measure,
 }
 RESULTS = PROJECT / "var" / "bench"
 
@@ -37,10 +67,11 @@ def main() -> int:
     """Run the benchmarks that the command line names, and return the exit code: 1 where a target was missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure; by default all there is.")
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"one of: {', '.join(BENCHMARKS)}")
-    names = parser.parse_args().only or list(BENCHMARKS)
-    unknown = [name for name in names if name not in BENCHMARKS]
+    only = parser.parse_args().only
+    unknown = [name for name in only if name not in BENCHMARKS]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+    names = [name for name in BENCHMARKS if not only or any(f"{name}_".startswith(f"{one}_") for one in only)]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # by which everything that was started is ended
     console = Console()

@@ -16,6 +16,9 @@ QUEUES_OF_A_USER = 20
 EXCHANGES = 50
 LOAD_SECONDS = 600.0
 
+MOST_AT_ONCE = 10_000
+"""So many queues does one request make: the broker takes no body of more than 8 MB."""
+
 
 def user_name(number: int) -> str:
     """Return the name of the Pulse user whose queue the one of this number is."""
@@ -34,7 +37,8 @@ def filled_vhost(services: Services, queues: int) -> Iterator[str]:
     services.say(f"making {queues:,} queues and {2 * queues:,} bindings")
     services.management.make_vhost(vhost)
     try:
-        import_definitions(services, _definitions(queues), vhost)
+        for first in range(0, queues, MOST_AT_ONCE):
+            import_definitions(services, _definitions(range(first, min(first + MOST_AT_ONCE, queues))), vhost)
         wait_for_messages(services.management, vhost, queues=queues, messages=0)
         yield vhost
     finally:
@@ -42,7 +46,7 @@ def filled_vhost(services: Services, queues: int) -> Iterator[str]:
         services.management.delete_vhost(vhost)
 
 
-def _definitions(queues: int) -> dict[str, list[dict[str, object]]]:
+def _definitions(queues: range) -> dict[str, list[dict[str, object]]]:
     exchanges = [f"exchange/build-{number}/events" for number in range(EXCHANGES)]
     return {
         "exchanges": [
@@ -50,8 +54,7 @@ def _definitions(queues: int) -> dict[str, list[dict[str, object]]]:
             for name in exchanges
         ],
         "queues": [
-            {"name": queue_name(number), "durable": True, "auto_delete": False, "arguments": {}}
-            for number in range(queues)
+            {"name": queue_name(number), "durable": True, "auto_delete": False, "arguments": {}} for number in queues
         ],
         "bindings": [
             {
@@ -61,7 +64,7 @@ def _definitions(queues: int) -> dict[str, list[dict[str, object]]]:
                 "routing_key": f"repository.{number % 97}.#",
                 "arguments": {},
             }
-            for number in range(queues)
+            for number in queues
             for again in range(2)
         ],
     }

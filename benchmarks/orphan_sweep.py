@@ -35,7 +35,7 @@ def measure(services: Services) -> list[Figure]:
         with _registered(services, queues) as vhosts:
             for database in services.databases:
                 services.say(f"sweeps over {queues:,} queues on {database}")
-                told = {"vhosts": vhosts, "queues": queues, "orphans": ORPHANS, "rounds": ROUNDS}
+                told: dict[str, Any] = {"vhosts": vhosts, "queues": queues, "orphans": ORPHANS, "rounds": ROUNDS}
                 measured = services.measure("benchmarks.sweeps", database, "/", **told)
                 smallest.setdefault(database, measured)
                 most = MOST_RATIO if queues == SIZES[-1] else None

@@ -2,22 +2,18 @@
 
 import base64
 import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
 
 from accounts.models import AuthToken, Owner
-from benchmarks.services import PROJECT
-from local.processes import free_port, kill, port_answers, spawn
+from benchmarks.serving import served
 from queues.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
 from queues.subscriptions import Presented, make_subscription
 from rabbit import connections
@@ -27,7 +23,6 @@ from rabbit.names import subscription_queue
 AT_ONCE = 8
 NEW_AGENTS = 20
 WARM_UPS = 18
-SECONDS_TO_START = 60
 
 # It authenticates whoever asks, as all do, and finds only then that nothing can be made there: 405. So it costs what
 # every request costs, and does no work.
@@ -106,7 +101,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     of each divided by its queues. ``agents``: new agents, from the request for a subscription to the queue's answer.
     """
     with ExitStack() as stack:
-        port = stack.enter_context(_served())
+        port = stack.enter_context(served())
         stack.callback(_leave_nothing)
         agents = _Agents(port, "agents@example.org")
         subscription = agents.subscribe()
@@ -189,30 +184,6 @@ def _broker() -> _Client:
     assert url.port is not None
     credentials = f"{unquote(url.username or '')}:{unquote(url.password or '')}".encode()
     return _Client(url.port, f"Basic {base64.b64encode(credentials).decode()}")
-
-
-@contextmanager
-def _served() -> Iterator[int]:
-    """Serve Guardian as it is served in production, on the port that this gives."""
-    port = free_port()
-    log = Path(os.environ["GUARDIAN_VAR_DIR"]) / "gunicorn.log"
-    command = [sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"127.0.0.1:{port}"]
-    with log.open("wb") as output:
-        server = spawn(
-            [*command, "--worker-class", "gthread", "--threads", "4"],
-            environment=os.environ,
-            directory=PROJECT,
-            output=output,
-        )
-        try:
-            until = time.monotonic() + SECONDS_TO_START
-            while not port_answers(port):
-                assert server.poll() is None, log.read_text(errors="replace")[-2000:]
-                assert time.monotonic() < until, "gunicorn doesn't answer"
-                time.sleep(0.1)
-            yield port
-        finally:
-            kill(server)
 
 
 def _leave_nothing() -> None:

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,12 @@ class Services:
         versions = {"RabbitMQ": str(self.management.overview()["rabbitmq_version"]), "Python": sys.version.split()[0]}
         return versions | {"databases": ", ".join(self.databases)}
 
-    def measure(self, module: str, database: str, vhost: str, **arguments: Any) -> dict[str, Any]:
+    def measure(
+        self, module: str, database: str, vhost: str, *, settings: Mapping[str, str] | None = None, **arguments: Any
+    ) -> dict[str, Any]:
         """Return what ``module.measure(vhost=…, **arguments)`` gives in a process of its own, on an empty database.
 
-        The process has Guardian's settings as they are documented, and guards this vhost.
+        The process has Guardian's settings as they are documented, but for these, and guards this vhost.
         Raises ChildError when it fails, or takes more than ``CHILD_SECONDS``.
         """
         with tempfile.TemporaryDirectory(dir=self.directory) as name:
@@ -62,7 +64,7 @@ class Services:
             with log.open("wb") as output:
                 child = spawn(
                     [sys.executable, "-m", "benchmarks.child", module, call, outcome],
-                    environment=self._environment(directory, database, vhost),
+                    environment={**self._environment(directory, database, vhost), **(settings or {})},
                     directory=PROJECT,
                     output=output,
                 )

@@ -1,4 +1,4 @@
-"""A steady pass beside the listing that it makes, at 2,000 and at 10,000 queues with two bindings each."""
+"""Passes beside the listing that they make, at 2,000 and at 10,000 queues with two bindings each."""
 
 from typing import Any
 
@@ -7,10 +7,14 @@ from benchmarks.load import filled_vhost
 from benchmarks.services import Services
 
 SIZES = (2_000, 10_000)
+"""What is asked of a number is that it's the same at both; what is asked of a time or of memory holds at the larger."""
+
 ROUNDS = 15
 
-MOST_RATIO = 1.6
-MOST_MEGABYTES = 400
+MOST_CHANGED = 1.25
+MOST_UNCHANGED = 1.15
+MOST_FIRST = 2.0
+MOST_MEGABYTES = 200
 
 
 def measure(services: Services) -> list[Figure]:
@@ -28,13 +32,20 @@ def measure(services: Services) -> list[Figure]:
 
 
 def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any]) -> list[Figure]:
-    changed, unchanged = measured["changed"], measured["unchanged"]
-    figures = [
-        Figure(where, "1 in 10 changed", "s", changed["pass"], changed["listing"], MOST_RATIO),
-        Figure(where, "nothing changed", "s", unchanged["pass"], unchanged["listing"], MOST_RATIO),
-        Figure(where, "without its listing", "s", changed["own"], changed["listing"]),
+    changed, unchanged, first = measured["changed"], measured["unchanged"], measured["first"]
+    is_judged = measured is not smallest
+    passes = [
+        ("1 in 10 changed", changed, MOST_CHANGED),
+        ("nothing changed", unchanged, MOST_UNCHANGED),
+        ("all of them new", first, MOST_FIRST),
     ]
+    figures = [
+        Figure(where, what, "s", found["pass"], found["listing"], most if is_judged else None)
+        for what, found, most in passes
+    ]
+    figures.append(Figure(where, "without its listing", "s", changed["own"], changed["listing"]))
     for name, what in (("statements", "SQL statements"), ("requests", "HTTP requests")):
-        floor = [] if measured is smallest else smallest[name]
-        figures.append(Figure(where, what, "", measured[name], floor, most=1 if floor else None, exactly=True))
-    return [*figures, Figure(where, "peak memory", "MB", [measured["peak_mb"]], most=MOST_MEGABYTES)]
+        floor = smallest[name] if is_judged else []
+        figures.append(Figure(where, what, "", measured[name], floor, most=1 if is_judged else None, exactly=True))
+    peak = Figure(where, "peak memory", "MB", [measured["peak_mb"]], most=MOST_MEGABYTES if is_judged else None)
+    return [*figures, peak]

@@ -1,0 +1,52 @@
+"""From the moment a queue passes its warn length to the mail about it, accepted by the mail server: 500 in one pass."""
+
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks.figures import Figure
+from benchmarks.load import filled_vhost
+from benchmarks.services import Services
+from local.processes import free_port
+from local.redis import PrivateRedis
+
+QUEUES = 10_000
+WARNED = 500
+ROUNDS = 9
+
+POLL_SECONDS = 5
+MOST_SECONDS = POLL_SECONDS + 2
+"""For the 99th of a hundred mails: a queue waits for the next pass, and that is up to one interval away."""
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database, with the processes and the task queue of production.
+
+    The floor of the mails' time, first to last, is that of as many mails sent over one bare connection.
+    """
+    figures: list[Figure] = []
+    with PrivateRedis() as redis, filled_vhost(services, QUEUES) as vhost:
+        for database in services.databases:
+            services.say(f"mails about {WARNED} of {QUEUES:,} queues on {database}")
+            port = free_port()
+            settings = {
+                "GUARDIAN_WARN_QUEUE_LENGTH": "2",
+                "GUARDIAN_QUIET_SECONDS": "0",
+                "GUARDIAN_POLL_SECONDS": str(POLL_SECONDS),
+                "CELERY_BROKER_URL": redis.url,
+                "EMAIL_URL": f"smtp://127.0.0.1:{port}",
+            }
+            told = {"queues": QUEUES, "warned": WARNED, "rounds": ROUNDS, "port": port}
+            measured = services.measure("benchmarks.warned_child", database, vhost, settings=settings, **told)
+            figures += _figures(f"{WARNED} of {QUEUES:,} queues, {database}", measured)
+    return figures
+
+
+def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
+    delays: list[list[float]] = measured["delays"]
+    return [
+        Figure(
+            where, "to the mail, 99th percentile", "s", [quantiles(one, n=100)[-1] for one in delays], (), MOST_SECONDS
+        ),
+        Figure(where, "to the mail, median", "s", [median(one) for one in delays]),
+        Figure(where, "from the first mail to the last", "s", measured["mails"], measured["bare"]),
+    ]

@@ -1,0 +1,127 @@
+"""Guardian's processes at work, and the time from a message published to a mail accepted. For ``benchmarks.child``."""
+
+import os
+import re
+import smtplib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+from accounts.models import Owner, PulseUser
+from benchmarks.load import publish_one_each, queue_name, wait_for_messages
+from benchmarks.passes import timed
+from benchmarks.services import PROJECT
+from local.mail import Mail, MailCatcher
+from local.processes import Group
+from queues.models import Notification, Queue
+from rabbit import connections
+
+SECONDS = 120.0
+"""How long all mails of a round may take."""
+
+
+class Mails:
+    """When which mail came: by the queue that it is about, of the kind that is waited for."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+        self._changed = threading.Condition()
+        self._subject = ""
+
+    def note(self, mail: Mail) -> None:
+        """Note a mail, from the server's thread."""
+        at = time.monotonic()
+        found = re.search(r"queue/\S+", mail.subject)
+        with self._changed:
+            if found is not None and self._subject in mail.subject:
+                self._at.setdefault(found[0], at)
+                self._changed.notify_all()
+
+    def expect(self, subject: str) -> None:
+        """Forget all mails, and wait for such with this in their subject from now on."""
+        with self._changed:
+            self._at, self._subject = {}, subject
+
+    def wait(self, number: int) -> dict[str, float]:
+        """Return when the mails about so many queues came. Raises TimeoutError past ``SECONDS``."""
+        deadline = time.monotonic() + SECONDS
+        with self._changed:
+            while len(self._at) < number:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise TimeoutError(f"{len(self._at)} mails of {number} within {SECONDS:.0f} s")
+            return dict(self._at)
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """Run the processes of the Procfile, but for the web one."""
+    var = Path(os.environ["GUARDIAN_VAR_DIR"])
+    lines = dict(line.split(": ", 1) for line in (PROJECT / "Procfile").read_text().splitlines() if line)
+    group = Group(os.environ, directory=PROJECT, logs=var / "logs")
+    binaries = Path(sys.executable).parent
+    try:
+        for name in ("guard", "worker", "beat"):
+            command = [str(binaries / "celery"), *lines[name].split()[1:]]
+            if name == "beat":
+                command += ["--schedule", str(var / "beat-schedule")]
+            group.start(name, command)
+        yield
+    finally:
+        group.stop()
+
+
+def measure(vhost: str, queues: int, warned: int, rounds: int, port: int) -> dict[str, Any]:
+    """Return the seconds from each queue's passing its warn length to the mail about it, a list for each round.
+
+    ``mails`` are the seconds from the first mail to the last, and ``bare`` those of as many mails over one connection.
+    """
+    account = PulseUser.objects.create(username="user-0", ready=True)
+    account.owners.add(Owner.objects.create_user("owner@example.org", vouched=True))
+    PulseUser.objects.bulk_create(PulseUser(username=f"user-{number}", ready=True) for number in range(1, queues // 20))
+    for user in PulseUser.objects.exclude(id=account.id):
+        user.owners.add(account.owners.get())
+    management = connections.management()
+    mails = Mails()
+    names = [queue_name(number) for number in range(0, queues, queues // warned)]
+    delays, lasted, bare = [], [], []
+    with MailCatcher(port=port, on_mail=mails.note) as catcher, at_work():
+        deadline = time.monotonic() + SECONDS
+        while Queue.objects.count() < queues:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no pass within {SECONDS:.0f} s")
+            time.sleep(0.1)
+        for number in range(1 + rounds):
+            publish_one_each(connections.amqp_url(), vhost, names)
+            wait_for_messages(management, vhost, queues=queues, messages=len(names))
+            time.sleep(number * 1.3 % 5)  # so that they are at every point of the interval
+            mails.expect("Warning")
+            at = time.monotonic()
+            publish_one_each(connections.amqp_url(), vhost, names)
+            came = mails.wait(len(names))
+            if number:  # the first warms up
+                delays.append([came[name] - at for name in names])
+                lasted.append(max(came.values()) - min(came.values()))
+                bare.append(timed(lambda: _send_bare(port, len(names)))[0])
+            mails.expect("")
+            for name in names:
+                management.purge_queue(vhost, name)
+            mails.wait(len(names))
+            while Notification.objects.exclude(state=Notification.State.SENT).exists():
+                time.sleep(0.1)
+            catcher.clear()
+    return {"delays": delays, "mails": lasted, "bare": bare}
+
+
+def _send_bare(port: int, number: int) -> None:
+    """Send so many mails of an ordinary size over one connection."""
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = "guardian@localhost", "owner@example.org", "A mail"
+    message.set_content("A line of text, as long as most of them are.\n" * 40)
+    with smtplib.SMTP("127.0.0.1", port) as server:
+        for _ in range(number):
+            server.send_message(message)
