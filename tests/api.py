@@ -3,9 +3,35 @@
 import json
 from typing import Any
 
-from django.test import Client
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
 
 from accounts.models import AuthToken, Owner
+from guardian_site.wsgi import application
+
+
+def answer_to(**environ: Any) -> HttpResponse:
+    """Return what gunicorn would answer to this, whatever a client of Django's would make of it."""
+    answer = HttpResponse()
+
+    def start(status: str, headers: list[tuple[str, str]]) -> None:
+        answer.status_code = int(status.split()[0])
+        for name, value in headers:
+            answer[name] = value
+
+    signals = request_started, request_finished  # at which connections are closed, though a test is in a transaction
+    for signal in signals:
+        signal.disconnect(close_old_connections)
+    try:
+        parts = application(RequestFactory()._base_environ(**environ), start)
+        answer.content = b"".join(parts)
+        parts.close()
+    finally:
+        for signal in signals:
+            signal.connect(close_old_connections)
+    return answer
 
 
 class Program:

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 import pika
 import pytest
 from django.conf import settings as django_settings
+from django.core.servers.basehttp import WSGIRequestHandler
 from django.db import connection, transaction
 from django.test import TransactionTestCase
 
@@ -19,17 +20,40 @@ from rabbit.management import Management
 from tests.agents import agents  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.plugin import VAR
+from tests.served import served  # noqa: F401
 
 KEPT_TABLES = {"django_content_type", "auth_permission"}
 """What the migrations write and no test changes."""
 
+CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
+"""No model's: how often somebody did something."""
+
 DATABASE_FIXTURES = {"db", "transactional_db", "guarded"}
+
+ON_ONE_DATABASE = {
+    "test_account_pages", "test_admin", "test_admin_agents", "test_api_errors", "test_api_schema", "test_channels",
+    "test_docs", "test_doctor", "test_door", "test_error_pages", "test_failures", "test_fuzz", "test_invariants",
+    "test_kills", "test_mails", "test_message_store_pages", "test_oidc", "test_operator_views", "test_preferences",
+    "test_queue_page", "test_settings_page", "test_signin", "test_site", "test_site_agents", "test_stomp",
+    "test_subscription_pages", "test_tokens", "test_who_may",
+}  # fmt: skip
+"""What asks no more of a database than to keep rows: it is about words, input, rights, the broker or the mail server.
+
+The rules and statements that they come to are tested elsewhere, on both; and half of the second run's time is saved.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the database, so that they can be run on the other one too."""
+    """Mark the tests that use the database, so that they can be run on the other one too.
+
+    Left out are those named above, and Chromium's: what they look at is the same on both.
+    """
     for item in items:
-        if item.get_closest_marker("django_db") or DATABASE_FIXTURES & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        uses_database = item.get_closest_marker("django_db") or DATABASE_FIXTURES & fixtures
+        if item.path.stem in ON_ONE_DATABASE or "browser" in fixtures:
+            continue
+        if uses_database:
             item.add_marker(pytest.mark.database)
 
 
@@ -43,7 +67,7 @@ def django_db_modify_db_settings() -> None:
 
 def empty_database(self: TransactionTestCase) -> None:
     """Empty the tables that have rows: Django empties all, and writes every permission anew, for each test."""
-    tables = [name for name in connection.introspection.django_table_names() if name not in KEPT_TABLES]
+    tables = {*connection.introspection.django_table_names(), CACHE_TABLE} - KEPT_TABLES
     filled = " UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (SELECT 1 FROM {name})" for name in tables)
     with connection.constraint_checks_disabled(), transaction.atomic(), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -54,6 +78,9 @@ def empty_database(self: TransactionTestCase) -> None:
 
 
 TransactionTestCase._fixture_teardown = empty_database  # type: ignore[attr-defined]
+
+# An answer of the live server is two packets. The second would wait 40 ms for the receipt of the first.
+WSGIRequestHandler.disable_nagle_algorithm = True
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,9 @@ def broker() -> Iterator[Broker]:
         stomp_url = os.environ.get("GUARDIAN_TEST_STOMP_URL") or _stomp_url(outside)
         yield Broker(outside, os.environ["GUARDIAN_TEST_RABBIT_URL"], stomp_url=stomp_url)
         return
-    with PrivateNode(plugins=["rabbitmq_management", "rabbitmq_stream", "rabbitmq_web_stomp"]) as node:
+    with PrivateNode(
+        plugins=["rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_stream", "rabbitmq_web_stomp"]
+    ) as node:
         yield Broker(node.management_url, node.amqp_url, node, node.stomp_url)
 
 
@@ -157,6 +186,28 @@ def guarded(transactional_db: None, settings: Any, broker: Broker, vhost: str) -
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
     return vhost
+
+
+@pytest.fixture
+def environment(guarded: str, broker: Broker) -> dict[str, str]:
+    """Give the environment in which another process sees what this test sees."""
+    database = connection.settings_dict
+    if connection.vendor == "sqlite":
+        url = f"sqlite:///{database['NAME']}"
+    else:
+        url = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
+    return {
+        **os.environ,
+        "DATABASE_URL": url,
+        "RABBITMQ_MANAGEMENT_URL": broker.management_url,
+        "RABBIT_URL": broker.amqp_url,
+        "GUARDIAN_VHOSTS": guarded,
+        "GUARDIAN_PULSE_VHOST": guarded,
+        "GUARDIAN_WARN_QUEUE_LENGTH": "5",
+        "GUARDIAN_MAX_QUEUE_LENGTH": "10",
+        "GUARDIAN_POLL_SECONDS": "0.2",
+        "GUARDIAN_OPERATOR_EMAILS": "ops@example.org",
+    }
 
 
 @pytest.fixture

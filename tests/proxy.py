@@ -49,6 +49,7 @@ class Proxy:
         self._delay_seconds = 0.0
         self._bytes_left: int | None = None
         self._to_close = 0
+        self._requests_left: int | None = None
         self._reset = False
         self._parts: Iterable[bytes] | None = None
         self._pause_seconds = 0.0
@@ -68,6 +69,10 @@ class Proxy:
         """
         self._to_close = count
         self._reset = reset
+
+    def close_after(self, count: int) -> None:
+        """Let so many more requests through, and close the connections of all that follow, as if nobody were there."""
+        self._requests_left = count
 
     def answer(self, *parts: bytes) -> None:
         """Answer every request with these bytes and close the connection; the server sees nothing of it."""
@@ -136,6 +141,9 @@ class Proxy:
             self.requests += 1
             close = self._to_close > 0
             self._to_close -= close
+            if self._requests_left is not None:
+                close = close or self._requests_left <= 0
+                self._requests_left -= 1
         if close:
             if self._reset:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -3,6 +3,7 @@
 import uuid
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from queues import bulk
@@ -55,6 +56,37 @@ def test_every_kind_of_value_comes_back_as_it_went_in():
     assert QueueEvent.objects.get().details == facts
 
 
+def test_no_text_is_taken_for_another_beside_others():
+    names = ["a\\", '"', "{b,c}", "NULL", "", " ", ",", "\\N", "'", "%s", "\t\n", "é\u202e"]
+    facts = [{}, {"a": names[0]}, {"c": '"', "d": None}, {"b": [1.5, True]}]
+    inserted = bulk.insert(Queue, FIELDS, rows(*names), returning=("id", "name"))
+    assert sorted(name for _, name in inserted) == sorted(names)
+    assert sorted(Queue.objects.values_list("name", flat=True)) == sorted(names)
+    given = [(id_, "/", name, "gone", NOW, facts[n % 4]) for n, (id_, name) in enumerate(inserted)]
+    bulk.insert(QueueEvent, ("queue", "vhost", "queue_name", "kind", "at", "details"), given)
+    events = {one.queue_id: (one.queue_name, one.at, one.details) for one in QueueEvent.objects.all()}
+    assert events == {id_: (name, at, details) for id_, _, name, _, at, details in given}
+    bulk.update(
+        Queue,
+        ("ready", "quiet_until"),
+        [(id_, n or None, NOW if n % 2 else None) for n, (id_, _) in enumerate(inserted)],
+    )
+    assert [Queue.objects.get(id=id_).ready for id_, _ in inserted[:3]] == [None, 1, 2]
+    assert [Queue.objects.get(id=id_).quiet_until for id_, _ in inserted[:3]] == [None, NOW, None]
+
+
+def test_what_is_the_same_in_every_row_is_there_in_each():
+    inserted = bulk.insert(Queue, FIELDS, rows("a", "b", "c"), returning=("id",))
+    bulk.update(
+        Queue, ("ready", "said", "quiet_until", "recovery_said"), [(id_, 5, "warned", NOW, True) for (id_,) in inserted]
+    )
+    after = set(Queue.objects.values_list("ready", "unacknowledged", "said", "quiet_until", "recovery_said", "folded"))
+    assert after == {(5, None, "warned", NOW, True, 0)}
+    ids = [(id_,) for (id_,) in inserted]
+    assert Queue.objects.filter(bulk.among(Queue, ("vhost", "said"), [("/", "warned")] * 3)).count() == 3
+    assert Queue.objects.filter(bulk.among(Queue, ("id",), ids[:1] * 2)).count() == 1
+
+
 def test_an_update_can_set_a_value_to_nothing():
     ((id_,),) = bulk.insert(Queue, FIELDS, rows("q"), returning=("id",))
     bulk.update(Queue, ("ready", "quiet_until"), [(id_, None, NOW)])
@@ -67,3 +99,43 @@ def test_among_finds_the_rows_with_these_keys_and_no_others():
     bulk.insert(Queue, FIELDS, rows("a", "b", "c"))
     found = Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), [("/", "a"), ("/", "z"), ("other", "b")]))
     assert [queue.name for queue in found] == ["a"]
+
+
+# Planned once
+
+
+def square(number):
+    with connection.cursor() as cursor:
+        bulk.execute_planned(cursor, "square", "SELECT %s::integer * %s::integer", [number, number])
+        return cursor.fetchone()[0]
+
+
+def planned():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE name = 'square'")
+        return cursor.fetchone()[0]
+
+
+@pytest.fixture
+def postgresql(transactional_db):
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL alone plans what it is told to")
+    connection.close()
+    yield
+    connection.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_statement_is_planned_once_a_connection(postgresql):
+    assert [square(number) for number in (2, 3)] == [4, 9]
+    assert planned() == 1
+    connection.close()
+    assert square(4) == 16
+    assert planned() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_stays_planned_on_connections_that_a_pool_hands_on(postgresql, monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    assert [square(number) for number in (2, 3)] == [4, 9]
+    assert planned() == 0

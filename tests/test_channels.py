@@ -402,7 +402,7 @@ def test_a_service_that_does_not_answer_in_time_is_left(channel, webhook, how):
     webhook.slowly = trickle() if how == "trickling" else lambda write: time.sleep(20)
     began = time.monotonic()
     assert "answer came within" in failure(channel)
-    assert time.monotonic() - began < 13
+    assert time.monotonic() - began < 18  # the other end would take 20
 
 
 @pytest.mark.slow
@@ -411,7 +411,7 @@ def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private):
         channel = make_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")
         began = time.monotonic()
         assert failure(channel)
-        assert time.monotonic() - began < 13
+        assert time.monotonic() - began < 18
 
 
 def test_an_answer_that_grows_when_it_is_unpacked_does_no_harm(channel, webhook):
@@ -419,7 +419,7 @@ def test_an_answer_that_grows_when_it_is_unpacked_does_no_harm(channel, webhook)
     webhook.headers = {"Content-Encoding": "gzip"}
     began = time.monotonic()
     channels.send(channel, "title", "body")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8
 
 
 # Secrets

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from guardian_site import checks
 from guardian_site.checks import check_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +37,11 @@ def test_good_settings_pass():
         ("RABBITMQ_MANAGEMENT_URL", "http://rabbit:port", "guardian.E002"),
         ("RABBIT_URL", "http://rabbit", "guardian.E002"),
         ("GUARDIAN_BASE_URL", "guardian.example.org", "guardian.E002"),
+        ("RABBIT_URL", "amqp://guardian:123/hunter2@rabbit", "guardian.E002"),
         ("CELERY_BROKER_URL", "", "guardian.E003"),
+        ("CELERY_BROKER_URL", "redis://:123/hunter2@redis:6379/0", "guardian.E003"),
+        ("CELERY_BROKER_URL", "sentinel://:x@one:26379;sentinel://:s3cr/x@two:26379", "guardian.E003"),
+        ("CELERY_BROKER_URL", "amqp://other:5672;amqp://guest:guest@rabbit:5672//", "guardian.E004"),
         ("CELERY_BROKER_URL", "amqp://guest:guest@rabbit:5672//", "guardian.E004"),
         ("CELERY_BROKER_URL", "pyamqp://other:word@rabbit/tasks", "guardian.E004"),
         ("GUARDIAN_WARN_QUEUE_LENGTH", 0, "guardian.E005"),
@@ -49,6 +55,9 @@ def test_good_settings_pass():
         ("GUARDIAN_QUIET_SECONDS", -1, "guardian.E011"),
         ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 21, "guardian.E011"),
         ("GUARDIAN_QUIET_SECONDS", 10**12, "guardian.E011"),
+        ("MESSAGE_STORE_MAX_BODY", 0, "guardian.E011"),
+        ("MESSAGE_STORE_POSTS_PER_MINUTE", -1, "guardian.E011"),
+        ("GUARDIAN_EVENTS_PER_MINUTE", -1, "guardian.E011"),
         ("GUARDIAN_POLL_SECONDS", float("nan"), "guardian.E011"),
         ("DEFAULT_FROM_EMAIL", "guardian@", "guardian.E016"),
         ("GUARDIAN_VHOSTS", ["prod"], "guardian.W003"),
@@ -59,6 +68,7 @@ def test_good_settings_pass():
         ("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", -1, "guardian.E017"),
         ("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", 2000, "guardian.E017"),
         ("GUARDIAN_NO_CONSUMER_MINUTES", -1, "guardian.E011"),
+        ("GUARDIAN_STALLED_MINUTES", -1, "guardian.E011"),
         ("GUARDIAN_VOUCHED_DOMAINS", ["alice@example.org"], "guardian.E018"),
         ("GUARDIAN_VOUCHED_DOMAINS", ["@example.org"], "guardian.E018"),
         ("GUARDIAN_VOUCHED_DOMAINS", ["*.example.org"], "guardian.E018"),
@@ -72,6 +82,33 @@ def test_a_wrong_setting_is_told(settings, name, value, id_):
     messages = check_settings(None)
     assert [message.id for message in messages] == [id_]
     assert messages[0].hint
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+$", r"^(\w+\s?)*$", "^queue/(x|x)*y", "(.*a){25}$", r"^(\d+)*\.$", "^(([a-z])+.)+[A-Z]([a-z])+$"],
+)
+def test_ignored_queues_that_a_name_could_keep_looking_for_ever_are_warned_of(settings, monkeypatch, pattern):
+    settings.GUARDIAN_IGNORED_QUEUES = pattern
+    monkeypatch.setattr(checks, "SEARCH_SECONDS", 0.5)
+    began = time.monotonic()
+    assert ids() == ["guardian.W006"]
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^(amq\.gen|test-)",
+        r"^queue/ci/.*\.tmp$",
+        r"^[a-z]+-\d+-.*-(new|old)$",
+        "(?i)^scratch|keep$",
+        r"^(?!queue/).*$",
+    ],
+)
+def test_usual_ignored_queues_pass(settings, pattern):
+    settings.GUARDIAN_IGNORED_QUEUES = pattern
+    assert ids() == []
 
 
 def test_the_tasks_on_the_guarded_broker_are_refused_whatever_the_loopback_is_called(settings):
@@ -100,6 +137,19 @@ def test_openid_connect_needs_an_address_a_name_and_a_secret(settings, wrong, id
     good = {"OIDC_ISSUER": "https://login.example.org", "OIDC_CLIENT_ID": "guardian", "OIDC_CLIENT_SECRET": "word"}
     for name, value in {**good, **wrong}.items():
         setattr(settings, name, value)
+    assert ids() == ids_
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "ids_"),
+    [
+        ("https://guardian.example.org", "", ["guardian.W005"]),
+        ("https://guardian.example.org", "a long random text", []),
+        ("http://127.0.0.1:8000", "", []),
+    ],
+)
+def test_where_everybody_may_come_by_the_metrics_need_a_token(settings, address, token, ids_):
+    settings.GUARDIAN_BASE_URL, settings.GUARDIAN_METRICS_TOKEN = address, token
     assert ids() == ids_
 
 

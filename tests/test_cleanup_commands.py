@@ -14,7 +14,7 @@ from accounts.models import AuthToken
 from queues import orphans
 from queues.models import Lease, Notification, Removal, SubscriptionQueue, Sweep
 from tests.conftest import Amqp
-from tests.test_commands import environment, run  # noqa: F401
+from tests.test_commands import run
 from tests.test_orphans import AWAY, Registered, alice, lost  # noqa: F401
 
 COMMANDS = ["cleanup_orphan_queues", "cleanup_stale_subscriptions"]
@@ -31,7 +31,7 @@ def called(*arguments):
 def test_a_dry_run_on_a_broker_with_queues_of_every_kind_names_exactly_the_orphans(
     alice,  # noqa: F811
     agents,
-    environment,  # noqa: F811
+    environment,
     amqp,
     broker,
     management,

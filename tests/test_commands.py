@@ -1,7 +1,7 @@
 """The commands, run as their users run them: as processes, killed ones included."""
 
+import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -11,37 +11,19 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import redis
 from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from local.invariants import broken
+from local.redis import PrivateRedis
 from queues.models import Lease, Notification, Pass, Queue
+from tests.faults import follow
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def environment(guarded, broker, settings):
-    """Return the environment in which another process sees what this test sees."""
-    database = connection.settings_dict
-    if connection.vendor == "sqlite":
-        url = f"sqlite:///{database['NAME']}"
-    else:
-        url = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
-    return {
-        **os.environ,
-        "DATABASE_URL": url,
-        "RABBITMQ_MANAGEMENT_URL": broker.management_url,
-        "RABBIT_URL": broker.amqp_url,
-        "GUARDIAN_VHOSTS": guarded,
-        "GUARDIAN_PULSE_VHOST": guarded,
-        "GUARDIAN_WARN_QUEUE_LENGTH": "5",
-        "GUARDIAN_MAX_QUEUE_LENGTH": "10",
-        "GUARDIAN_POLL_SECONDS": "0.2",
-        "GUARDIAN_OPERATOR_EMAILS": "ops@example.org",
-    }
 
 
 def start(environment, *arguments, **changes):
@@ -186,32 +168,61 @@ def test_with_the_task_queue_away_the_pass_completes_and_the_sweep_delivers_late
     assert [mail.subject for mail in mailbox.mails] == ["[Guardian] Deleted: long had 11 messages"]
 
 
+@contextlib.contextmanager
+def celery(environment, *parts):
+    """Run these workers and beat meanwhile."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "guardian_site", *part],
+            cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+        )
+        for part in parts
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=20)
+
+
+WORKER = ["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [[[]], [["guarding"], ["celery"]]], ids=["one for all", "one for guarding"])
 def test_workers_and_beat_on_the_file_system_guard_and_tell(amqp, environment, mailbox, tmp_path, workers):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     environment |= {"EMAIL_URL": mailbox.url, "GUARDIAN_VAR_DIR": str(tmp_path), "GUARDIAN_POLL_SECONDS": "1"}
-    celery = [sys.executable, "-m", "celery", "-A", "guardian_site"]
-    one = ["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"]
-    parts = [[*one, *(["--queues", *queues, "--hostname", f"{queues[0]}@%h"] if queues else [])] for queues in workers]
-    processes = [
-        subprocess.Popen(
-            [*celery, *part], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-        )
-        for part in [*parts, ["beat"]]
+    parts = [
+        [*WORKER, *(["--queues", *queues, "--hostname", f"{queues[0]}@%h"] if queues else [])] for queues in workers
     ]
-    try:
+    with celery(environment, *parts, ["beat"]):
         amqp.queue("queue/alice/builds", 6)
         mailbox.wait_for(lambda mail: "Warning" in mail.subject and "alice@example.org" in mail.recipients, timeout=40)
         amqp.publish("queue/alice/builds", 5)
         mailbox.wait_for(lambda mail: "Deleted" in mail.subject and "alice@example.org" in mail.recipients, timeout=40)
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=20)
     assert len(mailbox.to("alice@example.org")) == 2
+
+
+@pytest.mark.slow
+def test_a_redis_that_is_emptied_under_worker_and_beat_costs_no_more_than_the_tasks_in_it(
+    amqp, environment, guarded, management, mailbox, tmp_path
+):
+    if connection.vendor != "sqlite":
+        pytest.skip("it is about the task queue")
+    environment |= {"EMAIL_URL": mailbox.url, "GUARDIAN_VAR_DIR": str(tmp_path), "GUARDIAN_POLL_SECONDS": "1"}
+    with PrivateRedis() as server, celery({**environment, "CELERY_BROKER_URL": server.url}, WORKER, ["beat"]):
+        amqp.queue("builds", 6)
+        mailbox.wait_for(lambda mail: "Warning" in mail.subject, timeout=60)
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+        amqp.publish("builds", 5)
+        mailbox.wait_for(lambda mail: "Deleted" in mail.subject, timeout=60)
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
 
 
 @pytest.mark.slow

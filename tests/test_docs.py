@@ -1,53 +1,266 @@
-"""The documents: what they tell people to run works."""
+"""The documents: what they tell people to run works, what they name is there, and what comes from the code is fresh."""
 
 import json
 import os
 import queue
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 import threading
 from io import StringIO
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
-from django.core.management import call_command
+from django.core.management import call_command, get_commands
 
 from accounts.models import Owner
-from queues import events, subscriptions
-from queues.models import Consumer, Offering
+from accounts.pulse_users import make_pulse_user
+from guardian_site.checks import check_settings
+from local import pages, pictures
+from queues import channels, events, monitor, subscriptions, thresholds
+from queues.models import Consumer, Notification, Offering, Queue
 
 PROJECT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+DOCS = PROJECT / "docs"
+OF_OTHERS = {
+    "consumers.md": "tests/test_consumer_docs.py",
+    "message-store.md": "tests/test_message_store_api.py",
+    "message-store-workers.md": "tests/test_work_store.py",
+}
+"""Documents that have a test of their own."""
+DOCUMENTS = [PROJECT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in OF_OTHERS)]
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
-MAKE = re.search(r"^\.PHONY: (.+)$", (PROJECT / "Makefile").read_text(), re.MULTILINE)[1].split()
+PICTURES = sorted((DOCS / "pictures").iterdir())
 
-COMMANDS = sorted(set(re.findall(r"^    \.venv/bin/python manage\.py (.+)$", TEXT, re.MULTILINE)))
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = sorted(set(re.findall(r"^ {4,}(\S.*)$", FENCED.sub("", TEXT), re.MULTILINE)))
+"""The lines that are shown as they are to be typed."""
+
+SETTINGS = {name: reader.default for name, reader in pages.read().items()}
+
+MANAGE = ".venv/bin/python manage.py "
+REQUESTS = [line.removeprefix("curl ") for line in SHOWN if line.startswith("curl ")]
+ON_THE_BROKER = [line.removeprefix("rabbitmqctl ") for line in SHOWN if line.startswith("rabbitmqctl ")]
 ENDLESS = ("monitor_queues", "send_notifications")
+MAY_END_WITH = {"doctor": (0, 1)}
+SAYS_NOTHING = ("migrate",)
+
+RUN_ELSEWHERE = {
+    r"python3 -m venv \.venv$": "Makefile: $(PYTHON) -m venv --clear var/production",
+    r"\.venv/bin/python -m pip install --require-hashes -r requirements-production\.lock$": (
+        "Makefile: -m pip install --quiet --disable-pip-version-check --require-hashes -r $<"
+    ),
+    r"\.venv/bin/python manage\.py check --deploy$": 'tests/test_production.py: manage("check", "--deploy"',
+    r"\.venv/bin/(gunicorn|celery) ": "tests/test_production.py: def test_the_steps_of_the_image_give_a_guardian",
+}
+"""What is shown and run by somebody else: where, and a text that stands there."""
+
+COMMANDS = [
+    line.removeprefix(MANAGE)
+    for line in SHOWN
+    if line.startswith(MANAGE) and not any(re.match(pattern, line) for pattern in RUN_ELSEWHERE)
+]
+
+NOT_RUN = {
+    "git clone ": "the address of the repository isn't known here",
+    "(useradd|cp -r|systemctl|systemd-run) ": "no systemd runs here; test_production.py checks the units",
+    "docker compose ": "there is no Docker engine here; the files are in test_production.py",
+    "export PULSEGUARDIAN_DATABASE_URL=": "a test of a command names a database of its own in this variable",
+}
+"""What is shown and run by nobody, and why."""
+
+MAKE_NOT_RUN = {
+    "bench": "it takes many minutes; what it measures with is what the tests use",
+    "figures": "it takes what make bench wrote; test_a_page_that_comes_from_the_code_is_fresh makes the same pages",
+    "docs": "test_a_page_that_comes_from_the_code_is_fresh makes the same pages",
+    "help": "it prints a list",
+    "pictures": "it takes a minute or more, and writes what is committed",
+    "restarts": "test_restarts.py runs the same program, shorter",
+    "run": "it goes on until Ctrl-C; `make demo` starts the same stack",
+    "setup": "every other target begins with it",
+    "soak": "test_soak.py runs the same program, for a minute",
+}
+"""What .ci/run doesn't run, and why."""
+
+NAMES_ELSEWHERE = {
+    "GUARDIAN_FUZZ_CASES": "tests/test_fuzz.py",
+    "GUARDIAN_FUZZ_SEED": "tests/test_fuzz.py",
+    "GUARDIAN_TEST_DATABASE": "tests/plugin.py",
+    "GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL": "tests/conftest.py",
+    "GUARDIAN_TEST_RABBIT_URL": "tests/conftest.py",
+    "GUARDIAN_TEST_STOMP_URL": "tests/conftest.py",
+    "PULSEGUARDIAN_DATABASE_URL": "queues/management/commands/import_pulseguardian.py",
+    "REFUSED_OPTIONS": "queues/channels.py",
+}
+"""Names in capital letters that are no settings, and where they stand."""
 
 
 def run(*command: str) -> str:
-    """Run a command of manage.py, and give its output; a code other than 0 is raised as SystemExit."""
+    """Run a command of manage.py, and give its output; a code that it shouldn't end with is raised as SystemExit."""
     output = StringIO()
     try:
         call_command(*command, stdout=output, stderr=output)
     except SystemExit as ended:
-        if ended.code not in (None, 0):
+        if (ended.code or 0) not in MAY_END_WITH.get(command[0], (0,)):
             raise
     return output.getvalue()
 
 
+# Links, pictures, names
+
+
+def anchors(path: Path) -> set[str]:
+    """Give what the headings of a document are called in links, as GitHub calls them."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCED.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_leads_to_a_file(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        assert (path.parent / target).exists(), target
+def test_every_link_leads_somewhere(path):
+    text = FENCED.sub("", path.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        leads_to = path.parent / name if name else path
+        assert leads_to.exists(), target
+        assert not anchor or anchor in anchors(leads_to), target
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:`|^    )make ([a-z]+)", TEXT, re.MULTILINE))))
-def test_every_make_target_that_is_named_is_there(target):
-    assert target in MAKE
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_two_sections_of_a_document_have_one_name(path):
+    headings = re.findall(r"^#+ +(.+)$", FENCED.sub("", path.read_text()), re.MULTILINE)
+    assert len(headings) == len(set(headings))
+
+
+def test_a_document_that_is_left_to_another_test_is_in_that():
+    for name, other in OF_OTHERS.items():
+        assert not (DOCS / name).exists() or name in (PROJECT / other).read_text()
+
+
+def test_every_document_is_reached_from_the_readme():
+    reached, to_read = set(), [PROJECT / "README.md"]
+    while to_read:
+        path = to_read.pop()
+        if path not in reached:
+            reached.add(path)
+            found = re.findall(r"\]\(([^)#\s]+\.md)[^)\s]*\)", path.read_text())
+            to_read += [(path.parent / name).resolve() for name in found]
+    assert set(DOCUMENTS) <= reached
+
+
+def test_every_picture_is_shown_is_one_that_the_script_takes_and_is_small():
+    script = Path(pictures.__file__).read_text()
+    shown = set(re.findall(r"!\[[^\]]{20,}\]\((?:docs/)?pictures/([^)]+)\)", TEXT))
+    assert {path.name for path in PICTURES} == shown
+    for path in PICTURES:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size <= pictures.MOST_BYTES
+        assert f'"{path.stem}"' in script or f'"{path.name}"' in script
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_setting_that_is_named_is_there(path):
+    text = path.read_text()
+    for name in set(re.findall(r"(?<![\w$])(?:GUARDIAN|OIDC|RABBIT|RABBITMQ|CELERY|LOG|SENTRY)_[A-Z_]+\b", text)):
+        assert name in SETTINGS or name in NAMES_ELSEWHERE, name
+    for name, elsewhere in NAMES_ELSEWHERE.items():
+        assert name in (PROJECT / elsewhere).read_text()
+
+
+def test_every_setting_of_the_code_is_in_the_example_with_its_meaning_and_default_and_the_other_way_round():
+    documented = {setting.name: setting for settings in pages.documented().values() for setting in settings}
+    assert documented.keys() == SETTINGS.keys()
+    for name, default in SETTINGS.items():
+        assert len(documented[name].meaning) > 10, name
+        assert default is None or documented[name].default == default, name
+    assert all(pages.documented())
+
+
+@pytest.mark.parametrize("name", pages.PAGES)
+def test_a_page_that_comes_from_the_code_is_fresh(name):
+    assert (DOCS / name).read_text() == pages.PAGES[name](), f"run make docs: docs/{name} is stale"
+
+
+def test_every_file_and_function_of_the_map_is_there():
+    text = (DOCS / "code.md").read_text()
+    rooms = "guardian_site|queues|accounts|rabbit|local|deploy|tests|templates"
+    for path in set(re.findall(rf"`((?:{rooms})/[^`]*)`", text)):
+        assert (PROJECT / path).exists(), path
+    rows = re.findall(r"`([\w/]+\.py)`((?:, `\w+`)+)", text)
+    assert len(rows) > 5
+    for path, names in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(?:def |class ){name}\b", (PROJECT / path).read_text(), re.MULTILINE), (path, name)
+
+
+@pytest.mark.parametrize("kind", Notification.Kind.values)
+def test_what_to_do_about_a_mail_is_told(kind):
+    subject = (PROJECT / "templates" / "mails" / f"{kind}.subject.txt").read_text()
+    said = re.sub(r"\{%.*?%\}|\{\{.*?\}\}", "|", subject).replace("[Guardian]", "|")
+    words = max((part.strip(" :,\n") for part in said.split("|")), key=len)
+    told = ((DOCS / "owners.md").read_text() + (DOCS / "operators.md").read_text()).lower()
+    assert len(words) > 6
+    assert words.lower() in told, words
+
+
+# What is shown
+
+
+def test_every_line_that_is_shown_is_run_or_it_is_said_why_not():
+    for line in SHOWN:
+        is_setting = re.match(r"([A-Z_]+)=", line)
+        ways = [
+            line.startswith(("curl ", "rabbitmqctl ", "make ")),
+            line.removeprefix(MANAGE) in COMMANDS,
+            bool(is_setting and is_setting[1] in SETTINGS),
+            any(line in lines for lines in (BACKUP_OF_SQLITE, BACKUP_OF_POSTGRESQL)),
+            *(bool(re.match(pattern, line)) for pattern in {**RUN_ELSEWHERE, **NOT_RUN}),
+        ]
+        if line.startswith("git clone"):  # what follows it on its line is nothing to run
+            assert line.endswith(" guardian && cd guardian")
+        assert sum(ways) == 1, line
+    for pattern in {**RUN_ELSEWHERE, **NOT_RUN}:
+        assert any(re.match(pattern, line) for line in SHOWN), f"{pattern} is shown nowhere"
+
+
+def test_what_is_run_elsewhere_is_run_there():
+    for where in RUN_ELSEWHERE.values():
+        path, _, text = where.partition(": ")
+        assert text in (PROJECT / path).read_text(), where
+    processes = {line.removeprefix(".venv/bin/") for line in SHOWN if re.match(r"\.venv/bin/(gunicorn|celery) ", line)}
+    procfile = (PROJECT / "Procfile").read_text().replace("0.0.0.0:${PORT:-8000}", "127.0.0.1:8000")
+    assert processes == set(re.findall(r"^\w+: (.+)$", procfile, re.MULTILINE))
+
+
+def test_every_make_target_that_is_named_is_there_and_run_or_it_is_said_why_not():
+    makefile, ci = (PROJECT / "Makefile").read_text(), (PROJECT / ".ci" / "run").read_text()
+    targets = re.search(r"^\.PHONY: ((?:.+\\\n)*.+)$", makefile, re.MULTILINE)[1].replace("\\", " ").split()
+    named = set(re.findall(r"(?:`|^ {4,})make ([a-z][a-z-]*)", TEXT, re.MULTILINE))
+    assert named <= set(targets)
+    for target in named:
+        is_run = re.search(rf"\bmake {target}$", ci, re.MULTILINE) is not None
+        of_another = re.search(r"^test: .+\n\t.+$", makefile, re.MULTILINE)[0] if target.startswith("test-") else ""
+        assert is_run + (target in of_another) + (target in MAKE_NOT_RUN) == 1, target
+
+
+def test_every_command_that_is_named_is_there():
+    named = set(re.findall(r"manage\.py ([a-z_]+)", TEXT)) | set(re.findall(r"`([a-z]+_[a-z_]+)(?: --[a-z-]+)+`", TEXT))
+    assert len(named) > 10
+    assert named <= get_commands().keys()
+
+
+def test_what_operators_can_do_on_the_front_page_is_named_as_it_is_there():
+    page = (PROJECT / "templates" / "admin" / "index.html").read_text()
+    section = (DOCS / "operators.md").read_text().partition("## The front page of the administration")[2]
+    deeds = re.findall(r"\*\*([^*]+)\*\*", section.partition("\n## ")[0])
+    assert len(deeds) == 4
+    for deed in deeds:
+        assert f">{deed}<" in page, deed
 
 
 @pytest.fixture
@@ -60,14 +273,30 @@ def offering(guarded):
     return made
 
 
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Give what is taken over: an empty PulseGuardian database's address, and a list of no accounts' owners."""
+    source = sqlite3.connect(tmp_path / "pulseguardian.db")
+    source.executescript(
+        "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT, admin BOOLEAN);"
+        "CREATE TABLE pulse_users (id INTEGER PRIMARY KEY, owner_id INTEGER, username TEXT);"
+        "CREATE TABLE queues (name TEXT PRIMARY KEY);"
+    )
+    source.close()
+    (tmp_path / "owners.csv").write_text("username,owners\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PULSEGUARDIAN_DATABASE_URL", f"sqlite:///{tmp_path}/pulseguardian.db")
+    return tmp_path
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_that_is_shown_runs(offering, mailbox, command):
-    name, *arguments = shlex.split(command)
+def test_every_command_that_is_shown_runs(offering, elsewhere, mailbox, command):
+    name, *arguments = shlex.split(command.partition(" > ")[0])
     if name in ENDLESS and "--once" not in arguments:
         arguments.append("--once")
     if name == "create_offering":
         offering.delete()
-    assert run(name, *arguments)
+    assert run(name, *arguments) or name in SAYS_NOTHING
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"^\| `manage\.py (.+?)` \|", TEXT, re.MULTILINE))))
@@ -79,8 +308,9 @@ def test_every_command_of_the_tables_runs(offering, mailbox, command):
     assert run(*shlex.split(command))
 
 
-@pytest.mark.parametrize("request_", sorted(set(re.findall(r"^    curl (.+)$", TEXT, re.MULTILINE))))
-def test_every_request_that_is_shown_is_answered(agents, live_server, request_):
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_every_request_that_is_shown_is_answered(agents, guarded, live_server, settings, management, request_):
+    settings.GUARDIAN_METRICS_TOKEN = "a-word"
     owner = agents.owner("you")
     presented = agents.token(owner)
     offering = agents.offering(owner, publishers=(owner,))
@@ -88,9 +318,9 @@ def test_every_request_that_is_shown_is_answered(agents, live_server, request_):
     subscription, _ = subscriptions.register_subscription(identity, "order", presented)
     told = {
         "TOKEN": presented.key, "GUARDIAN": live_server.url, "OFFERING": offering.uuid.hex,
-        "AGENT": identity.uuid.hex, "SUBSCRIPTION": subscription.uuid.hex,
+        "AGENT": identity.uuid.hex, "SUBSCRIPTION": subscription.uuid.hex, "METRICS_TOKEN": "a-word",
     }  # fmt: skip
-    words = shlex.split(re.sub(r"\$([A-Z]+)", lambda match: told[match[1]], request_))
+    words = shlex.split(re.sub(r"\$([A-Z_]+)", lambda match: told[match[1]], request_))
     given = {word: words[words.index(word) + 1] for word in ("-H", "-X", "--json") if word in words}
     header = given["-H"].partition(": ")
     body = given.get("--json")
@@ -103,12 +333,106 @@ def test_every_request_that_is_shown_is_answered(agents, live_server, request_):
         trust_env=False,
     )
     assert answer.is_success, answer.text
+    if url.endswith("/pulse-users/"):
+        management.delete_user(answer.json()["username"])
+
+
+def test_what_is_done_on_the_brokers_machine_works(broker, management):
+    if broker.node is None:
+        pytest.skip("nobody can run rabbitmqctl on a broker that was named")
+    first = ("add_user", "set_user_tags", "set_permissions")
+    try:
+        for line in sorted(ON_THE_BROKER, key=lambda line: (line.split()[0] not in first, line)):
+            broker.node.ctl(*("shown" if word == "guardian" else word for word in shlex.split(line)))
+        assert "administrator" in management.user("shown").tags
+        assert management.permissions_of("shown")["/"]
+    finally:
+        management.delete_user("shown")
+
+
+# Back up and restore: test_backup.py
+
+
+def shell_lines(document: str, begin: str, end: str) -> list[str]:
+    """Give the lines that are shown between these two texts of a document."""
+    text = (DOCS / document).read_text()
+    return re.findall(r"^ {4,}(\S.*)$", text[text.index(begin) : text.index(end)], re.MULTILINE)
+
+
+BACKUP = shell_lines("operators.md", "SQLite, while Guardian runs", "3. Bring it up to date")
+BACKUP_OF_POSTGRESQL = [line for line in BACKUP if line.startswith("pg_")]
+BACKUP_OF_SQLITE = [line for line in BACKUP if line not in BACKUP_OF_POSTGRESQL]
+
+
+def shell(line: str, **options: object) -> None:
+    done = subprocess.run(
+        line.replace(".venv/bin/python", sys.executable),
+        shell=True, capture_output=True, text=True, timeout=60, check=False, **options,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+# The programs
+
+
+def programs(document: str) -> list[str]:
+    """Give the programs in Python of a document."""
+    return [code for kind, code in FENCED.findall((DOCS / document).read_text()) if kind == "python"]
+
+
+def test_the_first_queue_of_the_documents_is_its_makers_within_a_pass(guarded, broker, tmp_path, management):
+    [code] = programs("owners.md")
+    (tmp_path / "first.py").write_text(code)
+    owner = Owner.objects.create_user("you@example.org", vouched=True)
+    _, password = make_pulse_user("first-steps", owners=[owner])
+    try:
+        host = broker.amqp_url.rpartition("@")[2].rstrip("/")
+        url = f"amqp://first-steps:{quote(password, safe='')}@{host}/{quote(guarded, safe='')}"
+        done = subprocess.run(
+            [sys.executable, tmp_path / "first.py"],
+            env={"NAME": "first-steps", "RABBIT": url},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "It works.\n"), done.stderr
+        monitor.run_pass()
+        made = Queue.objects.get(name="queue/first-steps/first")
+        assert list(made.pulse_user.owners.all()) == [owner]
+    finally:
+        management.delete_user("first-steps")
+
+
+def test_the_threshold_policy_of_the_documents_is_chosen_and_holds(guarded, amqp, settings, monkeypatch):
+    [code] = [code for code in programs("code.md") if "Thresholds" in code]
+    settings.GUARDIAN_THRESHOLD_POLICY = "roomy"
+    assert "guardian.E008" in {message.id for message in check_settings(None)}
+    monkeypatch.setattr(thresholds, "POLICIES", dict(thresholds.POLICIES))
+    exec(code, vars(thresholds) | {"POLICIES": thresholds.POLICIES, "__name__": "queues.thresholds"})
+    monkeypatch.setattr("guardian_site.checks.POLICIES", thresholds.POLICIES)
+    assert "guardian.E008" not in {message.id for message in check_settings(None)}
+    amqp.queue("long", 15)  # past the maximum of 10, and not past twice that
+    amqp.queue("longer", 25)
+    monitor.run_pass()
+    assert dict(Queue.objects.values_list("name", "state")) == {"long": "warned", "longer": "gone"}
+
+
+def test_the_channel_of_the_documents_can_be_made(db, monkeypatch):
+    [code] = [code for code in programs("code.md") if "SERVICES" in code]
+    monkeypatch.setattr(channels, "SERVICES", dict(channels.SERVICES))
+    owner = Owner.objects.create_user("you@example.org", vouched=True)
+    with pytest.raises(channels.BadChannel):
+        channels.make_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
+    exec(code, {"SERVICES": channels.SERVICES})
+    made = channels.make_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
+    assert made.service == "IFTTT at maker.ifttt.com"
 
 
 @pytest.fixture
 def example(tmp_path):
     """Give a function that starts the agent of the documents as a program of its own, and the lines that it prints."""
-    code = re.search(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)[1]
+    [code] = programs("agents.md")
     (tmp_path / "agent.py").write_text(code)
     started = []
 

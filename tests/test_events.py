@@ -281,6 +281,7 @@ def test_it_takes_as_many_statements_for_one_queue_as_for_twenty(subscribed, con
         return len(captured), counts(published)
 
     more(1)
+    publish(offering, "order", {}, by=alice)  # from here on this process has a share of what she may publish
     assert statements("order") == (3, (1, 0, 0, 0))
     assert statements("resource") == (9, (0, 1, 0, 1))
     more(20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accounts.models import Owner, PulseUser
+from accounts.models import AuditEntry, Owner, PulseUser
 from benchmarks.passes import counted_requests
 from queues import exchanges
 from queues.by_hand import Gone
@@ -221,3 +221,18 @@ def test_an_operator_deletes_anybodys(events, operator, management, vhost):
 def test_whoever_is_not_signed_in_signs_in_first(client):
     for address in ("/exchanges/", "/exchanges/delete/?name=exchange/alice/events"):
         assert client.get(address).status_code == 302
+
+
+def test_that_one_was_deleted_or_may_be_is_in_the_audit_trail(events, alice, broker, settings, vhost):
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        proxy.answer(http_answer("503 Service Unavailable"))
+        with pytest.raises(BrokerAway):
+            exchanges.delete_exchange(alice, events)
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    exchanges.delete_exchange(alice, events)
+    with pytest.raises(Gone):
+        exchanges.delete_exchange(alice, events)
+    entries = AuditEntry.objects.filter(deed=exchanges.DELETED_EXCHANGE).order_by("id")
+    assert [(one.actor, one.outcome) for one in entries] == [(alice, "unknown"), (alice, "done"), (alice, "not-done")]
+    assert {(one.additional_data["exchange"], one.additional_data["vhost"]) for one in entries} == {(events, vhost)}

@@ -1,19 +1,24 @@
 """The rest of the world, broken for real: what is lost or done twice (nothing), and what is told."""
 
+import itertools
 import threading
 import time
+import uuid
 from datetime import timedelta
 
 import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from local.invariants import broken
 from local.rabbitmq import PrivateNode
 from queues import deletion, monitor
 from queues.models import Lease, Notification, Pass, Queue, QueueEvent, Watch
 from rabbit import connections, directly
 from rabbit.management import BrokerAway, Management
+from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
+from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.proxy import Proxy, http_answer
 
 
@@ -100,11 +105,22 @@ def test_a_management_url_that_is_none_is_an_outage_that_names_the_setting(guard
         http_answer("200 OK", b'{"queues": 3}'),
         http_answer("200 OK", b'[{"name": "a"}]'),
         http_answer("200 OK", b""),
+        http_answer("500 Internal Server Error", b'{"error": "internal_error", "reason": "badmatch"}'),
         http_answer("502 Bad Gateway", b"nginx"),
         http_answer("302 Found", b"", "Location: /login"),
         b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n[{",
     ],
-    ids=["html", "half a JSON", "another JSON", "rows of another shape", "nothing", "a 502", "a redirect", "cut"],
+    ids=[
+        "html",
+        "half a JSON",
+        "another JSON",
+        "rows of another shape",
+        "nothing",
+        "a 500",
+        "a 502",
+        "a redirect",
+        "cut",
+    ],
 )
 def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, proxy, management, guarded, answer):
     amqp.queue("queue/alice/builds", 3)
@@ -118,6 +134,28 @@ def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, proxy,
     assert list(Queue.objects.order_by("id").values()) == before
     assert names(management, guarded) == ["long", "queue/alice/builds"]
     assert told() == ["outage"]
+
+
+def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, proxy, settings, management, guarded):
+    amqp.queue("a", 3)
+    monitor.run_pass()
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.3
+    begins = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n["
+    proxy.answer_slowly(itertools.chain([begins], itertools.repeat(b'{"name": "a"},' * 100)), pause=0.01)
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert all(report.away and report.seconds < 15 for report in reports)
+    assert (Queue.objects.get().state, names(management, guarded)) == ("ok", ["a"])
+
+
+@pytest.mark.slow
+def test_a_management_api_that_is_slow_by_a_second_is_waited_for(amqp, alice, proxy, management, guarded, mailbox):
+    amqp.queue("queue/alice/builds", 11)
+    proxy.delay(1)
+    assert monitor.run_pass().deleted == 1
+    proxy.forward()
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert told("alice@example.org") == ["deletion"]
 
 
 def test_an_answer_that_stops_coming_is_given_up(amqp, proxy, settings):
@@ -152,8 +190,8 @@ def test_a_queue_that_was_emptied_since_the_list_stays(amqp, alice, monkeypatch,
     amqp.queue("queue/alice/builds", 11)
     take = Management.list_queues
 
-    def list_and_empty(self, vhost, params):
-        rows = take(self, vhost, params)
+    def list_and_empty(self, *arguments):
+        rows = take(self, *arguments)
         monkeypatch.setattr(Management, "list_queues", take)
         amqp.take("queue/alice/builds", 4)
         return rows
@@ -457,17 +495,104 @@ def test_ten_passes_at_once_delete_once_and_tell_once(amqp, alice):
     assert Pass.objects.count() == sum(not report.another_pass for report in reports)
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_a_vhost_that_is_deleted_in_the_middle_of_a_pass_is_no_deletion_of_guardians_unless_it_was(
+    amqp, alice, guarded, settings, management, mailbox, broker, monkeypatch, step
+):
+    other = f"{guarded}-other"
+    settings.GUARDIAN_VHOSTS = [guarded, other]
+    management.make_vhost(other)
+    there = Amqp(broker.amqp_url, other)
+    there.queue("short", 1)
+    there.queue("long", 11)
+    amqp.queue("queue/alice/builds", 6)
+
+    def delete():
+        there.connection.close()
+        management.delete_vhost(other)
+
+    once_after(monkeypatch, step, delete)
+    assert monitor.run_pass().deleted == (step == "the deletion")
+    assert not management_has(management, other)
+    let_time_pass()
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert set(Queue.objects.filter(vhost=other).values_list("state", flat=True)) <= {"gone"}
+    assert Notification.objects.filter(kind="deletion").count() == (step == "the deletion")
+    assert told("alice@example.org") == ["warning"]
+
+
+def management_has(management, vhost):
+    return vhost in {one.name for one in management.vhosts()}
+
+
 @pytest.fixture
-def own_node(transactional_db, settings):
-    """Guard a node of the test's own, which it may break."""
+def account(guarded, settings, broker, management):
+    """Have Guardian work with an account of the test's own, and give its name; its password is ``first``."""
+    name = f"guardian-{uuid.uuid4().hex[:8]}"
+    management.put_user(name, "first", ["administrator"])
+    management.set_permissions(guarded, name, EVERYTHING)
+    for setting in ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL"):
+        scheme, _, rest = getattr(settings, setting).partition("://")
+        setattr(settings, setting, f"{scheme}://{name}:first@{rest.rpartition('@')[2]}")
+    yield name
+    management.delete_user(name)
+
+
+@pytest.mark.parametrize("what", ["its password", "its permissions", "itself"])
+def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothing(
+    account, amqp, alice, guarded, management, mailbox, what
+):
+    amqp.queue("queue/alice/short", 1)
+    monitor.run_pass()
+    amqp.queue("queue/alice/builds", 11)
+    if what == "its password":
+        management.put_user(account, "second", ["administrator"])
+    elif what == "its permissions":
+        management.delete_permissions(guarded, account)
+    else:
+        management.delete_user(account)
+    reports = [monitor.run_pass() for _ in range(3)]
+    assert all("401" in report.errors[0] and not report.deleted for report in reports)
+    assert names(management, guarded) == ["queue/alice/builds", "queue/alice/short"]
+    assert Queue.objects.get(name="queue/alice/short").misses == 0
+    assert len([kind for kind in told() if kind in ("outage", "refused")]) == 1
+    management.put_user(account, "first", ["administrator"])
+    management.set_permissions(guarded, account, EVERYTHING)
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert names(management, guarded) == ["queue/alice/short"]
+    assert told("alice@example.org")[-1] == "deletion"
+
+
+@pytest.fixture(scope="module")
+def lent_node():
+    """Start a node that tests may trouble, since one for each of them takes seconds."""
     with PrivateNode(plugins=["rabbitmq_management"]) as node:
-        settings.RABBITMQ_MANAGEMENT_URL = node.management_url
-        settings.RABBIT_URL = node.amqp_url
-        settings.GUARDIAN_VHOSTS = ["/"]
-        settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
-        settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
-        settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
         yield node
+
+
+@pytest.fixture
+def own_node(lent_node, transactional_db, settings):
+    """Guard a node that the test may break, as long as it can be brought back; it is empty."""
+    guard(lent_node, settings)
+    yield lent_node
+    if not lent_node.running:
+        lent_node.start()
+    lent_node.resume()
+    management = Management(lent_node.management_url)
+    management.delete_vhost("/")
+    management.make_vhost("/")
+    management.close()
+
+
+def guard(node, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = node.management_url
+    settings.RABBIT_URL = node.amqp_url
+    settings.GUARDIAN_VHOSTS = ["/"]
+    settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
 
 
 @pytest.mark.slow
@@ -534,18 +659,85 @@ def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(own_node, setting
 
 
 @pytest.mark.slow
-def test_under_a_memory_alarm_queues_are_guarded_on(own_node):
+@pytest.mark.parametrize(
+    ("alarm", "raised", "usual"),
+    [
+        ("memory", ["set_vm_memory_high_watermark", "0"], ["set_vm_memory_high_watermark", "0.4"]),
+        ("disk", ["set_disk_free_limit", "1000000GB"], ["set_disk_free_limit", "50MB"]),
+    ],
+    ids=["memory", "disk"],
+)
+def test_under_an_alarm_queues_are_guarded_on(own_node, mailbox, alarm, raised, usual):
     amqp = Amqp(own_node.amqp_url, "/")
     amqp.queue("long", 11)
-    own_node.ctl("set_vm_memory_high_watermark", "0")
-    assert monitor.run_pass().deleted == 1
+    management = connections.management()
+    own_node.ctl(*raised)
+    try:
+        assert any(alarm in one for one in management.alarms())
+        assert monitor.run_pass().deleted == 1
+    finally:
+        own_node.ctl(*usual)
+    follow()
+    assert broken(management, ["/"], mailbox.mails) == []
 
 
 @pytest.mark.slow
-def test_a_list_that_is_half_there_while_a_node_stops_removes_nothing(own_node):
-    with PrivateNode(name="second", plugins=["rabbitmq_management"], peer=own_node) as second:
-        second.join(own_node)
-        first_amqp, second_amqp = Amqp(own_node.amqp_url, "/"), Amqp(second.amqp_url, "/")
+def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(own_node, mailbox, monkeypatch):
+    amqp = Amqp(own_node.amqp_url, "/")
+    amqp.queue("short", 1)
+    amqp.queue("long", 6)
+    monitor.run_pass()
+    amqp.publish("long", 5)
+    once_after(monkeypatch, "the decision", lambda: own_node.eval("rabbit_mgmt_storage:reset_all()."))
+    assert monitor.run_pass().deleted == 1
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
+    follow()
+    assert broken(connections.management(), ["/"], mailbox.mails) == []
+    assert told() == ["warning", "deletion"]
+
+
+@pytest.mark.slow
+def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaws_and_that_is_told_once(
+    own_node, mailbox, settings, monkeypatch
+):
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
+    amqp = Amqp(own_node.amqp_url, "/")
+    amqp.queue("short", 1)
+    amqp.queue("long", 11)
+    once_after(monkeypatch, "the announcement", own_node.suspend)
+    assert monitor.run_pass().deleted == 0
+    own_node.resume()
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
+    follow()
+    assert broken(connections.management(), ["/"], mailbox.mails) == []
+    assert told().count("deletion") == 1
+    assert names(connections.management(), "/") == ["short"]
+
+
+@pytest.mark.slow
+def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the_look_from_before(
+    own_node, mailbox, monkeypatch
+):
+    Amqp(own_node.amqp_url, "/").queue("long", 11)  # its messages are kept in memory alone
+    own_node.eval("mnesia:sync_log().")  # itself on disk
+    once_after(monkeypatch, "the announcement", own_node.kill)
+    assert monitor.run_pass().deleted == 0
+    own_node.start()
+    follow()
+    assert broken(connections.management(), ["/"], mailbox.mails) == []
+    assert "deletion" not in told()
+
+
+@pytest.mark.slow
+def test_a_list_that_is_half_there_while_a_node_stops_removes_nothing(transactional_db, settings):
+    with (
+        PrivateNode(plugins=["rabbitmq_management"]) as first,
+        PrivateNode(name="second", plugins=["rabbitmq_management"], peer=first) as second,
+    ):
+        guard(first, settings)
+        second.join(first)
+        first_amqp, second_amqp = Amqp(first.amqp_url, "/"), Amqp(second.amqp_url, "/")
         for number in range(150):
             first_amqp.queue(f"one-{number}")
             second_amqp.queue(f"two-{number}")

@@ -18,11 +18,13 @@ import httpx
 import pika
 import psycopg2
 import pytest
+import redis
 
 from local.mail import MailCatcher
 from local.postgresql import PrivateCluster
 from local.processes import Group, StartError, free_port, port_answers, spawn
 from local.rabbitmq import ControlError, PrivateNode, stomp_url_of
+from local.redis import PrivateRedis
 from local.stack import Stack
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -183,6 +185,15 @@ class TestPrivateCluster:
         assert not cluster.directory.exists()
         assert not port_answers(cluster.port)
 
+    def test_halted_and_started_again_it_has_its_data(self):
+        with PrivateCluster() as cluster:
+            url = cluster.create_database("kept")
+            cluster.halt()
+            assert not port_answers(cluster.port)
+            cluster.start()
+            psycopg2.connect(url).close()
+            assert port_answers(cluster.port)
+
     def test_it_ends_when_the_program_that_started_it_is_killed(self, tmp_path):
         text = """
             import pathlib, sys, time
@@ -198,6 +209,33 @@ class TestPrivateCluster:
             process.wait()
             wait_until(lambda: not processes_of(directory))
         subprocess.run(["rm", "-r", directory], check=True)
+
+
+class TestPrivateRedis:
+    def test_killed_and_started_again_it_has_its_data_and_stopped_it_leaves_nothing(self):
+        with PrivateRedis() as server:
+            with redis.Redis.from_url(server.url) as client:
+                client.set("kept", "a value")
+            server.kill()
+            assert not port_answers(server.port)
+            server.start()
+            with redis.Redis.from_url(server.url) as client:
+                assert client.get("kept") == b"a value"
+        assert not server.directory.exists()
+        assert not port_answers(server.port)
+
+    def test_nobody_gets_in_without_its_password(self):
+        with (
+            PrivateRedis() as server,
+            redis.Redis("127.0.0.1", server.port) as client,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            client.ping()
+
+    def test_it_is_named_what_to_install_where_redis_is_missing(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("local.redis.PROGRAM", tmp_path / "redis-server")
+        with pytest.raises(StartError, match="apt-get install redis-server"):
+            PrivateRedis()
 
 
 class TestMailCatcher:
@@ -274,6 +312,27 @@ class TestGroup:
         group.stop()
         assert sorted(lines) == [("first", "ended"), ("first", "up"), ("second", "ended"), ("second", "up")]
         assert not group.ended()
+
+    def test_one_that_was_ended_can_be_started_again_and_its_log_goes_on(self, tmp_path):
+        group = Group(os.environ, directory=tmp_path, logs=tmp_path)
+        command = ["/bin/sh", "-c", "trap 'echo ended; exit 3' TERM; echo up; while :; do sleep 0.02; done"]
+        group.start("one", command)
+        wait_until(lambda: group.log("one").exists() and "up" in group.log("one").read_text())
+        assert group.end("one", timeout=10) == 3
+        assert not group.ended()  # by itself
+        group.start("one", command)
+        wait_until(lambda: group.log("one").read_text().endswith("ended\nup\n"))
+        group.kill("one")
+        assert not group.ended()
+        group.stop()
+
+    def test_a_child_has_the_open_files_that_it_is_to_inherit(self, tmp_path):
+        group = Group(os.environ, directory=tmp_path, logs=tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            group.start("one", ["readlink", f"/proc/self/fd/{listener.fileno()}"], inherited=[listener.fileno()])
+            wait_until(lambda: group.ended() == {"one": 0})
+            group.stop()
+        assert group.log("one").read_text().startswith("socket:")
 
     def test_one_that_does_not_end_is_killed_with_its_children(self, tmp_path):
         group = Group({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)

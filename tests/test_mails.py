@@ -233,6 +233,7 @@ def test_a_name_that_can_be_seen_as_it_is_stays_as_it_is():
     [
         (None, ""), (0.0, "not growing"), (12.0, "growing by 12 messages a second"),
         (-0.5, "shrinking by 30 messages a minute"), (0.005, "growing by 18 messages an hour"),
+        (1.0, "growing by 1 message a second"),
     ],
 )  # fmt: skip
 def test_the_pace_is_told_in_the_unit_that_fits(per_second, words):

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlsplit
 
-import httpx
 import pika
 import pytest
 from django.conf import settings as django_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rabbit import connections
+from rabbit import connections, http
 from rabbit.management import (
     BrokerAway,
     BrokerError,
@@ -102,6 +101,15 @@ def test_whoami_is_an_administrator(management):
     assert "administrator" in management.whoami().tags
 
 
+def test_the_clock_of_the_broker_is_told_where_it_tells(behind, proxy, broker):
+    assert abs(datetime.now(UTC) - behind.clock()) < timedelta(seconds=60)
+    proxy.answer(http_answer("401 Unauthorized", b"", "Date: Thu, 01 Feb 2024 03:04:05 GMT"))
+    assert behind.clock() == datetime(2024, 2, 1, 3, 4, 5, tzinfo=UTC)
+    for headers in ([], ["Date: yesterday"]):
+        proxy.answer(http_answer("200 OK", b"{}", *headers))
+        assert behind.clock() is None
+
+
 def test_every_node_of_the_test_broker_runs_and_has_no_alarm(management):
     nodes = management.nodes()
     assert nodes
@@ -111,7 +119,7 @@ def test_every_node_of_the_test_broker_runs_and_has_no_alarm(management):
 
 def test_a_node_that_tells_nothing_has_unknown_figures_and_no_alarm(behind, proxy):
     proxy.answer(http_answer("200 OK", b'[{"name": "rabbit@b", "running": false}]'))
-    assert behind.nodes() == [("rabbit@b", False, None, None, False, None, None, False)]
+    assert behind.nodes() == [("rabbit@b", False, None, None, False, None, None, False, None, None, None, ())]
 
 
 def test_an_alarm_is_an_answer_and_no_outage(behind, proxy):
@@ -497,6 +505,42 @@ def test_an_answer_that_trickles_in_for_ever_is_a_timeout(behind, proxy):
     assert time.monotonic() - began < 3
 
 
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x"), (b"", b"HTTP/1.1 100 Continue\r\n\r\n"), (b"HTTP/1.1 200 ", b"O")],
+    ids=["headers", "interim answers", "first line"],
+)
+def test_what_comes_before_a_body_does_not_trickle_in_for_ever_either(behind, proxy, begins, goes_on):
+    proxy.answer_slowly(itertools.chain([begins], itertools.repeat(goes_on, 100)), pause=0.1)
+    began = time.monotonic()
+    with pytest.raises(BrokerAway, match=r"complete within 1\.5 s") as away:
+        behind.overview()
+    assert away.value.timed_out
+    assert time.monotonic() - began < 3
+    assert proxy.requests == 1
+
+
+def test_interim_answers_are_passed_over(behind, proxy):
+    interim = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+    proxy.answer(b"HTTP/1.1 100 Continue\r\n\r\n" + interim + http_answer("200 OK", b'{"rabbitmq_version": "3.13.0"}'))
+    assert behind.overview() == {"rabbitmq_version": "3.13.0"}
+
+
+def test_after_a_burst_idle_connections_are_closed_while_one_goes_on(behind, proxy, monkeypatch):
+    monkeypatch.setattr(http, "KEPT_SECONDS", 0.5)
+    proxy.delay(0.2)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: behind.whoami(), range(8)))
+    burst = proxy.connections
+    assert burst > 3
+    proxy.forward()
+    for _ in range(4):
+        behind.whoami()
+        time.sleep(0.2)
+    assert proxy.connections == burst  # it is the last one that is used again
+    assert eventually(lambda: len(proxy._open) == 2)  # and to it and from it is all that is open
+
+
 def test_an_answer_without_end_is_not_kept(broker, proxy):
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     proxy.answer_slowly(itertools.chain([head], itertools.repeat(b"2710\r\n" + b"x" * 10_000 + b"\r\n")), pause=0)
@@ -520,6 +564,26 @@ def test_a_connection_that_dies_is_made_anew_once(behind, proxy, vhost, reset):
     assert listed(behind, vhost) == set()
 
 
+def test_what_is_done_while_the_broker_works_is_done_again_where_it_is_asked_again(behind, proxy, vhost):
+    assert behind.make_queue(vhost, "q")
+    done = []
+    proxy.close_next(1)
+    rows = behind.list_queues(vhost, {"columns": "name,vhost"}, lambda: done.append(proxy.requests))
+    assert ([row["name"] for row in rows], len(done)) == (["q"], 2)
+
+
+def test_what_goes_wrong_while_the_broker_works_is_passed_on_and_takes_no_connection(behind, proxy, vhost, monkeypatch):
+    def fail():
+        raise LookupError("the database is away")
+
+    monkeypatch.setattr(behind._connections, "_free", threading.BoundedSemaphore(1))
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            behind.list_queues(vhost, {"columns": "name,vhost"}, fail)
+    assert behind.list_queues(vhost, {"columns": "name,vhost"}) == []  # over a new connection: no answer is left on it
+    assert proxy.connections == 3
+
+
 def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
     proxy.close_next(2)
     with pytest.raises(BrokerAway, match="cut") as away:
@@ -531,10 +595,8 @@ def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
 
 
 def test_a_connection_that_dies_where_no_other_can_be_made_may_have_reached_the_broker(behind, proxy, monkeypatch):
-    def refuse(*arguments, **options):
-        raise httpx.ConnectError("refused")
-
-    monkeypatch.setattr(behind._fresh, "handle_request", refuse)
+    behind.whoami()
+    monkeypatch.setattr(behind._connections, "_port", 1)  # the one that is kept goes on
     proxy.close_next(1)
     with pytest.raises(BrokerAway, match="connect") as away:
         behind.delete_queue("/", "q")
@@ -552,18 +614,19 @@ def test_without_a_configured_broker_none_is_reached(monkeypatch):
 def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy, monkeypatch):
     with client(proxy.url(broker.management_url)) as behind, ThreadPoolExecutor(4) as threads:
         together = threading.Barrier(4, timeout=10)
-        again = behind._fresh.handle_request
+        send = behind._connections.send
 
         def ask(_):
             together.wait()
             return behind.whoami().name
 
-        def ask_again(*arguments, **options):
-            together.wait()  # else the proxy closes a quick one's retry in place of a slow one's first request
-            return again(*arguments, **options)
+        def send_together(*arguments, fresh=False, **options):
+            if fresh:
+                together.wait()  # else the proxy closes a quick one's retry in place of a slow one's first request
+            return send(*arguments, fresh=fresh, **options)
 
         assert len(list(threads.map(ask, range(4)))) == 4
-        monkeypatch.setattr(behind._fresh, "handle_request", ask_again)
+        monkeypatch.setattr(behind._connections, "send", send_together)
         proxy.close_next(4)
         assert len(list(threads.map(ask, range(4)))) == 4
 
@@ -586,7 +649,7 @@ def test_a_delete_whose_answer_was_lost_counts_as_done(behind, proxy, management
     management.make_queue(vhost, "q")
     proxy.cut_after(0)
     behind.delete_queue(vhost, "q")
-    assert proxy.requests == 2
+    assert proxy.requests == 3  # the third asks whether the second one's 404 can be believed
     assert listed(management, vhost) == set()
     with pytest.raises(NotThere):
         behind.delete_queue(vhost, "q")
@@ -649,6 +712,14 @@ def test_somebody_elses_404_does_not_pass_for_gone(behind, proxy):
             ask("/", "q")
 
 
+def test_a_404_to_everything_as_of_a_broker_that_shuts_down_does_not_pass_for_gone(behind, proxy):
+    proxy.answer(http_answer("404 Not Found", b'{"error":"Object Not Found","reason":"Not Found"}'))
+    for ask in (behind.queue, behind.delete_queue, behind.make_queue, behind.queue_bindings):
+        with pytest.raises(BrokerAway, match="shutting down") as away:
+            ask("/", "q")
+        assert not away.value.never_reached
+
+
 def test_a_redirect_is_told_and_not_followed(behind, proxy):
     proxy.answer(http_answer("301 Moved Permanently", b"", "Location: https://me:secret@example.org/login"))
     with pytest.raises(Malformed, match="redirect") as malformed:
@@ -672,7 +743,7 @@ def test_what_speaks_no_http_is_an_outage(broker):
         lost.overview()
 
 
-def test_a_packed_answer_that_cannot_be_unpacked_is_malformed(behind, proxy):
+def test_a_packed_answer_is_malformed(behind, proxy):
     proxy.answer(http_answer("200 OK", b"no gzip", "Content-Encoding: gzip"))
     with pytest.raises(Malformed, match="unpacked"):
         behind.overview()
@@ -680,7 +751,7 @@ def test_a_packed_answer_that_cannot_be_unpacked_is_malformed(behind, proxy):
 
 def test_a_path_in_the_url_stands_before_every_request(broker, proxy):
     with client(proxy.url(broker.management_url) + "/behind/a/proxy/") as behind:
-        with pytest.raises(NotThere):  # the broker itself serves nothing there
+        with pytest.raises(BrokerAway, match="URL leads"):  # the broker itself serves nothing there
             behind.overview()
         assert repr(behind) == f"<Management http://127.0.0.1:{proxy.port}/behind/a/proxy>"
 
@@ -706,6 +777,9 @@ def test_a_path_in_the_url_stands_before_every_request(broker, proxy):
         "http://guest:1?sesame@localhost:15672",
         "http://guest:sesame@[::1",
         "http://guest:sesame@a b:15672",
+        "http://guest:sesame@localhost:15672/a path",
+        "http://guest:sesame@localhost:15672/caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+        "http://guest:sesame\udcff@localhost:15672",
         "http://guest:sesame\N{CIRCLED LATIN SMALL LETTER A}\N{FULLWIDTH COMMERCIAL AT}@localhost:15672",
     ],
 )
@@ -722,7 +796,10 @@ def test_the_password_shows_up_nowhere(broker, proxy, caplog, monkeypatch):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # would otherwise be handed every request
     address = f"127.0.0.1:{proxy.port}"
-    with client(f"http://someone:open%20sesame@{address}", read_timeout=0.3) as theirs:
+    log = logging.getLogger("calls")
+    with client(
+        f"http://someone:open%20sesame@{address}", read_timeout=0.3, on_call=lambda call: log.debug("%s", call)
+    ) as theirs:
         texts = [repr(theirs), str(theirs)]
         for spoil in (
             proxy.forward,

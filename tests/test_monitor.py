@@ -3,11 +3,14 @@
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts import removal
 from accounts.models import Owner, PulseUser
-from queues import by_hand, lease, monitor
+from benchmarks.passes import counted_requests
+from queues import by_hand, lease, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Watch
 from rabbit.management import Management
@@ -372,10 +375,10 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
     queue = Queue.objects.get(name="queue/alice/builds")
     known = monitor._known
 
-    def delete_and_read():
+    def delete_and_read(vhost):
         monkeypatch.setattr(monitor, "_known", known)
         by_hand.delete_queue(queue, alice)
-        return known()
+        return known(vhost)
 
     monkeypatch.setattr(monitor, "_known", delete_and_read)
     for _ in range(3):
@@ -464,14 +467,95 @@ def test_removing_an_account_with_many_queues_is_no_short_list(amqp, alice, sett
     assert told("ops@example.org") == ["deletion"]
 
 
-@pytest.mark.parametrize("queues", [10, 60])
-def test_a_pass_takes_as_many_statements_for_many_queues_as_for_few(
-    amqp, queues, django_assert_max_num_queries, alice, settings
-):
-    for number in range(queues):
-        amqp.queue(f"queue/alice/{number}", 1)
+def while_the_broker_answers(monkeypatch, do):
+    """Have this done once, when a pass has read its rows, and before the broker takes its list."""
+    take = monitor.snapshot.take
+
+    def read_and_do(management, vhosts, between, meanwhile):
+        monkeypatch.setattr(monitor.snapshot, "take", take)
+        meanwhile()
+        do()
+        return take(management, vhosts, between, meanwhile)
+
+    monkeypatch.setattr(monitor.snapshot, "take", read_and_do)
+
+
+@pytest.mark.parametrize(
+    ("limits", "state"),
+    [({"unbounded": True}, "warned"), ({"warn_length": 30, "max_length": 50}, "ok"), ({"max_length": 50}, "warned")],
+)
+def test_limits_that_are_set_while_the_broker_answers_hold(amqp, alice, monkeypatch, limits, state):
+    amqp.queue("queue/alice/builds", 1)
     monitor.run_pass()
-    for number in range(queues):
-        amqp.publish(f"queue/alice/{number}", 5)
-    with django_assert_max_num_queries(22):  # one of them asks whether any agents have a vhost
-        assert monitor.run_pass().warned == queues
+    amqp.publish("queue/alice/builds", 19)
+    while_the_broker_answers(monkeypatch, lambda: Queue.objects.update(**limits))
+    assert monitor.run_pass().deleted == 0
+    assert (Queue.objects.get().length, kinds("queue/alice/builds")) == (1, [])
+    assert not Notification.objects.exists()
+    monitor.run_pass()
+    assert (Queue.objects.get().length, Queue.objects.get().state) == (20, state)
+
+
+def test_queues_that_are_deleted_by_hand_while_the_broker_answers_are_no_short_list(amqp, alice, monkeypatch, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    for number in range(6):
+        amqp.queue(f"queue/alice/{number}")
+    monitor.run_pass()
+
+    def delete_half():
+        for queue in Queue.objects.order_by("name")[:3]:
+            by_hand.delete_queue(queue, alice)
+
+    while_the_broker_answers(monkeypatch, delete_half)
+    assert monitor.run_pass().errors == []
+    assert Queue.objects.filter(state="gone").count() == 3
+    assert not Notification.objects.exists()
+
+
+def test_a_queue_whose_row_is_removed_just_as_it_comes_back_is_new(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 3)
+    monitor.run_pass()
+    Queue.objects.update(state="gone", last_seen=timezone.now() - timedelta(days=31))
+    decide = monitor._decide
+
+    def prune_and_decide(*args):
+        pruning.prune()
+        return decide(*args)
+
+    monkeypatch.setattr(monitor, "_decide", prune_and_decide)
+    monitor.run_pass()
+    assert not Queue.objects.exists()
+    assert monitor.run_pass().new == 1
+
+
+def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few(amqp, alice, management, vhost):
+    """The first one, steady ones, and those that find queues missing and gone. Warnings, deletions: test_growth.py."""
+    monitor.run_pass()
+    found = []
+    for queues in (100, 1_000):
+        names = [f"queue/alice/{queues}-{number}" for number in range(queues)]
+        changing = names[::10]
+        definitions = {
+            "queues": [{"name": name, "durable": True, "auto_delete": False, "arguments": {}} for name in names]
+        }
+        management._exchange("POST", ("definitions", vhost), json=definitions)
+        counts = [counted_pass(new=queues)]
+        for name in changing:
+            amqp.publish(name, 1)
+        counts.append(counted_pass(changed=len(changing)))
+        counts.append(counted_pass())
+        for name in changing:
+            amqp.channel.queue_delete(name)
+        counts.append(counted_pass())
+        counts.append(counted_pass(gone=len(changing)))
+        found.append(counts)
+    assert found[0] == found[1]
+    assert [requests for _, requests in found[0]] == [3, 3, 3, 5, 5]
+
+
+def counted_pass(*, new=0, changed=0, gone=0):
+    """Run a pass that finds so many, and return how many statements and requests it took."""
+    with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
+        report = monitor.run_pass()
+    assert (report.new, report.changed, report.gone, report.errors) == (new, changed, gone, [])
+    return len(statements), len(requests)

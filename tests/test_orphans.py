@@ -162,6 +162,28 @@ def test_a_dry_run_says_what_it_would_do_and_changes_nothing(alice, reader, mana
         assert not model.objects.exists()
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_of_what_somebody_agreed_to_nothing_else_goes(alice, management, force):
+    shown = alice.orphan("subscription_shown")
+    management.delete_queue(alice.vhost, "subscription_shown")
+    still_there, other = alice.orphan("subscription_too"), alice.orphan("subscription_other")
+    agreed = [(one["vhost"], one["queue"]) for one in (shown, still_there)]
+    look = sweep_orphans(dry_run=True, only=agreed, force=force)
+    assert (look.would_delete, look.left_out) == ([still_there], [other])
+    report = sweep_orphans(only=agreed, force=force)
+    assert (report.found, report.deleted, report.left_out, report.errors) == (1, 1, [other], [])
+    assert alice.names == alice.registered | {"subscription_other"}
+    assert sweep_orphans(only=[]).deleted == 0
+
+
+def test_the_brake_counts_what_somebody_agreed_to(alice, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 1
+    orphans = [alice.orphan(f"subscription_{number}") for number in range(4)]
+    agreed = [(one["vhost"], one["queue"]) for one in orphans[:2]]
+    assert sweep_orphans(only=agreed).brake_held
+    assert sweep_orphans(only=agreed[:1]).deleted == 1
+
+
 def test_a_dry_run_by_force_would_delete_what_is_in_use_too(alice, reader):
     used = alice.orphan("subscription_used")
     reader("subscription_used")
@@ -601,10 +623,10 @@ def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(al
     bob.orphan()
     listed = Management.list_queues
 
-    def list_queues(self, vhost, params):
+    def list_queues(self, vhost, *arguments):
         if vhost == alice.vhost:
             raise BrokerAway("GET /api/queues: answered 500")
-        return listed(self, vhost, params)
+        return listed(self, vhost, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(Management, "list_queues", list_queues)
@@ -781,6 +803,25 @@ def test_a_dry_run_of_the_clean_up_says_what_it_would_do_and_changes_nothing(ali
     assert not Sweep.objects.exists()
 
 
+def test_of_stale_subscriptions_that_somebody_agreed_to_no_other_goes(alice, agents):
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    shown = clean_up_stale(dry_run=True).stale
+    assert sorted(shown) == sorted([alice.subscription.uuid.hex, alice.consumer.uuid.hex])
+    bob = Registered(agents, "bob")
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
+    look = clean_up_stale(dry_run=True, only=shown)
+    assert (look.subscriptions, look.found, sorted(look.stale)) == (2, 2, sorted(shown))
+    report = clean_up_stale(only=[alice.consumer.uuid.hex])
+    assert (report.subscriptions, report.found, report.deleted, report.errors) == (1, 1, 1, [])
+    assert {one["queue"] for one in report.left_out} == (alice.registered | bob.registered) - {
+        "guardian.dlq",
+        alice.consumer.queue_name,
+    }
+    assert (EventSubscription.objects.count(), Consumer.objects.get()) == (2, bob.consumer)
+    assert clean_up_stale(only=[]).subscriptions == 0
+    assert bob.names == bob.registered
+
+
 def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(alice, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
@@ -798,8 +839,8 @@ def test_a_token_made_while_it_looks_saves_its_owner(alice, monkeypatch):
     AuthToken.objects.all().delete()
     look = orphans._hold_the_brake
 
-    def look_slowly(report, force):
-        look(report, force)
+    def look_slowly(*arguments):
+        look(*arguments)
         make_token(alice.owner, "new")
 
     monkeypatch.setattr(orphans, "_hold_the_brake", look_slowly)

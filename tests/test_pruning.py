@@ -3,10 +3,15 @@
 from datetime import timedelta
 
 import pytest
+from django.contrib.admin.models import ADDITION, LogEntry
 from django.utils import timezone
 
-from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample
+from accounts.models import AuditEntry, Owner
+from queues import pruning
+from queues.lease import lease
+from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample
 from queues.pruning import prune
+from tests.test_docs import DOCS
 
 pytestmark = pytest.mark.django_db
 
@@ -88,3 +93,37 @@ def test_old_reports_and_delivered_notifications_go_and_undelivered_ones_stay():
     prune()
     assert Pass.objects.count() == 1
     assert [notification.state for notification in Notification.objects.all()] == ["due"]
+
+
+def test_what_was_done_is_kept_for_a_year():
+    owner = Owner.objects.create_superuser("ops@example.org")
+    AuditEntry.objects.all().delete()
+    for days in (366, 364):
+        entry = AuditEntry.objects.create(deed="purged", action=AuditEntry.Action.ACCESS, object_repr=str(days))
+        AuditEntry.objects.filter(pk=entry.pk).update(timestamp=ago(days=days))
+        LogEntry.objects.create(user=owner, object_repr=str(days), action_flag=ADDITION, action_time=ago(days=days))
+        QueueEvent.objects.create(vhost="/", queue_name=str(days), kind="gone", at=ago(days=days))
+    prune()
+    assert [entry.object_repr for entry in AuditEntry.objects.all()] == ["364"]
+    assert [entry.object_repr for entry in LogEntry.objects.all()] == ["364"]
+    assert [event.queue_name for event in QueueEvent.objects.all()] == ["364"]
+
+
+def test_leases_that_ran_out_long_ago_go_and_one_that_is_held_stays():
+    Lease.objects.create(name="pass:long gone", expires_at=ago(days=2))
+    Lease.objects.create(name="pass:just now", expires_at=ago(hours=1))
+    with lease("pass") as held:
+        prune()
+        held.renew()
+    names = set(Lease.objects.values_list("name", flat=True))
+    assert names >= {"pass", "pass:just now"}
+    assert "pass:long gone" not in names
+
+
+def test_the_documents_say_for_how_long_each_thing_is_kept():
+    text = (DOCS / "operators.md").read_text()
+    kept = text[text.index("## What is kept") : text.index("## The front page")]
+    for days in (
+        pruning.KEEP_SAMPLES, pruning.KEEP_PASSES, pruning.KEEP_NOTIFICATIONS, pruning.KEEP_EVENTS, pruning.KEEP_AUDIT,
+    ):  # fmt: skip
+        assert f"{days.days} days" in kept

@@ -1,6 +1,7 @@
 """RabbitMQ accounts: made, changed, adopted and removed on the broker and here together, or not at all."""
 
 import logging
+import secrets
 import threading
 import time
 import uuid
@@ -49,13 +50,14 @@ from accounts.pulse_users import (
     set_owners,
     set_thresholds,
 )
-from accounts.removal import Goes, finish_removals, remove_pulse_user, what_goes
+from accounts.removal import Goes, GoesOn, finish_removals, remove_pulse_user, what_goes
 from accounts.tasks import finish_removals as removals_task
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.names import BadName
 from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user, in_words
+from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 
@@ -289,7 +291,7 @@ def test_a_bad_name_is_refused_and_nothing_is_made(alice, bad):
     assert not PulseUser.objects.exists()
 
 
-@pytest.mark.parametrize("reserved", ["Guardian", "Admin", "ROOT", "watch.dog", "Watch.Dog"])
+@pytest.mark.parametrize("reserved", ["Guardian", "Admin", "ROOT", "watch.dog", "Watch.Dog", "ab" * 16])
 def test_a_reserved_name_and_guardians_own_are_refused(alice, settings, reserved):
     settings.GUARDIAN_RESERVED_USERS = ["admin", "Root"]
     settings.RABBIT_URL = "amqp://watch%2Edog:word@rabbit"
@@ -357,11 +359,11 @@ def test_where_the_broker_refuses_the_permissions_nothing_is_left_on_either_side
         management.user(name)
 
 
-@pytest.mark.parametrize("lost", [2, 3], ids=["the account", "the permissions"])
+@pytest.mark.parametrize("lost", [3, 4], ids=["the account", "the permissions"])
 def test_a_broker_that_goes_away_half_way_leaves_a_row_that_says_so_and_can_be_finished(
     alice, bob, name, settings, broker, guarded, monkeypatch, lost
 ):
-    # Each request from this one on is lost.
+    # Each request from this one on is lost. The first two find out that the name is free.
     url = settings.RABBITMQ_MANAGEMENT_URL
     with Proxy.before(url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(url)
@@ -559,7 +561,7 @@ def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, ma
     real = Management.put_user
 
     def meanwhile(self, *arguments):
-        with pytest.raises(BrokerAway, match="goes on by itself"):
+        with pytest.raises(GoesOn, match="goes on by itself"):
             remove_pulse_user(PulseUser.objects.get())
         return real(self, *arguments)
 
@@ -596,10 +598,21 @@ def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, nam
     assert not PulseUser.objects.exists()
 
 
+def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_that_it_goes_on(alice, name, client):
+    make_pulse_user(name, [alice])
+    client.force_login(alice)
+    with hold.held(name):
+        answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
+        assert "is being deleted. Guardian goes on until all is gone." in answer.text
+        PulseUser.objects.update(removing_since=None)
+        assert Program(alice).delete(f"pulse-users/{name}/").status_code == 202
+    assert finish_removals() == 1
+
+
 def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alice, name, management):
     pulse_user, _ = make_pulse_user(name, [alice])
     with hold.held(name):
-        with pytest.raises(BrokerAway, match="is being removed; Guardian goes on by itself"):
+        with pytest.raises(GoesOn, match="is being removed, and Guardian goes on by itself"):
             remove_pulse_user(pulse_user)
         assert finish_removals() == 0
         assert management.user(name)
@@ -792,6 +805,18 @@ def test_what_must_not_be_adopted_isnt(alice, ops, name, management, guarded):
     with pytest.raises(NameTaken):
         adopt_pulse_user(name, [alice], ops)
     assert PulseUser.objects.count() == 1
+
+
+def test_an_agents_login_is_not_adopted_since_rotating_it_would_lock_the_agent_out(alice, ops, management, guarded):
+    login = "f" + secrets.token_hex(16)[1:]
+    management.put_user(login, "the agent's token")
+    try:
+        with pytest.raises(CannotAdopt, match="agent"):
+            adopt_pulse_user(login, [alice], ops)
+        assert login not in adoptable()
+    finally:
+        management.delete_user(login)
+    assert not PulseUser.objects.exists()
 
 
 def test_only_operators_adopt(alice, name, management):
@@ -1203,7 +1228,7 @@ def test_a_queue_that_stays_listed_keeps_the_mark(alice, name, broker, guarded, 
         raise NotThere("not there, or its node is down")
 
     monkeypatch.setattr(Management, "delete_queue", node_is_down)
-    with pytest.raises(BrokerAway, match=f"still there: 'queue/{name}/builds'"):
+    with pytest.raises(GoesOn, match=f"Still there: 'queue/{name}/builds'"):
         remove_pulse_user(pulse_user)
     assert finish_removals() == 0
     assert PulseUser.objects.get().removing_since is not None
@@ -1220,7 +1245,7 @@ def test_while_nodes_come_and_go_an_empty_list_is_not_believed(alice, name, monk
     nodes = iter([frozenset({"a", "b"}), frozenset({"a"})])
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "members", lambda management: (next(nodes), frozenset()))
-        with pytest.raises(BrokerAway, match="a node that has just stopped or started"):
+        with pytest.raises(GoesOn, match="a node that has just stopped or started"):
             remove_pulse_user(pulse_user)
     assert PulseUser.objects.exists()
     assert finish_removals() == 1

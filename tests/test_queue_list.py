@@ -7,6 +7,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from queues.listing import UNATTENDED, should_have_consumer
 from queues.models import Queue, Watch
 from queues.monitor import run_pass
 
@@ -287,6 +288,23 @@ def test_dead_letters_need_no_consumer(visit, agents_queue, alice):
     assert "1 without consumers" in page.text
     assert page.text.count("no consumers") == 1
     assert names(visit(without_consumers="true")) == ["consumer_1"]
+
+
+def test_queues_that_nobody_is_to_read_are_not_without_consumers(visit, alice, account):
+    lonely = ["shop.parked.here", "shop.PARKED", "shop.retry.soon", "shop.retry.5s\n", "parked", "guardian.dlq"]
+    for name in [*lonely, "shop.parked", "shop.retry.10s", "shop.retry.250ms"]:
+        make_queue(name, account=account, consumers=0)
+    make_queue("reply", account=account, consumers=0, exclusive=True)
+    shown = [name.replace("\n", "\\x0a") for name in lonely]
+    assert sorted(names(visit(without_consumers="true"))) == sorted(shown)
+    page = visit()
+    assert f"{len(lonely)} without consumers" in page.text
+    assert page.text.count("no consumers") == len(lonely)
+    assert {queue.name for queue in Queue.objects.filter(UNATTENDED)} == {
+        queue.name
+        for queue in Queue.objects.all()
+        if should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
+    }
 
 
 @pytest.mark.parametrize("queues", [1, 120])

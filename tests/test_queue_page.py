@@ -278,7 +278,7 @@ def test_the_number_of_statements_does_not_grow(alices_queue, client, alice, dja
         QueueEvent(queue=alices_queue, vhost="/", queue_name="q", kind="purged", at=now, by=alice) for _ in range(60)
     )
     client.force_login(alice)
-    with django_assert_max_num_queries(8):
+    with django_assert_max_num_queries(9):
         page_of(alices_queue, client)
     with django_assert_max_num_queries(6):
         client.get(f"/queues/{alices_queue.uuid}/chart/", headers={"HX-Request": "true"})

@@ -4,6 +4,7 @@ import pytest
 from django.test import Client
 
 from accounts.models import Owner
+from tests.api import answer_to
 
 
 @pytest.mark.django_db
@@ -21,6 +22,13 @@ def test_static_files_are_served_without_a_collecting_step(client):
 
 def test_alive_needs_nothing(client):
     assert client.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("charset", ["rot13", "idna", "undefined", "utf-16"])
+def test_a_request_is_read_as_utf_8_whatever_charset_it_names(charset):
+    kind = f"multipart/form-data; boundary=x; charset={charset}"
+    answer = answer_to(PATH_INFO="/healthz", QUERY_STRING="a=%ff%ed", CONTENT_TYPE=kind)
+    assert answer.content == b'{"status": "ok"}'
 
 
 def test_ready_when_database_task_queue_and_broker_answer(guarded, client):

@@ -319,7 +319,8 @@ def test_statements_and_requests_do_not_grow_with_the_rows(alice, bob, ops, comp
     fill(alice, range(2, 8))
     fill(bob, range(8))
     assert (ask(alice), ask(ops)) == few
-    assert few[0][1] == few[1][1] == 1
+    # Alice's vhost isn't there, and no 404 is believed without a second request; operators ask for the whole broker.
+    assert (few[0][1], few[1][1]) == (2, 1)
     assert max(few[0][0], few[1][0]) <= 11
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
-import httpx
 import pika
 import pytest
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
@@ -39,6 +38,7 @@ from queues.subscriptions import (
     change_identity,
     check_type,
     config_of,
+    create_new,
     create_queue,
     make_again,
     make_identity,
@@ -53,6 +53,7 @@ from queues.subscriptions import (
 )
 from rabbit import connections
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
+from rabbit.http import Connections
 from rabbit.management import BrokerAway, Management, NotThere, Refused
 from rabbit.permissions import Permissions
 from tests.api import Program
@@ -115,13 +116,13 @@ def open_amqp(broker):
 def asked(monkeypatch):
     """Collect the requests that the broker gets over HTTP, as "PUT queues"; other threads' too."""
     requests = []
-    real = httpx.HTTPTransport.handle_request
+    real = Connections.send
 
-    def count(self, request):
-        requests.append(f"{request.method} {request.url.path.split('/')[2]}")
-        return real(self, request)
+    def count(self, method, target, *arguments, **options):
+        requests.append(f"{method} {target.split('/')[2].split('?')[0]}")
+        return real(self, method, target, *arguments, **options)
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", count)
+    monkeypatch.setattr(Connections, "send", count)
     return requests
 
 
@@ -333,6 +334,122 @@ def test_a_new_queue_of_a_known_agent_takes_one_request_and_four_statements(offe
     assert asked == ["PUT queues"]
     # Is there a row; the row, no removal of it; the mark.
     assert len(statements(captured)) == 4
+
+
+def test_where_nothing_stands_in_the_way_a_new_queue_takes_three_statements(
+    alice, offering, subscription, presented, asked
+):
+    create_queue(subscription, offering, "order", presented)
+    asked.clear()
+    with CaptureQueriesContext(connection) as captured:
+        queue = create_new(alice, subscription.uuid.hex, offering.uuid, "resource", presented)
+    assert queue == SubscriptionQueue.objects.get(object_type="resource", state="ready")
+    assert asked == ["PUT queues"]
+    # The row, if it may be; the mark, if nothing removes it.
+    assert len(statements(captured)) == 2
+
+
+def test_what_stands_in_the_way_of_a_new_queue_is_left_to_others_and_nothing_is_done(
+    agents, alice, offering, subscription, presented, asked
+):
+    queue, _ = create_queue(subscription, offering, "order", presented)
+    bob = agents.owner("bob")
+    bobs, not_a_member = agents.token(bob), agents.offering(bob)
+    stranger = agents.owner("stranger")
+    theirs = make_subscription(stranger, agents.token(stranger))
+    Owner.objects.filter(pk=stranger.pk).update(vouched=False)
+    stranger.refresh_from_db()
+    asked.clear()
+    for who, where, what, kind, token in (
+        (alice, subscription.uuid.hex, offering.uuid, "order", presented),  # it is there
+        (bob, subscription.uuid.hex, not_a_member.uuid, "resource", bobs),
+        (alice, subscription.uuid.hex, not_a_member.uuid, "resource", presented),
+        (alice, subscription.uuid.hex, uuid.uuid4(), "resource", presented),
+        (alice, uuid.uuid4().hex, offering.uuid, "resource", presented),
+        (alice, "nonsense", offering.uuid, "resource", presented),
+        (alice, subscription.uuid.hex, offering.uuid, "nonsense", presented),
+        (stranger, theirs.uuid.hex, offering.uuid, "order", agents.token(stranger)),
+    ):
+        assert create_new(who, where, what, kind, token) is None
+    assert asked == []
+    assert list(SubscriptionQueue.objects.all()) == [queue]
+
+
+def test_a_new_queue_is_taken_back_with_the_broker_away_and_while_its_name_is_just_being_removed(
+    settings, alice, offering, subscription, presented
+):
+    new = partial(create_new, alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, NOBODY
+    with pytest.raises(BrokerAway):
+        new()
+    assert not SubscriptionQueue.objects.exists()
+    assert not Removal.objects.exists()
+    settings.RABBITMQ_MANAGEMENT_URL = working
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    soon = timezone.now() + timedelta(minutes=1)
+    Removal.objects.create(kind="queue", vhost=alice.uuid.hex, name=name, claim=uuid.uuid4(), due_at=soon)
+    with pytest.raises(BrokerAway, match="being removed"):
+        new()
+    assert not SubscriptionQueue.objects.exists()
+    Removal.objects.update(due_at=timezone.now())  # by then its worker must have died
+    assert new().queue_name == name
+    assert not Removal.objects.exists()
+
+
+def test_a_queue_that_is_removed_between_its_row_and_its_mark_is_made_once_more(
+    monkeypatch, management, alice, offering, subscription, presented
+):
+    """Whoever removes it has looked for a row before there was one, and asks the broker after it was made."""
+    old, _ = create_queue(subscription, offering, "order", presented)
+    vhost, name = old.vhost, old.queue_name
+    monkeypatch.setattr(removals, "work_off", lambda *args: 0)
+    old.delete()
+    looked, made = threading.Event(), threading.Event()
+    drop, put = removals._Batch._drop_what_stands, Management.make_queue
+
+    def look(batch):
+        drop(batch)
+        looked.set()
+        assert made.wait(30)
+
+    def make(self, *args):
+        is_new = put(self, *args)
+        if not made.is_set():
+            made.set()
+            remover.join(30)
+        return is_new
+
+    def remove(ids):
+        try:
+            removals.carry_out(ids)
+        finally:
+            connection.close()
+
+    monkeypatch.setattr(removals._Batch, "_drop_what_stands", look)
+    monkeypatch.setattr(Management, "make_queue", make)
+    remover = threading.Thread(target=remove, args=(list(Removal.objects.values_list("id", flat=True)),))
+    remover.start()
+    assert looked.wait(30)
+    row = create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    assert row.state == SubscriptionQueue.objects.get().state == "ready"
+    assert management.queue(vhost, name)["arguments"] == dict(FOR_AGENTS)
+    assert not Removal.objects.exists()
+
+
+def test_a_queue_that_took_longer_than_removed_ones_are_known_is_marked_by_the_long_way(
+    monkeypatch, alice, offering, subscription, presented, asked
+):
+    monkeypatch.setattr("queues.subscriptions.SURE_FOR", timedelta(0))
+    row = create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    assert row.state == SubscriptionQueue.objects.get().state == "ready"
+    assert asked[-2:] == ["PUT queues", "PUT queues"]
+
+
+def test_a_new_queue_is_not_made_so_for_another_token_than_the_last_one(
+    agents, alice, offering, subscription, presented
+):
+    assert create_new(alice, subscription.uuid.hex, offering.uuid, "order", agents.token(alice)) is None
+    assert not SubscriptionQueue.objects.exists()
 
 
 def test_a_first_registration_takes_as_many_requests_as_there_are_things_to_make(offering, identity, presented, asked):

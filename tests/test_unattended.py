@@ -1,4 +1,4 @@
-"""Queues without a consumer: counted on a real broker, told once, and once when they have one again."""
+"""Queues without a consumer, or with stalled ones: counted on a real broker, told once, and once when it is over."""
 
 import logging
 from datetime import timedelta
@@ -8,11 +8,12 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from consumers.names import delay_queue, level_queue, parking_queue
 from queues import by_hand, monitor, unattended
 from queues.lease import lease
 from queues.mails import compose
 from queues.models import Notification, Queue, Watch
-from queues.unattended import Attendance, count_consumers
+from queues.unattended import Attendance, Count, count_consumers
 from tests.proxy import Proxy, http_answer
 
 NOW = timezone.now()
@@ -63,7 +64,7 @@ def wait(minutes):
 
 
 def attendance(**values):
-    return Attendance(1, "/", "q", False, False, None, None, None)._replace(**values)
+    return Attendance(1, "/", "q", "classic", False, False, None, None, None, None, None, None)._replace(**values)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,19 @@ def attendance(**values):
 def test_what_follows_from_a_count(before, consumers, minutes, since, told_at):
     after = before.at(consumers, NOW, minutes)
     assert (after.consumers, after.unattended_since, after.unattended_told_at) == (consumers, since, told_at)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        (parking_queue("queue/alice/shop_orders"), False), (delay_queue("shop_orders", 600), False),
+        (delay_queue("shop_orders", 0.25), False), (level_queue("shop_orders", 2), True), ("car.parked.here", True),
+        ("shop.retry.soon", True), ("parked", True), ("shop.parked\n", True),
+    ],
+)  # fmt: skip
+def test_what_consumers_park_and_delay_is_not_meant_to_have_a_reader(name, is_told):
+    alone = attendance(name=name, unattended_since=NOW - timedelta(minutes=9)).at(0, NOW, minutes=5)
+    assert (alone.unattended_told_at is not None) is is_told
 
 
 # On the broker
@@ -339,5 +353,230 @@ def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
     assert proxy.connections - before == 1
     assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
     wait(minutes=5)
+    with django_assert_num_queries(16):
+        assert count_consumers() == 2 * queues
+
+
+# Stalled
+
+
+def minutes_ago(minutes):
+    return NOW - timedelta(minutes=minutes)
+
+
+AT_WORK = Count(1, ready=3, unacknowledged=2, taken_out=7)
+"""What a look finds: messages wait, a consumer is there, and seven were taken out so far."""
+
+LOOKED = attendance(taken_out=7, stalled_since=minutes_ago(4))
+LONG = attendance(taken_out=7, stalled_since=minutes_ago(5))
+TOLD = LONG._replace(stalled_told_at=minutes_ago(1))
+NOTHING = (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "count", "minutes", "known_now"),
+    [
+        (attendance(), AT_WORK, 5, (7, NOW, None)),
+        (LOOKED, AT_WORK, 5, (7, minutes_ago(4), None)),
+        (LONG, AT_WORK, 5, (7, minutes_ago(5), NOW)),
+        (LONG, AT_WORK._replace(ready=0), 5, (7, minutes_ago(5), NOW)),
+        (LONG, AT_WORK._replace(unacknowledged=0), 5, (7, minutes_ago(5), NOW)),
+        (TOLD, AT_WORK, 5, (7, minutes_ago(5), minutes_ago(1))),
+        # something was taken out
+        (LONG, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        (TOLD, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        # the broker began to count anew, which says nothing of the consumer
+        (TOLD, AT_WORK._replace(taken_out=0), 5, (0, minutes_ago(5), minutes_ago(1))),
+        (TOLD, AT_WORK._replace(taken_out=0, consumers=0), 5, (0, None, minutes_ago(1))),
+        (TOLD._replace(stalled_since=None), AT_WORK._replace(taken_out=0), 5, (0, NOW, minutes_ago(1))),
+        (LONG, AT_WORK._replace(taken_out=0), 5, (0, NOW, None)),
+        # nothing waits
+        (LONG, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
+        (TOLD, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
+        # no consumer: that is told in its own way, and one that comes back has all its time
+        (LONG, AT_WORK._replace(consumers=0), 5, (7, None, None)),
+        (TOLD, AT_WORK._replace(consumers=0), 5, (7, None, minutes_ago(1))),
+        (TOLD._replace(stalled_since=None), AT_WORK, 5, (7, NOW, minutes_ago(1))),
+        (attendance(), AT_WORK._replace(consumers=0), 5, (7, None, None)),
+        # the broker doesn't say
+        (LONG, AT_WORK._replace(taken_out=None), 5, (7, minutes_ago(5), None)),
+        (LONG, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
+        (TOLD, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
+        # off; a stream; a clock that was set back
+        (TOLD, AT_WORK, 0, NOTHING),
+        (LONG._replace(type="stream"), AT_WORK, 5, NOTHING),
+        (LONG._replace(stalled_since=minutes_ago(-60)), AT_WORK, 5, (7, NOW, None)),
+    ],
+)
+def test_what_follows_from_what_was_taken_out(before, count, minutes, known_now):
+    after = before.worked_on(count, NOW, minutes)
+    assert (after.taken_out, after.stalled_since, after.stalled_told_at) == known_now
+
+
+def stalled():
+    return Queue.objects.values_list("taken_out", "stalled_since", "stalled_told_at").get(name=NAME)
+
+
+def wait_stalled(minutes):
+    for queue in Queue.objects.exclude(stalled_since=None):
+        Queue.objects.filter(id=queue.id).update(stalled_since=queue.stalled_since - timedelta(minutes=minutes))
+
+
+def working(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"ack": 7}'):
+    return (
+        f'{{"vhost": "{vhost}", "name": "{name}", "consumers": {consumers}, "messages_ready": {ready},'
+        f' "messages_unacknowledged": {unacknowledged}, "message_stats": {stats}}}'
+    ).encode()
+
+
+@pytest.mark.slow
+def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_it_is_at_work_again(
+    alice, amqp, settings
+):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME, 4)
+    in_hand = []
+    amqp.channel.basic_qos(prefetch_count=2)
+    amqp.channel.basic_consume(NAME, lambda channel, method, *_: in_hand.append(method.delivery_tag))
+    amqp.connection.process_data_events(1)
+    amqp.channel.basic_ack(in_hand.pop(0))
+    monitor.run_pass()
+    count_until(lambda: stalled()[0] == 1, amqp.connection)
+    assert told() == []
+    wait_stalled(minutes=5)
+    assert (count_consumers(), count_consumers()) == (2, 0)
+    assert told() == told("ops@example.org") == ["stalled"]
+    facts = Notification.objects.first().facts
+    assert (facts["queue"], facts["length"], facts["unacknowledged"], facts["consumers"]) == (NAME, 3, 2, 1)
+    assert 300 <= facts["seconds"] < 360
+    text = " ".join(compose(Notification.objects.first()).body.split())
+    assert "has 1 consumer, but nothing was acknowledged for 5 minutes, and 3 messages wait" in text
+    amqp.channel.basic_ack(in_hand.pop(0))
+    count_until(lambda: stalled()[2] is None, amqp.connection)
+    assert told() == told("ops@example.org") == ["stalled", "stall-over"]
+    assert "are being taken out of it again" in compose(Notification.objects.last()).body
+    assert count_consumers() == 0
+
+
+def test_one_that_needs_no_acknowledgement_is_at_work_while_it_takes_messages(alice, amqp, proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    attend(amqp)
+    monitor.run_pass()
+    answer(proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
+    count_consumers()
+    wait_stalled(minutes=5)
+    answer(proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
+    assert count_consumers() == 0
+    assert stalled()[0] == 5
+
+
+def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, proxy, guarded, settings, client):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    client.force_login(alice)
+    page = f"/queues/{Queue.objects.get().uuid}/"
+    Queue.objects.update(consumers=1)
+    assert ">stalled<" not in client.get(page).content.decode()
+    Queue.objects.update(stalled_told_at=NOW)
+    assert ">stalled<" in client.get(page).content.decode()
+    assert ">stalled<" in client.get("/queues/").content.decode()
+
+
+@pytest.mark.parametrize("minutes", [0, 5])
+def test_nobody_is_told_of_a_stall_where_that_is_off(alice, amqp, proxy, guarded, settings, minutes):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    attend(amqp)
+    monitor.run_pass()
+    answer(proxy, listed(working(guarded)))
+    count_consumers()
+    wait_stalled(minutes=10)
+    settings.GUARDIAN_STALLED_MINUTES = minutes
+    assert count_consumers() == (2 if minutes else 0)
+    settings.GUARDIAN_STALLED_MINUTES = 0
+    assert count_consumers() == 0  # nor that it is over
+    assert stalled() == NOTHING
+
+
+def test_a_queue_whose_consumers_are_gone_after_all_has_not_stalled(alice, amqp, proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(proxy, listed(working(guarded)))  # a list that lags
+    count_consumers()
+    wait_stalled(minutes=5)
+    assert count_consumers() == 0
+    assert (told(), stalled()[2]) == ([], None)
+
+
+def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, amqp, proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    before = NOW - timedelta(minutes=9)
+    Queue.objects.update(
+        consumers=0, unattended_since=before, unattended_told_at=before, taken_out=6, stalled_told_at=before
+    )
+    attend(amqp)
+    answer(proxy, listed(working(guarded)))
+    assert count_consumers() == 4
+    assert sorted(told()) == ["consumers-back", "stall-over"]
+    assert known() == (1, None, None)
+    assert stalled()[::2] == (7, None)
+
+
+@pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
+def test_a_broker_that_counts_no_messages_tells_nothing_of_stalls(alice, amqp, proxy, guarded, settings, stats):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    attend(amqp)
+    monitor.run_pass()
+    answer(proxy, listed(working(guarded)))
+    count_consumers()
+    wait_stalled(minutes=9)
+    before = stalled()
+    answer(proxy, listed(working(guarded, stats=stats)))
+    assert count_consumers() == 0
+    assert (told(), stalled()) == ([], before)
+
+
+def test_a_queue_that_is_gone_has_not_stalled(alice, amqp, proxy, guarded, settings):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    amqp.queue(NAME)
+    monitor.run_pass()
+    answer(proxy, listed(working(guarded)))
+    count_consumers()
+    Queue.objects.update(state="gone")
+    count_consumers()
+    assert stalled() == NOTHING
+
+
+@pytest.mark.parametrize("queues", [3, 80])
+def test_stalls_take_no_request_more_and_no_more_statements_for_many_queues(
+    alice, amqp, proxy, guarded, queues, django_assert_num_queries, settings
+):
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    account = PulseUser.objects.get()
+    names = [f"queue/alice/{number}" for number in range(queues)]
+    for name in names:
+        amqp.queue(name)
+        amqp.channel.basic_consume(name, lambda *_: None)
+    Queue.objects.bulk_create(
+        Queue(
+            vhost=guarded, name=name, type="classic", durable=True, auto_delete=False, exclusive=False, ready=0,
+            unacknowledged=0, first_seen=NOW, last_seen=NOW, pulse_user=account,
+        )
+        for name in names
+    )  # fmt: skip
+    answer(proxy, listed())
+    count_consumers()  # the first one makes the rows that the others find
+    answer(proxy, listed(*(working(guarded, name) for name in names)))
+    before = proxy.connections
+    with django_assert_num_queries(11):
+        count_consumers()
+    assert proxy.connections - before == 1
+    wait_stalled(minutes=5)
     with django_assert_num_queries(16):
         assert count_consumers() == 2 * queues

@@ -2,6 +2,7 @@
 
 import re
 import time
+from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -10,6 +11,10 @@ from playwright.sync_api import Page, expect
 from accounts.models import Owner, PulseUser
 from accounts.pulse_users import make_pulse_user
 from accounts.tokens import make_token
+from message_store import applications
+from message_store import queues as stored_queues
+from message_store.queues import Entry
+from message_store.store import store
 from queues import outbox
 from queues.models import Consumer, EventSubscription, Offering, Queue
 from queues.monitor import run_pass
@@ -112,6 +117,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
 
     # And out.
     page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_text("You are signed out.")).to_be_visible()
     page.goto("/queues/")
     expect(page).to_have_url(re.compile("/signin/"))
 
@@ -130,6 +136,10 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     make_subscription(alice, identity, "resource_end_date_change_request", [offering], state="creating")
     make_consumer(make_agent(alice, offering, ODD), ["order", "resource", "user_role"])
     make_subscription(alice, description="The ticket system", offerings=[offering])
+    applications.make_application("notices")
+    stored = stored_queues.make("notices", ODD.replace("/", "") + "x" * 20, principals="bid:ops@example.org")
+    (posted,) = stored_queues.post_all(stored, [Entry(f"{ODD} {'x' * 400}".encode(), content_type="text/plain")])
+    stored_queues.set_positions(stored, "mailer", {"1": posted.id.hex})
     amqp.queue(f"queue/{account}/builds", messages=7)
     amqp.queue(f'queue/{account}/<b>"odd"&\u202e', messages=1)
     amqp.channel.exchange_declare(f"exchange/{account}/events", "topic", durable=True)
@@ -162,6 +172,9 @@ def addresses_of_pages() -> dict[str, str]:
         "agent, remove": f"/subscriptions/agents/{subscription.identity.uuid}/remove/",
         "subscription, remove": f"/subscriptions/{subscription.uuid}/remove/",
         "consumer, remove": f"/subscriptions/consumers/{consumer.uuid}/remove/",
+        "message store": "/message-store/",
+        "stored queues": "/message-store/notices/",
+        "stored queue": f"/message-store/notices/{quote(store().queues('notices')[0].name, safe='')}/",
         "tokens": "/tokens/",
         "token, revoke": f"/tokens/{token.uuid}/revoke/",
         "settings": "/settings/",

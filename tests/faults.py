@@ -1,0 +1,172 @@
+"""What tests of faults share: something happens in the middle of a pass, or a process is killed; and what follows."""
+
+import os
+import signal
+import smtplib
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import NamedTuple
+
+from django.core.cache import cache
+from django.db import connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
+
+from queues import monitor, orphans, outbox, tasks
+from queues.deletion import Deletion
+from queues.models import Consumer, Lease, Notification, Removal, SubscriptionQueue
+from rabbit import http, snapshot
+from rabbit.management import Management
+
+STEPS = {
+    "the list": (snapshot, "take"),
+    "the decision": (monitor, "_write"),
+    "the second look": (Deletion, "look_again"),
+    "the announcement": (Deletion, "_announce"),
+    "the deletion": (Management, "delete_queue"),
+}
+"""The steps of a pass that deletes a queue, and the functions that take them."""
+
+RUN_OUT = ("guardian_cache", "queues_lease")
+"""The tables of what runs out by itself, as `let_time_pass` has it do: holds of accounts, and leases."""
+
+CHILD_SECONDS = 60
+
+
+def once_after(monkeypatch, step, action):
+    """Have something happen right after the next time that this step of a pass is taken."""
+    owner, name = STEPS[step]
+    take = getattr(owner, name)
+
+    def take_and_act(*arguments, **options):
+        answer = take(*arguments, **options)
+        monkeypatch.setattr(owner, name, take)
+        action()
+        return answer
+
+    monkeypatch.setattr(owner, name, take_and_act)
+
+
+def let_time_pass():
+    """Let what was left held run out, and what was put off be due, as some minutes do."""
+    before = timezone.now() - timedelta(minutes=5)
+    Lease.objects.exclude(holder=None).update(expires_at=before)
+    cache.clear()  # where the holds of accounts are
+    Removal.objects.update(due_at=before)
+    Notification.objects.filter(outbox.Unsent).update(due_at=before)
+    for registered in (SubscriptionQueue, Consumer):
+        registered.objects.update(created=before)
+
+
+def follow():
+    """Do what comes by itself: a sweep, the removals, passes and a sender."""
+    orphans.sweep_orphans()
+    tasks.finish_removals()
+    for _ in range(2):  # what one list lacks is gone by the second
+        monitor.run_pass()
+    outbox.send_due()
+
+
+class Death(NamedTuple):
+    """How a process ended: whether it was killed, and what it did before, in words."""
+
+    killed: bool
+    effects: list[str]
+
+    @property
+    def after_a_mail(self):
+        """Whether it was killed between the mail server's "accepted" and its own note of it."""
+        return self.killed and self.effects[-1] == MAIL
+
+
+MAIL = "a mail"
+
+
+def killed_after(number, do):
+    """Do this in a process of its own, which gets a SIGKILL right after so many effects on the world.
+
+    An effect is what another process sees: a commit, a request to the broker that was answered and was no question, a
+    mail that was accepted. So all numbers together are all states in which a kill can leave the world, but for what
+    runs out. Where there are fewer effects, it ends by itself.
+    """
+    connections.close_all()  # a connection is one process's
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            _count_effects(number, writing)
+            do()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    code = _wait_for(process)
+    with os.fdopen(reading) as told:
+        effects = told.read().splitlines()
+    assert code in (0, -signal.SIGKILL), f"the process ended with {code} after {effects}"
+    return Death(code != 0, effects)
+
+
+def _wait_for(process):
+    deadline = time.monotonic() + CHILD_SECONDS
+    while True:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            raise AssertionError("the process neither ended nor was killed")
+        time.sleep(0.005)
+
+
+def _count_effects(last, pipe):
+    """Tell of each effect of this process, and kill it after so many."""
+    counting = threading.Lock()
+    left = last
+
+    def note(effect):
+        nonlocal left
+        with counting:
+            os.write(pipe, f"{effect}\n".encode())
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(CHILD_SECONDS)  # for the signal
+
+    send, commit, send_mail = http.Connections.send, BaseDatabaseWrapper.commit, smtplib.SMTP.sendmail
+    written = []
+
+    def send_and_note(self, method, target, *arguments, **options):
+        answer = send(self, method, target, *arguments, **options)
+        if method != "GET":
+            note(f"{method} {target.partition('?')[0]}")
+        return answer
+
+    def commit_and_note(self):
+        commit(self)
+        if written:
+            note(f"commit of {written[-1]}")
+            written.clear()
+
+    def send_mail_and_note(self, *arguments, **options):
+        refused = send_mail(self, *arguments, **options)
+        note(MAIL)
+        return refused
+
+    def execute_and_note(execute, sql, params, many, context):
+        answer = execute(sql, params, many, context)
+        is_write = sql.lstrip().upper().startswith(("INSERT", "UPDATE", "DELETE"))
+        if is_write and not any(table in sql for table in RUN_OUT):
+            written.append(" ".join(sql.split()[:3]))
+            if not connection.in_atomic_block:
+                note(f"{written.pop()}")
+        return answer
+
+    http.Connections.send = send_and_note
+    BaseDatabaseWrapper.commit = commit_and_note
+    smtplib.SMTP.sendmail = send_mail_and_note
+    connection.execute_wrappers.append(execute_and_note)

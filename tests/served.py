@@ -1,0 +1,59 @@
+"""Guardian as gunicorn serves it, on the test's own database, and requests that no client library would send."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection
+
+from local.processes import end, free_port, port_answers, spawn
+from tests.plugin import ROOT
+
+
+@pytest.fixture
+def served(transactional_db: None) -> Iterator[int]:
+    """Give the port at which gunicorn serves Guardian, which waits for a body for a second."""
+    database = connection.settings_dict
+    url = f"sqlite:///{database['NAME']}"
+    if connection.vendor == "postgresql":
+        where = f"{database['USER']}:{database['PASSWORD']}@{database['HOST']}:{database['PORT']}"
+        url = f"postgres://{where}/{database['NAME']}"
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "tests.impatient", "--bind", f"127.0.0.1:{port}"]
+    process = spawn(
+        [*command, "--worker-class", "gthread", "--threads", "4", "--no-control-socket"],
+        environment={**os.environ, "DATABASE_URL": url, "MESSAGE_STORE_MAX_BODY": "100000"},
+        directory=ROOT,
+        output=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 60
+        while not port_answers(port):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        yield port
+    finally:
+        end(process, timeout=20)
+
+
+def raw(port: int, head: str, *pieces: bytes | None) -> tuple[int, bytes]:
+    """Send a request as it stands, and give the status and the first line of what the answer has in it.
+
+    Where a piece is None, it says that nothing more comes.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connected:
+        connected.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+        try:
+            for piece in pieces:
+                connected.sendall(piece) if piece is not None else connected.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has heard enough
+        with connected.makefile("rb") as answer:
+            status = int(answer.readline().split()[1])
+            while answer.readline().strip():
+                pass
+            return status, answer.readline()

@@ -1,0 +1,939 @@
+"""The administration: what is listed, what may be done there, and what the actions do on the broker and say of it."""
+
+import itertools
+import re
+import threading
+
+import pytest
+from allauth.account.models import EmailAddress
+from allauth.socialaccount.models import SocialAccount
+from django.contrib import admin as administration
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts import audit, hold, removal, vouching
+from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
+from accounts.tokens import make_token
+from benchmarks.passes import counted_requests
+from message_store import applications
+from queues import by_hand, outbox, sealing
+from queues.models import (
+    AgentIdentity,
+    AgentVhost,
+    Channel,
+    Consumer,
+    EventSubscription,
+    Lease,
+    Notification,
+    Offering,
+    Pass,
+    Queue,
+    QueueEvent,
+    Removal,
+    Shard,
+    SubscriptionQueue,
+    Sweep,
+    Watch,
+)
+from queues.monitor import run_pass
+from rabbit.management import NotThere
+from tests.chromium import sign_in
+from tests.proxy import Proxy, http_answer
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+SECRET = "s3cret-marker"
+ODD = "queue/alice/<script>\u202e'\""
+NOW = timezone.now()
+
+# What may be done to a row by the administration's own forms: added, changed, deleted. And why nothing more.
+# fmt: off
+ALLOWED = {
+    "accounts.Owner": ("add change delete", "a person; who owns an account isn't deleted, nor is oneself"),
+    "accounts.Vouching": ("", "a record; it goes with its owner"),
+    "accounts.AuthToken": ("", "made by its owner, who sees it once; revoked by an action"),
+    "accounts.PulseUser": ("change", "made and removed with the broker; here its thresholds"),
+    "accounts.NotificationAddress": ("delete", "somebody there has to confirm it first"),
+    "accounts.AuditEntry": ("", "a record"),
+    "account.EmailAddress": ("", "a proven one lets somebody in; it goes with its owner"),
+    "socialaccount.SocialAccount": ("", "it lets somebody in; it goes with its owner"),
+    "queues.Queue": ("change", "made on the broker, deleted by an action there; here its limits"),
+    "queues.QueueEvent": ("", "a record"),
+    "queues.Notification": ("", "written with its cause; sent again by an action"),
+    "queues.Channel": ("delete", "its address is its owner's secret"),
+    "queues.Pass": ("", "a record"),
+    "queues.Sweep": ("", "a record"),
+    "queues.Watch": ("", "the monitor's memory: the brake, outages"),
+    "queues.Shard": ("", "the monitor's memory"),
+    "queues.Lease": ("", "taken and given back by processes"),
+    "queues.Removal": ("", "what is still to go from the broker"),
+    "queues.AgentVhost": ("", "it goes with its owner, from the broker too"),
+    "queues.Offering": ("add change delete", "what it had on the broker goes with it"),
+    "queues.AgentIdentity": ("delete", "agents register; what it had on the broker goes with it"),
+    "queues.EventSubscription": ("delete", "agents register; what it had on the broker goes with it"),
+    "queues.SubscriptionQueue": ("delete", "agents register; it goes from the broker too"),
+    "queues.Consumer": ("delete", "agents register; it goes from the broker too"),
+    "message_store.Application": ("add", "the store knows its queues by its name; removed by an action"),
+    "message_store.ApplicationKey": ("", "shown once, when it is made; revoked by an action"),
+}
+# fmt: on
+NOT_SHOWN = {
+    "accounts.SignInLink": "it signs somebody in",
+    "queues.QueueSample": "a queue's page has them as a chart",
+    "queues.RemovedQueue": "for whoever registers it anew within a minute",
+    **dict.fromkeys(
+        (
+            f"message_store.{model}"
+            for model in ("QueueRow", "PrincipalRow", "PartitionRow", "MessageRow", "Discarded", "Position")
+        ),
+        "one store's own; the pages of the message store show what is in any",
+    ),
+    **dict.fromkeys(("message_store.Worker", "message_store.PartitionLease"), "written by workers all the time"),
+}
+WITHOUT_PAGES = {"accounts.AuthToken": "its address would have its digest in it"}
+numbers = itertools.count()
+
+
+def make_queue(**fields):
+    number = next(numbers)
+    return Queue.objects.create(
+        **{
+            "vhost": "/", "name": f"queue/alice/{number}", "type": "classic", "durable": True, "auto_delete": False,
+            "exclusive": False, "ready": 3, "unacknowledged": 1, "first_seen": NOW, "last_seen": NOW, **fields,
+        }
+    )  # fmt: skip
+
+
+def make_owner():
+    return Owner.objects.create_user(f"owner-{next(numbers)}@example.org", vouched=True, last_login=NOW)
+
+
+def make_account():
+    account = PulseUser.objects.create(username=f"account-{next(numbers)}", ready=True)
+    account.owners.set([make_owner(), make_owner()])
+    make_queue(pulse_user=account)
+    return account
+
+
+def make_notification(**fields):
+    fields = {"kind": "warning", "about": f"queue {next(numbers)}", "recipient": "alice@example.org", **fields}
+    return Notification.objects.create(**{"facts": {}, "created": NOW, "due_at": NOW, "state": "failed", **fields})
+
+
+def make_identity():
+    offering = Offering.objects.create(name="Compute")
+    offering.members.add(owner := make_owner())
+    return AgentIdentity.objects.create(owner=owner, offering=offering, name="agent", sealed_config=SECRET)
+
+
+def make_subscription():
+    identity = make_identity()
+    return EventSubscription.objects.create(owner=identity.owner, identity=identity, object_type="order")
+
+
+def make_registered():
+    subscription, name = make_subscription(), f"subscription_{next(numbers)}"
+    return SubscriptionQueue.objects.create(
+        subscription=subscription, offering=subscription.identity.offering, object_type="order", vhost="v",
+        queue_name=name,
+    )  # fmt: skip
+
+
+def make_revocable():
+    token, _ = make_token(make_owner(), "nightly")
+    AuthToken.objects.filter(pk=token.pk).update(digest=f"{SECRET}{next(numbers)}")
+    return AuthToken.objects.get(uuid=token.uuid)
+
+
+def make_entry():
+    audit.note(make_owner(), "purged", make_queue(), outcome_of="a test")
+    return AuditEntry.objects.latest("pk")
+
+
+def make_application_key():
+    key, _ = applications.make_key(applications.make_application(f"application-{next(numbers)}"))
+    key.digest = f"{SECRET}{key.pk}"
+    key.save()
+    return key
+
+
+MAKE = {
+    "accounts.Owner": make_owner,
+    "accounts.Vouching": lambda: Vouching.objects.create(owner=make_owner(), by=make_owner(), vouched=True),
+    "accounts.AuthToken": make_revocable,
+    "accounts.PulseUser": make_account,
+    "accounts.NotificationAddress": lambda: NotificationAddress.objects.create(
+        pulse_user=make_account(), email="team@example.org", added_by=make_owner()
+    ),
+    "accounts.AuditEntry": make_entry,
+    "account.EmailAddress": lambda: EmailAddress.objects.create(user=(one := make_owner()), email=one.email),
+    "socialaccount.SocialAccount": lambda: SocialAccount.objects.create(
+        user=make_owner(), provider="oidc", uid=str(next(numbers)), extra_data={"secret": SECRET}
+    ),
+    "queues.Queue": lambda: make_queue(pulse_user=make_account(), owner=make_owner()),
+    "queues.QueueEvent": lambda: QueueEvent.objects.create(
+        queue=make_queue(), vhost="/", queue_name="q", kind="warned", at=NOW, by=make_owner()
+    ),
+    "queues.Notification": lambda: make_notification(queue=make_queue()),
+    "queues.Channel": lambda: Channel.objects.create(
+        owner=make_owner(), name="chat", service="Slack", sealed_url=sealing.seal(sealing.CHANNELS, SECRET)
+    ),
+    "queues.Pass": lambda: Pass.objects.create(at=NOW),
+    "queues.Sweep": lambda: Sweep.objects.create(kind="orphans", at=NOW),
+    "queues.Watch": lambda: Watch.objects.create(id=next(numbers) % 30_000),
+    "queues.Shard": lambda: Shard.objects.create(vhost=f"v{next(numbers)}"),
+    "queues.Lease": lambda: Lease.objects.create(name=f"lease {next(numbers)}"),
+    "queues.Removal": lambda: Removal.objects.create(kind="queue", vhost="v", name=f"{next(numbers)}"),
+    "queues.AgentVhost": lambda: AgentVhost.objects.create(owner=(one := make_owner()), name=one.uuid.hex),
+    "queues.Offering": lambda: make_identity().offering,
+    "queues.AgentIdentity": make_identity,
+    "queues.EventSubscription": make_subscription,
+    "queues.SubscriptionQueue": make_registered,
+    "queues.Consumer": lambda: Consumer.objects.create(
+        identity=make_identity(), vhost="v", queue_name=f"consumer_{next(numbers)}"
+    ),
+    "message_store.Application": lambda: applications.make_application(f"application-{next(numbers)}"),
+    "message_store.ApplicationKey": make_application_key,
+}
+
+
+def path_of(label):
+    return f"/admin/{label.lower().replace('.', '/')}/"
+
+
+@pytest.fixture
+def ops(db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def admin(client, ops):
+    client.force_login(ops)
+    return client
+
+
+def told(answer):
+    """Give what an action says, to be shown by the next page."""
+    return [str(message) for message in get_messages(answer.wsgi_request)._queued_messages]
+
+
+def act(client, model, action, *rows, **answers):
+    """Choose an action in a list, and give the answer to it."""
+    chosen = [row.uuid if model is AuthToken else row.pk for row in rows]
+    form = {"action": action, "_selected_action": chosen, **answers}
+    return client.post(path_of(model._meta.label), form)
+
+
+def agree(client, page, **answers):
+    """Press the button of the page that asks, with these answers filled in."""
+    fields = {"action": "", "_selected_action": "", "select_across": "", "chosen": "", "post": ""}
+    for name in fields:
+        [_, field] = page.text.split(f'name="{name}" value="')
+        fields[name] = field.partition('"')[0]
+    return client.post(page.request["PATH_INFO"], {**fields, **answers}, follow=False)
+
+
+# Every model
+
+
+def test_every_model_of_ours_is_in_the_administration_or_has_a_reason():
+    registered = {model._meta.label for model in administration.site._registry}
+    ours = {
+        model._meta.label
+        for app in ("accounts", "queues", "message_store")
+        for model in administration.sites.apps.get_app_config(app).get_models()
+    }
+    assert ours <= registered | set(NOT_SHOWN)
+    assert registered == set(ALLOWED) == set(MAKE)
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_only_what_can_not_make_database_and_broker_disagree_is_allowed(admin, ops, label):
+    row = MAKE[label]()
+    allowed, _ = ALLOWED[label]
+    page = path_of(label)
+    refused = 404 if label in WITHOUT_PAGES else 403
+    assert admin.get(f"{page}add/").status_code == (200 if "add" in allowed else 403)
+    assert admin.get(f"{page}{row.pk}/change/").status_code == (404 if label in WITHOUT_PAGES else 200)
+    assert (admin.post(f"{page}{row.pk}/change/", {}).status_code == refused) is ("change" not in allowed)
+    assert admin.get(f"{page}{row.pk}/delete/").status_code == (200 if "delete" in allowed else refused)
+    assert admin.post(f"{page}{row.pk}/delete/", {"post": "yes"}).status_code == (
+        302 if "delete" in allowed else refused
+    )
+    assert type(row).objects.filter(pk=row.pk).exists() is ("delete" not in allowed)
+    assert Owner.objects.filter(pk=ops.pk).exists()
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_no_way_round_it_deletes_several(admin, label):
+    rows = [MAKE[label](), MAKE[label]()]
+    allowed, _ = ALLOWED[label]
+    form = {"action": "delete_selected", "_selected_action": [row.pk for row in rows], "post": "yes"}
+    admin.post(path_of(label), form)
+    left = type(rows[0]).objects.filter(pk__in=[row.pk for row in rows]).count()
+    assert left == (0 if "delete" in allowed and label != "accounts.Owner" else 2)
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_a_list_takes_as_many_statements_whatever_its_rows(admin, label):
+    def statements(rows):
+        for _ in range(rows):
+            MAKE[label]()
+        with CaptureQueriesContext(connection) as captured:
+            page = admin.get(path_of(label))
+        assert page.status_code == 200
+        assert page.context["cl"].result_count >= rows
+        return len(captured)
+
+    assert statements(5) == statements(45)
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_no_page_shows_a_secret(admin, label):
+    row = MAKE[label]()
+    for page in (path_of(label), f"{path_of(label)}{row.pk}/change/", f"{path_of(label)}{row.pk}/delete/"):
+        text = admin.get(page).text
+        assert SECRET not in text
+        assert sealing.seal(sealing.CHANNELS, "x")[:6] not in text
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_no_regex_of_an_address_is_looked_for(admin, label):
+    model = next(one for one in administration.site._registry if one._meta.label == label)
+    fields = [field.name for field in model._meta.fields if field.get_internal_type() in ("CharField", "EmailField")]
+    for name in [*fields, "pk"]:
+        for lookup in ("regex", "iregex"):
+            assert admin.get(path_of(label), {f"{name}__{lookup}": "(a+)+$"}).status_code == 400, (name, lookup)
+
+
+@pytest.mark.parametrize("label", ALLOWED)
+def test_each_list_is_searched_or_says_that_it_can_not_be(admin, label):
+    MAKE[label]()
+    model_admin = next(one for model, one in administration.site._registry.items() if model._meta.label == label)
+    found = admin.get(path_of(label), {"q": "nothing-like-this"})
+    assert found.status_code == 200
+    assert (found.context["cl"].result_count == 0) is bool(model_admin.search_fields)
+
+
+@pytest.fixture
+def plain(db):
+    """Give an operator who is no more than that, as one made on an owner's page is."""
+    return Owner.objects.create_user("helper@example.org", is_staff=True)
+
+
+def test_whoever_is_an_operator_may_do_all_there_is_to_do(client, ops, plain):
+    request = RequestFactory().get("/")
+    seen = []
+    for one in (ops, plain):
+        request.user = one
+        registered = administration.site._registry.items()
+        seen.append(
+            {model: (admin.get_model_perms(request), [*admin.get_actions(request)]) for model, admin in registered}
+        )
+    assert seen[0] == seen[1]
+    assert all(rights["view"] for rights, _ in seen[1].values())
+    client.force_login(plain)
+    assert {label: client.get(path_of(label)).status_code for label in ALLOWED} == dict.fromkeys(ALLOWED, 200)
+
+
+def test_an_operator_makes_another_who_may_do_as_much(client, plain):
+    alice = make_owner()
+    client.force_login(plain)
+    form = {"email": alice.email, "is_staff": "on", "is_active": "on"}
+    assert client.post(f"/admin/accounts/owner/{alice.pk}/change/", form).status_code == 302
+    client.force_login(alice)
+    assert client.get("/admin/queues/pass/").status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"is_staff": True, "is_active": False}, {"is_superuser": True}, {"vouched": True}])
+def test_nobody_else_may_do_anything_there(client, db, fields):
+    one = Owner.objects.create_user("helper@example.org", **fields)
+    assert not one.has_perm("queues.view_pass")
+    assert not one.has_module_perms("queues")
+    client.force_login(one)
+    assert client.get("/admin/queues/pass/").status_code == 302
+
+
+def test_nobody_deletes_themselves(admin, ops):
+    assert admin.post(f"/admin/accounts/owner/{ops.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert Owner.objects.filter(pk=ops.pk).exists()
+
+
+def test_what_changes_meanwhile_is_not_written_over(admin, monkeypatch):
+    owner, account = make_owner(), make_account()
+    save = Owner.save
+
+    def slow(self, *args, **options):
+        Owner.objects.filter(pk=owner.pk).update(vouched=False)
+        return save(self, *args, **options)
+
+    monkeypatch.setattr(Owner, "save", slow)
+    form = {"email": owner.email, "full_name": "Else", "is_active": "on"}
+    assert admin.post(f"/admin/accounts/owner/{owner.pk}/change/", form).status_code == 302
+    owner.refresh_from_db()
+    assert (owner.full_name, owner.vouched) == ("Else", False)
+    monkeypatch.undo()
+    clean = PulseUser.full_clean
+
+    def late(self, *args, **options):
+        PulseUser.objects.filter(pk=account.pk).update(removing_since=NOW)
+        return clean(self, *args, **options)
+
+    monkeypatch.setattr(PulseUser, "full_clean", late)
+    form = {"warn_length": "6", "max_length": "9"}
+    assert admin.post(f"/admin/accounts/pulseuser/{account.pk}/change/", form).status_code == 302
+    account.refresh_from_db()
+    assert (account.warn_length, account.max_length, account.removing_since) == (6, 9, NOW)
+
+
+# Queues, on a real broker
+
+
+@pytest.fixture
+def queues(guarded, amqp, ops):
+    """Give three queues with 1, 2 and 3 messages, as a pass has seen them; the last has an odd name."""
+    for number, name in enumerate(["queue/alice/a", "queue/alice/b", ODD], 1):
+        amqp.queue(name, number)
+    run_pass()
+    return list(Queue.objects.order_by("ready"))
+
+
+def listed(management, vhost):
+    return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
+
+
+def test_the_page_that_asks_names_the_queues_and_their_lengths_and_does_nothing(admin, queues, management, guarded):
+    page = act(admin, Queue, "delete_on_broker", *queues)
+    assert page.status_code == 200
+    for text in ("queue/alice/a", "queue/alice/b", "&lt;script&gt;", "3 queues", "Length", "be taken back"):
+        assert text in page.text
+    assert "<script>\u202e" not in page.text
+    assert listed(management, guarded) == {"queue/alice/a", "queue/alice/b", ODD}
+
+
+def test_queues_are_deleted_once_it_was_agreed_to(admin, queues, management, guarded, ops):
+    answer = agree(admin, act(admin, Queue, "delete_on_broker", *queues[1:]))
+    assert answer.status_code == 302
+    [text] = told(answer)
+    assert text.startswith("2 are deleted: ")
+    assert "queue/alice/b in " in text
+    assert listed(management, guarded) == {"queue/alice/a"}
+    assert list(Queue.objects.order_by("pk").values_list("state", flat=True)).count("gone") == 2
+    assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {ops.pk}
+
+
+def test_what_was_shown_is_what_is_done_whatever_the_list_shows_by_then(admin, queues, management, guarded):
+    form = {"action": "delete_on_broker", "_selected_action": [queues[0].pk], "select_across": "1"}
+    page = admin.post(f"/admin/queues/queue/?vhost={guarded}", form)
+    assert "3 queues" in page.text
+    make_queue(vhost=guarded, name="queue/alice/newer")
+    answer = agree(admin, page)
+    assert told(answer)[0].startswith("3 are deleted")
+    assert Queue.objects.get(name="queue/alice/newer").state == "ok"
+
+
+def test_queues_are_emptied(admin, queues, amqp):
+    answer = agree(admin, act(admin, Queue, "purge", *queues))
+    assert told(answer)[0].startswith("3 are emptied")
+    assert amqp.channel.queue_declare("queue/alice/b", passive=True).method.message_count == 0
+
+
+def test_single_failures_are_told_and_the_others_go_on(admin, queues, management, guarded):
+    management.delete_queue(guarded, "queue/alice/a")
+    page = act(admin, Queue, "delete_on_broker", *queues)
+    [failed, done] = told(agree(admin, page))
+    assert failed.startswith(f"'queue/alice/a in {guarded}': The broker doesn't show the queue at the moment.")
+    assert done.startswith("2 are deleted")
+    assert listed(management, guarded) == set()
+
+
+def test_a_refusal_is_told_with_the_reason_and_nothing_is_half_done(admin, queues, broker, settings):
+    page = act(admin, Queue, "delete_on_broker", *queues[:2])
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.answer(http_answer("403 Forbidden", b'{"error": "x", "reason": "not yours"}'))
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        answer = agree(admin, page)
+    assert len(told(answer)) == 2
+    assert all("the broker refuses" in text and "not yours" in text for text in told(answer))
+    assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
+    assert not QueueEvent.objects.filter(kind="removing").exists()
+
+
+@pytest.mark.parametrize("action", ["delete_on_broker", "purge"])
+def test_a_broker_that_is_away_is_asked_once_and_the_rest_is_left(admin, queues, settings, action):
+    page = act(admin, Queue, action, *queues)
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    with counted_requests() as requests:
+        answer = agree(admin, page)
+    assert len(requests) == 1
+    [failed, left] = told(answer)
+    assert "can't connect" in failed
+    assert left.startswith("2 are not tried, since the broker is away; try again when it answers: ")
+    assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
+
+
+def test_the_brake_holds_for_what_is_chosen_in_a_list(admin, queues, settings, management, guarded):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for action in ("delete_on_broker", "purge"):
+        [text] = told(act(admin, Queue, action, *queues))
+        assert text == (
+            "These are 3 queues, and 2 may go at once: GUARDIAN_DELETE_BRAKE, or a quarter of all. "
+            "Nothing was done; choose fewer."
+        )
+        page = act(admin, Queue, action, *queues[:2])
+        assert "2 queues" in page.text
+    # Nor by an answer to a question that was never asked.
+    forged = {"post": "yes", "select_across": "1", "chosen": ",".join(str(queue.pk) for queue in queues)}
+    assert "Nothing was done" in told(act(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
+    assert len(listed(management, guarded)) == 3
+
+
+def test_queues_that_are_gone_are_nothing_to_do(admin, db):
+    gone = make_queue(state="gone")
+    assert told(act(admin, Queue, "delete_on_broker", gone)) == ["None of these is on the broker any more."]
+
+
+def test_limits_are_set_for_several_and_each_that_can_not_be_is_told(admin, db):
+    queues = [make_queue(), make_queue()]
+    page = act(admin, Queue, "set_limits", *queues)
+    assert "Deleted past (messages)" in page.text
+    assert "deleted past 10" in agree(admin, page, warn_length="20", max_length="10").text
+    account = make_account()
+    PulseUser.objects.filter(pk=account.pk).update(max_length=15)
+    Queue.objects.filter(pk=queues[0].pk).update(pulse_user=account)
+    [failed, done] = told(agree(admin, page, warn_length="20", max_length=""))
+    assert failed.startswith(f"'{queues[0]}': ")
+    assert "deleted past 15" in failed
+    assert done == f"1 is given these limits: {queues[1]}."
+    account.queues.all().delete()
+    queues[0].save(force_insert=True)
+    assert told(agree(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are given these limits")
+    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(20, 30)}
+    assert told(agree(admin, page, warn_length="", max_length=""))[0].startswith("2 are given")
+    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(None, None)}
+    assert "Enter a whole number" in agree(admin, page, warn_length="many").text
+
+
+def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin, db, monkeypatch):
+    def statements(queues):
+        with CaptureQueriesContext(connection) as captured:
+            answer = act(admin, Queue, "unbind", *queues)
+        assert told(answer)[0].startswith(f"{len(queues)} ")
+        return len(captured)
+
+    queues = [make_queue() for _ in range(40)]
+    assert statements(queues[:5]) == statements(queues[5:])
+    assert QueueEvent.objects.filter(kind="adjusted").count() == 40
+    entries = AuditEntry.objects.filter(deed="changed", content_type__model="queue")
+    assert {entry.object_id for entry in entries} == {queue.pk for queue in queues}
+    assert {(entry.actor_email, *entry.changes["unbounded"]) for entry in entries} == {
+        ("ops@example.org", "False", "True")
+    }
+    account = make_account()
+    PulseUser.objects.filter(pk=account.pk).update(max_length=15)
+    Queue.objects.update(pulse_user=account)
+    monkeypatch.setattr("accounts.admin.SHOWN", 3)
+    texts = told(agree(admin, act(admin, Queue, "set_limits", *queues), warn_length="20", max_length=""))
+    assert len(texts) == 4
+    assert texts[3].startswith("37 more failed: ")
+    assert texts[3].endswith(", and 34 more.")
+
+
+@pytest.mark.parametrize("page", ["/admin/queues/queue/{0.pk}/change/", "/queues/{0.uuid}/limits/"])
+def test_a_form_that_was_open_while_somebody_else_set_limits_sets_what_was_changed_in_it(admin, ops, page):
+    queue = make_queue(warn_length=6, max_length=9, last_seen=timezone.now())
+    path = page.format(queue)
+    form = fields_of(admin.get(path))
+    assert (form["warn_length"], form["initial-warn_length"]) == ("6", "6")
+    by_hand.set_limits(queue, ops, unbounded=True, warn_length=5)
+    assert admin.post(path, {**form, "max_length": "20"}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 5, 20)
+    form = fields_of(admin.get(path))
+    assert form["unbounded"] == "on"
+    del form["unbounded"]
+    assert admin.post(path, {**form, "max_length": ""}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.warn_length, queue.max_length) == (False, 5, None)
+
+
+def test_limits_that_can_not_be_as_things_stand_by_now_are_told(admin, ops):
+    queue = make_queue(warn_length=6, max_length=9)
+    path = f"/admin/queues/queue/{queue.pk}/change/"
+    form = fields_of(admin.get(path))
+    by_hand.set_limits(queue, ops, max_length=7)
+    answer = admin.post(path, {**form, "warn_length": "8"})
+    assert answer.status_code == 302
+    [text] = told(answer)
+    assert text.startswith("Nothing was changed. It would be warned about at 8 messages and deleted past 7.")
+
+
+def fields_of(page):
+    """Give the fields of the form on a page, as a browser would send them."""
+    fields = {}
+    for tag in re.findall(r"<input[^>]*>", page.text):
+        given = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
+        if given.get("type") == "checkbox" and "checked" not in tag:
+            continue
+        if given.get("type") not in ("submit", "search") and given.get("name", "_").lstrip("_") == given.get("name"):
+            fields[given["name"]] = given.get("value", "on" if given["type"] == "checkbox" else "")
+    return fields
+
+
+@pytest.mark.parametrize(("make", "label"), [(make_queue, "queue"), (lambda: make_account(), "pulseuser")])
+def test_no_limit_is_more_than_a_column_holds(admin, db, make, label):
+    row = make()
+    path = f"{path_of(row._meta.label)}{row.pk}/change/"
+    for most in ("3000000000", "9" * 40):
+        answer = admin.post(path, {"warn_length": "5", "max_length": most})
+        assert answer.status_code == 200
+        assert 'class="errorlist' in answer.text
+    row.refresh_from_db()
+    assert row.max_length is None
+
+
+def test_a_question_whose_rows_are_gone_is_answered(admin, db):
+    account, token, queue = make_account(), make_revocable(), make_queue()
+    pages = [
+        (act(admin, PulseUser, "set_thresholds", account), {"warn_length": "6", "max_length": "9"}),
+        (act(admin, AuthToken, "revoke", token), {}),
+        (act(admin, Queue, "set_limits", queue), {"warn_length": "6", "max_length": "9"}),
+    ]
+    account.delete()
+    token.delete()
+    queue.delete()
+    for page, answers in pages:
+        assert told(agree(admin, page, **answers)) == ["None of these is there any more."]
+
+
+@pytest.mark.parametrize("odd", ["9" * 30, ",,", "-1", "x", "1.5", "\x00", "1\x00", "'"])
+def test_what_is_no_key_is_no_row(admin, db, odd):
+    queue, token = make_queue(), make_revocable()
+    for model, action, row in ((Queue, "set_limits", queue), (AuthToken, "revoke", token)):
+        answers = {"post": "yes", "select_across": "1", "warn_length": "6", "max_length": "9"}
+        assert act(admin, model, action, row, chosen=odd, **answers).status_code == 302
+        form = {"action": action, "_selected_action": [odd]}
+        assert admin.post(path_of(model._meta.label), form).status_code == 302
+    queue.refresh_from_db()
+    assert queue.max_length is None
+    assert AuthToken.objects.filter(pk=token.pk).exists()
+
+
+@pytest.mark.parametrize("key", ["x", "9" * 30])
+def test_the_history_of_no_entry_is_not_found(admin, db, key):
+    assert admin.get(f"/admin/accounts/auditentry/{key}/history/").status_code == 404
+
+
+def test_queues_are_marked_unbounded_at_once_and_bounded_once_it_was_agreed_to(admin, db):
+    queue = make_queue(warn_length=20, max_length=30)
+    assert told(act(admin, Queue, "unbind", queue))[0].startswith("1 is unbounded from now on")
+    queue.refresh_from_db()
+    assert (queue.unbounded, queue.max_length) == (True, 30)
+    page = act(admin, Queue, "bind", queue)
+    assert "The next pass deletes those" in page.text
+    queue.refresh_from_db()
+    assert queue.unbounded
+    agree(admin, page)
+    queue.refresh_from_db()
+    assert not queue.unbounded
+
+
+# Accounts
+
+
+@pytest.fixture
+def on_broker(guarded, management):
+    """Give a function that puts an account onto the broker, with a queue, and here."""
+    made = []
+
+    def put(username):
+        management.put_user(username, "irrelevant")
+        management.make_queue(guarded, f"queue/{username}/builds")
+        made.append(username)
+        account = PulseUser.objects.create(username=username, ready=True)
+        account.owners.set([make_owner()])
+        return account
+
+    yield put
+    for username in made:
+        try:
+            management.delete_user(username)
+        except NotThere:
+            continue
+
+
+def test_accounts_are_removed_from_the_broker_and_here(admin, ops, on_broker, management, guarded):
+    accounts = [on_broker("remove-1"), on_broker("remove-2")]
+    run_pass()
+    page = act(admin, PulseUser, "remove", *accounts)
+    assert "remove-1" in page.text
+    assert "its queues and exchanges" in page.text
+    assert PulseUser.objects.count() == 2
+    answer = agree(admin, page)
+    assert told(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
+    assert not PulseUser.objects.exists()
+    assert listed(management, guarded) == set()
+    for account in accounts:
+        with pytest.raises(NotThere):
+            management.user(account.username)
+
+
+def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by_itself(
+    admin, ops, on_broker, guarded, monkeypatch
+):
+    accounts = [on_broker("remove-1"), on_broker("remove-2"), on_broker("remove-3")]
+    page = act(admin, PulseUser, "remove", *accounts)
+    remove = removal._remove_from_broker
+    left = {"remove-2": "'queue/remove-2/builds'"}
+    monkeypatch.setattr(removal, "_remove_from_broker", lambda one, name: left.get(name) or remove(one, name))
+    with hold.held("remove-1"):
+        busy, stubborn, done = told(agree(admin, page))
+    assert busy.startswith("'remove-1': it is being removed, and Guardian goes on by itself: Somebody is changing")
+    assert stubborn == (
+        "'remove-2': it is being removed, and Guardian goes on by itself. Still there: 'queue/remove-2/builds'"
+    )
+    assert done == "1 is removed, with queues and exchanges: remove-3."
+    assert PulseUser.objects.filter(removing_since__isnull=False).count() == 2
+
+
+def test_with_the_broker_away_no_account_is_removed_and_it_says_so(admin, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    accounts = [make_account(), make_account()]
+    [failed, left] = told(agree(admin, act(admin, PulseUser, "remove", *accounts)))
+    assert "can't connect" in failed
+    assert left.startswith("1 is not tried, since the broker is away")
+    assert PulseUser.objects.filter(removing_since=None).count() == 2
+
+
+def test_several_accounts_with_more_queues_than_the_brake_allows_stay(admin, settings):
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    accounts = [make_account(), make_account()]
+    make_queue(pulse_user=accounts[0])
+    [text] = told(act(admin, PulseUser, "remove", *accounts, post="yes"))
+    assert text.startswith("These are 3 queues, and 2 may go at once")
+    assert PulseUser.objects.filter(removing_since=None).count() == 2
+
+
+def test_accounts_are_given_thresholds(admin):
+    accounts = [make_account(), make_account()]
+    page = act(admin, PulseUser, "set_thresholds", *accounts)
+    assert "policy / policy" in page.text
+    assert "below the second" in told(agree(admin, page, warn_length="9", max_length="6"))[0]
+    assert told(agree(admin, page, warn_length="6", max_length="9"))[0].startswith("2 are given these thresholds")
+    assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(6, 9)}
+
+
+def test_the_list_of_accounts_leads_to_where_they_are_made_and_adopted(guarded, admin):
+    page = admin.get("/admin/accounts/pulseuser/").text
+    assert '<a href="/pulse-users/?adopt=1#adopt">Adopt an account made by hand</a>' in page
+    adopting = admin.get("/pulse-users/?adopt=1")
+    assert adopting.status_code == 200
+    assert 'id="adopt"' in adopting.text
+
+
+# Owners
+
+
+def test_what_vouches_is_withdrawn_with_a_reason(admin, ops):
+    owner = make_owner()
+    make_token(owner, "kept")
+    page = act(admin, Owner, "withdraw", owner)
+    assert owner.email in page.text
+    answer = agree(admin, page, **{"reason": "has left"})
+    assert told(answer)[0].startswith("1 is no longer able to make accounts and tokens")
+    assert owner.vouchings.get().reason == "has left"
+    assert AuthToken.objects.filter(user=owner).exists()
+
+
+def test_what_owners_have_is_removed_for_one_at_a_time(admin, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    account = make_account()
+    owners = list(account.owners.all())
+    page = agree(admin, act(admin, Owner, "withdraw", *owners), remove="on")
+    assert "removed for one at a time" in page.text
+    assert all(Owner.objects.values_list("vouched", flat=True))
+    for owner in owners:
+        answer = agree(admin, act(admin, Owner, "withdraw", owner), remove="on")
+        assert "Guardian goes on until it is gone" in told(answer)[0]
+    account.refresh_from_db()
+    assert (account.owners.count(), account.removing_since is not None) == (1, True)
+
+
+def test_who_is_an_operator_is_told_of_and_the_others_go_on(admin, ops):
+    owner = make_owner()
+    answer = agree(admin, act(admin, Owner, "withdraw", ops, owner))
+    assert sorted(text.partition(" ")[0] for text in told(answer)) == ["'ops@example.org':", "1"]
+    owner.refresh_from_db()
+    assert not owner.vouched
+
+
+def test_nobody_shuts_themselves_out(admin, ops):
+    form = {"email": ops.email, "full_name": "Ops"}
+    assert admin.post(f"/admin/accounts/owner/{ops.pk}/change/", form).status_code == 302
+    ops.refresh_from_db()
+    assert (ops.full_name, ops.is_active, ops.is_staff) == ("Ops", True, True)
+
+
+def test_who_has_become_an_owner_of_an_account_is_not_deleted(admin, monkeypatch):
+    owner = make_owner()
+    lock_those = vouching.lock_those
+
+    def late(owners):
+        account = PulseUser.objects.create(username="late", ready=True)
+        account.owners.set([owner])
+        return lock_those(owners)
+
+    monkeypatch.setattr(vouching, "lock_those", late)
+    assert admin.post(f"/admin/accounts/owner/{owner.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert Owner.objects.filter(pk=owner.pk).exists()
+
+
+# Tokens
+
+
+def test_tokens_are_revoked_once_it_was_agreed_to(admin):
+    tokens = [make_revocable(), make_revocable(), make_revocable()]
+    page = act(admin, AuthToken, "revoke", *tokens[1:])
+    assert "2 auth tokens" in page.text
+    assert tokens[1].user.email in page.text
+    assert SECRET not in page.text
+    assert AuthToken.objects.count() == 3
+    assert told(agree(admin, page)) == ["2 are revoked: nightly, nightly."]
+    assert AuthToken.objects.get() == tokens[0]
+    for odd in ("x", ""):
+        assert act(admin, AuthToken, "revoke", tokens[0], post="yes", chosen=odd, select_across="1").status_code == 302
+    assert AuthToken.objects.get() == tokens[0]
+
+
+def test_the_page_that_deletes_an_owner_has_no_digest(admin):
+    token = make_revocable()
+    page = admin.get(f"/admin/accounts/owner/{token.user_id}/delete/")
+    assert "nightly" in page.text
+    assert SECRET not in page.text
+
+
+# Agents
+
+
+def test_the_brake_holds_for_agents_registrations_that_are_chosen_in_a_list(admin, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    rows = [make_registered() for _ in range(3)]
+    for label, picked in (
+        ("queues.SubscriptionQueue", rows),
+        ("queues.EventSubscription", [row.subscription for row in rows]),
+        ("queues.AgentIdentity", [row.subscription.identity for row in rows]),
+        ("queues.Offering", [row.offering for row in rows]),
+    ):
+        form = {"action": "delete_selected", "_selected_action": [row.pk for row in picked], "post": "yes"}
+        [text] = told(admin.post(path_of(label), form))
+        assert text.startswith("These are 3 queues, and 2 may go at once")
+    assert SubscriptionQueue.objects.count() == 3
+    answer = act(admin, SubscriptionQueue, "delete_selected", *rows[:2], post="yes")
+    assert "Removals has what is still to go" in told(answer)[0]
+    assert set(Removal.objects.filter(kind="queue").values_list("name", flat=True)) == {
+        row.queue_name for row in rows[:2]
+    }
+
+
+# The outbox
+
+
+def test_what_was_given_up_is_sent_again(admin, mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
+    given_up = make_notification(
+        kind="outage", about="the broker", facts={"error": "no answer"}, attempts=100, last_error="refused"
+    )
+    assert told(act(admin, Notification, "send_again", given_up)) == ["1 will be sent again, within half a minute."]
+    assert outbox.send_due().sent == 1
+    given_up.refresh_from_db()
+    assert (given_up.state, given_up.attempts, given_up.last_error) == ("sent", 0, "")
+    assert len(mailbox.mails) == 1
+    assert "1 will not" in told(act(admin, Notification, "send_again", given_up))[0]
+    assert outbox.send_due().claimed == 0
+
+
+def test_two_who_have_it_sent_again_at_once_have_it_sent_once(transactional_db):
+    given_up = make_notification()
+    start, results = threading.Barrier(2), []
+
+    def click():
+        start.wait()
+        try:
+            results.append(outbox.send_again([given_up.pk]))
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=click) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [0, 1]
+    assert AuditEntry.objects.filter(deed="had sent again").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("later", "together", "again"),
+    [("sent", False, 0), ("failed", False, 0), ("failed", True, 2), ("due", False, 1), (None, False, 1)],
+)
+def test_the_last_message_that_somebody_has_stays_true(db, later, together, again):
+    first = make_notification(about="queue 1")
+    picked = [first.pk]
+    if later:
+        second = make_notification(about="queue 1", kind="recovery", state=later)
+        picked += [second.pk] if together else []
+    assert outbox.send_again(picked) == again
+    first.refresh_from_db()
+    assert first.state == ("due" if again else "failed")
+
+
+def test_letters_about_nothing_else_do_not_wait_for_each_other(db):
+    first = make_notification(kind="weekly", about="weekly")
+    make_notification(kind="weekly", about="weekly", state="sent")
+    assert outbox.send_again([first.pk]) == 1
+
+
+# All of it
+
+
+def test_actions_are_for_operators_alone(db):
+    request = RequestFactory().get("/")
+    request.user = make_owner()
+    for model_admin in administration.site._registry.values():
+        assert list(model_admin.get_actions(request)) == [], model_admin
+
+
+def test_an_action_needs_the_csrf_token(ops):
+    queue = make_queue()
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(ops)
+    assert act(strict, Queue, "unbind", queue).status_code == 403
+    queue.refresh_from_db()
+    assert not queue.unbounded
+
+
+def test_a_question_is_answered_in_a_browser_by_the_keyboard_without_breaking_the_policy(page, settings, mailbox):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    ops = Owner.objects.create_superuser("ops@example.org")
+    for _ in range(3):
+        make_queue(name=f"queue/alice/{'long-' * 20}{next(numbers)}")
+    sign_in(page, ops)
+    for width in (360, 1600):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto("/admin/queues/queue/")
+        page.check("#action-toggle")
+        page.select_option("select[name=action]", "set_limits")
+        page.click("button[name=index]")
+        # The click may still be on its way to the question, and in between there is no document to measure.
+        page.get_by_label("Warned at (messages)").fill(str(width))
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_label("Deleted past (messages)").fill("4000")
+        page.keyboard.press("Enter")
+        page.get_by_text("3 are given these limits").wait_for()
+    assert set(Queue.objects.values_list("warn_length", "max_length")) == {(1600, 4000)}
+    page.goto("/admin/accounts/auditentry/")
+    page.get_by_text("warn length: 360 → 1600").first.wait_for()
+    assert page.get_by_text("ops@example.org", exact=True).count() >= 6

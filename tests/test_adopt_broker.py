@@ -1,0 +1,329 @@
+"""``adopt_broker``: from a list of the broker's accounts, filled in by hand, to their owners here."""
+
+import csv
+import io
+import json
+import time
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts import adoption
+from accounts.models import AuditEntry, Owner, PulseUser
+from benchmarks.passes import counted_requests
+from tests.conftest import Amqp
+from tests.proxy import Proxy
+from tests.test_commands import run
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+
+
+@pytest.fixture
+def alice(guarded):
+    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
+
+
+@pytest.fixture
+def bob(guarded):
+    return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
+
+
+@pytest.fixture
+def on_broker(management):
+    """Give a function that makes an account by a name of the test's own, unless it is to be exactly this one."""
+    made = []
+
+    def make(stem, tags=(), *, exactly=False):
+        name = stem if exactly else f"{stem}-{uuid.uuid4().hex[:8]}"
+        management.put_user(name, "secret", tags)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        management.delete_user(name)
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """Give a function that writes a file, and returns its path."""
+
+    def write(content, encoding="utf-8"):
+        path = tmp_path / "owners.csv"
+        path.write_bytes(content.encode(encoding))
+        return str(path)
+
+    return write
+
+
+def called(*arguments):
+    """Run the command in this process, and return what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    call_command("adopt_broker", *arguments, stdout=out, stderr=err)
+    return out.getvalue(), err.getvalue()
+
+
+def refused(*arguments):
+    """Return the text by which the command refuses, without its first line."""
+    with pytest.raises(CommandError) as error:
+        called(*arguments)
+    assert error.value.returncode == 1
+    assert not PulseUser.objects.exists()
+    return str(error.value).split("\n")[1:]
+
+
+def owned():
+    return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
+
+
+# Proposing
+
+
+def test_the_accounts_without_an_owner_are_listed_with_what_they_have(
+    alice, on_broker, amqp, broker, guarded, management
+):
+    busy, idle, root, mine = (
+        on_broker("busy"),
+        on_broker("idle"),
+        on_broker("root", ["administrator"]),
+        on_broker("mine"),
+    )
+    PulseUser.objects.create(username=mine, ready=True)
+    odd = on_broker("=cmd|'/c calc'!A1")
+    amqp.queue(f"queue/{busy}/a", 3)
+    amqp.queue(f"queue/{busy}/b/c", 4)
+    amqp.queue("queue/nobody/a", 1)
+    management.set_permissions(guarded, busy, adoption.permissions.EVERYTHING)
+    connected = Amqp(f"amqp://{busy}:secret@{broker.amqp_url.rpartition('@')[2]}", guarded)
+    try:
+        rows = _until(lambda: {row["username"]: row for row in csv.DictReader(called()[0].splitlines())}, busy)
+    finally:
+        connected.connection.close()
+    assert rows[busy] == {
+        "username": busy, "owners": "", "guess": "", "queues": "2", "messages": "7", "connections": "1",
+    }  # fmt: skip
+    assert (rows[idle]["queues"], rows[idle]["messages"], rows[idle]["connections"]) == ("0", "0", "0")
+    assert not {root, mine, odd, management.whoami().name} & rows.keys()
+    out, err = called()
+    assert f"{root} is left out: '{root}' is an administrator of the broker" in err
+    assert f"{odd} is left out: The name has the character" in err
+    assert out.splitlines()[0] == "username,owners,guess,queues,messages,connections"
+    asjson = json.loads(called("--json")[0])
+    assert {account["username"] for account in asjson["accounts"]} == rows.keys()
+    assert root in asjson["left_out"]
+
+
+def _until(rows, name):
+    """Return the rows when the broker tells of the connection, which takes it some seconds."""
+    deadline = timezone.now() + timedelta(seconds=15)
+    while (found := rows())[name]["connections"] == "0" and timezone.now() < deadline:
+        time.sleep(0.3)
+    return found
+
+
+def test_an_owner_is_guessed_where_a_name_fits_one_account_and_one_owner(alice, bob, on_broker, amqp, settings):
+    for local in ("=carol", "dan", "eve", "ed"):
+        Owner.objects.create_user(f"{local}@example.org", vouched=True, last_login=timezone.now())
+    Owner.objects.create_user("dan@example.com", vouched=True, last_login=timezone.now())
+    Owner.objects.create_user("frank@example.org", last_login=timezone.now())  # nobody vouched
+    by_name, by_queue, another = on_broker("Alice", exactly=True), on_broker("x"), on_broker("y")
+    formula, two, unvouched, both = (
+        on_broker("z"),
+        on_broker("dan", exactly=True),
+        on_broker("frank", exactly=True),
+        on_broker("v"),
+    )
+    amqp.queue(f"queue/{by_queue}/jobs/BOB")
+    amqp.queue(f"queue/{formula}/=carol")
+    amqp.queue(f"queue/{another}/eve")
+    amqp.queue(f"queue/{both}/eve/ed")
+    out, _ = called()
+    guesses = {row["username"]: row["guess"] for row in csv.DictReader(out.splitlines())}
+    assert guesses[by_name] == "alice@example.org"
+    assert guesses[by_queue] == "bob@example.org"
+    assert guesses[formula] == "'=carol@example.org"  # a spreadsheet would take it for a formula
+    # Two people have that name, nobody vouched for the only one, eve fits two accounts.
+    assert [guesses[name] for name in (two, unvouched, another, both)] == [""] * 4
+
+
+def test_agents_logins_are_not_offered(agents, on_broker, management):
+    login = on_broker("abcdef0123456789abcdef0123456789", exactly=True)
+    out, err = called()
+    assert login not in out
+    assert f"{login} is left out: '{login}' is named as an agent's login" in err
+
+
+# Adopting
+
+
+@pytest.mark.slow
+def test_a_filled_file_is_shown_first_and_then_done(alice, bob, on_broker, filled, environment, management):
+    first, second, third = on_broker("a"), on_broker("b"), on_broker("c")
+    before = management.users(), management.all_permissions()
+    path = filled(f"username,owners\n{first},alice@example.org BOB@example.org\n{second},bob@example.org\n{third},\n")
+    code, out, err = run(environment, "adopt_broker", path)
+    assert (code, err, owned()) == (0, "", {})
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0].startswith(f"account adopt {first} alice@example.org, bob@example.org")
+    assert lines[-3:] == ["2 accounts: adopt", "1 without an owner: skipped", "Nothing was changed; --apply does it."]
+    code, out, err = run(environment, "adopt_broker", path, "--apply")
+    assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
+    assert owned() == {first: ["alice@example.org", "bob@example.org"], second: ["bob@example.org"]}
+    assert (management.users(), management.all_permissions()) == before
+    assert AuditEntry.objects.get(deed="adopted").additional_data["command"] == "adopt_broker"
+    assert called(path, "--apply")[0].splitlines()[-1] == "There is nothing to do."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "username,owners\r\n{0},alice@example.org bob@example.org\r\n",
+        '\ufeffusername;owners\r\n{0};"alice@example.org; bob@example.org"\r\n',
+        "\ufeffusername\towners\tguess\r\n{0}\talice@example.org,bob@example.org\t\r\n",
+        'Guess, Owners ,USERNAME\n,"alice@example.org\n  bob@example.org",{0}\n',
+        '\n"owners","username"\n\n"alice@example.org,ALICE@EXAMPLE.ORG;;bob@example.org ","{0}"\n , \n',
+        "username,owners,guess,queues,messages,connections\n{0},alice@example.org bob@example.org\n",
+    ],
+    ids=["plain", "excel with a BOM", "tabs", "line break in a cell", "quotes", "short rows"],
+)
+def test_files_are_taken_as_spreadsheets_write_them(alice, bob, on_broker, filled, content):
+    name = on_broker("a")
+    called(filled(content.format(name)), "--apply")
+    assert owned() == {name: ["alice@example.org", "bob@example.org"]}
+
+
+def test_a_printed_file_comes_back_as_it_was_meant(on_broker, amqp, filled):
+    Owner.objects.create_user("=carol@example.org", vouched=True, last_login=timezone.now())
+    name = on_broker("=carol"[1:], exactly=True)
+    amqp.queue(f"queue/{name}/=carol")
+    rows = list(csv.DictReader(called()[0].splitlines()))
+    [row] = [row for row in rows if row["username"] == name]
+    out, _ = called(filled(f"username,owners\n{name},{row['guess']}\n"), "--apply", "--json")
+    assert json.loads(out)["applied"] is True
+    assert owned() == {name: ["=carol@example.org"]}
+
+
+def test_everything_wrong_in_a_file_is_told_at_once_with_its_line_and_nothing_is_done(
+    alice, on_broker, filled, management
+):
+    own = management.whoami().name
+    Owner.objects.create_user("unvouched@example.org", last_login=timezone.now())
+    Owner.objects.create_user("unproven@example.org", vouched=True)
+    fine, root = on_broker("fine"), on_broker("root", ["administrator"])
+    lines = [
+        "username,owners",
+        f"{fine},alice@example.org",
+        "not-there,alice@example.org",
+        f"{fine},",
+        f'{root},"alice@example.org\n"',
+        f"{own},nobody@example.org not-an-address",
+        "=1+1,alice@example.org",
+        ",alice@example.org",
+    ]
+    assert refused(filled("\n".join(lines[:-1])), "--apply") == [
+        "line 3: not-there: The broker has no such account.",
+        f"line 4: {fine} stands on line 2, too.",
+        f"line 5: {root}: '{root}' is an administrator of the broker, who may do everything there.",
+        f"line 7: {own}: '{own}' is the account that Guardian itself works with.",
+        "line 7: nobody who may use the broker has the address nobody@example.org; "
+        "make one with: manage.py create_owner nobody@example.org --vouched",
+        "line 7: 'not-an-address' is no e-mail address.",
+        "line 8: =1+1: The name has the character '=' in it; only the letters a to z and A to Z, digits, '.', '_' and "
+        "'-' can be used.",
+    ]
+    assert refused(filled("\n".join(lines)), "--apply") == ["line 9: it names no account."]
+    for nobody in ("unvouched@example.org", "unproven@example.org"):
+        assert refused(filled(f"username,owners\n{fine},{nobody}\n"))[0].startswith("line 2: nobody who may use")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "line 1: the first line has to name the columns, username and owners among them."),
+        ("alice,alice@example.org\n", "line 1: the first line has to name the columns"),
+        ("username\nalice\n", "line 1: the first line has to name the columns"),
+        ("username,owners\na,b@example.org,c@example.org\n", "line 2: it has 3 cells, and the first line 2. Put"),
+        ('username,owners\na,b\n"c,d\n', "line 3: unexpected end of data."),
+        ('username,owners\n"a"b,c\n', "line 2: ',' expected after '\"'."),
+        ("username,owners\na," + "x" * 200_000 + "\n", "line 2: field larger than field limit"),
+    ],
+)
+def test_what_is_no_such_file_is_refused(filled, content, said):
+    assert refused(filled(content))[0].startswith(said)
+
+
+def test_a_file_that_cant_be_read_is_refused(filled, tmp_path, monkeypatch):
+    assert refused(str(tmp_path / "none.csv")) == [f"{tmp_path}/none.csv: No such file or directory."]
+    assert refused(str(tmp_path)) == [f"{tmp_path}: Is a directory."]
+    assert "UTF-8" in refused(filled("username,owners\n", encoding="utf-16"))[0]
+    monkeypatch.setattr(adoption, "MOST_BYTES", 1024 * 1024)
+    assert "more than 1 MB" in refused(filled("x" * (1024 * 1024 + 1)))[0]
+    with pytest.raises(CommandError, match="Name the filled file"):
+        called("--apply")
+
+
+def test_an_account_that_has_owners_keeps_them(alice, bob, on_broker, filled):
+    name = on_broker("a")
+    called(filled(f"username,owners\n{name},alice@example.org\n"), "--apply")
+    out, _ = called(filled(f"username,owners\n{name},bob@example.org\n"), "--apply")
+    assert "It keeps the owners that it has here." in out
+    assert out.splitlines()[-1] == "There is nothing to do."
+    assert owned() == {name: ["alice@example.org"]}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"], ["FILE"], ["FILE", "--apply"]])
+def test_a_broker_that_is_away_is_told_and_nothing_is_done(alice, filled, settings, arguments):
+    path = filled("username,owners\na,alice@example.org\n")
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    with pytest.raises(CommandError, match=r"Nothing was done. The broker can't be asked: .*can't connect") as error:
+        called(*(path if argument == "FILE" else argument for argument in arguments))
+    assert error.value.returncode == 1
+    assert not PulseUser.objects.exists()
+
+
+def test_a_broker_that_goes_away_halfway_leaves_nothing_half_done(
+    alice, on_broker, filled, settings, broker, monkeypatch
+):
+    name = on_broker("a")
+    path = filled(f"username,owners\n{name},alice@example.org\n")
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        take = adoption.Look.take
+
+        def then_away():
+            look = take()
+            proxy.close_next(100)
+            return look
+
+        monkeypatch.setattr(adoption.Look, "take", then_away)
+        for arguments in ([], [path, "--apply"]):
+            with pytest.raises(CommandError, match="Nothing was done"):
+                called(*arguments)
+        assert owned() == {}
+        monkeypatch.undo()
+        # When everything was asked, it can go: adopting asks nothing more.
+        proxy.forward()
+        steps, _ = adoption.plan_file(adoption.Path(path))
+        adoption.adopt(steps)
+    assert owned() == {name: ["alice@example.org"]}
+
+
+def test_five_hundred_accounts_are_listed_once(alice, on_broker, filled):
+    def counted(names):
+        path = filled("username,owners\n" + "".join(f"{name},alice@example.org\n" for name in names))
+        with counted_requests() as requests, CaptureQueriesContext(connection) as queries:
+            called(path, "--apply")
+        return requests, len(queries)
+
+    counted([on_broker("n")])
+    few = counted([on_broker("n") for _ in range(2)])
+    assert counted([on_broker("n") for _ in range(150)]) == few
+    assert few[0] == ["GET /api/users", "GET /api/permissions"]
+    assert PulseUser.objects.count() == 153

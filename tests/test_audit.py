@@ -1,0 +1,588 @@
+"""The audit trail: who did what, by what and from where; what is left out; and that it costs the fast paths nothing."""
+
+import io
+import json
+import threading
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import pytest
+from django.contrib.contenttypes.models import ContentType
+from django.core import serializers
+from django.core.exceptions import ValidationError
+from django.core.management import call_command
+from django.db import OperationalError, connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts import addresses, audit, hold, pulse_users, tokens, vouching, withdrawal
+from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
+from accounts.removal import remove_pulse_user
+from accounts.signin import make_link, prune_visitors
+from accounts.tasks import finish_removals
+from queues import by_hand, channels, outbox, preferences, pruning, removals
+from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
+from queues.monitor import run_pass
+from rabbit.management import BrokerAway, Management, NotThere
+from tests.api import Program
+from tests.proxy import Proxy, http_answer
+from tests.test_commands import run
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+ACCOUNT = "audited"
+
+
+@pytest.fixture
+def ops(transactional_db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def alice(transactional_db):
+    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
+
+
+@pytest.fixture
+def admin(client, ops):
+    client.force_login(ops)
+    return client
+
+
+@pytest.fixture
+def account(guarded, management, alice):
+    """Give Alice's account, here and on the broker."""
+    management.put_user(ACCOUNT, "irrelevant")
+    made = PulseUser.objects.create(username=ACCOUNT, ready=True)
+    made.owners.set([alice])
+    yield made
+    try:
+        management.delete_user(ACCOUNT)
+    except NotThere:
+        return
+
+
+@pytest.fixture
+def queue(amqp, account):
+    """Give a queue of that account with 3 messages, as a pass has seen it."""
+    amqp.queue(f"queue/{ACCOUNT}/builds", 3)
+    run_pass()
+    return Queue.objects.get()
+
+
+def trail(**wanted):
+    """Give the trail, the oldest first: who, what, to what, and what became of it."""
+    entries = AuditEntry.objects.filter(**wanted).order_by("id")
+    return [(entry.actor_email, entry.deed, entry.object_repr, entry.outcome) for entry in entries]
+
+
+def everything():
+    """Give all that the trail holds, as text."""
+    return serializers.serialize("json", AuditEntry.objects.all())
+
+
+def forget():
+    AuditEntry.objects.all().delete()
+
+
+# Who it was
+
+
+def test_a_person_at_a_browser_is_named_with_the_address_and_the_id_of_the_request(queue, alice):
+    forget()
+    client = Client(REMOTE_ADDR="192.0.2.9")
+    client.force_login(alice)
+    answer = client.post(f"/queues/{queue.uuid}/purge/", {"typed": queue.name})
+    assert answer.status_code == 302
+    entry = AuditEntry.objects.get()
+    assert (entry.actor, entry.actor_email, entry.deed, entry.outcome) == (alice, alice.email, "purged", "done")
+    assert (entry.object_repr, entry.object_id) == (str(queue), queue.pk)
+    assert (entry.remote_addr, entry.cid) == ("192.0.2.9", answer["X-Request-ID"])
+
+
+def test_a_program_is_named_with_its_owner_and_its_token(queue, ops):
+    program = Program(ops)
+    token = ops.auth_token_set.get()
+    token.name = "nightly"
+    token.save()
+    forget()
+    assert program.patch(f"queues/{queue.uuid.hex}/", {"warn_length": 6}).status_code == 200
+    entry = AuditEntry.objects.get()
+    assert (entry.actor, entry.deed, entry.changes) == (ops, "changed", {"warn_length": ["None", "6"]})
+    assert entry.additional_data == {"token": "nightly"}
+    assert program.key not in everything()
+
+
+def test_the_actor_is_known_as_long_as_the_request_lasts_and_to_no_other_thread(alice, monkeypatch):
+    seen = []
+    set_quiet_hours = preferences.set_weekly_summary
+
+    def look(*arguments):
+        seen.append(audit.actor())
+        other = threading.Thread(target=lambda: seen.append(audit.actor()))
+        other.start()
+        other.join()
+        return set_quiet_hours(*arguments)
+
+    monkeypatch.setattr(preferences, "set_weekly_summary", look)
+    program = Program(alice)
+    assert program.patch("settings/", {"weekly_summary": False}).status_code == 200
+    assert seen == [alice, None]
+    assert audit.actor() is None
+
+
+def test_a_command_is_named(environment):
+    run(environment, "create_owner", "new@example.org", "--operator")
+    entry = AuditEntry.objects.get(deed="made")
+    assert (entry.actor, entry.actor_email, entry.object_repr) == (None, "", "new@example.org")
+    assert entry.additional_data == {"command": "create_owner"}
+    assert entry.remote_addr is None
+
+
+def test_a_task_is_named(account):
+    PulseUser.objects.update(removing_since=timezone.now())
+    forget()
+    finish_removals.apply()
+    entry = AuditEntry.objects.get()
+    assert (entry.actor, entry.deed, entry.object_repr) == (None, "deleted", ACCOUNT)
+    assert entry.additional_data == {"task": "accounts.tasks.finish_removals"}
+
+
+@pytest.mark.parametrize(
+    ("proxies", "forwarded", "known"),
+    [
+        (0, "203.0.113.1", "192.0.2.9"),
+        (1, "203.0.113.1", "203.0.113.1"),
+        (1, "198.51.100.7, 203.0.113.1", "203.0.113.1"),
+        (2, "198.51.100.7, 203.0.113.1", "198.51.100.7"),
+        (2, "203.0.113.1", None),
+        (1, "<script>", None),
+    ],
+)
+def test_an_address_is_believed_as_far_as_the_proxies_go(alice, settings, proxies, forwarded, known):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
+    forget()
+    program = Program(alice)
+    program.client.defaults["REMOTE_ADDR"] = "192.0.2.9"
+    asked = json.dumps({"weekly_summary": False})
+    program.client.patch("/api/settings/", asked, "application/json", headers={"X-Forwarded-For": forwarded})
+    assert [entry.remote_addr for entry in AuditEntry.objects.filter(deed="changed")] == [known]
+
+
+def test_a_visitor_who_types_addresses_leaves_nothing_in_it(client, transactional_db, mailbox):
+    for number in range(3):
+        client.post("/signin/", {"email": f"nobody-{number}@example.org"})
+    assert Owner.objects.count() == 3
+    Owner.objects.update(date_joined=timezone.now() - timedelta(days=3))
+    assert prune_visitors() == 3
+    assert not AuditEntry.objects.exists()
+
+
+def test_what_an_owner_did_and_what_was_done_to_them_is_read_after_they_are_gone(admin, alice, ops):
+    vouching.vouch(alice, ops)
+    audit.note(alice, "purged", None)
+    path = f"/admin/accounts/owner/{alice.pk}/delete/"
+    assert admin.post(path, {"post": "yes"}).status_code == 302
+    entry = AuditEntry.objects.get(deed="purged")
+    assert (entry.actor, entry.actor_email) == (None, "alice@example.org")
+    gone = AuditEntry.objects.get(deed="deleted")
+    assert (gone.actor, gone.object_repr) == (ops, "alice@example.org")
+    assert "alice@example.org" in admin.get("/admin/accounts/auditentry/?q=alice").text
+
+
+def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, ops, monkeypatch):
+    leaving = Owner.objects.create_user("leaving@example.org", is_staff=True)
+    forget()
+    set_limits, purge, destroy = by_hand.set_limits, by_hand.purge_queue, by_hand.delete_queue
+
+    def late(do):
+        def removed_first(queue, by, **limits):
+            Owner.objects.filter(pk=by.pk).delete()
+            do(queue, by, **limits)
+
+        return removed_first
+
+    for name, do in (("set_limits", set_limits), ("purge_queue", purge), ("delete_queue", destroy)):
+        monkeypatch.setattr(by_hand, name, late(do))
+    client = Client()
+    typed = {"typed": queue.name}
+    for page, form in (("limits", {"warn_length": "6"}), ("purge", typed), ("delete", typed)):
+        client.force_login(leaving)
+        assert client.post(f"/queues/{queue.uuid}/{page}/", form).status_code == 302
+        leaving.save(force_insert=True)  # for the next round
+    by_leaving = [(entry.deed, entry.outcome) for entry in AuditEntry.objects.filter(actor_email=leaving.email)]
+    assert {deed for deed, _ in by_leaving} >= {"changed", "purged", "deleted on the broker"}
+    assert {outcome for _, outcome in by_leaving} == {"done"}
+    kinds = {"adjusted", "purged", "removing", "removed"}
+    assert set(queue.events.filter(kind__in=kinds).values_list("kind", "by")) == {(kind, None) for kind in kinds}
+    client.force_login(ops)
+    assert client.get("/admin/accounts/auditentry/").status_code == 200
+    assert client.get(f"/queues/{queue.uuid}/").status_code == 200
+
+
+def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, ops):
+    audit.note(ops, "purged", alice)
+    ContentType.objects.get_for_model(Owner).delete()
+    ContentType.objects.clear_cache()
+    [entry] = AuditEntry.objects.filter(deed="purged")
+    assert (entry.content_type, entry.object_repr) == (None, alice.email)
+    call_command("migrate", verbosity=0)  # which makes the kind again
+
+
+# What is asked of the broker
+
+
+@pytest.mark.parametrize(
+    ("do", "deed"), [(by_hand.delete_queue, "deleted on the broker"), (by_hand.purge_queue, "purged")]
+)
+def test_what_is_asked_of_the_broker_is_there_with_its_outcome(queue, alice, broker, settings, do, deed):
+    forget()
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    with pytest.raises(BrokerAway):
+        do(queue, alice)
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        proxy.answer(http_answer("503 Service Unavailable"))
+        with pytest.raises(BrokerAway):
+            do(queue, alice)
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    do(queue, alice)
+    name = f"queue/{ACCOUNT}/builds in {queue.vhost}"
+    assert trail() == [
+        ("alice@example.org", deed, name, "not-done"),
+        ("alice@example.org", deed, name, "unknown"),
+        ("alice@example.org", deed, name, "done"),
+    ]
+    why = AuditEntry.objects.get(outcome="unknown").additional_data["why"]
+    assert "503" in why
+
+
+def test_what_was_not_asked_since_somebody_else_holds_the_account_is_not_done(account, monkeypatch):
+    forget()
+    renew, times = hold.Hold.renew, []
+
+    def late(self):
+        times.append(self)
+        if len(times) == 2:  # first its tags are read
+            raise hold.Taken("too slow")
+        renew(self)
+
+    monkeypatch.setattr(hold.Hold, "renew", late)
+    with pytest.raises(ValidationError):
+        pulse_users.rotate_password(account)
+    assert [entry[1:] for entry in trail()] == [("gave another password", ACCOUNT, "not-done")]
+
+
+def test_what_was_begun_when_the_process_was_killed_is_of_unknown_outcome(queue, alice, monkeypatch):
+    forget()
+
+    def killed(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(Management, "delete_queue", killed)
+    with pytest.raises(SystemExit):
+        by_hand.delete_queue(queue, alice)
+    assert [entry[3] for entry in trail()] == ["unknown"]
+
+
+def test_a_password_that_may_have_been_changed_is_in_it_and_the_password_is_not(account, monkeypatch):
+    forget()
+    password = pulse_users.rotate_password(account)
+    put_user = Management.put_user
+
+    def lose_the_answer(*arguments):
+        put_user(*arguments)
+        raise BrokerAway("no answer came")
+
+    monkeypatch.setattr(Management, "put_user", lose_the_answer)
+    with pytest.raises(BrokerAway):
+        pulse_users.rotate_password(account, "a password of my own 7")
+    assert [entry[1:] for entry in trail()] == [
+        ("gave another password", ACCOUNT, "done"),
+        ("gave another password", ACCOUNT, "unknown"),
+    ]
+    assert password not in everything()
+    assert "a password of my own 7" not in everything()
+
+
+# What is in it
+
+
+def test_what_happens_to_an_account_is_in_it(account, alice, ops, management, guarded, settings):
+    bob = Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
+    forget()
+    pulse_users.add_owner(account, bob)
+    pulse_users.remove_owner(account, bob)
+    pulse_users.set_thresholds(account, 6, 9, ops)
+    address = addresses.add_address(account, "team@example.org", alice)
+    addresses.confirm_address(addresses.confirmation_token(address))
+    addresses.remove_address(address)
+    remove_pulse_user(account)
+    assert [(deed, thing) for _, deed, thing, _ in trail()] == [
+        ("changed", ACCOUNT),
+        ("changed", ACCOUNT),
+        ("changed", ACCOUNT),
+        ("made", f"team@example.org for {ACCOUNT}"),
+        ("confirmed", f"team@example.org for {ACCOUNT}"),
+        ("deleted", f"team@example.org for {ACCOUNT}"),
+        ("began to remove", ACCOUNT),
+        ("deleted", ACCOUNT),
+    ]
+    first, second, third = AuditEntry.objects.order_by("id")[:3]
+    assert first.changes == {"owners": {"type": "m2m", "operation": "add", "objects": ["bob@example.org"]}}
+    assert second.changes == {"owners": {"type": "m2m", "operation": "delete", "objects": ["bob@example.org"]}}
+    assert third.changes == {"warn_length": ["None", "6"], "max_length": ["None", "9"]}
+
+
+def test_making_and_adopting_accounts_is_in_it(guarded, alice, ops, management):
+    try:
+        pulse_users.make_pulse_user("audited-made", [alice])
+        management.put_user("audited-found", "irrelevant")
+        pulse_users.adopt_pulse_user("audited-found", [alice], ops)
+    finally:
+        for name in ("audited-made", "audited-found"):
+            management.delete_user(name)
+    assert [(deed, thing) for _, deed, thing, _ in trail(content_type__model="pulseuser")] == [
+        ("made", "audited-made"),
+        ("changed", "audited-made"),
+        ("made", "audited-found"),
+        ("changed", "audited-found"),
+        ("adopted", "audited-found"),
+    ]
+    assert AuditEntry.objects.get(deed="adopted").actor == ops
+
+
+def test_a_making_that_fails_is_in_it_too(guarded, alice, settings, broker):
+    forget()
+    settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
+    with pytest.raises(BrokerAway):
+        pulse_users.make_pulse_user("audited-failed", [alice])
+    assert [entry[1] for entry in trail()] == ["made", "changed", "deleted"]
+
+
+def test_vouching_and_withdrawing_are_in_it(account, alice, ops, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
+    shared = PulseUser.objects.create(username="shared", ready=True)
+    shared.owners.set([alice, bob])
+    tokens.make_token(alice, "nightly")
+    forget()
+    vouching.vouch(bob, ops)
+    withdrawal.withdraw(alice, ops, remove=True)
+    assert [(deed, thing) for _, deed, thing, _ in trail()] == [
+        ("changed", "bob@example.org"),
+        ("changed", "alice@example.org"),
+        ("revoked", "nightly"),
+        ("began to remove", ACCOUNT),
+        ("took an owner off", "shared"),
+    ]
+    assert AuditEntry.objects.get(deed="took an owner off").additional_data == {"owner": "alice@example.org"}
+
+
+def test_vouching_that_changes_no_row_is_in_it(alice, ops):
+    bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
+    vouching.unvouch(alice, None, vouching.NO_LONGER_IN_GROUP)
+    forget()
+    withdrawal.withdraw(alice, ops, reason="has left")
+    withdrawal.withdraw(alice, ops, reason="has left")
+    vouching.ask(bob, "for builds")
+    vouching.vouch(bob, None, f"{vouching.BY_DOMAIN}example.org")
+    vouching.vouch(bob, ops, "known to us")
+    assert trail() == [
+        (ops.email, "ruled out that anybody else vouches for", alice.email, "done"),
+        (bob.email, "asked to be vouched for", bob.email, "done"),
+        ("", "changed", bob.email, "done"),
+        (ops.email, "vouched for, too", bob.email, "done"),
+    ]
+    assert AuditEntry.objects.latest("id").additional_data == {"reason": "known to us"}
+
+
+def test_a_sign_in_is_in_it_and_does_not_fail_with_it(client, alice, mailbox, monkeypatch):
+    forget()
+    client.get(urlsplit(make_link(alice)).path)
+    assert client.get("/tokens/").status_code == 200
+    assert trail(deed="signed in") == [(alice.email, "signed in", alice.email, "done")]
+
+    def full(*_, **__):
+        raise OperationalError("the disk is full")
+
+    link = urlsplit(make_link(alice)).path
+    forget()
+    monkeypatch.setattr(AuditEntry, "save", full)
+    other = Client()
+    other.get(link)
+    assert other.get("/tokens/").status_code == 200
+    assert trail() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "deed"),
+    [
+        ("monitor_queues", "asked for a pass"),
+        ("cleanup_orphan_queues", "asked for a sweep of orphans"),
+        ("cleanup_stale_subscriptions", "asked for a clean-up of stale subscriptions"),
+    ],
+)
+def test_a_command_that_lifts_the_brake_is_in_it(guarded, transactional_db, command, deed):
+    forget()
+    for options in ({"force": True, "dry_run": True}, {"force": False}, {"force": True}):
+        with pytest.raises(SystemExit):
+            call_command(command, once=True, stdout=io.StringIO(), **options)
+    assert [entry[1] for entry in trail()] == [deed]
+    assert AuditEntry.objects.get().additional_data == {"force": True}
+
+
+def test_tokens_and_links_are_in_it_without_what_they_are(alice):
+    token, key = tokens.make_token(alice, "nightly", 30)
+    link = make_link(alice)
+    tokens.revoke_token(token)
+    tokens.revoke_token(token)
+    tokens.revoke_tokens_of(alice)
+    assert [(deed, thing) for _, deed, thing, _ in trail(deed__in=["revoked", "made a sign-in link"])] == [
+        ("made a sign-in link", "alice@example.org"),
+        ("revoked", "nightly"),
+    ]
+    made = AuditEntry.objects.get(deed="made", content_type__model="authtoken")
+    assert (made.object_pk, made.additional_data) == (str(token.uuid), {"owner": "alice@example.org", "days": 30})
+    for secret in (key, token.digest, token.token_key, link.rstrip("/").rpartition("/")[2]):
+        assert secret not in everything()
+
+
+def test_preferences_and_channels_are_in_it_without_where_they_lead(alice):
+    forget()
+    preferences.set_weekly_summary(alice, False)
+    channel = channels.make_channel(alice, "chat", "https://hooks.slack.com/services/T00000000/B00000000/s3cretmarker")
+    channels.note(channel, "it answered 500")
+    channels.remove_channel(channel)
+    assert [(deed, thing) for _, deed, thing, _ in trail()] == [
+        ("changed", "alice@example.org"),
+        ("made", "chat"),
+        ("deleted", "chat"),
+    ]
+    assert AuditEntry.objects.get(deed="made").changes["owner"] == ["None", "alice@example.org"]
+    assert "s3cretmarker" not in everything()
+    assert not Channel.objects.exists()
+
+
+def test_who_may_subscribe_is_in_it(agents, alice):
+    offering = agents.offering(name="Compute")
+    forget()
+    offering.members.add(alice)
+    offering.publishers.set([alice])
+    offering.members.remove(alice)
+    assert [entry.changes for entry in AuditEntry.objects.order_by("id")] == [
+        {name: {"type": "m2m", "operation": operation, "objects": ["alice@example.org"]}}
+        for name, operation in (("members", "add"), ("publishers", "add"), ("members", "delete"))
+    ]
+
+
+def test_agents_things_that_a_person_removes_are_in_it_and_others_are_not(admin, agents, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    owner = agents.owner()
+    identity = agents.identity(owner)
+    subscriptions = [
+        EventSubscription.objects.create(owner=owner, identity=identity, object_type=kind)
+        for kind in ("order", "resource", "call")
+    ]
+    forget()
+    removals.delete(subscriptions[0])
+    assert not AuditEntry.objects.exists()
+    page = "/admin/queues/eventsubscription/"
+    assert admin.post(f"{page}{subscriptions[1].pk}/delete/", {"post": "yes"}).status_code == 302
+    program = Program(owner)
+    assert program.delete(f"agent-identities/{identity.uuid.hex}/").status_code == 204
+    assert trail() == [
+        ("ops@example.org", "deleted", subscriptions[1].uuid.hex, "done"),
+        (owner.email, "deleted", identity.name, "done"),
+    ]
+    last = AuditEntry.objects.latest("id")
+    assert last.additional_data["went"] == {"queues.AgentIdentity": 1, "queues.EventSubscription": 1}
+
+
+# What it costs
+
+
+def test_registrations_passes_and_the_outbox_take_no_statement_for_it(agents, guarded, amqp, mailbox):
+    owner = agents.owner()
+    identity = agents.identity(owner)
+    program = Program(owner)
+    forget()
+    amqp.queue("queue/nobody/long", 7)
+    with CaptureQueriesContext(connection) as captured:
+        assert program.get("me/").status_code == 200
+        path = f"agent-identities/{identity.uuid.hex}"
+        for _ in range(2):
+            asked = {"observable_object_type": "order"}
+            assert program.post(f"{path}/register_event_subscription/", asked).status_code in (200, 201)
+            asked = {"object_type": "order", "offering_uuid": identity.offering.uuid.hex}
+            subscription = EventSubscription.objects.get().uuid.hex
+            assert program.post(f"event-subscriptions/{subscription}/create_queue/", asked).status_code in (200, 201)
+        run_pass()
+        outbox.send_due()
+    assert SubscriptionQueue.objects.get().state == "ready"
+    assert Queue.objects.filter(name="queue/nobody/long", state="warned").exists()
+    assert mailbox.to("ops@example.org")
+    assert not [query["sql"] for query in captured if "auditentry" in query["sql"]]
+
+
+def test_a_page_is_shown_without_looking_the_visitor_up_for_it(client, alice, django_assert_num_queries):
+    client.force_login(alice)
+    with django_assert_num_queries(0):
+        assert client.get("/healthz").status_code == 200
+
+
+def test_old_entries_are_pruned_after_a_year(transactional_db):
+    for days in (364, 366):
+        audit.note(None, f"{days} days ago", None)
+        AuditEntry.objects.filter(deed=f"{days} days ago").update(timestamp=timezone.now() - timedelta(days=days))
+    with CaptureQueriesContext(connection) as captured:
+        pruning.prune()
+    assert [entry[1] for entry in trail()] == ["364 days ago"]
+    assert len([query for query in captured if query["sql"].startswith("DELETE") and "auditentry" in query["sql"]]) == 1
+
+
+# The trail as it is read
+
+
+def test_the_trail_says_in_words_who_did_what(admin, alice, ops):
+    account = PulseUser.objects.create(username="team", ready=True)
+    account.owners.set([alice])
+    pulse_users.set_thresholds(account, 6, 9, ops)
+    audit.note(ops, "asked for a sweep of orphans", None, agreed_to=5, force=True)
+    odd = Queue(pk=1, name="queue/<script>\u202e", vhost="/")
+    with audit.deed(alice, "purged", odd):
+        pass
+    tokens.revoke_token(tokens.make_token(alice, "nightly")[0])
+    page = admin.get("/admin/accounts/auditentry/").text
+    for words in (
+        "warn length: nothing → 6", "with the owners alice@example.org", "agreed_to: 5", "asked for a sweep of orphans",
+        "queue/&lt;script&gt;", "nightly", f'<a href="/admin/accounts/pulseuser/{account.pk}/change/">team</a>',
+        "Guardian",
+    ):  # fmt: skip
+        assert words in page, words
+    assert "<script>\u202e" not in page
+
+
+@pytest.mark.parametrize(("search", "found"), [("ops@", 1), ("team", 2), ("gave another", 1), ("r-17", 1), ("zzz", 0)])
+def test_the_trail_is_searched(admin, ops, alice, search, found):
+    forget()
+    team = PulseUser(pk=1, username="team")
+    audit.note(alice, "gave another password", team)
+    audit.note(ops, "asked for a pass", None)
+    NotificationAddress(pk=1, email="x@example.org", pulse_user=team)
+    audit.changed(alice, [audit.Change(team, {"warn_length": 1}, {"warn_length": 2})])
+    AuditEntry.objects.filter(deed="asked for a pass").update(cid="r-17")
+    assert admin.get("/admin/accounts/auditentry/", {"q": search}).context["cl"].result_count == found
+
+
+def test_the_trail_is_narrowed_to_a_day_a_deed_and_a_thing(admin, alice):
+    forget()
+    account = PulseUser.objects.create(username="team", ready=True)
+    account.owners.set([alice])
+    audit.note(alice, "purged", None)
+    page = admin.get(f"/admin/accounts/pulseuser/{account.pk}/history/", follow=True)
+    assert {entry.object_repr for entry in page.context["cl"].queryset} == {"team"}
+    page = admin.get("/admin/accounts/auditentry/", {"deed": "purged"})
+    assert page.context["cl"].result_count == 1
+    page = admin.get("/admin/accounts/auditentry/", {"timestamp__year": timezone.now().year - 1})
+    assert page.context["cl"].result_count == 0

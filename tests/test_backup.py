@@ -1,0 +1,267 @@
+"""A backup is made and restored as the documents say, of a filled database, and Guardian goes on with the broker."""
+
+import os
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from django.apps import apps
+from django.db import connection, connections
+from django.utils import timezone
+
+from accounts.models import AuthToken, PulseUser
+from accounts.pulse_users import make_pulse_user
+from local import invariants
+from local.postgresql import binaries
+from queues import channels, monitor, outbox, sealing, subscriptions
+from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
+from queues.orphans import clean_up_stale, sweep_orphans
+from tests.conftest import Amqp
+from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
+from tests.test_migrations import contents, fill, of_ours
+from tests.test_orphans import Registered, a_while_ago
+
+LOOKS = [
+    line.removeprefix(MANAGE).split()
+    for line in shell_lines("operators.md", "4. **Before workers and beat start**", "5. Start the rest")
+]
+
+
+class Backup:
+    """What an operator types, with the database of this session in the place of Guardian's."""
+
+    def __init__(self, directory):
+        self.options = {"cwd": directory}
+        if connection.vendor == "postgresql":
+            from tests.plugin import cluster
+
+            url = cluster.database_url(connection.settings_dict["NAME"])
+            self.options["env"] = {"DATABASE_URL": url, "PATH": f"{binaries()}:{os.environ['PATH']}"}
+            self._make, *self._restore = BACKUP_OF_POSTGRESQL
+        else:
+            path = str(connection.settings_dict["NAME"])
+            self._make, *self._restore = [line.replace("var/guardian.sqlite3", path) for line in BACKUP_OF_SQLITE]
+
+    def make(self):
+        """Back up while Guardian runs: its connections stay open."""
+        shell(self._make, **self.options)
+
+    def restore(self):
+        """Restore once everything is stopped."""
+        connections.close_all()
+        for line in self._restore:
+            shell(line, **self.options)
+
+
+@pytest.fixture
+def backup(transactional_db, tmp_path):
+    return Backup(tmp_path)
+
+
+@pytest.fixture
+def alice(agents):
+    return Registered(agents, "alice")
+
+
+@pytest.fixture
+def logged_in(broker):
+    """Give a function that logs in to a vhost as somebody, and reads from a queue there."""
+    opened = []
+
+    def read(vhost, name, username, password):
+        host = broker.amqp_url.rpartition("@")[2].rstrip("/")
+        reader = Amqp(f"amqp://{username}:{password}@{host}", vhost)
+        reader.channel.basic_consume(name, lambda *_: None)
+        opened.append(reader.connection)
+        return reader.connection
+
+    yield read
+    for one in opened:
+        if one.is_open:
+            one.close()
+
+
+def test_what_was_there_at_the_backup_is_there_after_the_restore_and_nothing_else(backup):
+    made = []
+    for model in of_ours(apps):
+        fill(model, "default", made)
+    before = contents(apps, "default")
+    assert all(before.values())
+    backup.make()
+    for model in of_ours(apps):
+        fill(model, "default", made)
+    AuthToken.objects.all()._raw_delete("default")
+    assert contents(apps, "default") != before
+    backup.restore()
+    assert contents(apps, "default") == before
+    for model in of_ours(apps):  # it is written to as before, with new numbers
+        fill(model, "default", made)
+
+
+def test_a_backup_of_sqlite_while_it_is_written_to_can_be_restored(tmp_path):
+    (tmp_path / "var").mkdir()
+    database = tmp_path / "var" / "guardian.sqlite3"
+    with sqlite3.connect(database) as guardian:
+        guardian.executescript("PRAGMA journal_mode=WAL; CREATE TABLE told (number INTEGER);")
+        guardian.execute("INSERT INTO told VALUES (1)")
+    guardian.execute("INSERT INTO told VALUES (2)")  # not committed yet
+    make, *restore = BACKUP_OF_SQLITE
+    shell(make, cwd=tmp_path)
+    guardian.commit()
+    os.link(database, tmp_path / "open")  # while it is open, its log stays
+    for suffix in ("-wal", "-shm"):
+        shutil.copy(f"{database}{suffix}", tmp_path / suffix)
+    guardian.close()
+    for suffix in ("-wal", "-shm"):  # as a process that was killed leaves them
+        shutil.copy(tmp_path / suffix, f"{database}{suffix}")
+    for line in restore:
+        shell(line, cwd=tmp_path)
+    with sqlite3.connect(database) as restored:
+        assert restored.execute("SELECT number FROM told").fetchall() == [(1,)]
+        assert restored.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    restored.close()
+
+
+def test_a_channels_address_is_read_after_a_restore_with_the_same_secret_key_and_with_no_other(
+    backup,
+    agents,
+    settings,
+):
+    address = "https://1.1.1.1/hooks/3kd8fj2"
+    channels.make_channel(agents.owner("alice"), "chat", address)
+    backup.make()
+    Channel.objects.all().delete()
+    backup.restore()
+    sealed = Channel.objects.get().sealed_url
+    assert address not in sealed
+    assert sealing.unseal(sealing.CHANNELS, sealed) == address
+    settings.SECRET_KEY = "another"
+    with pytest.raises(sealing.Unreadable):
+        sealing.unseal(sealing.CHANNELS, sealed)
+
+
+def test_after_a_restore_what_was_told_is_not_told_again_and_no_queue_is_deleted(
+    backup, guarded, alice, amqp, mailbox, management, settings
+):
+    settings.GUARDIAN_VHOSTS = [guarded, alice.vhost]
+    amqp.queue("long before", 7)
+    amqp.queue("calm before", 1)
+    monitor.run_pass()
+    outbox.send_due()
+    backup.make()
+    amqp.queue("new since", 7)
+    amqp.take("long before", 3)
+    management.delete_queue(guarded, "calm before")
+    monitor.run_pass()
+    outbox.send_due()
+    before = Counter(mail.message["Message-ID"] for mail in mailbox.mails)
+    backup.restore()
+    monitor.run_pass()
+    monitor.run_pass()
+    outbox.send_due()
+    sweep_orphans()
+    assert set(Counter(mail.message["Message-ID"] for mail in mailbox.mails).values()) == {1}
+    assert [mail.subject for mail in mailbox.mails if "long before" in mail.subject and "Warning" in mail.subject] == [
+        "[Guardian] Warning: long before has 7 messages"
+    ]
+    assert before
+    assert invariants.deleted_below_maximum() == []
+    assert invariants.disagreements(management, [guarded, alice.vhost]) == []
+    states = dict(Queue.objects.filter(vhost=guarded).values_list("name", "state"))
+    assert states == {"long before": "ok", "calm before": "gone", "new since": "warned"}
+
+
+def test_after_a_restore_a_sweep_keeps_what_is_read_with_its_login_and_what_belongs_to_owners_who_came_since(
+    backup,
+    agents,
+    alice,
+    logged_in,
+):
+    backup.make()
+    identity = agents.identity(alice.owner, alice.offering)
+    subscription, _ = subscriptions.register_subscription(identity, "order", alice.presented)
+    queue, _ = subscriptions.create_queue(subscription, alice.offering, "order", alice.presented)
+    reader = logged_in(alice.vhost, queue.queue_name, subscription.rmq_username, alice.presented.key)
+    bob = Registered(agents, "bob")
+    users, of_bob = agents.users(), bob.names
+    backup.restore()
+    a_while_ago()
+    assert not EventSubscription.objects.filter(uuid=subscription.uuid).exists()
+    for report in (sweep_orphans(dry_run=True), sweep_orphans(), sweep_orphans()):
+        assert (report.kept, report.deleted, report.users, report.errors) == (1, 0, 0, [])
+    assert alice.names == {*alice.registered, queue.queue_name}
+    assert bob.names == of_bob
+    assert agents.users() == users
+    reader.process_data_events()
+    assert reader.is_open
+
+    reader.close()  # the agent is started anew: it registers, and what it had before goes
+    identity = agents.identity(alice.owner, alice.offering)
+    again, _ = subscriptions.register_subscription(identity, "order", alice.presented)
+    new, _ = subscriptions.create_queue(again, alice.offering, "order", alice.presented)
+    report = sweep_orphans()
+    assert (report.deleted, report.users) == (1, 1)
+    assert alice.names == {*alice.registered, new.queue_name}
+
+
+def test_after_a_restore_agents_queues_that_are_gone_since_are_made_again(backup, alice):
+    backup.make()
+    SubscriptionQueue.objects.filter(pk=alice.queue.pk).delete()
+    assert alice.queue.queue_name not in alice.names
+    backup.restore()
+    assert sweep_orphans().repaired == 1
+    assert alice.names == alice.registered
+
+
+def test_after_a_restore_an_account_that_was_made_since_is_nobodys_and_stays(backup, guarded, agents, management, amqp):
+    backup.make()
+    username = "since-the-backup"
+    make_pulse_user(username, [agents.owner("carol")])
+    amqp.queue(f"queue/{username}/q", 3)
+    try:
+        backup.restore()
+        assert not PulseUser.objects.exists()
+        monitor.run_pass()
+        sweep_orphans()
+        assert management.user(username)
+        row = Queue.objects.get()
+        assert (row.name, row.state, row.pulse_user) == (f"queue/{username}/q", "ok", None)
+    finally:
+        management.delete_user(username)
+
+
+def test_the_looks_of_the_documents_name_what_a_restore_would_cost_and_change_nothing(
+    backup,
+    guarded,
+    alice,
+    agents,
+    amqp,
+    settings,
+):
+    settings.GUARDIAN_VHOSTS = [guarded, alice.vhost]
+    amqp.queue("unbounded since", 9)
+    stale = Registered(agents, "stale")
+    AuthToken.objects.filter(user=stale.owner).update(expiry=timezone.now() + timedelta(seconds=1))
+    monitor.run_pass()
+    backup.make()
+    Queue.objects.filter(name="unbounded since").update(unbounded=True)
+    amqp.publish("unbounded since", 9)
+    newer, _ = subscriptions.create_queue(alice.subscription, alice.offering, "call", alice.presented)
+    agents.token(stale.owner)
+    monitor.run_pass()
+    assert Queue.objects.get(name="unbounded since").state == "warned"
+    backup.restore()
+    until = time.monotonic() + 60
+    while not (expired := clean_up_stale(dry_run=True)).tokens:
+        assert not expired.errors
+        assert time.monotonic() < until
+    there, rows = (alice.names, stale.names), contents(apps, "default")
+    told = "\n".join(run(*look) for look in LOOKS)
+    assert [look[0] for look in LOOKS] == ["monitor_queues", "cleanup_orphan_queues", "cleanup_stale_subscriptions"]
+    for cost in ("unbounded since", newer.queue_name, stale.queue.queue_name, stale.owner.email):
+        assert cost in told
+    assert (alice.names, stale.names) == there
+    assert contents(apps, "default") == rows

@@ -1,0 +1,717 @@
+"""``manage.py doctor`` on a good installation, and on those that are broken for real."""
+
+import io
+import json
+import os
+import re
+import shlex
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import time_machine
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
+from django.utils import timezone
+from kombu import Connection
+
+from accounts.models import Owner
+from benchmarks.passes import counted_requests
+from guardian_site import doctor
+from guardian_site.doctor import Finding, Status
+from local.processes import free_port
+from local.rabbitmq import PrivateNode
+from queues.models import AgentIdentity, EventSubscription, Lease, Notification, Offering, Pass, Shard, Watch
+from rabbit import checkup, directly
+from rabbit.management import Node
+from rabbit.permissions import EVERYTHING, Permissions
+from tests.proxy import Proxy
+from tests.webhooks import make_certificate
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def good(guarded, mailbox, settings):
+    """Give a whole installation with nothing to complain about, as far as this machine has one."""
+    settings.SECRET_KEY = "0123456789" * 5
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    settings.ALLOWED_HOSTS = ["guardian.example.org", ".localhost", "127.0.0.7"]
+    settings.GUARDIAN_METRICS_TOKEN = "scrape-word"
+    settings.GUARDIAN_POLL_SECONDS = 60  # so that the last pass is recent for as long as a test takes
+    Owner.objects.create_superuser("ops@example.org")
+    now = timezone.now()
+    Pass.objects.create(at=now, seconds=0.1, listing_seconds=0.05)
+    return Watch.objects.create(listed_at=now, consumers_counted_at=now)
+
+
+def examine():
+    """Return what was found, by its name; of several under one name the worst."""
+    findings = sorted(doctor.examine(), key=lambda finding: list(Status).index(finding.status))
+    return {finding.name: finding for finding in findings}
+
+
+def is_problem(name, *words, status=Status.PROBLEM):
+    """Look, and make sure that this and nothing else is a problem, in these words, with advice."""
+    found = examine()
+    finding = found[name]
+    assert finding.status is status, finding
+    for word in words:
+        assert word in f"{finding.found}\n{finding.advice}", finding
+    assert finding.advice
+    others = [one for one in found.values() if one.status is Status.PROBLEM and one.name != name]
+    assert others == []
+    return finding
+
+
+def test_all_is_right_with_a_good_installation(good):
+    found = examine()
+    not_right = [finding for finding in found.values() if finding.status is not Status.OK]
+    # SQLite is warned about, since nobody knows on how many machines this runs.
+    assert [finding.name for finding in not_right] == (["database"] if connection.vendor == "sqlite" else [])
+    assert {
+        "settings", "secret key", "debug", "address", "folder", "database", "migrations", "passes", "other tasks",
+        "operators", "outbox", "leases", "task queue", "task queue apart", "broker", "broker version",
+        "broker account", "broker statistics", "broker plugins", "vhosts", "permissions", "nodes", "alarms",
+        "broker over AMQP", "broker clock", "mail server",
+    } <= found.keys()  # fmt: skip
+    assert ("database clock" if connection.vendor == "postgresql" else "database journal") in found
+    assert not [finding for finding in found.values() if finding.status is Status.OK and finding.advice]
+
+
+def test_a_look_changes_nothing_and_sends_no_mail(good, mailbox, management):
+    before = {model: model.objects.count() for model in (Notification, Lease, Pass, Watch)}
+    queues = management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
+    doctor.examine()
+    assert {model: model.objects.count() for model in before} == before
+    assert management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"}) == queues
+    assert mailbox.mails == []
+
+
+# The command
+
+
+def run(*arguments):
+    out = io.StringIO()
+    with pytest.raises(SystemExit) as end:
+        call_command("doctor", *arguments, stdout=out, no_color=True)
+    return end.value.code, out.getvalue()
+
+
+def test_the_command_ends_with_0_where_there_are_only_warnings(good, settings):
+    settings.GUARDIAN_METRICS_TOKEN = ""
+    code, out = run()
+    assert code == 0
+    assert re.search(r"^WARNING  settings +GUARDIAN_METRICS_TOKEN is empty", out, re.M)
+    assert "To do: " in out
+    assert "0 problems" in out.splitlines()[-1]
+
+
+def test_the_command_ends_with_1_where_there_is_a_problem_and_says_what_to_do(good, settings):
+    settings.GUARDIAN_VHOSTS = [*settings.GUARDIAN_VHOSTS, "nowhere"]
+    code, out = run()
+    assert code == 1
+    assert re.search(r"^PROBLEM  vhosts +not on the broker: 'nowhere'\n +To do: .*add_vhost", out, re.M)
+
+
+def test_as_json_it_is_one_object(good, settings):
+    code, out = run("--json")
+    answer = json.loads(out)
+    assert (code, answer["ok"]) == (0, True)
+    assert all(check.keys() == {"name", "status", "found", "advice"} for check in answer["checks"])
+    settings.EMAIL_PORT = 1
+    code, out = run("--json")
+    answer = json.loads(out)
+    assert (code, answer["ok"]) == (1, False)
+    assert [check["name"] for check in answer["checks"] if check["status"] == "problem"] == ["mail server"]
+
+
+# The broker
+
+
+def test_the_broker_is_down(good, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
+    is_problem("broker", "can't connect to http://127.0.0.1:1")
+    settings.RABBIT_URL = "amqp://guest:secret-word@127.0.0.1:1"
+    found = examine()
+    assert {found[name].status for name in ("broker", "broker over AMQP")} == {Status.PROBLEM}
+    assert "secret-word" not in str(found)
+
+
+def test_the_password_is_wrong(good, settings, broker):
+    settings.RABBITMQ_MANAGEMENT_URL = re.sub(":[^:@]*@", ":secret-word@", broker.management_url)
+    assert "secret-word" not in str(is_problem("broker", "401", "password"))
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    settings.RABBIT_URL = re.sub(":[^:@]*@", ":secret-word@", broker.amqp_url)
+    assert "secret-word" not in str(is_problem("broker over AMQP", "ACCESS_REFUSED", "password"))
+
+
+@pytest.fixture
+def account(management, broker, settings):
+    """Give an account of the test's own, by which Guardian works, with these tags."""
+    name = f"doctor-{os.getpid()}"
+
+    def make(*tags, **permissions):
+        management.put_user(name, "secret-word", tags)
+        for vhost, granted in permissions.items():
+            management.set_permissions(vhost, name, granted)
+        for setting, url in (("RABBITMQ_MANAGEMENT_URL", broker.management_url), ("RABBIT_URL", broker.amqp_url)):
+            setattr(settings, setting, re.sub("//[^@]*@", f"//{name}:secret-word@", url))
+        return name
+
+    yield make
+    management.delete_user(name)
+
+
+def test_the_account_is_no_administrator(good, guarded, account):
+    name = account("management", **{guarded: EVERYTHING})
+    is_problem("broker account", name, f"rabbitmqctl set_user_tags {name} administrator")
+
+
+@pytest.mark.parametrize(
+    "granted", [Permissions("^queue/.*", ".*", ".*"), Permissions(".*", "^queue/", ".*"), Permissions(".*", ".*", "^$")]
+)
+def test_the_account_may_not_do_everything_on_a_guarded_vhost(good, guarded, account, granted):
+    name = account("administrator", **{guarded: granted})
+    is_problem("permissions", f"'{guarded}'", f"rabbitmqctl set_permissions -p {guarded} {name} '.*' '.*' '.*'")
+
+
+def test_the_account_over_amqp_may_do_nothing_on_a_guarded_vhost(good, guarded, account, settings, broker):
+    name = account(**{guarded: Permissions("^$", "^$", "^$")})
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    finding = is_problem("permissions over AMQP", f"'{guarded}'", f"set_permissions -p {guarded} {name} '.*'")
+    assert f"'{name}' may not do everything" in finding.found
+
+
+def test_what_an_account_may_that_is_kept_elsewhere_can_not_be_seen(guarded, management):
+    finding = doctor._permissions(management, "somebody-of-ldap", [guarded], set())
+    assert (finding.status, "none of RabbitMQ's own accounts" in finding.found) == (Status.WARNING, True)
+
+
+def test_the_account_may_not_enter_a_guarded_vhost(good, guarded, account):
+    account("administrator")
+    found = examine()
+    assert found["permissions"].status is Status.PROBLEM
+    assert found["broker over AMQP"].status is Status.PROBLEM
+    assert guarded in found["broker over AMQP"].found
+
+
+class GrantsNothing:
+    def permissions_of(self, account):
+        return {}
+
+
+def test_names_of_the_broker_can_not_write_the_findings_nor_run_commands():
+    vhost, name = "a\n\x1b[2J\u202eb", "x'; reboot '"
+    finding = doctor._permissions(GrantsNothing(), name, [vhost], set())
+    assert r"on 'a\x0a\x1b[2J\u202eb': queues" in finding.found
+    command = finding.advice.removeprefix("Run: ")
+    assert shlex.split(command)[3:5] == [r"a\x0a\x1b[2J\u202eb", name]
+    assert shlex.split(doctor._tag(name, ()).advice.removeprefix("Run: "))[2:] == [name, "administrator"]
+    told = doctor._without_passwords(Finding("broker", Status.OK, "cluster 'a\x1b[2J\u202e'"))
+    assert told.found == r"cluster 'a\x1b[2J\u202e'"
+
+
+@pytest.mark.parametrize("setting", ["GUARDIAN_VHOSTS", "GUARDIAN_PULSE_VHOST"])
+def test_a_vhost_that_is_named_is_missing(good, settings, guarded, setting):
+    settings.GUARDIAN_VHOSTS = [guarded, "nowhere"] if setting == "GUARDIAN_VHOSTS" else ["*"]
+    if setting == "GUARDIAN_PULSE_VHOST":
+        settings.GUARDIAN_PULSE_VHOST = "nowhere"
+    finding = examine()["vhosts"]
+    assert finding.status is Status.PROBLEM
+    assert "not on the broker: 'nowhere'" in finding.found
+
+
+@pytest.mark.slow
+def test_the_two_addresses_lead_to_two_brokers_and_the_other_is_not_all_right(good, settings, guarded):
+    with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
+        another.ctl("set_cluster_name", "another")
+        another.ctl("add_vhost", guarded)
+        another.ctl("set_permissions", "-p", guarded, "guardian", ".*", ".*", ".*")
+        settings.RABBIT_URL = another.amqp_url
+        is_problem("one broker", "'another'")
+        # And the same node, asked by HTTP too: no agent can connect to it.
+        settings.RABBITMQ_MANAGEMENT_URL = another.management_url
+        found = examine()
+        assert (found["broker plugins"].status, found["broker"].status) == (Status.WARNING, Status.OK)
+        assert "rabbitmq-plugins enable rabbitmq_web_stomp" in found["broker plugins"].advice
+        owner, offering = Owner.objects.get(), Offering.objects.create(name="compute")
+        identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
+        EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
+        is_problem("broker plugins")
+        another.ctl("set_vm_memory_high_watermark", "0")
+        is_problem_of = {finding.name: finding for finding in doctor.examine() if finding.status is Status.PROBLEM}
+        assert "memory on another@localhost" in is_problem_of["alarms"].found
+        # As management.disable_stats in its configuration.
+        another.eval("application:set_env(rabbitmq_management, disable_management_stats, true)")
+        found = examine()
+        assert found["broker statistics"].status is Status.WARNING
+        assert "management.disable_stats" in found["broker statistics"].advice
+        assert "broker plugins" not in found
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("3.9.29", "problem"), ("3.10.0", "ok"), ("3.13.7", "ok"), ("4.0.2", "ok"), ("4.1.0-rc.1", "ok"), ("", "problem")],
+)
+def test_which_versions_are_supported(version, status):
+    assert doctor._version(version).status == status
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [({}, "ok"), ({"running": False}, "warning"), ({"partitions": ("rabbit@b",)}, "problem")],
+)
+def test_nodes_that_stopped_or_lost_each_other_are_told(changes, status):
+    node = Node("rabbit@a", True, 1, 2, False, 1, 2, False)._replace(**changes)
+
+    class OneNode:
+        def nodes(self):
+            return [node]
+
+    finding = doctor._nodes(OneNode())
+    assert (finding.status, "rabbit@a" in finding.found) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status"), [(3, "ok"), (-20, "warning"), (20, "warning"), (-90, "problem"), (90, "problem")]
+)
+def test_the_clocks_differ(good, settings, seconds, status):
+    with time_machine.travel(timezone.now() + timedelta(seconds=seconds), tick=True):
+        finding = examine()["broker clock"]
+    assert finding.status == status
+    if status != "ok":
+        assert ("behind" if seconds > 0 else "ahead of") in finding.found
+
+
+def test_the_brokers_clock_is_asked_for_as_everything_else_is(good, settings):
+    with counted_requests() as requests:
+        (finding,) = doctor._broker_clock()
+    assert (finding.status, requests) == (Status.OK, ["GET /api/whoami"])
+
+
+@pytest.fixture
+def amqps(tmp_path, monkeypatch):
+    """Give the port of a TLS server whose certificate is trusted, for 127.0.0.1 and not for 127.0.0.2."""
+    certificate = make_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def serve():
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with suppress(OSError), context.wrap_socket(client, server_side=True) as server:
+                heard.append(server.recv(4))
+
+    heard = []
+    with socket.create_server(("", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1], heard
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda url: checkup.enter(url, "/"),
+        lambda url: checkup.greeting(url),
+        lambda url: directly.delete(url, "/", "q"),
+    ],
+    ids=["enter", "greeting", "delete"],
+)
+def test_over_tls_the_password_is_told_to_no_other_host_than_the_named_one(amqps, ask):
+    port, heard = amqps
+    with pytest.raises(ssl.SSLCertVerificationError):
+        ask(f"amqps://guardian:secret-word@127.0.0.2:{port}")
+    assert heard == []
+    with pytest.raises(OSError) as hung_up:
+        ask(f"amqps://guardian:secret-word@127.0.0.1:{port}")
+    assert not isinstance(hung_up.value, ssl.SSLCertVerificationError)
+    assert heard == [b"AMQP"]
+
+
+# The task queue
+
+
+def test_a_task_queue_in_memory_is_seen_by_no_other_process(good, settings):
+    settings.CELERY_BROKER_URL = "memory://"
+    is_problem("task queue", "memory://", "redis://")
+
+
+def test_a_task_queue_without_a_host_is_on_this_machine(settings, monkeypatch):
+    settings.CELERY_BROKER_URL = "redis://"
+    monkeypatch.setattr(doctor.current_app, "connection_for_write", lambda **_: Connection("memory://"))
+    assert next(doctor._task_queue()).found == "redis on this machine"
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "pyamqp"])
+def test_the_task_queue_is_the_guarded_broker(good, settings, broker, scheme):
+    guarded_at = f"localhost:{broker.amqp_url.rpartition(':')[2]}"
+    settings.RABBIT_URL = re.sub("@.*", f"@{guarded_at}", broker.amqp_url)
+    finding = doctor._is_not_guarded(broker.amqp_url.replace("amqp", scheme, 1))
+    assert (finding.status, "both are at" in finding.found) == (Status.PROBLEM, True)
+
+
+def test_the_task_queue_is_the_guarded_broker_by_another_name(good, broker):
+    with Proxy.before(broker.amqp_url) as proxy:
+        finding = doctor._is_not_guarded(proxy.url(broker.amqp_url))
+    assert (finding.status, "both say that they are the cluster" in finding.found) == (Status.PROBLEM, True)
+
+
+def test_a_task_queue_that_speaks_amqp_and_does_not_answer_can_not_be_compared(good):
+    finding = doctor._is_not_guarded("amqp://guest:guest@127.0.0.1:1")
+    assert (finding.status, "could not be compared" in finding.found) == (Status.WARNING, True)
+
+
+# The database, and what its rows tell
+
+
+@pytest.fixture
+def pending(transactional_db):
+    recorder = MigrationRecorder(connection)
+    ((_, last),) = MigrationExecutor(connection).loader.graph.leaf_nodes("queues")
+    recorder.record_unapplied("queues", last)
+    yield f"queues.{last}"
+    recorder.record_applied("queues", last)
+
+
+def test_a_migration_is_pending(good, pending):
+    is_problem("migrations", f"1 pending: {pending}", "manage.py migrate")
+
+
+def test_there_was_no_pass_yet(good):
+    Pass.objects.all().delete()
+    is_problem("passes", "no pass yet", "worker and beat", status=Status.WARNING)
+
+
+def test_there_was_no_pass_for_a_while(good):
+    Pass.objects.update(at=timezone.now() - timedelta(minutes=5))
+    is_problem("passes", "no pass since", "worker and beat")
+
+
+def test_in_an_outage_passes_may_wait(good, settings):
+    settings.GUARDIAN_POLL_SECONDS = 5
+    Pass.objects.update(at=timezone.now() - timedelta(seconds=40))
+    Watch.objects.update(failures=4, outage_since=timezone.now() - timedelta(minutes=5))
+    is_problem("passes", "none could ask the broker since", status=Status.WARNING)
+
+
+def test_a_vhost_has_waited_for_its_pass(good, settings):
+    Shard.objects.create(vhost="slow", listed_at=timezone.now() - timedelta(minutes=9))
+    assert examine()["passes"].status is Status.OK
+    settings.GUARDIAN_SHARD_BY_VHOST = True
+    is_problem("passes", "'slow'", "workers", status=Status.WARNING)
+
+
+@pytest.mark.parametrize("counted", [None, timedelta(minutes=10)])
+def test_the_other_worker_does_not_run(good, counted):
+    Watch.objects.update(consumers_counted_at=counted and timezone.now() - counted)
+    is_problem("other tasks", "send_notifications", status=Status.WARNING)
+
+
+def test_the_brake_holds(good):
+    Watch.objects.update(brake_since=timezone.now())
+    is_problem("brake", "--dry-run", status=Status.WARNING)
+
+
+def test_nobody_is_an_operator(good):
+    Owner.objects.update(is_active=False)
+    is_problem("operators", "create_owner", status=Status.WARNING)
+
+
+@pytest.mark.parametrize(("minutes", "status"), [(5, "ok"), (20, "warning"), (90, "problem")])
+def test_messages_are_stuck_in_the_outbox(good, minutes, status):
+    now = timezone.now()
+    for fields in (
+        {"created": now - timedelta(minutes=minutes), "last_error": "Connection refused: smtp://me:secret-word@mail"},
+        {"created": now - timedelta(hours=5), "held_until": now + timedelta(hours=1)},
+        {"created": now - timedelta(hours=5), "state": "sent"},
+    ):
+        row = {"kind": "outage", "recipient": "ops@example.org", "facts": {}, "due_at": now, **fields}
+        Notification.objects.create(**row)
+    finding = examine()["outbox"]
+    assert finding.status == status
+    if status != "ok":
+        assert "1 notifications wait" in finding.found
+        assert "Connection refused" in finding.found
+        assert "secret-word" not in finding.found
+
+
+def test_a_lease_was_left_behind(good):
+    now = timezone.now()
+    holder = "00000000-0000-0000-0000-000000000001"
+    Lease.objects.create(name="prune", holder=holder, expires_at=now - timedelta(hours=30))
+    Lease.objects.create(name="pass", holder=holder, expires_at=now - timedelta(seconds=30))
+    Lease.objects.create(name="weekly", holder=None, expires_at=now - timedelta(days=30))
+    is_problem("leases", "for more than a day: prune", status=Status.WARNING)
+
+
+# Mail
+
+
+def test_the_mail_server_refuses_connections(good, settings):
+    settings.EMAIL_PORT = 1
+    is_problem("mail server", "127.0.0.1, port 1", "refused", "EMAIL_URL")
+
+
+def test_the_mail_server_does_not_take_the_account(good, settings):
+    settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = "guardian", "secret-word"
+    assert "secret-word" not in str(is_problem("mail server"))
+
+
+@pytest.fixture
+def silent():
+    """Give the port of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_the_mail_server_hangs(good, settings, silent):
+    settings.EMAIL_PORT = silent
+    is_problem("mail server", "timed out")
+
+
+def test_no_mail_server_is_set(good, settings):
+    settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
+    is_problem("mail server", "console", "EMAIL_URL", status=Status.WARNING)
+
+
+# Settings and this machine
+
+
+@pytest.mark.parametrize(
+    ("allowed", "address", "status"),
+    [
+        (["127.0.0.1"], "https://guardian.example.org", "problem"),
+        ([], "https://guardian.example.org", "problem"),
+        ([".example.org"], "https://Guardian.example.org:8443/", "ok"),
+        (["*"], "https://guardian.example.org", "ok"),
+        (["[2001:db8::1]"], "https://[2001:db8::1]:8443", "ok"),
+    ],
+)
+def test_the_host_in_links_is_one_that_is_answered(settings, allowed, address, status):
+    settings.ALLOWED_HOSTS, settings.GUARDIAN_BASE_URL = allowed, address
+    (finding,) = doctor._base_url()
+    assert finding.status == status
+    assert ("ALLOWED_HOSTS" in finding.found) is (status == "problem")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "name"),
+    [
+        ("DEBUG", True, "debug"),
+        ("SECRET_KEY", "short", "secret key"),
+        ("SECRET_KEY", "ab" * 40, "secret key"),
+        ("GUARDIAN_BASE_URL", "http://guardian.example.org", "address"),
+        ("GUARDIAN_BASE_URL", "https://localhost", "address"),
+        ("GUARDIAN_BASE_URL", "http://127.0.0.7:8000", "address"),
+        ("GUARDIAN_OPERATOR_EMAILS", [], "settings"),
+    ],
+)
+def test_what_does_no_harm_yet_is_warned_about(good, settings, setting, value, name):
+    setattr(settings, setting, value)
+    is_problem(name, status=Status.WARNING)
+
+
+def test_a_folder_that_can_not_be_written_is_a_problem(good, settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings.VAR_DIR = tmp_path / "file" / "var"
+    is_problem("folder", "can't be written")
+
+
+# As a process, where settings are read
+
+
+def doctor_of(environment, *arguments, timeout=60):
+    answer = subprocess.run(
+        [sys.executable, "manage.py", "doctor", *arguments],
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert "Traceback" not in answer.stderr, answer.stderr
+    assert "secret-word" not in answer.stdout + answer.stderr
+    return answer
+
+
+# What is secret
+
+
+@pytest.mark.parametrize("password", ["s3cr/hunter2", "123/hunter2", "s3cr#hunter2", "[hunter2"])
+def test_no_part_of_a_password_is_told_that_spoils_its_address(good, settings, password):
+    settings.CELERY_BROKER_URL = f"redis://:{password}@127.0.0.1:1/0"
+    settings.RABBIT_URL = f"amqp://guardian:{password}@127.0.0.1:1"
+    settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:{password}@127.0.0.1:1"
+    findings = doctor.examine()
+    problems = [finding for finding in findings if finding.status is Status.PROBLEM]
+    assert sorted({finding.name for finding in problems}) == ["broker", "settings"]
+    for part in ("s3cr", "123", "hunter2"):
+        assert part not in str(findings)
+    assert "%2F" in str(problems)
+
+
+def test_what_goes_wrong_with_a_value_is_told_without_the_value(monkeypatch):
+    def fails():
+        int("hunter2")
+        yield
+
+    look = doctor._Look("task queue", fails)
+    look.start()
+    (finding,) = look.found_by(time.monotonic() + 5)
+    assert finding.found == "it could not be looked at: ValueError: it can't be read"
+
+
+@pytest.mark.parametrize("password", ["abc", "secret-word", "se cret", "a.c"])
+def test_a_password_is_told_nowhere_whatever_its_length(settings, password):
+    settings.RABBIT_URL = f"amqp://guardian:{quote(password)}@127.0.0.1"
+    found = f"it said '{password}', and {quote(password)}: no abcess"
+    told = doctor._without_passwords(Finding("broker", Status.OK, found))
+    assert told.found == "it said '…', and …: no abcess"
+
+
+def test_the_advice_is_told_as_it_is_meant(settings):
+    settings.RABBIT_URL, settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:password@127.0.0.1:1", "ftp://x"
+    (finding,) = (doctor._without_passwords(finding) for finding in doctor._broker())
+    assert finding.advice == "Write it as http://user:password@host:15672."
+    assert finding.found == "RABBITMQ_MANAGEMENT_URL can't be used: it doesn't start with http:// or https://"
+
+
+def test_the_name_of_guest_is_told_although_it_is_the_password_too(settings):
+    settings.RABBIT_URL = settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:guest@127.0.0.1:1"
+    told = doctor._without_passwords(Finding("broker account", Status.OK, "'guest' is an administrator"))
+    assert told.found == "'guest' is an administrator"
+
+
+def statuses(answer):
+    return {check["name"]: check["status"] for check in json.loads(answer.stdout)["checks"]}
+
+
+def test_settings_that_can_not_be_read_are_told_with_everything_else(tmp_path):
+    answer = doctor_of(
+        {
+            "SECRET_KEY": "",
+            "GUARDIAN_MAX_QUEUE_LENGTH": "many",
+            "DATABASE_URL": "postgres://guardian:secret-word@host:port/x",
+            "RABBITMQ_MANAGEMENT_URL": "http://guest:secret-word@[x",
+            "RABBIT_URL": "guest:secret-word",
+            "CELERY_BROKER_URL": "nothing://guest:secret-word@host",
+            "EMAIL_URL": "mail.example.org",
+            "GUARDIAN_IGNORED_QUEUES": "(",
+            "GUARDIAN_BASE_URL": "guardian",
+            "GUARDIAN_VAR_DIR": str(tmp_path),
+        },
+    )
+    assert answer.returncode == 1
+    for words in (
+        "SECRET_KEY is empty", "GUARDIAN_MAX_QUEUE_LENGTH can't be read", "DATABASE_URL can't be read",
+        "RABBITMQ_MANAGEMENT_URL is not an address", "RABBIT_URL is not an address", "EMAIL_URL can't be read",
+        "GUARDIAN_IGNORED_QUEUES is not a regular expression", "GUARDIAN_BASE_URL is not an address",
+    ):  # fmt: skip
+        assert re.search(rf"^PROBLEM  settings +{re.escape(words)}", answer.stdout, re.M), words
+    assert re.search(r"^PROBLEM  task queue ", answer.stdout, re.M)
+
+
+def test_a_folder_that_can_not_be_made_and_a_dsn_that_is_none_are_told_with_everything_else(tmp_path):
+    (tmp_path / "file").write_text("")
+    answer = doctor_of(
+        {
+            "GUARDIAN_VAR_DIR": str(tmp_path / "file" / "var"),
+            "SENTRY_DSN": "https://secret-word@host:abc/1",
+            "GUARDIAN_POLL_SECONDS": "abc",
+            "GUARDIAN_MAX_QUEUE_LENGTH": "1e4",
+            "DATABASE_URL": "",
+            "CELERY_BROKER_URL": "filesystem://",
+        },
+        "--json",
+    )
+    assert answer.returncode == 1
+    told = [(check["name"], check["found"]) for check in json.loads(answer.stdout)["checks"]]
+    assert ("settings", "SENTRY_DSN is not the address of a project.") in told
+    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: it is a number.") in told
+    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: it is a whole number.") in told
+    assert {"folder", "database"} <= {name for name, status in statuses(answer).items() if status == "problem"}
+
+
+@pytest.mark.parametrize("setting", ["DATABASE_URL", "EMAIL_URL"])
+def test_an_address_that_a_password_spoils_is_not_looked_at(setting, tmp_path):
+    scheme = "postgres" if setting == "DATABASE_URL" else "smtp"
+    environment = {"GUARDIAN_VAR_DIR": str(tmp_path), setting: f"{scheme}://guardian:12345/hunter2@127.0.0.1/x"}
+    answer = doctor_of(environment)
+    assert f"{setting} can't be read: it is no such address" in answer.stdout
+    assert "12345" not in answer.stdout + answer.stderr
+    assert "hunter2" not in answer.stdout + answer.stderr
+
+
+def test_redis_is_down_and_so_is_the_database(tmp_path):
+    answer = doctor_of(
+        {
+            "CELERY_BROKER_URL": f"redis://:secret-word@127.0.0.1:{free_port()}/0",
+            "DATABASE_URL": f"postgres://guardian:secret-word@127.0.0.1:{free_port()}/guardian",
+            "GUARDIAN_VAR_DIR": str(tmp_path),
+        },
+        "--json",
+    )
+    assert answer.returncode == 1
+    found = statuses(answer)
+    assert (found["database"], found["task queue"]) == ("problem", "problem")
+    assert "migrations" not in found
+
+
+@pytest.mark.slow
+def test_where_nothing_answers_it_ends_in_time(silent, tmp_path):
+    began = time.monotonic()
+    answer = doctor_of(
+        {
+            "CELERY_BROKER_URL": f"redis://127.0.0.1:{silent}/0",
+            "DATABASE_URL": f"postgres://guardian:secret-word@127.0.0.1:{silent}/guardian",
+            "RABBITMQ_MANAGEMENT_URL": f"http://guest:secret-word@127.0.0.1:{silent}",
+            "RABBIT_URL": f"amqp://guest:secret-word@127.0.0.1:{silent}",
+            "EMAIL_URL": f"smtp://127.0.0.1:{silent}",
+            "GUARDIAN_VAR_DIR": str(tmp_path),
+        },
+        "--json",
+    )
+    assert time.monotonic() - began < 25
+    assert answer.returncode == 1
+    found = statuses(answer)
+    for name in ("database", "task queue", "broker", "broker over AMQP", "mail server"):
+        assert found[name] == "problem", name
+
+
+def test_what_hangs_beyond_all_bounds_is_left_behind(monkeypatch, settings):
+    def hangs():
+        yield Finding("mail server", Status.OK, "was seen")
+        time.sleep(30)
+
+    def fails():
+        yield Finding("task queue", Status.OK, "was seen")
+        raise RuntimeError("amqp://guest:secret-word@host")
+
+    for name in ("_database", "_broker", "_broker_over_amqp", "_broker_clock"):
+        monkeypatch.setattr(doctor, name, lambda: iter(()))
+    monkeypatch.setattr(doctor, "_mail_server", hangs)
+    monkeypatch.setattr(doctor, "_task_queue", fails)
+    monkeypatch.setattr(doctor, "MOST_SECONDS", 0.5)
+    began = time.monotonic()
+    findings = doctor.examine()
+    assert time.monotonic() - began < 2
+    told = [(finding.status, finding.found) for finding in findings if finding.name in ("mail server", "task queue")]
+    assert told == [
+        ("ok", "was seen"),
+        ("problem", "it could not be looked at: RuntimeError: amqp://guest:…@host"),
+        ("ok", "was seen"),
+        ("problem", "no answer within 0.5 s"),
+    ]

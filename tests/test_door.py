@@ -1,0 +1,188 @@
+"""What is refused before a view sees it, and what stands on every answer."""
+
+import re
+import tempfile
+import threading
+import time
+
+import httpx
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from accounts.models import Owner
+from accounts.signin import make_link
+from queues.models import Queue, QueueEvent
+from tests.api import Program
+from tests.served import raw
+from tests.test_api_schema import OPERATIONS, SCHEMA
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.fixture
+def alice(db):
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+# Bodies
+
+
+def far_too_long(client, path, **headers):
+    """Say that a body of 10 GB comes, and send one of a few bytes: what is read past the first would fail."""
+    return client.generic("POST", path, b"x", FORM, CONTENT_LENGTH=str(10_000_000_000), headers=headers)
+
+
+@pytest.mark.parametrize("path", ["/signin/", "/signout/", "/addresses/x/", "/admin/accounts/owner/", "/no/such/"])
+def test_a_body_larger_than_a_form_is_refused_unread_on_a_page(db, path):
+    page = far_too_long(Client(), path)
+    assert (page.status_code, page["Content-Type"].partition(";")[0]) == (413, "text/html")
+    assert "The body is too large. Nothing was done." in page.text
+
+
+@pytest.mark.parametrize("path", ["me/", "tokens/", "offerings/x/events/", "no/such/"])
+def test_a_body_larger_than_a_form_is_refused_unread_by_the_api(alice, path):
+    told = far_too_long(Program(alice).client, f"/api/{path}")
+    assert (told.status_code, told["Content-Type"]) == (413, "application/problem+json")
+    assert told.json()["detail"] == "The body is too large."
+
+
+def test_a_file_that_no_form_asks_for_is_written_nowhere(client, db, monkeypatch):
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda *_, **__: pytest.fail("A file is written."))
+    monkeypatch.setattr(tempfile, "mkstemp", lambda *_, **__: pytest.fail("A file is written."))
+    part = (
+        b'--x\r\nContent-Disposition: form-data; name="a"; filename="a"\r\n\r\n' + b"y" * 3_000_000 + b"\r\n--x--\r\n"
+    )
+    answer = client.generic("POST", "/signin/", part, "multipart/form-data; boundary=x")
+    assert answer.status_code == 413
+
+
+def test_a_length_that_is_none_is_taken_for_no_body(client, db):
+    for length in ("-1", "x", "1.5", ""):
+        assert client.generic("POST", "/signin/", b"", FORM, CONTENT_LENGTH=length).status_code in (200, 403)
+
+
+@pytest.mark.slow
+def test_bodies_that_never_end_hold_nobody_up(served):
+    head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}"
+    assert raw(served, f"{head}\nContent-Length: 10000000000")[0] == 413
+    began, answers = time.monotonic(), []
+    slow = [
+        threading.Thread(target=lambda: answers.append(raw(served, f"{head}\nContent-Length: 100", b"email=")[0]))
+        for _ in range(6)  # more than there are threads
+    ]
+    for thread in slow:
+        thread.start()
+    for thread in slow:
+        thread.join(60)
+    assert answers == [408] * 6
+    assert time.monotonic() - began < 60
+    assert httpx.get(f"http://127.0.0.1:{served}/signin/", trust_env=False, timeout=30).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_body_that_broke_off_is_not_carried_out(served):
+    head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}\nContent-Length: 100"
+    assert raw(served, head, b"email=alice@example.org", None)[0] == 400
+
+
+# Headers
+
+
+ANSWERS = {
+    "/": 200, "/signin/": 200, "/queues/": 302, "/no/such/page/": 404, "/static/guardian.css": 200,
+    "/static/no-such.css": 404, "/admin/": 302, "/api/me/": 401, "/api/schema/": 200, "/api/docs/": 200,
+    "/api/no/such/": 401, "/v1/shop": 404, "/v1/no/such/address/at/all": 404, "/healthz": 200, "/metrics": 200,
+    "/signin/link/no-such-token/": 410, "/addresses/no-such-token/": 404,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "status"), ANSWERS.items())
+def test_every_kind_of_answer_says_what_a_browser_may_do_with_it(client, db, path, status):
+    answer = client.get(path, headers={"Origin": "https://evil.example"})
+    said = {name.lower(): value for name, value in answer.headers.items()}
+    assert answer.status_code == status
+    assert said["x-content-type-options"] == "nosniff"
+    assert said["x-frame-options"] == "DENY"
+    assert said["referrer-policy"] == "same-origin"
+    assert said["cross-origin-opener-policy"] == "same-origin"
+    assert not [name for name in said if name.startswith("access-control-")]
+    policy = dict(part.strip().partition(" ")[::2] for part in said["content-security-policy"].split(";"))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["form-action"] == "'self'"
+    assert not re.search("unsafe|data:|https?:|\\*", said["content-security-policy"])
+
+
+def test_what_is_refused_at_the_door_says_so_too(client, db):
+    answer = far_too_long(client, "/signin/")
+    assert answer.status_code == 413
+    assert {"X-Frame-Options", "Content-Security-Policy", "X-Content-Type-Options"} <= set(answer.headers)
+
+
+def test_another_sites_script_is_not_allowed_to_ask(client, db):
+    asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "DELETE"}
+    for path in ("/api/tokens/", "/v1/shop", "/tokens/"):
+        answer = client.options(path, headers=asked)
+        assert not [name for name in answer.headers if name.lower().startswith("access-control-")], path
+
+
+def test_cookies_are_read_by_no_script_and_sent_by_no_other_site(client, alice):
+    client.get("/signin/")
+    client.get(make_link(alice).removeprefix("http://127.0.0.1:8000"))
+    client.get("/queues/")
+    assert set(client.cookies) == {"csrftoken", "sessionid"}
+    for name, cookie in client.cookies.items():
+        assert cookie["httponly"], name
+        assert cookie["samesite"] == "Lax", name
+        assert cookie["path"] == "/", name
+        assert not cookie["domain"], name
+        assert not cookie["secure"], name  # over plain HTTP nobody could sign in; test_production.py has it over HTTPS
+
+
+# Lists and texts
+
+
+def endless(schema, components, where):
+    """Give the lists and texts in what is taken that have no end, by where they stand."""
+    if "$ref" in schema:
+        yield from endless(components[schema["$ref"].rpartition("/")[2]], components, where)
+    for part in schema.get("allOf", []) + schema.get("oneOf", []) + schema.get("anyOf", []):
+        yield from endless(part, components, where)
+    kinds = schema.get("type")
+    if kinds == "array" and "maxItems" not in schema:
+        yield where
+    if kinds == "string" and not {"maxLength", "enum", "format", "pattern"} & set(schema):
+        yield where
+    if "items" in schema:
+        yield from endless(schema["items"], components, f"{where}[]")
+    for name, field in schema.get("properties", {}).items():
+        if not field.get("readOnly"):
+            yield from endless(field, components, f"{where}.{name}")
+
+
+def test_every_list_and_text_that_the_api_takes_has_an_end():
+    components = SCHEMA.raw_schema["components"]["schemas"]
+    bodies = {
+        operation.label: operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
+        for operation in OPERATIONS
+        if "requestBody" in operation.definition.raw
+    }
+    assert len(bodies) > 15
+    found = {where for label, schema in bodies.items() for where in endless(schema, components, label)}
+    assert {where.rpartition(".")[2] for where in found} <= BOUND_BY_BYTES
+
+
+BOUND_BY_BYTES = {"config_file_content"}
+"""What has an end that no schema can tell: test_api_agents.py has it."""
+
+
+def test_a_page_of_a_list_is_no_longer_than_it_may_be(alice):
+    now = timezone.now()
+    queue = Queue.objects.create(
+        vhost="/", name="queue/alice/x", type="classic", durable=True, auto_delete=False, exclusive=False,
+        ready=0, unacknowledged=0, first_seen=now, last_seen=now, owner=alice,
+    )  # fmt: skip
+    QueueEvent.objects.bulk_create([QueueEvent(queue=queue, kind="warned", at=now) for _ in range(301)])
+    answer = Program(alice).get(f"queues/{queue.uuid}/events/", page_size=1_000_000_000)
+    assert answer["X-Result-Count"] == "301"
+    assert len(answer.json()) == 300

@@ -1,0 +1,450 @@
+"""Whatever is sent by whomever, the answer is one that the schema tells of, and never the server's own failure.
+
+The short form is the same each time. For the long one, in `make soak`, ``GUARDIAN_FUZZ_CASES`` says how many requests
+are made of those that the schema describes, and ``GUARDIAN_FUZZ_SEED`` where they are drawn from. As many again are
+garbage that no schema has.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import uuid
+import zlib
+from collections import Counter
+from io import BytesIO
+from typing import Any
+from urllib.parse import quote_from_bytes
+
+import pytest
+import schemathesis
+from django.conf import settings as django_settings
+from django.db import transaction
+from django.test import Client
+from django.utils import timezone
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from accounts.models import AuthToken, Owner, PulseUser
+from accounts.pulse_users import make_pulse_user
+from message_store.applications import make_key
+from message_store.models import Application
+from queues.models import (
+    AgentIdentity,
+    Channel,
+    Consumer,
+    EventSubscription,
+    Offering,
+    Queue,
+    QueueEvent,
+    QueueSample,
+    SubscriptionQueue,
+)
+from rabbit.management import NotThere
+from tests import test_who_may
+from tests.api import answer_to
+from tests.proxy import Proxy
+from tests.test_api_schema import OPERATIONS
+from tests.test_who_may import VISITORS, Undo, routes, things  # noqa: F401
+
+LONG_FORM = os.environ.get("GUARDIAN_FUZZ_CASES")
+CASES = int(LONG_FORM or 400)
+SEED = int(os.environ.get("GUARDIAN_FUZZ_SEED") or (secrets.randbelow(10**6) if LONG_FORM else 1))
+
+AS_DOCUMENTED = [
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+]
+KINDS = sorted({operation.path.split("/")[2] for operation in OPERATIONS})
+"""What the endpoints are about: the first part of their paths."""
+
+WAYS = [("nobody", ""), ("nobody", "token")] + [
+    (visitor, way) for visitor in VISITORS[1:] for way in ("token", "session")
+]
+"""Who asks, and by what. Nobody has a token that is none."""
+
+
+def somebody(ways: list[tuple[str, str]], *drawn: Any) -> tuple[str, str]:
+    """Return one of these, each as often as another, which is not so where hypothesis chooses among few."""
+    return ways[zlib.crc32(repr(drawn).encode("utf-8", "replace")) % len(ways)]
+
+
+def drawn(cases: int) -> Any:
+    """Return what makes a test of so many examples: the same from the same seed, however slow the machine is."""
+    patient = settings(
+        max_examples=max(1, cases),
+        phases=[Phase.generate],  # to make the first failure smaller takes many minutes
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(SEED)(patient(test))
+
+
+@pytest.fixture(scope="module")
+def counted(request):
+    """Count the requests by who sent them and by the status of the answer, and print that at the end."""
+    counts: Counter[tuple[str, str, int]] = Counter()
+    yield counts
+    plugins = request.config.pluginmanager
+    say = plugins.getplugin("terminalreporter").write_line
+    with plugins.getplugin("capturemanager").global_and_fixture_disabled():
+        say(f"\nSeed {SEED}: {counts.total():,} requests")
+        for what in dict.fromkeys(what for what, _, _ in counts):
+            say(f"  {what}: {sum(count for (one, _, _), count in counts.items() if one == what):,}")
+            for who in sorted({who for one, who, _ in counts if one == what}):
+                by_status = {status: count for (*key, status), count in counts.items() if key == [what, who]}
+                say(f"    {who:24}" + "  ".join(f"{status}: {by_status[status]:,}" for status in sorted(by_status)))
+
+
+# What the schema describes
+
+
+class World:
+    """An owner with one of everything, which is made again when a request has removed it; and who else may ask."""
+
+    def __init__(self, guarded: str, management: Any) -> None:
+        self.vhost, self.management = guarded, management
+        self.people = {
+            visitor: Owner.objects.create_user(
+                f"{visitor}@example.org",
+                vouched=visitor != "unvouched",
+                is_staff=visitor == "operator",
+                last_login=timezone.now(),
+            )
+            for visitor in VISITORS[1:]
+        }
+        self.owner = self.people["owner"]
+        self.asking = Owner.objects.create_user("asking@example.org", last_login=timezone.now())
+        self.username = f"alice-{uuid.uuid4().hex[:8]}"
+        self.queue, self.exchange = f"queue/{self.username}/q", f"exchange/{self.username}/e"
+        self.keys = {visitor: AuthToken.objects.create(user=owner)[1] for visitor, owner in self.people.items()}
+        self.sessions = {}
+        for visitor, owner in self.people.items():
+            client = Client()
+            client.force_login(owner)
+            self.sessions[visitor] = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+        self.restore()
+
+    def restore(self) -> None:
+        """Have everything there as at first."""
+        Owner.objects.filter(pk=self.asking.pk).update(vouched=False, vouch_requested_at=timezone.now())
+        account = PulseUser.objects.filter(username=self.username).first()
+        if account is None:
+            account, _ = make_pulse_user(self.username, [self.owner])
+        account.owners.set([self.owner, self.people["co-owner"]])
+        self.management.make_queue(self.vhost, self.queue)
+        self.management.make_exchange(self.vhost, self.exchange)
+        now = timezone.now()
+        queue, new = Queue.objects.get_or_create(
+            vhost=self.vhost, name=self.queue,
+            defaults={"type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
+                      "ready": 1, "unacknowledged": 0, "first_seen": now, "last_seen": now},
+        )  # fmt: skip
+        if new:
+            QueueSample.objects.create(queue=queue, at=now, length=1)
+            QueueEvent.objects.create(queue=queue, vhost=self.vhost, queue_name=self.queue, kind="warned", at=now)
+        Queue.objects.filter(pk=queue.pk).update(state="ok", pulse_user=account)
+        channel = Channel.objects.get_or_create(owner=self.owner, name="chat", defaults={"service": "Webhook"})[0]
+        spare = AuthToken.objects.filter(user=self.owner, name="spare").first()
+        spare = spare or AuthToken.objects.create(user=self.owner, name="spare")[0]
+        offering = Offering.objects.get_or_create(name="Cluster")[0]
+        offering.members.add(self.owner)
+        offering.publishers.add(self.owner)
+        identity = AgentIdentity.objects.get_or_create(owner=self.owner, offering=offering, name="cellar")[0]
+        named = {"vhost": self.owner.uuid.hex, "queue_name": f"consumer_{uuid.uuid4().hex}"}
+        consumer = Consumer.objects.get_or_create(identity=identity, defaults=named)[0]
+        subscription = EventSubscription.objects.get_or_create(
+            owner=self.owner, identity=identity, object_type="order", defaults={"source_ip": "192.0.2.7"}
+        )[0]
+        named = {"vhost": self.owner.uuid.hex, "queue_name": f"subscription_{uuid.uuid4().hex}"}
+        subscribed = SubscriptionQueue.objects.get_or_create(
+            subscription=subscription, offering=offering, object_type="call", defaults=named
+        )[0]
+        self.offering = offering
+        self.uuids = {
+            "queues": queue.uuid, "channels": channel.uuid, "tokens": spare.uuid, "owners": self.asking.uuid,
+            "offerings": offering.uuid, "agent-consumers": consumer.uuid, "event-subscriptions": subscription.uuid,
+            "event-subscription-queues": subscribed.uuid,
+            **dict.fromkeys(["marketplace-site-agent-identities", "agent-identities"], identity.uuid),
+        }  # fmt: skip
+
+    def point(self, case: schemathesis.Case) -> None:
+        """Have this request name what is there."""
+        kind = case.path.split("/")[2]
+        if "uuid" in case.path_parameters:
+            case.path_parameters["uuid"] = self.uuids[kind].hex
+        if "username" in case.path_parameters:
+            case.path_parameters["username"] = self.username
+        if kind == "exchanges":
+            case.query["name"] = self.exchange
+        body = case.body if isinstance(case.body, dict) else {}
+        for field in {"offering", "offering_uuid"} & set(body):
+            body[field] = self.offering.uuid.hex
+        if "owners" in body:
+            body["owners"] = [self.owner.email, self.people["co-owner"].email]
+        if "email" in body:
+            body["email"] = self.asking.email
+
+    def send(self, case: schemathesis.Case, who: str, way: str) -> Any:
+        """Send this request as somebody: by a token, or by a session with its CSRF token, as a browser does."""
+        headers, cookies = {}, {}
+        if way == "token":
+            headers["Authorization"] = f"Token {self.keys.get(who, '0' * 64)}"
+        else:
+            case.headers.pop("Authorization", None)  # which schemathesis makes up
+        if way == "session":
+            cookies = {django_settings.SESSION_COOKIE_NAME: self.sessions[who], "csrftoken": "c" * 32}
+            headers["X-CSRFToken"] = "c" * 32
+        return case.call(headers=headers, cookies=cookies)
+
+    def remove(self) -> None:
+        """Take what was made off the broker, where accounts are not bound to the test's vhost."""
+        for account in PulseUser.objects.all():
+            with contextlib.suppress(NotThere):
+                self.management.delete_user(account.username)
+
+
+@pytest.fixture
+def world(guarded, management, settings, agents):
+    settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 1000
+    made = World(guarded, management)
+    yield made
+    made.remove()
+
+
+def takes_something(operation: schemathesis.APIOperation) -> bool:
+    return bool(operation.body or operation.query or operation.path_parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_answer_is_one_that_the_schema_tells_of(world, counted, kind):
+    """Whatever is sent, sensible or not, by anybody, about what is there or not."""
+    for operation in [operation for operation in OPERATIONS if operation.path.split("/")[2] == kind]:
+        sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+        nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+        sent = 0
+
+        @drawn(-(-CASES // len(OPERATIONS)))
+        @given(
+            case=sensible | nonsense if takes_something(operation) else sensible,
+            there=st.sampled_from([True, True, False]),
+            number=st.integers(0, 10**6),
+        )
+        def send(case: schemathesis.Case, there: bool, number: int) -> None:
+            nonlocal sent
+            way = somebody(WAYS, number, case.path_parameters, case.query, case.body)
+            if there:
+                world.point(case)
+            answer = world.send(case, *way)
+            counted["by the schema", " by ".join(filter(None, way)), answer.status_code] += 1
+            if case.method != "GET":
+                world.restore()
+            case.validate_response(answer, checks=[not_a_server_error, *AS_DOCUMENTED])
+            sent += 1
+
+        send()
+        assert sent, operation.label
+
+
+@pytest.mark.slow
+def test_a_broker_that_goes_away_in_the_middle_is_a_503_and_nothing_else(world, counted, broker, settings):
+    asks_the_broker = set()
+    with Proxy.before(broker.management_url) as http, Proxy.before(broker.amqp_url) as amqp:
+        settings.RABBITMQ_MANAGEMENT_URL = http.url(broker.management_url)
+        settings.RABBIT_URL = amqp.url(broker.amqp_url)
+        for operation in OPERATIONS:
+
+            @drawn(5)
+            @given(
+                case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
+                requests=st.sampled_from([0, 0, 1, 2, 4]),
+                who=st.sampled_from(["owner", "operator"]),
+            )
+            def send(case: schemathesis.Case, requests: int, who: str) -> None:
+                world.point(case)
+                http.close_after(requests)
+                amqp.close_after(requests)
+                answer = world.send(case, who, "token")
+                http.forward()
+                amqp.forward()
+                world.restore()
+                counted["with a broker that goes away", who, answer.status_code] += 1
+                case.validate_response(answer, checks=AS_DOCUMENTED)
+                if answer.status_code >= 500:
+                    assert answer.status_code == 503
+                    asks_the_broker.add(case.operation.label)
+
+            send()
+    assert len(asks_the_broker) > 10
+
+
+# What no schema has
+
+LONG = "x" * 5000
+STRANGE = [
+    "", " ", "\0", "a\0b", "/", "//", "../..", "a\nb", "\r\n", "'", '"', "`", "\\", "<b>", "%", "%00", "%s", "{}", "[]",
+    "null", "true", "NaN", "-1", "0", "1", "1e999", "9" * 400, "\u202e", "\ufffe", "\ud800", "٣", "é" * 128, LONG, "*",
+    "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "a@b.c", "1:" + "0" * 32, "0" * 32,
+    "queue/who-may/builds",
+]  # fmt: skip
+FIELDS = [
+    "", "a", "action", "body", "close_connections", "code", "config_file_content", "confirm", "consistency", "consumer",
+    "csrfmiddlewaretoken", "days", "dependencies", "description", "details", "email", "encoding", "include_count",
+    "limit", "login", "max_length", "message_id", "messages", "name", "next", "notification_emails", "object_type",
+    "object_types", "observable_object_type", "observable_objects", "offering", "offering_uuid", "offset", "order",
+    "ordering", "owners", "page", "page_size", "partition", "partitions", "password", "payload", "positions",
+    "principles", "pulse_user", "q", "queue", "queue_name", "quiet_from", "quiet_until", "reason", "remove", "search",
+    "since", "span", "state", "time_zone", "token", "ttl", "type", "typed", "unbounded", "url", "username", "vhost",
+    "warn_length", "weekly_summary", "\0", "a\nb", "[]", LONG,
+]  # fmt: skip
+HEADERS = [
+    "Accept", "Accept-Encoding", "Accept-Language", "Cookie", "Forwarded", "HX-Request", "HX-Target", "Host",
+    "If-Modified-Since", "If-None-Match", "Origin", "Range", "Referer", "Transfer-Encoding", "X-CSRFToken",
+    "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-HTTP-Method-Override", "X-Partition",
+    "X-Request-ID", "X-TTL",
+]  # fmt: skip
+CONTENT_TYPES = [
+    "", "application/json", "application/json; charset=utf-16", "application/x-www-form-urlencoded",
+    "multipart/form-data", "multipart/form-data; boundary=x", "text/plain", "text/xml; charset=rot13", "/", ";;", "é",
+]  # fmt: skip
+METHODS = [
+    "GET", "GET", "HEAD", "POST", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get", "\u00e9",
+]  # fmt: skip
+
+values = st.sampled_from(STRANGE) | st.text(max_size=20)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**30) | st.floats() | values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
+    max_leaves=10,
+)
+pairs = st.lists(st.tuples(st.sampled_from(FIELDS), values), max_size=6)
+
+
+def as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def form_encoded(given: list[tuple[str, str]]) -> bytes:
+    return "&".join("=".join(quote_from_bytes(as_bytes(part), safe="") for part in pair) for pair in given).encode()
+
+
+def multipart(given: list[tuple[str, str]]) -> bytes:
+    part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    return b"".join([*(part % (as_bytes(name), as_bytes(value)) for name, value in given), b"--x--\r\n"])
+
+
+bodies = (
+    anything.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.sampled_from(FIELDS), anything).map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.sampled_from(FIELDS), anything).map(lambda value: json.dumps(value).encode()[:-1])
+    | pairs.map(form_encoded)
+    | pairs.map(multipart)
+    | st.binary(max_size=50)
+    | st.sampled_from([b"", b"[" * 100_000, b"\xff\xfe", b"x" * 3_000_000, b'{"a": ' + b"1" * 5000 + b"}"])
+)
+
+
+@st.composite
+def requests_of(draw: Any, found: list[str]) -> tuple[str, dict[str, Any]]:
+    """Draw a route, and what WSGI says of a request for it, as a server hands over what came in: bytes as Latin-1."""
+    route = draw(st.sampled_from(found))
+    method, query, body = draw(st.sampled_from(METHODS)), draw(pairs), draw(st.just(b"") | bodies)
+    environ = {
+        "REQUEST_METHOD": method,
+        "QUERY_STRING": draw(st.sampled_from([form_encoded(query).decode(), "%", "&&=", "=%ED%A0%80", "\xff"])),
+        "CONTENT_TYPE": draw(st.sampled_from(CONTENT_TYPES)),
+        "CONTENT_LENGTH": draw(st.sampled_from([str(len(body))] * 5 + ["", "0", "-1", "x", str(len(body) + 10)])),
+        "wsgi.input": BytesIO(body),
+    }
+    headers = draw(st.dictionaries(st.sampled_from(HEADERS), values, max_size=3))
+    for name, value in headers.items():
+        text = as_bytes(value).decode("latin-1")
+        environ[f"HTTP_{name.upper().replace('-', '_')}"] = re.sub(r"[\x00-\x1f]", "", text)  # no server lets these in
+    return route, environ
+
+
+PLACEHOLDER = re.compile(r"<[^>]+>")
+ROUTES = [route for route in routes() if "^" not in route and route != "api/docs/"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("under", ["api/", "v1/"])
+def test_garbage_is_refused_and_breaks_nothing(guarded, things, management, counted, under):  # noqa: F811
+    """Whatever comes for an address that there is, or nearly: one of the API, or of the message store."""
+    mine = [route for route in ROUTES if route.startswith(under)]
+    things()
+    world = test_who_may.World(guarded)
+    keys = {visitor: AuthToken.objects.create(user=person)[1] for visitor, person in world.people.items() if person}
+    application = make_key(Application.objects.get(name="shop"))[1]
+
+    @drawn(CASES // 3)
+    @given(
+        asked=requests_of(mine),
+        names=st.lists(st.none() | values, min_size=3, max_size=3),
+        number=st.integers(0, 10**6),
+        end=st.sampled_from(["", "", "", "", "/", "\n", "//", "x"]),
+    )
+    def send(asked: tuple[str, dict[str, Any]], names: list[str | None], number: int, end: str) -> None:
+        route, environ = asked
+        way = somebody([*WAYS, ("application", "key")], number, route, names, environ["QUERY_STRING"])
+        address = world.address_of(route).partition("?")[0]
+        if any(names) or "<" in address:  # else it is the one of what is there
+            given_names = iter(names)
+            address = "/" + PLACEHOLDER.sub(lambda _: next(given_names, None) or "1", route)
+        who, how = way
+        if how == "token":
+            environ |= {"HTTP_AUTHORIZATION": f"Token {keys.get(who, '0' * 64)}"}
+        elif how == "key":
+            environ |= {"HTTP_AUTHORIZATION": f"Application {application}"}
+        with contextlib.suppress(Undo), transaction.atomic():
+            if how == "session":
+                client = Client()
+                client.force_login(world.people[who])
+                session = client.cookies[django_settings.SESSION_COOKIE_NAME].value
+                environ["HTTP_COOKIE"] = f"{django_settings.SESSION_COOKIE_NAME}={session}; csrftoken={'c' * 32}"
+                environ.setdefault("HTTP_X_CSRFTOKEN", "c" * 32)
+            answer = answer_to(**environ, PATH_INFO=as_bytes(address + end).decode("latin-1"))
+            counted[f"garbage to /{under}", " by ".join(filter(None, way)), answer.status_code] += 1
+            is_told_properly(under, environ["REQUEST_METHOD"], answer)
+            raise Undo
+
+    try:
+        send()
+    finally:
+        for name in STRANGE:
+            if re.fullmatch("[A-Za-z]+", name) and name != LONG:  # an account that an operator made by that
+                with contextlib.suppress(NotThere):
+                    management.delete_user(name)
+
+
+def is_told_properly(under: str, method: str, answer: Any) -> None:
+    """Hold an answer against what all answers under this address have in common."""
+    text = answer.content.decode()
+    assert answer.status_code < 500, text[:500]
+    if answer.status_code < 400 or method == "HEAD":
+        return
+    kind = answer["Content-Type"]
+    if under == "v1/":
+        assert kind == "application/json"
+        assert set(json.loads(text)) == {"status", "error_msg"}
+        assert json.loads(text)["status"] == "error"
+    elif kind == "application/json":
+        assert answer.status_code == 400
+        assert all(json.loads(text).values())
+    else:
+        assert kind == "application/problem+json"
+        assert json.loads(text)["status"] == answer.status_code
+        assert set(json.loads(text)) == {"type", "title", "status", "detail", "instance"}

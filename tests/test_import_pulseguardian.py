@@ -1,0 +1,717 @@
+"""``import_pulseguardian``: from databases as PulseGuardian's versions make them to owners, accounts and flags."""
+
+import hashlib
+import io
+import json
+import sqlite3
+import uuid
+from importlib import import_module
+from pathlib import Path
+
+import psycopg2
+import pytest
+from allauth.account.models import EmailAddress
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from psycopg2 import sql
+
+from accounts import adoption, hold, pulseguardian, vouching
+from accounts.adoption import MadeMeanwhile
+from accounts.models import AuditEntry, Owner, PulseUser, Vouching
+from accounts.pulse_users import find_owners
+from accounts.pulseguardian import SourceError
+from benchmarks.passes import counted_requests
+from queues import unbounded
+from queues.lease import lease
+from queues.models import Notification, Queue, QueueEvent
+from queues.monitor import LEASE, SHARD_LEASES, run_pass
+from rabbit.permissions import EVERYTHING, Permissions
+from tests.conftest import Amqp
+from tests.proxy import Proxy
+from tests.test_commands import run
+
+pytestmark = pytest.mark.usefixtures("guarded")
+
+# What the last version's models make.
+TABLES = [
+    "CREATE TABLE users (id INTEGER NOT NULL PRIMARY KEY, email VARCHAR(255) UNIQUE, admin BOOLEAN)",
+    "CREATE TABLE pulse_users (id INTEGER NOT NULL PRIMARY KEY, username VARCHAR(255) UNIQUE)",
+    "CREATE TABLE pulse_user_owners (users_id INTEGER REFERENCES users (id),"
+    " pulse_users_id INTEGER REFERENCES pulse_users (id))",
+    "CREATE TABLE queues (name VARCHAR(255) NOT NULL PRIMARY KEY, owner_id INTEGER REFERENCES pulse_users (id),"
+    " size INTEGER, unbounded BOOLEAN, warned BOOLEAN, durable BOOLEAN NOT NULL)",
+    "CREATE TABLE bindings (id INTEGER NOT NULL PRIMARY KEY, exchange VARCHAR(255), routing_key VARCHAR(255),"
+    " queue_name VARCHAR(255) REFERENCES queues (name))",
+]
+
+
+class Killed(BaseException):
+    """As sudden as SIGKILL, for this process."""
+
+
+class Source:
+    """A PulseGuardian database: on SQLite, or a second one on the server where Guardian's own is."""
+
+    def __init__(self, url, opened):
+        self.url, self._opened = url, opened
+        self._mark = "?" if url.startswith("sqlite") else "%s"
+
+    def run(self, statement, *values):
+        cursor = self._opened.cursor()
+        cursor.execute(statement.replace("?", self._mark), values)
+        self._opened.commit()
+
+    def make(self, tables=TABLES):
+        for table in tables:
+            self.run(table)
+
+    def person(self, number, email, admin=False):
+        self.run("INSERT INTO users (id, email, admin) VALUES (?, ?, ?)", number, email, admin)
+
+    def account(self, number, username, *owners):
+        self.run("INSERT INTO pulse_users (id, username) VALUES (?, ?)", number, username)
+        for owner in owners:
+            self.run("INSERT INTO pulse_user_owners (users_id, pulse_users_id) VALUES (?, ?)", owner, number)
+
+    def queue(self, name, flag=False):
+        self.run(
+            "INSERT INTO queues (name, size, unbounded, warned, durable) VALUES (?, 3, ?, ?, ?)",
+            name, flag, False, True,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def empty_source(tmp_path):
+    """Give an empty database of the kind that Guardian's own is."""
+    if connection.vendor == "sqlite":
+        opened = sqlite3.connect(tmp_path / "pulse guardian.db")
+        yield Source(f"sqlite:///{tmp_path}/pulse guardian.db", opened)
+        opened.close()
+        return
+    server = connection.settings_dict
+    name = f"pulseguardian_{uuid.uuid4().hex[:8]}"
+    reach = {"host": server["HOST"], "port": server["PORT"], "user": server["USER"], "password": server["PASSWORD"]}
+    administering = psycopg2.connect(**reach, dbname=server["NAME"])
+    administering.autocommit = True
+    administering.cursor().execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    opened = psycopg2.connect(**reach, dbname=name)
+    yield Source("postgresql://{user}:{password}@{host}:{port}/".format(**reach) + name, opened)
+    opened.close()
+    administering.cursor().execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
+    administering.close()
+
+
+@pytest.fixture
+def source(empty_source):
+    empty_source.make()
+    return empty_source
+
+
+@pytest.fixture
+def on_broker(management, guarded):
+    """Give a function that makes an account as PulseGuardian does, by a name of the test's own."""
+    made = []
+
+    def make(stem, tags=(), granted=None):
+        name = f"{stem}{uuid.uuid4().hex[:8]}"
+        own = f"^(queue/{name}/.*|exchange/{name}/.*)"
+        management.put_user(name, "secret1", tags)
+        usual = Permissions(own, own, f"^(queue/{name}/.*|exchange/.*)")
+        management.set_permissions(guarded, name, granted or usual)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        management.delete_user(name)
+
+
+@pytest.fixture
+def filled(source, on_broker):
+    """Give the names of two accounts: the first is Alice's and O'Brien's, the second Alice's alone."""
+    source.person(1, "alice@example.org", admin=True)
+    source.person(2, "o'brien@example.org")
+    source.person(3, "carol@example.org")
+    names = on_broker("builds"), on_broker("tests")
+    source.account(1, names[0], 1, 2)
+    source.account(2, names[1], 1)
+    source.queue(f"queue/{names[0]}/archive", flag=True)
+    source.queue(f'queue/{names[0]}/it\'s "quoted"', flag=True)
+    source.queue(f"queue/{names[0]}/jobs")
+    return names
+
+
+def imported(url, *options):
+    """Run the command in this process, and return the steps that it names as JSON."""
+    out = io.StringIO()
+    call_command("import_pulseguardian", url, "--json", *options, stdout=out)
+    return json.loads(out.getvalue())
+
+
+def refused(url, *options):
+    """Return the text by which the command refuses."""
+    with pytest.raises(CommandError) as error:
+        imported(url, *options)
+    assert error.value.returncode == 1
+    return str(error.value)
+
+
+def done(report):
+    return {(step["what"], step["name"]): step["do"] for step in report["steps"]}
+
+
+def notes(report):
+    return {step["name"]: " ".join(step["notes"]) for step in report["steps"]}
+
+
+def owned():
+    return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
+
+
+def state():
+    """Return what the import may change, to compare it."""
+    models = (Owner, PulseUser, PulseUser.owners.through, Vouching, EmailAddress, Queue, QueueEvent, Notification)
+    return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
+
+
+@pytest.mark.slow
+def test_it_shows_first_what_it_would_do_and_changes_nothing(filled, source, environment):
+    before = state()
+    code, out, err = run(environment, "import_pulseguardian", source.url)
+    assert (code, err) == (0, "")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == ("owner make alice@example.org An administrator there; with --operators an operator here.")
+    assert "owner make o'brien@example.org" in lines
+    assert f"account adopt {filled[0]} alice@example.org, o'brien@example.org" in lines
+    assert f"account adopt {filled[1]} alice@example.org" in lines
+    assert any(line.startswith(f'queue make unbounded queue/{filled[0]}/it\'s "quoted" in test-') for line in lines)
+    assert lines[-4:] == [
+        "3 owners: make", "2 accounts: adopt", "2 queues: make unbounded", "Nothing was changed; --apply does it.",
+    ]  # fmt: skip
+    assert state() == before
+    code, out, err = run(environment, "import_pulseguardian", "--apply", PULSEGUARDIAN_DATABASE_URL=source.url)
+    assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
+    assert len(owned()) == 2
+
+
+def test_owners_accounts_and_flags_are_taken_over_and_nothing_changes_on_the_broker(
+    filled, source, broker, guarded, management
+):
+    address = broker.amqp_url.rpartition("@")[2]
+    connected = Amqp(f"amqp://{filled[0]}:secret1@{address}", guarded)
+    before = management.users(), management.all_permissions()
+    report = imported(source.url, "--apply")
+    assert report["applied"] is True
+    assert owned() == {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
+    assert all(PulseUser.objects.values_list("ready", flat=True))
+    assert (management.users(), management.all_permissions()) == before
+    connected.queue(f"queue/{filled[0]}/still")  # its connection, its password and its permissions
+    connected.connection.close()
+    for owner in Owner.objects.all():
+        assert (owner.vouched, owner.is_staff, owner.has_usable_password()) == (True, False, False)
+        assert owner.vouchings.get().reason == pulseguardian.REASON
+    assert find_owners(["carol@example.org"]) == [Owner.objects.get(email="carol@example.org")]
+    assert not Notification.objects.exists()
+    entries = {entry.deed: entry.additional_data for entry in AuditEntry.objects.all()}
+    assert entries["imported owners"]["owners"] == ["alice@example.org", "o'brien@example.org", "carol@example.org"]
+    assert entries["adopted"]["accounts"][1] == f"{filled[1]}: alice@example.org"
+    assert len(entries["made unbounded"]["queues"]) == 2
+
+
+def test_the_second_time_there_is_nothing_to_do(filled, source):
+    imported(source.url, "--apply")
+    before = state()
+    report = imported(source.url, "--apply")
+    assert report["applied"] is False
+    assert set(done(report).values()) == {"there already"}
+    assert state() == before
+
+
+def test_what_people_did_here_since_stays(filled, source):
+    imported(source.url, "--apply")
+    alice, brien = (Owner.objects.get(email=email) for email in ("alice@example.org", "o'brien@example.org"))
+    account = PulseUser.objects.get(username=filled[1])
+    account.owners.set([brien])
+    vouching.unvouch(alice, None)
+    report = imported(source.url, "--apply")
+    assert report["applied"] is False
+    assert done(report)["owner", "alice@example.org"] == "left out"
+    assert notes(report)[filled[1]] == "It keeps the owners that it has here."
+    assert list(account.owners.all()) == [brien]
+    alice.refresh_from_db()
+    assert not alice.vouched
+
+
+def test_the_first_pass_spares_a_queue_that_was_unbounded_there(filled, source, amqp, management, guarded):
+    archive, jobs = f"queue/{filled[0]}/archive", f"queue/{filled[0]}/jobs"
+    amqp.queue(archive, 12)
+    amqp.queue(jobs, 12)
+    imported(source.url, "--apply")
+    report = run_pass()
+    assert (report.deleted, report.warned, report.errors) == (1, 1, [])
+    assert [row["name"] for row in management.list_queues(guarded, {"columns": "name,vhost"})] == [archive]
+    queue = Queue.objects.get(name=archive)
+    assert (queue.state, queue.unbounded, queue.length) == ("warned", True, 12)
+    assert queue.pulse_user.username == filled[0]
+
+
+def test_a_queue_that_is_known_keeps_its_row_and_says_what_made_it_unbounded(filled, source, amqp, client):
+    amqp.queue(f"queue/{filled[0]}/archive", 6)
+    run_pass()
+    queue = Queue.objects.get()
+    assert done(imported(source.url, "--apply"))["queue", queue.name] == "make unbounded"
+    queue.refresh_from_db()
+    assert (queue.state, queue.unbounded) == ("warned", True)
+    event = queue.events.get(kind="adjusted")
+    assert (event.details["before"]["unbounded"], event.details["after"]["unbounded"]) == (False, True)
+    client.force_login(Owner.objects.create_superuser("ops@example.org"))
+    assert "the command import_pulseguardian" in client.get(f"/queues/{queue.uuid}/").text
+
+
+def test_a_flag_holds_in_every_vhost_that_has_such_a_queue(filled, source, amqp, broker, guarded, management):
+    other = f"test-{uuid.uuid4().hex[:12]}"
+    name = f"queue/{filled[0]}/archive"
+    management.make_vhost(other)
+    try:
+        amqp.queue(name)
+        elsewhere = Amqp(broker.amqp_url, other)
+        elsewhere.queue(name)
+        elsewhere.connection.close()
+        imported(source.url, "--apply")
+    finally:
+        management.delete_vhost(other)
+    rows = Queue.objects.filter(name=name).values_list("vhost", "unbounded")
+    assert sorted(rows) == sorted([(guarded, True), (other, True)])
+
+
+def test_what_cant_be_taken_over_is_left_out_and_why(source, on_broker, guarded, management):
+    administrator = on_broker("root", tags=["administrator"])
+    withdrawn, closed = Owner.objects.create_user("w@example.org", vouched=True), "closed@example.org"
+    vouching.unvouch(withdrawn, None)
+    Owner.objects.create_user(closed, vouched=True, is_active=False)
+    people = [
+        "alice@example.org", "ALICE@example.org", " Alice@Example.org", "no address", "", None, "w@example.org", closed,
+    ]  # fmt: skip
+    for number, email in enumerate(people):
+        if email is None or connection.vendor == "sqlite" or email == email.strip():
+            source.person(number, email)
+    fine = on_broker("fine")
+    agents = "a" * 32
+    management.put_user(agents, None)
+    names = [fine, administrator, "not-there", "1st", "it's", 'quoted"', "two\nlines", "", agents, "nobodys"]
+    for number, name in enumerate(names):
+        owners = {fine: (0, 1, 6, 7), "nobodys": ()}.get(name, (0,))
+        source.account(number, name, *owners)
+    of_others, nobodys = on_broker("others"), on_broker("nobodys")
+    source.account(100, of_others, 6, 7)
+    source.account(101, nobodys)
+    source.queue("x" * 255, flag=True)
+    try:
+        report = imported(source.url, "--apply")
+    finally:
+        management.delete_user(agents)
+    said = notes(report)
+    assert owned() == {fine: ["alice@example.org"]}
+    assert {name for name, emails in owned().items()} == {fine}
+    assert "the same address as alice@example.org" in said["ALICE@example.org"]
+    assert "no e-mail address" in said["no address"]
+    assert "withdrawn here" in said["w@example.org"]
+    assert "can't sign in here" in said[closed].lower()
+    assert said[fine] == "w@example.org can't own it. closed@example.org can't own it."
+    assert "administrator of the broker" in said[administrator]
+    assert said["not-there"] == said["nobodys"] == "The broker has no such account."
+    assert "must start with a letter" in said["1st"]
+    assert "character" in said["it's"]
+    assert "character" in said['quoted"']
+    assert "character '\\n'" in said["two\nlines"]
+    assert "agent's login" in said[agents]
+    assert said[of_others].endswith("Nobody would own it.")
+    assert said[nobodys] == "Nobody would own it."
+    assert set(Owner.objects.values_list("email", flat=True)) == {"alice@example.org", "w@example.org", closed}
+    assert Queue.objects.get().name == "x" * 255
+
+
+def test_who_signed_in_here_already_is_vouched_for_and_told(source, mailbox):
+    Owner.objects.create_user("alice@example.org", last_login=timezone.now())
+    source.person(1, "Alice@example.org")
+    assert done(imported(source.url, "--apply")) == {("owner", "alice@example.org"): "vouch for"}
+    assert Owner.objects.get().vouched
+    assert Notification.objects.get().kind == "vouched"
+
+
+def test_administrators_become_operators_only_when_that_is_said(source):
+    Owner.objects.create_user("old@example.org", vouched=True)
+    source.person(1, "new@example.org", admin=True)
+    source.person(2, "old@example.org", admin=True)
+    source.person(3, "carol@example.org", admin=None)
+    imported(source.url, "--apply")
+    assert not Owner.objects.filter(is_staff=True).exists()
+    Owner.objects.get(email="new@example.org").delete()
+    report = imported(source.url, "--apply", "--operators")
+    assert done(report) == {
+        ("owner", "new@example.org"): "make, an operator", ("owner", "old@example.org"): "make an operator",
+        ("owner", "carol@example.org"): "there already",
+    }  # fmt: skip
+    operators = Owner.objects.filter(is_staff=True, is_superuser=True, vouched=True)
+    assert set(operators.values_list("email", flat=True)) == {"new@example.org", "old@example.org"}
+    assert imported(source.url, "--operators")["applied"] is False
+
+
+def test_permissions_that_guardian_would_not_give_are_told(source, on_broker, management, guarded):
+    source.person(1, "alice@example.org")
+    escaped = on_broker("with_a.dash-")  # older Pythons put a backslash before everything
+    own = "\\_".join(escaped.split("_")).replace("-", "\\-").replace(".", "\\.")
+    write = f"^(queue/{own}/.*|exchange/{own}/.*)"
+    management.set_permissions(guarded, escaped, Permissions(write, write, f"^(queue/{own}/.*|exchange/.*)"))
+    everything, elsewhere, nothing = on_broker("all", granted=EVERYTHING), on_broker("two"), on_broker("none")
+    dots = on_broker("dots.")
+    management.set_permissions("/", elsewhere, Permissions("", "", ".*"))
+    management.delete_permissions(guarded, nothing)
+    for number, name in enumerate([escaped, everything, elsewhere, nothing, dots]):
+        source.account(number, name, 1)
+    said = notes(imported(source.url))
+    assert said[escaped] == ""
+    assert "It may make and delete every queue and exchange, whoever they belong to." in said[everything]
+    assert said[elsewhere] == "It has permissions on the vhost '/', too."
+    assert said[nothing] == f"It has no permissions on the vhost '{guarded}'."
+    assert "whatever has the pattern" in said[dots]  # its dot stands for any character
+
+
+def test_an_account_that_stands_there_twice_is_adopted_once(on_broker):
+    Owner.objects.create_user("alice@example.org", vouched=True)
+    wanted = adoption.Wanted(on_broker("builds"), ("alice@example.org",))
+    steps = adoption.plan([wanted, wanted], {"alice@example.org"})
+    assert [step.do for step in steps] == ["adopt", "left out"]
+    adoption.adopt(steps)
+    assert owned() == {wanted.username: ["alice@example.org"]}
+
+
+# Other versions
+
+
+def test_a_version_with_one_owner_for_each_account_and_without_flags(empty_source, on_broker):
+    empty_source.make(
+        [
+            TABLES[0],
+            "CREATE TABLE pulse_users (id INTEGER NOT NULL PRIMARY KEY, owner_id INTEGER REFERENCES users (id),"
+            " username VARCHAR(255) UNIQUE)",
+            "CREATE TABLE queues (name VARCHAR(255) NOT NULL PRIMARY KEY, owner_id INTEGER, size INTEGER,"
+            " warned BOOLEAN)",
+        ]
+    )
+    name, nobodys = on_broker("builds"), on_broker("free")
+    empty_source.person(1, "alice@example.org")
+    empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (1, 1, ?)", name)
+    empty_source.run("INSERT INTO pulse_users (id, owner_id, username) VALUES (2, NULL, ?)", nobodys)
+    out = io.StringIO()
+    call_command("import_pulseguardian", empty_source.url, "--apply", stdout=out)
+    assert owned() == {name: ["alice@example.org"]}
+    assert "This version of PulseGuardian knows no unbounded queues." in out.getvalue()
+
+
+def test_a_version_with_addresses_in_a_table_of_their_own(empty_source, on_broker):
+    empty_source.make(
+        [
+            "CREATE TABLE emails (id INTEGER NOT NULL PRIMARY KEY, address VARCHAR(255) NOT NULL UNIQUE)",
+            "CREATE TABLE users (id INTEGER NOT NULL PRIMARY KEY, email_id INTEGER REFERENCES emails (id),"
+            " admin BOOLEAN)",
+            *TABLES[1:],
+        ]
+    )
+    name = on_broker("builds")
+    empty_source.run("INSERT INTO emails (id, address) VALUES (7, 'alice@example.org')")
+    empty_source.run("INSERT INTO users (id, email_id) VALUES (1, 7)")
+    empty_source.account(1, name, 1)
+    imported(empty_source.url, "--apply")
+    assert owned() == {name: ["alice@example.org"]}
+
+
+@pytest.mark.parametrize(
+    ("tables", "lacks"),
+    [
+        ([], "the table users, the table pulse_users, the table queues"),
+        ([TABLES[0], TABLES[3].replace("REFERENCES pulse_users (id)", "")], "the table pulse_users"),
+        ([TABLES[0].replace("admin BOOLEAN", "role INTEGER"), *TABLES[1:]], "the column users.admin"),
+        ([*TABLES[:2], TABLES[3]], "the column pulse_users.owner_id"),
+        ([TABLES[0].replace("email ", "mail "), *TABLES[1:]], "the column users.email"),
+    ],
+)
+def test_a_database_of_another_kind_is_refused_by_what_it_lacks(empty_source, tables, lacks):
+    empty_source.make(tables)
+    assert refused(empty_source.url).endswith(f"it lacks {lacks}.")
+
+
+@pytest.mark.parametrize(("yes", "no"), [("t", "f"), ("true", "False"), ("1", "0"), (True, None), (1, "")])
+def test_flags_are_read_as_those_write_them_who_copy_databases(empty_source, yes, no):
+    empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
+    for number, flag in enumerate((yes, no)):
+        flag = flag if flag is None else str(flag)
+        empty_source.person(number, f"p{number}@example.org", admin=flag)
+        empty_source.run(
+            "INSERT INTO queues (name, unbounded, durable) VALUES (?, ?, 't')", f"queue/builds/{number}", flag
+        )
+    found = pulseguardian.read(empty_source.url)
+    assert [person.admin for person in found.people] == [True, False]
+    assert found.unbounded == ["queue/builds/0"]
+
+
+@pytest.mark.parametrize("column", ["users.admin", "queues.unbounded"])
+def test_a_flag_that_is_neither_yes_nor_no_is_refused(empty_source, column):
+    empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
+    empty_source.person(1, "alice@example.org", admin="perhaps" if column == "users.admin" else "f")
+    empty_source.run("INSERT INTO queues (name, unbounded, durable) VALUES ('q', 'perhaps', 't')")
+    assert f"The column {column} has 'perhaps' in it" in refused(empty_source.url)
+
+
+def test_more_rows_than_can_be_are_refused(source, monkeypatch):
+    monkeypatch.setattr(pulseguardian, "MOST_ROWS", 50)
+    for number in range(51):
+        source.person(number, f"p{number}@example.org")
+    assert "more than 50 rows" in refused(source.url)
+
+
+# The source
+
+
+def test_the_source_is_read_at_one_moment_and_never_written(source, monkeypatch, tmp_path):
+    if connection.vendor == "sqlite":
+        source.run("PRAGMA journal_mode = WAL")
+    source.person(1, "alice@example.org")
+    require = pulseguardian._require
+
+    def meanwhile(*arguments):
+        source.person(2, "bob@example.org")
+        require(*arguments)
+
+    monkeypatch.setattr(pulseguardian, "_require", meanwhile)
+    assert [person.email for person in pulseguardian.read(source.url).people] == ["alice@example.org"]
+    writing = {
+        "sqlite": "INSERT INTO users (id, email) VALUES (3, 'x') RETURNING id, email, 1",
+        "postgresql": "SELECT nextval('numbers'), 'x', 1",
+    }
+    if connection.vendor == "postgresql":
+        source.run("CREATE SEQUENCE numbers")
+    monkeypatch.setattr(pulseguardian, "_PEOPLE", writing[connection.vendor])
+    monkeypatch.setattr(pulseguardian, "_require", require)
+    with pytest.raises(SourceError, match=r"read.?only"):
+        pulseguardian.read(source.url)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mysql://root:S3cret@host/pulse", "MySQL can't be read here"),
+        ("mysql+pymysql://root:S3cret@host/pulse", "MySQL can't be read here"),
+        ("postgres://u:S3cret@127.0.0.1:1/pulse", "can't be read: connection to server at"),
+        ("postgresql+psycopg2://u:S3cret@127.0.0.1:1/pulse", "can't be read: connection to server at"),
+        ("postgres://u:x@S3cret@127.0.0.1/pulse", "no address of a database"),
+        ("postgres://u:S3cret/x@127.0.0.1/pulse", "no address of a database"),
+        ("postgres://u:x/S3cret@127.0.0.1/pulse", "no address of a database"),
+        ("postgres://u:%S3cret@127.0.0.1/pulse", "no address of a database"),
+        ("postgres://u:x@127.0.0.1/pulse?S3cret=1", "no address of a database"),
+        ("postgres://u:x@127.0.0.1:S3cret/pulse", "no address of a database"),
+        ("oracle://u:S3cret@host/pulse", "no address of a database that can be read"),
+        ("S3cret", "no address of a database that can be read"),
+        ("sqlite://", "no address of a database that can be read"),
+        ("sqlite:///nowhere.db", "There is no file 'nowhere.db'"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_telling_the_password(url, said):
+    text = refused(url)
+    assert said in text
+    assert "S3cret" not in text
+
+
+def test_it_has_to_be_said_which_database(monkeypatch):
+    monkeypatch.delenv("PULSEGUARDIAN_DATABASE_URL", raising=False)
+    with pytest.raises(CommandError, match="PULSEGUARDIAN_DATABASE_URL"):
+        call_command("import_pulseguardian")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "text.db").write_text("no database " * 100)
+    assert "file is not a database" in refused(f"sqlite:///{tmp_path}/text.db")
+
+
+def test_a_cell_that_is_far_too_large_is_no_reason_to_fill_the_memory(tmp_path):
+    opened = sqlite3.connect(tmp_path / "large.db")
+    for table in TABLES:
+        opened.execute(table)
+    opened.execute("INSERT INTO users (id, email) VALUES (1, ?)", ["x" * (pulseguardian.MOST_BYTES + 1)])
+    opened.commit()
+    opened.close()
+    assert "too big" in refused(f"sqlite:///{tmp_path}/large.db")
+
+
+def test_an_sqlite_file_is_left_as_it_is_and_its_odd_bytes_are_no_error(tmp_path, on_broker):
+    path: Path = tmp_path / "old.db"
+    opened = sqlite3.connect(path)
+    for table in TABLES:
+        opened.execute(table)
+    opened.execute("INSERT INTO users (id, email) VALUES (1, CAST(x'ff41' AS TEXT)), (2, 'a@example.org')")
+    opened.execute("INSERT INTO users (id, email) VALUES (3, ?)", ["x" * 100_000])
+    opened.execute("INSERT INTO pulse_users (id, username) VALUES (1, ?)", ["n" * 100_000])
+    opened.execute("INSERT INTO pulse_user_owners VALUES (2, 1), (2, 1), (99, 1), (NULL, 1), (2, NULL)")
+    opened.execute("INSERT INTO queues (name, unbounded, durable) VALUES ('null', NULL, 1), (?, 1, 1)", ["n\0"])
+    opened.commit()
+    opened.close()
+    before = hashlib.sha256(path.read_bytes()).digest()
+    report = imported(f"sqlite:///{path}", "--apply")
+    assert [step["do"] for step in report["steps"]] == ["make", "left out", "left out", "left out", "left out"]
+    assert max(len(step["name"]) for step in report["steps"]) == pulseguardian.LONGEST
+    assert list(Owner.objects.values_list("email", flat=True)) == ["a@example.org"]
+    assert not Queue.objects.exists()
+    assert hashlib.sha256(path.read_bytes()).digest() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["old.db"]
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("after", ["nothing", "the accounts were listed", "the permissions were listed"])
+def test_a_broker_that_goes_away_leaves_everything_as_it_was(filled, source, broker, settings, monkeypatch, after):
+    with Proxy.before(broker.management_url) as proxy:
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        module, name = {
+            "nothing": (pulseguardian, "read"),
+            "the accounts were listed": (adoption.Look, "take"),
+            "the permissions were listed": (pulseguardian, "plan"),
+        }[after]
+        step = getattr(module, name)
+
+        def then_away(*arguments, **options):
+            result = step(*arguments, **options)
+            proxy.close_next(100)
+            return result
+
+        monkeypatch.setattr(module, name, then_away)
+        before = state()
+        assert refused(source.url, "--apply").startswith("Nothing was done. The broker can't be asked: GET /api/")
+        assert state() == before
+        proxy.forward()
+    settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
+    monkeypatch.undo()
+    assert imported(source.url, "--apply")["applied"] is True
+
+
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        ("queues.unbounded._set", 0),
+        ("accounts.pulseguardian._make_owners", 0),
+        ("accounts.pulseguardian._make_owners", 1),
+        ("accounts.pulseguardian._change_owner", 0),
+        ("accounts.adoption._adopt", 0),
+        ("accounts.adoption._adopt", 1),
+        ("accounts.audit.note", 0),
+        ("accounts.audit.note", 2),
+        ("accounts.audit.note", 4),
+    ],
+)
+def test_killed_anywhere_each_account_is_whole_or_not_there_and_running_it_again_does_the_rest(
+    filled, source, monkeypatch, where, times
+):
+    Owner.objects.create_user("carol@example.org", last_login=timezone.now())
+    monkeypatch.setattr(adoption, "BATCH", 1)
+    module, _, name = where.rpartition(".")
+    left = [times]
+
+    def killed(original):
+        def call(*arguments, **options):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return original(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, killed(getattr(import_module(module), name)))
+        with pytest.raises(Killed):
+            imported(source.url, "--apply")
+    whole = {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
+    assert owned().items() <= whole.items()
+    for owner in Owner.objects.exclude(email="carol@example.org"):
+        assert owner.vouched
+        assert owner.emailaddress_set.get().verified
+    assert imported(source.url, "--apply")["applied"] is True
+    assert owned() == whole
+    assert set(Owner.objects.values_list("email", "vouched")) == {
+        (f"{name}@example.org", True) for name in ("alice", "o'brien", "carol")
+    }
+    assert Vouching.objects.count() == 3
+    assert QueueEvent.objects.filter(kind="adjusted").count() == Queue.objects.filter(unbounded=True).count() == 2
+    assert imported(source.url, "--apply")["applied"] is False
+
+
+def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_goes_on(filled, source, monkeypatch):
+    for meanwhile, said in [
+        (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
+        (lambda: PulseUser.objects.create(username=filled[0], ready=True), "made or adopted one of these"),
+        (lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False), "Nobody has vouched for"),
+        (lambda: Owner.objects.filter(email="alice@example.org").delete(), "removed meanwhile"),
+    ]:
+        found = pulseguardian.read(source.url)
+        steps = pulseguardian.plan(found, operators=False)
+        meanwhile()
+        with pytest.raises((MadeMeanwhile, vouching.NotVouched), match=said):
+            pulseguardian.carry_out(steps)
+        PulseUser.objects.all().delete()
+        Owner.objects.update(vouched=True)
+        Vouching.objects.all().delete()
+    imported(source.url, "--apply")
+    assert owned() == {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
+
+
+def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, source):
+    with hold.held(filled[1]):
+        assert f"Somebody is changing '{filled[1]}' right now." in refused(source.url, "--apply")
+    assert owned() == {}
+    imported(source.url, "--apply")
+    assert set(owned()) == set(filled)
+
+
+@pytest.mark.parametrize("name", [LEASE, f"{SHARD_LEASES}/"])
+def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch, name):
+    monkeypatch.setattr(unbounded, "WAIT_SECONDS", 0.0)
+    before = state()
+    with lease(name):
+        assert refused(source.url, "--apply").startswith("Nothing was done: a pass has been running")
+        assert state() == before
+        assert imported(source.url)["applied"] is False
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        running.__exit__(None, None, None)
+
+    running = lease(name)
+    running.__enter__()
+    monkeypatch.setattr(unbounded, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("time.sleep", sleep)
+    imported(source.url, "--apply")
+    assert waited == [unbounded.POLL_SECONDS]
+    assert Queue.objects.filter(unbounded=True).count() == 2
+
+
+def test_requests_and_statements_dont_grow_with_the_accounts(source, on_broker):
+    def add(first, number):
+        for n in range(first, first + number):
+            source.person(n, f"p{n}@example.org")
+            source.account(n, on_broker(f"n{n}-"), n)
+            source.queue(f"queue/n/{n}", flag=True)
+
+    def counted():
+        with counted_requests() as requests, CaptureQueriesContext(connection) as queries:
+            imported(source.url, "--apply")
+        return len(requests), len(queries)
+
+    add(0, 1)
+    imported(source.url, "--apply")
+    add(1, 2)
+    few = counted()
+    add(3, 20)
+    assert counted() == few
+    assert few[0] == 3

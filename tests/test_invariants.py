@@ -1,0 +1,249 @@
+"""What has to hold whatever fails, as `make soak` and the tests of faults ask it: each breach of it is seen."""
+
+import email
+import email.policy
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from local import invariants
+from local.mail import Mail
+from queues import monitor, outbox, subscriptions
+from queues.models import Notification, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
+from rabbit.permissions import EVERYTHING
+
+OPERATOR = "ops@example.org"
+LONG = [("queue/alice/long", 7), ("queue/alice/too-long", 12), ("queue/alice/short", 1)]
+
+
+@pytest.fixture
+def passed(guarded, amqp, mailbox):
+    """Give a vhost in which one queue was warned about, one deleted and one left, with all mails sent."""
+    for name, messages in LONG:
+        amqp.queue(name, messages)
+    monitor.run_pass()
+    outbox.send_due()
+    return guarded
+
+
+def breaches(management, passed, mailbox):
+    return invariants.broken(management, [passed], mailbox.mails)
+
+
+def notification(**values):
+    now = timezone.now()
+    about = {"kind": "outage", "about": "the broker", "recipient": OPERATOR, "facts": {}}
+    return Notification.objects.create(**{**about, "created": now, "due_at": now, **values})
+
+
+def again(mailbox, mail):
+    mailbox._mails.append(mail)
+
+
+def test_nothing_is_broken_where_all_went_well(passed, management, mailbox):
+    assert breaches(management, passed, mailbox) == []
+    assert len(mailbox.mails) == 2
+    assert QueueEvent.objects.filter(kind="deleted").count() == 1
+
+
+# What was to be told
+
+
+def test_a_notification_that_was_not_sent_is_lost(passed):
+    notification()
+    [breach] = invariants.lost()
+    assert breach == f"the outage to {OPERATOR} is still due after 0 attempts (no error)"
+
+
+def test_what_is_put_off_is_lost_only_once_it_had_its_time(passed):
+    notification(due_at=timezone.now() + timedelta(seconds=30), attempts=1, last_error="451")
+    assert invariants.lost(settled=False) == []
+    assert len(invariants.lost()) == 1
+
+
+def test_what_waits_for_the_end_of_quiet_hours_is_not_lost(passed):
+    notification(held_until=timezone.now() + timedelta(hours=1))
+    assert invariants.lost() == []
+
+
+def test_what_was_given_up_for_no_good_reason_is_lost(passed):
+    notification(state="failed", last_error=invariants.OUT_OF_DATE)
+    assert invariants.lost() == []
+    notification(state="failed", last_error="KeyError('queue')", attempts=1)
+    assert invariants.lost() == [f"the outage to {OPERATOR} was given up after 1 attempts: KeyError('queue')"]
+
+
+def test_what_was_tried_for_a_day_may_be_given_up(passed):
+    before = timezone.now() - timedelta(hours=25)
+    notification(state="failed", last_error="451", attempts=outbox.GIVE_UP_ATTEMPTS, created=before)
+    assert invariants.lost() == []
+
+
+def test_a_deletion_that_nobody_is_told_of_is_lost(passed):
+    Notification.objects.filter(kind="deletion").delete()
+    [breach] = invariants.lost()
+    assert breach.startswith(f"queue/alice/too-long in {passed} was deleted 1 times, and 0 notifications tell")
+
+
+def test_a_warning_that_nobody_is_told_of_is_lost(passed):
+    Notification.objects.filter(kind="warning").delete()
+    [breach] = invariants.lost()
+    assert (
+        breach == f"queue/alice/long in {passed} is said to be warned, and the last that {OPERATOR} was told is nothing"
+    )
+
+
+def test_a_change_that_was_folded_and_never_told_is_lost(passed):
+    queues = Queue.objects.filter(name="queue/alice/long")
+    queues.update(state="ok", folded=1)
+    assert invariants.lost() == []  # its quiet period goes on
+    queues.update(quiet_until=timezone.now() - timedelta(seconds=1))
+    assert len(invariants.lost()) == 1
+    assert invariants.lost(settled=False) == []
+
+
+def test_a_mail_that_is_noted_as_sent_and_never_came_is_seen(passed, mailbox):
+    notification(state="sent")
+    assert invariants.never_arrived(mailbox.mails) == [
+        f"the outage to {OPERATOR} is noted as sent, and was never accepted"
+    ]
+
+
+def test_a_mail_that_came_twice_is_seen_unless_its_sender_was_interrupted(passed, mailbox):
+    again(mailbox, mailbox.mails[0])
+    [breach] = invariants.told_twice(mailbox.mails)
+    assert breach.endswith(f"was accepted 2 times for {OPERATOR}")
+    assert invariants.told_twice(mailbox.mails, interrupted=1) == []
+    assert invariants.sent_again(mailbox.mails) == 1
+
+
+def test_a_mail_that_no_notification_stands_for_is_seen(passed, mailbox):
+    Notification.objects.filter(kind="warning").delete()
+    [breach] = invariants.told_twice(mailbox.mails)
+    assert breach.endswith("is no notification's")
+
+
+def test_other_mails_such_as_codes_may_come_as_often_as_they_like(passed, mailbox):
+    message = email.message_from_string("Subject: Your code\n\nBCDF-GHJK\n", policy=email.policy.default)
+    for _ in range(2):
+        again(mailbox, Mail("guardian@localhost", (OPERATOR,), message, b""))
+    assert invariants.told_twice(mailbox.mails) == []
+
+
+# What was deleted
+
+
+@pytest.mark.parametrize(
+    ("details", "why"),
+    [
+        ({"length": 10, "max": 10}, "was deleted with 10 messages, and 10 are allowed"),
+        ({"length": 11, "max": 10, "spared": True}, "was deleted with 11 messages, though it is one that is never"),
+        ({}, "was deleted, and nothing tells by which figures"),
+    ],
+)
+def test_a_deletion_that_was_not_due_is_seen(passed, details, why):
+    QueueEvent.objects.filter(kind="deleted").update(details=details)
+    [breach] = invariants.deleted_below_maximum()
+    assert why in breach
+
+
+def test_a_deletion_for_its_name_is_all_right_where_the_policy_says_so(passed, settings):
+    QueueEvent.objects.filter(kind="deleted").update(queue_name="exchange/alice/q", details={"length": 0, "max": 10})
+    assert len(invariants.deleted_below_maximum()) == 1
+    settings.GUARDIAN_NAMESPACE_POLICY = "delete-misnamed"
+    assert invariants.deleted_below_maximum() == []
+
+
+# Database and broker
+
+
+def test_a_queue_without_its_row_is_seen(passed, management, amqp):
+    amqp.queue("queue/alice/new")
+    assert invariants.disagreements(management, [passed]) == [
+        f"queue/alice/new in {passed} is on the broker, and has no row"
+    ]
+
+
+def test_a_row_without_its_queue_is_seen(passed, management):
+    management.delete_queue(passed, "queue/alice/short")
+    assert invariants.disagreements(management, [passed]) == [
+        f"queue/alice/short in {passed} is ok, and not on the broker"
+    ]
+
+
+def test_a_row_that_tells_another_length_is_seen(passed, management, amqp):
+    amqp.publish("queue/alice/short", 2)
+    assert invariants.disagreements(management, [passed]) == [
+        f"queue/alice/short in {passed} has 3 messages, and its row says 1"
+    ]
+
+
+def test_a_queue_that_is_left_alone_is_nobodys_business(passed, management, amqp, settings):
+    settings.GUARDIAN_IGNORED_QUEUES = "^ignored"
+    amqp.queue("ignored")
+    assert invariants.disagreements(management, [passed]) == []
+
+
+class TestWhatAgentsRegistered:
+    """A registered queue, and each way in which the broker may have something else."""
+
+    @pytest.fixture
+    def queue(self, agents):
+        owner = agents.owner()
+        offering = agents.offering(owner)
+        presented = agents.token(owner)
+        identity = agents.identity(owner, offering)
+        subscription, _ = subscriptions.register_subscription(identity, "order", presented)
+        return subscriptions.create_queue(subscription, offering, "order", presented)[0]
+
+    def test_nothing_is_broken_where_it_has_its_queue(self, queue, management):
+        assert invariants.disagreements(management, [queue.vhost]) == []
+        assert invariants.forgotten([(queue.vhost, queue.queue_name)]) == []
+
+    def test_a_registration_without_its_queue_is_seen(self, queue, management):
+        management.delete_queue(queue.vhost, queue.queue_name)
+        assert invariants.disagreements(management, [queue.vhost]) == [
+            f"{queue.queue_name} in {queue.vhost} is registered, and not on the broker"
+        ]
+
+    def test_a_registration_that_is_still_being_made_is_seen(self, queue, management):
+        SubscriptionQueue.objects.update(state="creating")
+        assert invariants.disagreements(management, [queue.vhost]) == [
+            f"{queue.queue_name} in {queue.vhost} is registered, and still creating"
+        ]
+        assert len(invariants.forgotten([(queue.vhost, queue.queue_name)])) == 1
+
+    def test_a_queue_that_nobody_registered_is_seen(self, queue, management):
+        management.make_queue(queue.vhost, "subscription_orphan")
+        assert invariants.disagreements(management, [queue.vhost]) == [
+            f"subscription_orphan in {queue.vhost} is on the broker, and nobody registered it"
+        ]
+
+    def test_a_vhost_without_its_dead_letter_queue_is_seen(self, queue, management):
+        management.delete_queue(queue.vhost, "guardian.dlq")
+        assert invariants.disagreements(management, [queue.vhost]) == [
+            f"vhost {queue.vhost} lacks its dead-letter queue"
+        ]
+
+    def test_a_login_that_no_row_stands_for_is_seen(self, queue, management):
+        management.put_user(user := "0f1e2d3c4b5a49788796a5b4c3d2e1f0", "secret")
+        management.set_permissions(queue.vhost, user, EVERYTHING)
+        assert invariants.disagreements(management, [queue.vhost]) == [
+            f"the RabbitMQ user {user} has permissions in {queue.vhost}, and no row"
+        ]
+
+    def test_a_removal_that_is_not_done_is_seen(self, queue, management):
+        Removal.objects.create(kind="queue", vhost=queue.vhost, name="subscription_old", last_error="away")
+        [breach] = invariants.disagreements(management, [queue.vhost])
+        assert breach.endswith("is still to be removed (away)")
+
+
+def test_passes_at_the_same_time_are_seen(db):
+    now = timezone.now()
+    Pass.objects.create(at=now, seconds=2)
+    Pass.objects.create(at=now + timedelta(seconds=3), seconds=2)
+    Pass.objects.create(at=now + timedelta(seconds=3), seconds=2, vhost="/")
+    assert invariants.overlapping_passes() == []
+    Pass.objects.create(at=now + timedelta(seconds=4), seconds=2)
+    assert len(invariants.overlapping_passes()) == 1

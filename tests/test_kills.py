@@ -1,0 +1,180 @@
+"""A SIGKILL in each state in which it can leave the world: what the next pass, sweep or sender makes of it.
+
+A test does one thing again and again, and kills it after its first effect, its second one, and so on to its end.
+"""
+
+from collections import Counter
+from functools import partial
+
+import pika
+import pytest
+
+from accounts.models import Owner, PulseUser
+from local.invariants import broken, sent_again
+from queues import monitor, orphans, outbox, removals, subscriptions
+from queues.models import Consumer, Notification, QueueEvent, Registration, SubscriptionQueue
+from rabbit.names import DEAD_LETTER_QUEUE
+from tests.conftest import Amqp
+from tests.faults import follow, killed_after, let_time_pass
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def alice(guarded):
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    return owner
+
+
+class Agent:
+    """An agent of a new owner: nothing of it is on the broker yet."""
+
+    def __init__(self, agents):
+        self.owner = agents.owner()
+        self.vhost = self.owner.uuid.hex
+        self.presented = agents.token(self.owner)
+        self.offering = agents.offering(self.owner)
+        self.identity = agents.identity(self.owner, self.offering)
+
+    def subscribe(self):
+        subscription, _ = subscriptions.register_subscription(self.identity, "order", self.presented)
+        return subscriptions.create_queue(subscription, self.offering, "order", self.presented)[0]
+
+    def consume(self):
+        return subscriptions.register_consumer(self.identity, self.presented, None)[0]
+
+    def can_read(self, broker, username, queue):
+        address = broker.amqp_url.rpartition("@")[2]
+        as_agent = Amqp(f"amqp://{username}:{self.presented.key}@{address}", self.vhost)
+        try:
+            as_agent.channel.basic_get(queue)
+        except pika.exceptions.ChannelClosedByBroker:
+            return False
+        finally:
+            as_agent.connection.close()
+        return True
+
+
+def until_it_ends(do, begin, look):
+    """Kill what ``do`` does after one effect, after two, and so on; begin each time anew, and look at what follows.
+
+    ``begin`` gives what ``do`` and ``look`` are told; ``look`` is told of the death, too. Return the number of kills.
+    """
+    kills = 0
+    while True:
+        begun = begin(kills)
+        death = killed_after(kills + 1, partial(do, begun))
+        let_time_pass()
+        follow()
+        look(begun, death)
+        if not death.killed:
+            return kills
+        kills += 1
+
+
+def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, alice, guarded, management, mailbox):
+    def begin(number):
+        amqp.queue(f"going-{number}")
+        monitor.run_pass()
+        amqp.channel.queue_delete(f"going-{number}")
+        amqp.queue(f"queue/alice/warned-{number}", 6)
+        amqp.queue(f"queue/alice/long-{number}", 11)
+
+    def look(begun, death):
+        assert broken(management, [guarded], mailbox.mails) == [], death.effects
+
+    kills = until_it_ends(lambda _: monitor.run_pass(), begin, look)
+    assert kills >= 5
+    told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts")
+    wanted = [("warning", f"queue/alice/warned-{number}") for number in range(kills + 1)]
+    wanted += [("deletion", f"queue/alice/long-{number}") for number in range(kills + 1)]
+    assert sorted((kind, facts["queue"]) for kind, facts in told) == sorted(wanted)
+    assert QueueEvent.objects.filter(kind="gone").count() == kills + 1
+
+
+def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where_nobody_noted_it(
+    settings, guarded, management, mailbox
+):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
+    interrupted = 0
+
+    def begin(number):
+        settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+        monitor.run_pass()  # an outage, which is told to all three
+        settings.RABBITMQ_MANAGEMENT_URL = management_url
+
+    def look(begun, death):
+        nonlocal interrupted
+        interrupted += death.after_a_mail
+        assert broken(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
+
+    management_url = settings.RABBITMQ_MANAGEMENT_URL
+    kills = until_it_ends(lambda _: outbox.send_due(), begin, look)
+    assert kills >= 6
+    assert sent_again(mailbox.mails) == interrupted == 3
+    kinds = Counter(Notification.objects.values_list("kind", "recipient"))
+    assert set(kinds.values()) == {kills + 1}
+
+
+def test_a_registration_leaves_nothing_without_its_other_half_and_is_finished_when_the_agent_asks_again(
+    agents, broker, management, mailbox
+):
+    def look(agent, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        queue = agent.subscribe()
+        assert queue.state == Registration.READY
+        assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
+        assert agent.can_read(broker, queue.subscription.rmq_username, queue.queue_name), death.effects
+
+    assert until_it_ends(Agent.subscribe, lambda _: Agent(agents), look) >= 10
+
+
+def test_a_consumers_registration_leaves_nothing_without_its_other_half_and_is_finished_when_the_agent_asks_again(
+    agents, broker, management, mailbox
+):
+    def begin(number):
+        agent = Agent(agents)
+        subscriptions.make_vhost(agent.owner, management)
+        return agent
+
+    def look(agent, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        consumer = agent.consume()
+        assert consumer.state == Registration.READY
+        assert set(agents.queues(agent.vhost)) == {consumer.queue_name, DEAD_LETTER_QUEUE}, death.effects
+        assert agent.can_read(broker, consumer.rmq_username, consumer.queue_name), death.effects
+
+    assert until_it_ends(Agent.consume, begin, look) >= 6
+
+
+def test_a_deletion_is_finished_by_the_task_with_all_that_was_below_it(agents, management, mailbox):
+    def begin(number):
+        agent = Agent(agents)
+        agent.subscribe()
+        agent.consume()
+        return agent
+
+    def look(agent, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        rows = [*SubscriptionQueue.objects.filter(vhost=agent.vhost), *Consumer.objects.filter(vhost=agent.vhost)]
+        assert set(agents.queues(agent.vhost)) == {DEAD_LETTER_QUEUE, *(row.queue_name for row in rows)}
+        assert len(rows) in (0, 2), death.effects  # all of it, or nothing
+
+    assert until_it_ends(lambda agent: removals.delete(agent.identity), begin, look) >= 6
+
+
+def test_a_sweep_is_finished_by_the_removals_and_the_next_sweep(agents, management, mailbox):
+    agent = Agent(agents)
+    queue = agent.subscribe()
+
+    def begin(number):
+        management.make_queue(agent.vhost, f"subscription_orphan_{number}")
+        management.delete_queue(agent.vhost, queue.queue_name)
+        let_time_pass()
+
+    def look(begun, death):
+        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
+
+    assert until_it_ends(lambda _: orphans.sweep_orphans(), begin, look) >= 4

@@ -1,0 +1,123 @@
+"""Somebody leaves, by the steps of the documents: what is left of them, in the database and on the broker."""
+
+import uuid
+from datetime import timedelta
+
+import pytest
+from allauth.socialaccount.models import SocialAccount
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from accounts import signin, vouching, withdrawal
+from accounts.models import NotificationAddress, Owner, PulseUser
+from accounts.pulse_users import make_pulse_user
+from message_store.models import Application
+from message_store.store import store
+from queues import channels, monitor, outbox
+from queues.models import Notification, Queue
+from queues.outbox import Telling
+from tests.api import Program
+from tests.test_orphans import Registered
+
+ADDRESS = "leaving@example.org"
+
+
+def tables_with(*texts):
+    """Return the tables in which one of these texts stands, in whatever column."""
+    found = set()
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names():
+            cursor.execute(f'SELECT * FROM "{table}"')
+            if any(text in str(row) for row in cursor.fetchall() for text in texts):
+                found.add(table)
+    return found
+
+
+@pytest.fixture
+def operator():
+    return Owner.objects.create_superuser("operator@example.org")
+
+
+@pytest.fixture
+def leaving(agents, guarded, operator, amqp, settings):
+    """Give somebody with one of everything, alone and together with another."""
+    settings.GUARDIAN_OPERATOR_EMAILS = []
+    registered = Registered(agents, "leaving")
+    owner = registered.owner
+    Owner.objects.filter(pk=owner.pk).update(full_name="Lea Ving")
+    owner.refresh_from_db()
+    vouching.vouch(owner, operator, "Lea Ving builds things")
+    signin.make_link(owner)
+    SocialAccount.objects.create(user=owner, provider="oidc", uid="lea", extra_data={"email": ADDRESS})
+    other = agents.owner("other")
+    suffix = uuid.uuid4().hex[:8]
+    registered.alone, registered.shared = f"alone-{suffix}", f"shared-{suffix}"
+    make_pulse_user(registered.alone, [owner])
+    shared, _ = make_pulse_user(registered.shared, [owner, other])
+    NotificationAddress.objects.create(pulse_user=shared, email="team@example.org", added_by=owner)
+    channels.make_channel(owner, "chat", "https://1.1.1.1/hooks/3kd8fj2")
+    for name in (registered.alone, registered.shared):
+        amqp.queue(f"queue/{name}/q", 7)
+    monitor.run_pass()
+    yield registered
+    for name in (registered.alone, registered.shared):
+        if name in agents.users():
+            agents.management.delete_user(name)
+
+
+def test_what_is_left_of_somebody_who_left_is_what_the_documents_say(leaving, agents, operator, mailbox, guarded):
+    owner, program, browser = leaving.owner, Program(leaving.owner), Client()
+    browser.force_login(owner)
+    assert browser.get("/queues/").status_code == 200
+    assert len(tables_with(ADDRESS, owner.uuid.hex)) > 5
+
+    withdrawal.withdraw(owner, operator, remove=True)
+    admin = Client()
+    admin.force_login(operator)
+    deleting = admin.post(reverse("admin:accounts_owner_delete", args=[owner.pk]), {"post": "yes"})
+    assert deleting.status_code == 302
+    assert not Owner.objects.filter(email=ADDRESS).exists()
+
+    assert program.get("me/").status_code == 401
+    assert browser.get("/queues/").status_code == 302
+    users = agents.users()
+    assert leaving.alone not in users
+    assert users.isdisjoint({leaving.subscription.rmq_username, leaving.consumer.rmq_username})
+    assert leaving.vhost not in agents.vhosts()
+    assert set(agents.queues(guarded)) == {f"queue/{leaving.shared}/q"}
+    assert leaving.shared in users
+    assert [one.email for one in PulseUser.objects.get(username=leaving.shared).owners.all()] == ["other@example.org"]
+    assert NotificationAddress.objects.get().added_by is None
+
+    monitor.run_pass()
+    outbox.send_due()
+    assert {to for mail in mailbox.mails for to in mail.recipients} == {"other@example.org"}
+    left = {"accounts_auditentry", "queues_notification"}
+    assert tables_with(ADDRESS, "Lea Ving", "3kd8fj2") <= left | {"django_admin_log"}
+    assert Queue.objects.get(name=f"queue/{leaving.alone}/q").pulse_user is None
+
+
+def test_what_others_wrote_about_somebody_who_left_stays(agents, operator, guarded):
+    owner = agents.owner("leaving")
+    account = PulseUser.objects.create(username="others", ready=True)
+    account.owners.add(agents.owner("other"))
+    NotificationAddress.objects.create(pulse_user=account, email=ADDRESS, confirmed_at=timezone.now())
+    Application.objects.create(name="shop")
+    store().register("shop", "theirs", principals=[f"bid:{ADDRESS}"])
+    owner.delete()
+    assert NotificationAddress.objects.get().email == ADDRESS
+    assert store().find("shop", "theirs").principals == (f"bid:{ADDRESS}",)
+
+
+@pytest.mark.parametrize("kind", [Notification.Kind.WEEKLY, Notification.Kind.VOUCHED])
+def test_what_was_to_be_told_somebody_is_not_told_once_they_left(agents, mailbox, guarded, settings, kind):
+    owner = agents.owner("leaving")
+    now = timezone.now()
+    facts = {"longest": [], "unattended": [], "happened": [], "queues": 0, "accounts": 0}
+    outbox.tell([Telling(kind, facts, recipients=[ADDRESS], held_until=now - timedelta(seconds=1))], now)
+    owner.delete()
+    outbox.send_due()
+    assert mailbox.mails == []
+    assert Notification.objects.get().last_error == "The recipient can't sign in any more."

@@ -1,0 +1,266 @@
+"""How often somebody may do something, and what they hear past that: everybody together, and in every process."""
+
+import threading
+
+import pytest
+import time_machine
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test import Client
+from django.utils import timezone
+
+from accounts import limits, tokens
+from accounts.limits import Limit, TooOften, take
+from accounts.models import AuthToken, Owner
+from guardian_site import door
+from message_store import applications
+from message_store.store import store
+from queues import events
+from queues.models import Offering
+from tests.api import Program
+
+THREE = Limit("tries", 3, 60)
+WRONG = {"Authorization": f"Token {'0' * 64}"}
+
+
+@pytest.fixture(autouse=True)
+def middle_of_a_stretch():
+    """Let no stretch end within a test."""
+    with time_machine.travel(timezone.now().replace(minute=30, second=20)):
+        yield
+
+
+@pytest.fixture
+def alice(db):
+    return Owner.objects.create_user("alice@example.org", vouched=True)
+
+
+def done(limit, who):
+    """Give how often somebody can do it until they are told to wait."""
+    number = 0
+    while True:
+        try:
+            take(limit, who)
+        except TooOften:
+            return number
+        number += 1
+
+
+def another_process():
+    """Forget what this process has a share of, as another one doesn't know of it."""
+    limits._left.clear()
+
+
+# The count
+
+
+@pytest.mark.parametrize("most", [1, 3, 99, 100, 101, 250])
+def test_so_many_are_let_through_and_no_more(db, most):
+    assert done(Limit(f"tries of {most}", most, 60), "alice") == most
+
+
+def test_without_a_limit_nothing_is_counted(db, django_assert_num_queries):
+    with django_assert_num_queries(0):
+        for _ in range(1000):
+            take(Limit("tries", 0, 60), "alice")
+
+
+def test_each_is_counted_apart_and_so_is_what_they_do(db):
+    assert done(THREE, "alice") == 3
+    assert done(THREE, "bob") == 3
+    assert done(Limit("other tries", 3, 60), "alice") == 3
+
+
+def test_after_the_time_that_is_told_it_goes_on(db):
+    done(THREE, "alice")
+    with pytest.raises(TooOften, match="3 within a minute are the most") as refused:
+        take(THREE, "alice")
+    assert 1 <= refused.value.seconds <= 60
+    with time_machine.travel(timezone.now() + timezone.timedelta(seconds=refused.value.seconds)):
+        assert done(THREE, "alice") == 3
+
+
+def test_processes_count_together(db):
+    take(THREE, "alice")
+    another_process()
+    assert done(THREE, "alice") == 2
+
+
+def test_what_a_process_has_a_share_of_another_has_not(db):
+    many = Limit("many tries", 1000, 60)
+    take(many, "alice")
+    another_process()
+    assert done(many, "alice") == 1000 - 10  # nine of the first share are lost with its process
+
+
+def test_a_large_limit_costs_next_to_nothing(db, django_assert_max_num_queries):
+    many = Limit("many tries", 60_000, 60)
+    with django_assert_max_num_queries(12):
+        for _ in range(600):
+            take(many, "alice")
+
+
+def test_of_many_at_once_as_many_are_let_through(transactional_db):
+    let_through, begin = [], threading.Barrier(8)
+
+    def try_it():
+        begin.wait(30)
+        try:
+            take(THREE, "alice")
+        except TooOften:
+            pass
+        else:
+            let_through.append(1)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=try_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(let_through) == 3
+
+
+# Tokens
+
+
+@pytest.fixture
+def three_tokens(monkeypatch):
+    monkeypatch.setattr(tokens, "MADE", Limit("tokens", 3, 3600))
+
+
+def test_an_owner_makes_so_many_tokens_within_an_hour_by_whatever_way(alice, three_tokens):
+    program = Program(alice)
+    assert program.post("tokens/", {"name": "first"}).status_code == 201
+    visitor = Client()
+    visitor.force_login(alice)
+    assert visitor.post("/tokens/", {"name": "second", "days": 7}).status_code == 201
+    call_command("create_token", "alice@example.org")
+    before = AuthToken.objects.count()
+    told = program.post("tokens/", {"name": "fourth"})
+    assert (told.status_code, told["Content-Type"]) == (429, "application/problem+json")
+    assert "too many tokens: 3 within an hour" in told.json()["detail"]
+    page = visitor.post("/tokens/", {"name": "fourth", "days": 7})
+    assert page.status_code == 429
+    assert "too many tokens: 3 within an hour" in page.text
+    assert 'value="fourth"' in page.text
+    with pytest.raises(CommandError, match="too many tokens"):
+        call_command("create_token", "alice@example.org")
+    for answer in (told, page):
+        assert 1 <= int(answer["Retry-After"]) <= 3600
+    assert AuthToken.objects.count() == before
+    assert (
+        Program(Owner.objects.create_user("bob@example.org", vouched=True)).post("tokens/", {"name": "b"}).status_code
+        == 201
+    )
+
+
+def test_a_token_that_cannot_be_made_is_not_counted(alice, three_tokens):
+    program = Program(alice)
+    for _ in range(4):
+        assert program.post("tokens/", {"name": "\n"}).status_code == 400
+    assert program.post("tokens/", {"name": "good"}).status_code == 201
+
+
+# Events and messages
+
+
+def test_an_owner_publishes_so_many_events_within_a_minute_and_guardian_itself_any_number(alice, settings):
+    settings.GUARDIAN_EVENTS_PER_MINUTE = 2
+    offering = Offering.objects.create(name="Compute")
+    offering.publishers.add(alice)
+    program, path, event = Program(alice), f"offerings/{offering.uuid}/events/", {"object_type": "order", "payload": {}}
+    assert [program.post(path, event).status_code for _ in range(3)] == [200, 200, 429]
+    told = program.post(path, event)
+    assert "too many events: 2 within a minute" in told.json()["detail"]
+    assert 1 <= int(told["Retry-After"]) <= 60
+    for _ in range(3):
+        events.publish(offering, "order", {})
+
+
+def test_who_may_not_publish_uses_up_nothing(alice, settings):
+    settings.GUARDIAN_EVENTS_PER_MINUTE = 1
+    offering = Offering.objects.create(name="Compute")
+    offering.members.add(alice)
+    program, path, event = Program(alice), f"offerings/{offering.uuid}/events/", {"object_type": "order", "payload": {}}
+    assert [program.post(path, event).status_code for _ in range(3)] == [403] * 3
+    offering.publishers.add(alice)
+    assert program.post(path, event).status_code == 200
+
+
+def test_an_application_posts_so_often_within_a_minute_and_reads_on(db, settings):
+    settings.MESSAGE_STORE_POSTS_PER_MINUTE = 2
+    name = "posts-too-often"
+    key = applications.make_key(applications.make_application(name))[1]
+    store().register(name, "one")
+    client = Client(headers={"Authorization": f"Application {key}"})
+
+    def post():
+        return client.post(f"/v1/{name}/one", "hello", content_type="text/plain")
+
+    assert [post().status_code for _ in range(3)] == [201, 201, 429]
+    told = post()
+    assert "too many requests with messages: 2 within a minute" in told.json()["error_msg"]["rate"]
+    assert 1 <= int(told["Retry-After"]) <= 60
+    assert len(client.get(f"/v1/{name}/one").json()["messages"]) == 2
+
+
+# Guessing
+
+
+GUESSES = {
+    "a token": ("/api/me/", WRONG),
+    "what is no token": ("/api/me/", {"Authorization": "Token no-token"}),
+    "an application's key": ("/v1/shop", {"Authorization": "Application no-such-key"}),
+    "a token at the store": ("/v1/shop", WRONG),
+    "the token of the figures": ("/metrics", {"Authorization": "Bearer no-such-token"}),
+}
+
+
+@pytest.fixture
+def three_guesses(monkeypatch, settings):
+    monkeypatch.setattr(door, "WRONG_KEYS", Limit("wrong tokens and keys", 3, 60))
+    settings.GUARDIAN_METRICS_TOKEN = "a-metrics-token"
+
+
+@pytest.mark.parametrize(("path", "headers"), GUESSES.values(), ids=GUESSES)
+def test_who_guesses_is_told_to_wait(db, three_guesses, path, headers):
+    guesser = Client(headers=headers)
+    assert [guesser.get(path).status_code for _ in range(5)] == [401, 401, 401, 429, 429]
+    told = guesser.get(path)
+    assert 1 <= int(told["Retry-After"]) <= 60
+    assert "too many wrong tokens and keys" in told.text.replace("&#x27;", "'")
+    kinds = {"/api/me/": "application/problem+json", "/v1/shop": "application/json", "/metrics": "text/html"}
+    assert told["Content-Type"].partition(";")[0] == kinds[path]
+
+
+def test_guesses_are_counted_together_whatever_is_guessed(db, three_guesses):
+    statuses = [Client(headers=headers).get(path).status_code for path, headers in GUESSES.values()]
+    assert statuses == [401, 401, 401, 429, 429]
+
+
+def test_a_right_token_is_not_held_up_by_others_wrong_ones(alice, three_guesses):
+    for _ in range(5):
+        guessed = Client(headers=WRONG).get("/api/me/")
+    assert guessed.status_code == 429
+    assert Program(alice).get("me/").status_code == 200
+    assert Client().get("/api/me/").status_code == 401  # who presents nothing guesses nothing
+
+
+def test_another_address_is_counted_apart_as_far_as_proxies_tell(db, three_guesses, settings):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
+    forged = iter(range(100))
+
+    def guess(place):
+        forwarded = f"203.0.113.{next(forged)}, {place}"  # what stands before the proxy's own is whatever a client says
+        return Client(headers={**WRONG, "X-Forwarded-For": forwarded}).get("/api/me/").status_code
+
+    assert [guess("192.0.2.1") for _ in range(4)] == [401, 401, 401, 429]
+    assert guess("192.0.2.2") == 401
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 3  # one more than there are: then it is who is connected
+    assert [guess("192.0.2.1") for _ in range(4)] == [401, 401, 401, 429]
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
+    same_network = [guess(f"2001:db8:1:2::{number}") for number in range(1, 5)]
+    assert same_network == [401, 401, 401, 429]
+    assert guess("2001:db8:1:3::1") == 401

@@ -1,0 +1,734 @@
+"""What /metrics says: the same whoever is asked, in few statements, and to whom it may be said."""
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from accounts.models import Owner, PulseUser
+from accounts.tokens import make_token
+from guardian_site import counters
+from queues import monitor
+from queues.models import (
+    AgentIdentity,
+    Consumer,
+    EventSubscription,
+    Notification,
+    Offering,
+    Pass,
+    Queue,
+    Removal,
+    Shard,
+    SubscriptionQueue,
+    Sweep,
+    Watch,
+)
+from rabbit import connections
+from rabbit.management import BrokerAway, Call
+
+ROOT = Path(__file__).resolve().parent.parent
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "guardian.json"
+
+
+def scrape(client=None, **headers):
+    answer = (client or Client()).get("/metrics", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return read(answer.text)
+
+
+def read(text):
+    """Return what stands there: each sample's value, by its name and labels."""
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(figures, name, **labels):
+    return figures[(name, *sorted(labels.items()))]
+
+
+def grown(before, after, name, **labels):
+    key = (name, *sorted(labels.items()))
+    return after[key] - before.get(key, 0)
+
+
+def make_queue(number, **fields):
+    now = timezone.now()
+    fields = {"ready": number, "unacknowledged": 1, "state": "ok", "type": "classic", **fields}
+    return Queue(
+        vhost="/", name=f"queue {number}", durable=True, auto_delete=False, exclusive=False,
+        first_seen=now, last_seen=now, **fields,
+    )  # fmt: skip
+
+
+def make_notification(now, **fields):
+    fields = {"state": "due", "created": now, "due_at": now, **fields}
+    return Notification(kind="outage", about="the broker", recipient="ops@example.org", facts={}, **fields)
+
+
+@pytest.fixture
+def registered(db):
+    """Give an agent's subscription, without a queue yet."""
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    offering = Offering.objects.create(name="compute")
+    identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
+    return EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
+
+
+@pytest.mark.django_db
+def test_an_empty_installation_has_every_figure_and_all_are_zero():
+    figures = scrape()
+    of_database = {key: figure for key, figure in figures.items() if key[0] in GAUGES}
+    assert {key[0] for key in of_database} == GAUGES
+    assert {key: figure for key, figure in of_database.items() if figure} == {
+        ("guardian_poll_seconds",): 5.0,
+        ("guardian_poll_max_seconds",): 60.0,
+    }
+    assert value(figures, "guardian_passes_total") == 0
+
+
+GAUGES = {
+    "guardian_agents_queues",
+    "guardian_brake_held",
+    "guardian_deletions_refused",
+    "guardian_last_pass_errors",
+    "guardian_last_pass_listing_seconds",
+    "guardian_last_pass_seconds",
+    "guardian_last_pass_timestamp_seconds",
+    "guardian_longest_queue_messages",
+    "guardian_messages",
+    "guardian_notifications",
+    "guardian_notifications_given_up",
+    "guardian_oldest_notification_seconds",
+    "guardian_oldest_vhost_pass_timestamp_seconds",
+    "guardian_outage",
+    "guardian_passes_failed_in_a_row",
+    "guardian_poll_max_seconds",
+    "guardian_poll_seconds",
+    "guardian_queue_unresponsive",
+    "guardian_queues",
+    "guardian_queues_of_unknown_length",
+    "guardian_queues_stalled",
+    "guardian_removals_pending",
+    "guardian_subscriptions",
+}
+
+
+@pytest.mark.django_db
+def test_queues_are_counted_by_state_and_by_whose_they_are(registered):
+    account = PulseUser.objects.create(username="alice", ready=True)
+    Queue.objects.bulk_create(
+        [
+            make_queue(1, pulse_user=account),
+            make_queue(20, pulse_user=account, state="warned"),
+            make_queue(300, registered=True),
+            make_queue(4000, owner=registered.owner, state="deleting"),
+            make_queue(5, ready=None),
+            make_queue(6, ready=None, unacknowledged=None, type="stream"),
+            make_queue(60000, state="gone"),
+        ]
+    )
+    figures = scrape()
+    number = {key[1:]: figure for key, figure in figures.items() if key[0] == "guardian_queues" and figure}
+    assert number == {
+        (("owner", "account"), ("state", "ok")): 1,
+        (("owner", "account"), ("state", "warned")): 1,
+        (("owner", "agents"), ("state", "ok")): 1,
+        (("owner", "agents"), ("state", "deleting")): 1,
+        (("owner", "nobody"), ("state", "ok")): 2,
+    }
+    assert value(figures, "guardian_messages", kind="ready") == 4321
+    assert value(figures, "guardian_messages", kind="unacknowledged") == 5
+    assert value(figures, "guardian_longest_queue_messages") == 4001
+    assert value(figures, "guardian_queues_of_unknown_length") == 1
+
+
+@pytest.mark.django_db
+def test_queues_whose_consumers_have_stalled_are_counted_while_they_have_and_have_consumers():
+    told = {"stalled_told_at": timezone.now()}
+    Queue.objects.bulk_create(
+        [
+            make_queue(1, consumers=1, **told),
+            make_queue(2, consumers=None, state="warned", **told),
+            make_queue(3, consumers=0, **told),
+            make_queue(4, consumers=1, state="gone", **told),
+            make_queue(5, consumers=1, stalled_since=timezone.now()),
+        ]
+    )
+    assert value(scrape(), "guardian_queues_stalled") == 2
+
+
+@pytest.mark.django_db
+def test_the_last_pass_is_told_and_their_number_grows_while_old_ones_are_pruned():
+    for minutes in (30, 20, 10):
+        at = timezone.now() - timedelta(minutes=minutes)
+        last = Pass.objects.create(at=at, seconds=1.5, listing_seconds=0.25, errors=["one", "two"])
+    figures = scrape()
+    passes = value(figures, "guardian_passes_total")
+    assert passes >= 3
+    assert value(figures, "guardian_last_pass_timestamp_seconds") == pytest.approx(last.at.timestamp())
+    assert value(figures, "guardian_last_pass_seconds") == 1.5
+    assert value(figures, "guardian_last_pass_listing_seconds") == 0.25
+    assert value(figures, "guardian_last_pass_errors") == 2
+    Pass.objects.exclude(pk=last.pk).delete()
+    Pass.objects.create(at=timezone.now())
+    assert value(scrape(), "guardian_passes_total") == passes + 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("sharded", [True, False])
+def test_where_passes_are_sharded_the_vhost_that_waits_longest_is_told(settings, sharded):
+    settings.GUARDIAN_SHARD_BY_VHOST = sharded
+    at = timezone.now() - timedelta(minutes=7)
+    for vhost, listed_at in (("/", timezone.now()), ("slow", at), ("new", None)):
+        Shard.objects.create(vhost=vhost, listed_at=listed_at)
+    waits_since = value(scrape(), "guardian_oldest_vhost_pass_timestamp_seconds")
+    assert waits_since == pytest.approx(at.timestamp() if sharded else 0)
+
+
+@pytest.mark.django_db
+def test_what_is_wrong_with_the_broker_is_told():
+    now = timezone.now()
+    Watch.objects.create(
+        failures=3, outage_since=now, brake_since=now, refused_since=now, unresponsive_since=now, listed_at=now
+    )
+    figures = scrape()
+    for name in ("outage", "brake_held", "deletions_refused", "queue_unresponsive"):
+        assert value(figures, f"guardian_{name}") == 1, name
+    assert value(figures, "guardian_passes_failed_in_a_row") == 3
+
+
+@pytest.mark.django_db
+def test_the_outbox_is_told_by_state_with_the_age_of_what_waits_longest():
+    now = timezone.now()
+    Notification.objects.bulk_create(
+        [
+            make_notification(now - timedelta(hours=9), held_until=now + timedelta(hours=1)),
+            make_notification(now - timedelta(hours=8), held_until=now - timedelta(seconds=50)),
+            make_notification(now - timedelta(seconds=100), due_at=now + timedelta(minutes=10)),
+            make_notification(now - timedelta(seconds=20), state="sending"),
+            make_notification(now - timedelta(hours=1), state="sent"),
+            make_notification(now - timedelta(hours=1), state="failed"),
+            make_notification(now - timedelta(hours=1), state="failed", attempts=100),
+            make_notification(now - timedelta(hours=80), state="failed", attempts=100),
+        ]
+    )
+    figures = scrape()
+    states = {state: value(figures, "guardian_notifications", state=state) for state in Notification.State.values}
+    assert states == {"due": 3, "sending": 1, "sent": 1, "failed": 3}
+    assert value(figures, "guardian_notifications_given_up") == 1
+    assert 100 <= value(figures, "guardian_oldest_notification_seconds") < 110
+
+
+@pytest.mark.django_db
+def test_what_agents_registered_and_what_is_still_to_go_is_told(registered):
+    for state in ("creating", "ready", "ready"):
+        number = SubscriptionQueue.objects.count()
+        SubscriptionQueue.objects.create(
+            subscription=registered, offering=registered.identity.offering, object_type=f"type-{number}",
+            vhost="agents", queue_name=f"queue-{number}", state=state,
+        )  # fmt: skip
+    Consumer.objects.create(identity=registered.identity, vhost="agents", queue_name="consumer_1")
+    Removal.objects.create(kind="user", name="somebody")
+    PulseUser.objects.create(username="bob", ready=True, removing_since=timezone.now())
+    figures = scrape()
+    assert value(figures, "guardian_subscriptions") == 1
+    assert value(figures, "guardian_agents_queues", kind="subscription", state="creating") == 1
+    assert value(figures, "guardian_agents_queues", kind="subscription", state="ready") == 2
+    assert value(figures, "guardian_agents_queues", kind="consumer", state="creating") == 1
+    kinds = (*Removal.Kind.values, "account")
+    pending = {kind: value(figures, "guardian_removals_pending", kind=kind) for kind in kinds}
+    assert pending == {"password": 0, "user": 1, "vhost": 0, "queue": 0, "account": 1}
+
+
+@pytest.mark.django_db
+def test_the_number_of_statements_does_not_grow_with_the_rows():
+    numbers = []
+    for rows in (10, 300):
+        now = timezone.now()
+        Queue.objects.all().delete()
+        Queue.objects.bulk_create([make_queue(number) for number in range(rows)])
+        Notification.objects.bulk_create([make_notification(now) for _ in range(rows)])
+        Pass.objects.bulk_create([Pass(at=now) for _ in range(rows)])
+        Removal.objects.bulk_create([Removal(kind="queue", name=f"{rows} {number}") for number in range(rows)])
+        with CaptureQueriesContext(connection) as statements:
+            scrape()
+        numbers.append(len(statements))
+    assert numbers == [12, 12]
+
+
+@pytest.mark.django_db
+def test_no_queue_and_no_person_is_named(registered):
+    account = PulseUser.objects.create(username="pulse-alice", ready=True)
+    Queue.objects.bulk_create([make_queue(7, pulse_user=account)])
+    Client().get("/api/queues/secret-name/", headers={"Authorization": "Token wrong"})
+    text = Client().get("/metrics").text
+    for name in ("alice", "example.org", "queue 7", "secret-name", "compute", "cellar"):
+        assert name not in text
+
+
+# Who may read
+
+
+@pytest.mark.django_db
+def test_with_a_token_only_its_bearer_and_operators_may_read(settings):
+    settings.GUARDIAN_METRICS_TOKEN = "scrape-wörd"
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    bearer = "Bearer scrape-wörd".encode().decode("latin-1")
+    assert value(scrape(Authorization=bearer), "guardian_passes_total") == 0
+    operator, owner = (
+        Owner.objects.create_superuser("ops@example.org"),
+        Owner.objects.create_user("al@example.org", vouched=True),
+    )
+    for somebody, status in ((operator, 200), (owner, 403)):
+        signed_in = Client()
+        signed_in.force_login(somebody)
+        assert signed_in.get("/metrics").status_code == status
+        token = make_token(somebody, "for scraping")[1]
+        assert Client().get("/metrics", headers={"Authorization": f"Token {token}"}).status_code == status
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bearer scrape", "scrape-word", "Basic scrape-word",
+               "Token scrape-word", f"Token {'0' * 64}", "Bearer scrape-word x", "Bearer \xff"]
+)  # fmt: skip
+def test_without_the_token_nobody_may_read(settings, header):
+    settings.GUARDIAN_METRICS_TOKEN = "scrape-word"
+    answer = Client().get("/metrics", headers={} if header is None else {"Authorization": header})
+    assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Bearer")
+    assert "guardian_passes" not in answer.text
+    assert "scrape-word" not in answer.text
+
+
+@pytest.mark.django_db
+def test_without_a_token_in_the_settings_everybody_may_read():
+    assert value(scrape(), "guardian_outage") == 0
+
+
+@pytest.mark.django_db
+def test_only_reading_is_possible(client):
+    assert client.post("/metrics").status_code == 405
+    assert client.head("/metrics").status_code == 200
+
+
+@pytest.mark.django_db
+def test_openmetrics_is_told_to_whoever_asks_for_it(client):
+    answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"})
+    assert answer["Content-Type"].startswith("application/openmetrics-text")
+    assert "guardian_queues" in {family.name for family in read_openmetrics(answer.text)}
+    assert "no-store" in answer["Cache-Control"]
+
+
+def test_with_the_database_away_the_answer_is_503(environment):
+    answer = manage(environment, "from django.test import Client; a = Client().get('/metrics'); print(a.status_code)",
+                    DATABASE_URL="postgres://guardian:secret-word@127.0.0.1:1/guardian")  # fmt: skip
+    assert answer.stdout.split() == ["503"]
+    assert "secret-word" not in answer.stderr
+
+
+# What processes count
+
+
+@pytest.fixture
+def environment():
+    return dict(os.environ)
+
+
+@pytest.fixture
+def own_folder(monkeypatch, tmp_path):
+    """Have this process count in a folder of the test's own, from zero."""
+    folder = tmp_path / "metrics"
+    monkeypatch.setattr(counters, "FOLDER", folder)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
+    monkeypatch.setattr(counters, "_process", counters._Process())
+    return folder
+
+
+def manage(environment, code, **changes):
+    """Run this in another process of Guardian's."""
+    code = f"import django; django.setup()\n{textwrap.dedent(code)}"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings", **changes},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_a_pass_is_counted_with_its_calls_and_what_it_deleted(guarded, amqp):
+    monitor.run_pass()
+    before = scrape()
+    amqp.queue("long", 11)
+    assert monitor.run_pass().deleted == 1
+    after = scrape()
+    assert grown(before, after, "guardian_queues_deleted_total", by="pass") == 1
+    assert grown(before, after, "guardian_passes_total") == 1
+    assert grown(before, after, "guardian_passes_failed_total", why="away") == 0
+    calls = grown(before, after, "guardian_broker_calls_total", method="GET", outcome="ok")
+    assert calls >= 3
+    assert grown(before, after, "guardian_broker_calls_total", method="DELETE", outcome="ok") == 1
+    assert grown(before, after, "guardian_broker_call_seconds_count", method="GET") >= calls
+    assert grown(before, after, "guardian_broker_call_seconds_sum", method="GET") > 0
+    assert value(after, "guardian_queues", state="ok", owner="nobody") == 0
+
+
+def test_a_pass_that_cannot_ask_the_broker_is_counted_as_failed(guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    before = scrape()
+    monitor.run_pass()
+    after = scrape()
+    assert grown(before, after, "guardian_passes_failed_total", why="away") == 1
+    assert grown(before, after, "guardian_passes_failed_total", why="errors") == 0
+    assert grown(before, after, "guardian_broker_calls_total", method="GET", outcome="away") == 1
+    assert value(after, "guardian_outage") == 1
+
+
+def test_a_refused_call_is_counted_as_refused(guarded, settings, broker):
+    settings.RABBITMQ_MANAGEMENT_URL = re.sub("//.*@", "//nobody:wrong@", broker.management_url)
+    before = scrape()
+    monitor.run_pass()
+    assert grown(before, scrape(), "guardian_broker_calls_total", method="GET", outcome="refused") == 1
+
+
+@pytest.mark.django_db
+def test_what_sweeps_delete_is_counted_once_although_reports_are_saved_again():
+    before = scrape()
+    for kind, deleted in (("orphans", 2), ("stale", 5)):
+        Sweep.objects.create(kind=kind, at=timezone.now(), deleted=deleted).save()
+    Pass.objects.create(at=timezone.now(), deleted=3, listing_seconds=1, errors=["one"]).save()
+    after = scrape()
+    deleted = {by: grown(before, after, "guardian_queues_deleted_total", by=by) for by in counters.DELETED_BY}
+    assert deleted == {"pass": 3, "orphans": 2, "stale": 5}
+    assert grown(before, after, "guardian_passes_failed_total", why="errors") == 1
+
+
+@pytest.mark.django_db
+def test_requests_to_the_api_are_counted_by_their_status_and_pages_are_not(client):
+    before = scrape()
+    client.get("/api/queues/")
+    client.get("/api/schema/")
+    client.generic("BREW", "/api/queues/")
+    client.get("/")
+    after = scrape()
+    assert grown(before, after, "guardian_api_requests_total", method="GET", status="4xx") == 1
+    assert grown(before, after, "guardian_api_requests_total", method="GET", status="2xx") == 1
+    assert grown(before, after, "guardian_api_requests_total", method="other", status="4xx") == 1
+    assert grown(before, after, "guardian_api_request_seconds_count", method="GET") == 2
+
+
+@pytest.mark.django_db
+def test_what_other_processes_counted_stays_when_they_have_ended_forked_ones_too(environment):
+    before = scrape()
+    code = """
+        import os
+        from guardian_site.counters import count_call
+        from rabbit.management import Call
+
+        count_call(Call("PUT", "/api/queues", "ok", 0.003))
+        if os.fork() == 0:
+            count_call(Call("PUT", "/api/queues", "ok", 0.003))
+            os._exit(0)
+        os.wait()
+        os.kill(os.getpid(), 9) if os.environ.get("KILLED") else None
+    """
+    manage(environment, code)
+    with pytest.raises(subprocess.CalledProcessError):
+        manage(environment, code, KILLED="yes")
+    names = {path.name for path in counters.FOLDER.iterdir()}
+    for _ in range(2):
+        after = scrape()
+        assert grown(before, after, "guardian_broker_calls_total", method="PUT", outcome="ok") == 4
+        assert grown(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="0.005") == 4
+        assert grown(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="+Inf") == 4
+    left = {path.name for path in counters.FOLDER.iterdir()}
+    # Of each of the last two processes there were two files of figures, and one that said that it lived.
+    assert len(names - left) == 6
+    assert {"counter_before.db", "histogram_before.db"} <= left
+
+
+@pytest.mark.django_db
+def test_a_process_that_lives_is_not_taken_for_dead(environment):
+    code = """
+        import sys
+        from guardian_site.counters import count_call
+        from rabbit.management import Call
+
+        for _ in range(2):
+            count_call(Call("POST", "/api/bindings", "ok", 1))
+            print("counted", flush=True)
+            sys.stdin.readline()
+    """
+    before = scrape()
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import django; django.setup()\n{textwrap.dedent(code)}"],
+        cwd=ROOT, env={**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for number in (1, 2):
+        assert process.stdout.readline() == "counted\n"
+        after = scrape()
+        assert grown(before, after, "guardian_broker_calls_total", method="POST", outcome="ok") == number
+        process.stdin.write("\n")
+        process.stdin.flush()
+    process.communicate(timeout=30)
+    assert grown(before, scrape(), "guardian_broker_calls_total", method="POST", outcome="ok") == 2
+
+
+@pytest.mark.django_db
+def test_nothing_fails_where_figures_can_not_be_counted(environment, tmp_path):
+    (tmp_path / "metrics").write_text("a file where the folder should be")
+    answer = manage(
+        environment,
+        """
+        from django.test import Client
+        from guardian_site.counters import count_call
+        from rabbit.management import Call
+
+        for _ in range(3):
+            count_call(Call("GET", "/api/queues", "ok", 0.003))
+        print(Client().get("/healthz").status_code, Client().get("/api/schema/").status_code)
+        """,
+        GUARDIAN_VAR_DIR=str(tmp_path),
+    )
+    assert answer.stdout.split() == ["200", "200"]
+    assert answer.stderr.count("can't be counted") == 1
+
+
+@pytest.mark.django_db
+def test_without_the_files_of_processes_the_rest_is_told(settings, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(counters, "FOLDER", tmp_path / "file")
+    assert value(scrape(), "guardian_outage") == 0
+
+
+def called(figures, method):
+    return value(figures, "guardian_broker_calls_total", method=method, outcome="ok")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 100, b"\x30\0\0\0\0\0\0\0\x08\0\0\0no JSON!" + b"\0" * 100],
+    ids=["empty", "noise", "no JSON"],
+)
+@pytest.mark.parametrize("whose", ["dead", "before"])
+def test_files_that_a_full_disk_left_are_passed_over(own_folder, content, whose):
+    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+    (own_folder / f"counter_{whose}.db").write_bytes(content)
+    (own_folder / "histogram.unfinished").write_bytes(b"")
+    for _ in range(2):
+        assert called(scrape(), "GET") == 1
+    left = {path.name for path in own_folder.iterdir()}
+    assert left & {"counter_dead.db", "histogram.unfinished"} == set()
+
+
+@pytest.mark.django_db
+def test_where_the_disk_is_full_no_file_is_left_half_written(own_folder, monkeypatch):
+    def disk_is_full(path, content):
+        real(path, b"")
+        raise OSError(28, "No space left on device")
+
+    real = Path.write_bytes
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Path, "write_bytes", disk_is_full)
+        counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+        assert list(own_folder.glob("*.db")) == []
+        assert value(scrape(), "guardian_outage") == 0
+    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+    assert called(scrape(), "GET") == 1
+    assert list(own_folder.glob("*.unfinished")) == []
+
+
+@pytest.mark.django_db
+def test_whatever_goes_wrong_with_the_files_the_rest_is_told(monkeypatch):
+    def fails():
+        raise struct.error("unpack requires a buffer of 4 bytes")
+
+    monkeypatch.setattr(counters, "collect", fails)
+    assert value(scrape(), "guardian_outage") == 0
+
+
+@pytest.mark.django_db
+def test_a_file_that_can_not_be_opened_keeps_nobody_from_counting(own_folder):
+    own_folder.mkdir()
+    (own_folder / "counter_others.db").write_bytes(bytes(counters.BYTES))
+    (own_folder / "others.alive").symlink_to("others.alive")  # as little to be opened by anybody as another account's
+    for number in (1, 2):
+        counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+        assert called(scrape(), "GET") == number
+    assert (own_folder / "counter_others.db").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
+def test_what_another_account_made_keeps_nobody_from_counting(environment, tmp_path):
+    folder = tmp_path / "var" / "metrics"
+    count = """
+        import os
+        os.setgid(65534), os.setuid(int(os.environ["WHO"]))
+        from guardian_site import counters
+        from rabbit.management import Call
+
+        counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+        calls = [metric for metric in counters.collect() if metric.name == "guardian_broker_calls"]
+        print(sum(sample.value for metric in calls for sample in metric.samples))
+    """
+    folder.mkdir(parents=True)
+    for one in (folder, tmp_path, *tmp_path.parents):
+        one.chmod(one.stat().st_mode | 0o007)
+    answers = [
+        manage(environment, count, WHO=who, GUARDIAN_VAR_DIR=str(folder.parent)).stdout for who in ("65533", "65534")
+    ]
+    assert answers == ["1.0\n", "2.0\n"]
+
+
+def test_without_a_scraper_the_dead_are_added_up_by_whoever_comes_next(environment, tmp_path):
+    count = """
+        from guardian_site.counters import count_call
+        from rabbit.management import Call
+
+        count_call(Call("GET", "/api/queues", "ok", 0.003))
+    """
+    for _ in range(3):
+        manage(environment, count, GUARDIAN_VAR_DIR=str(tmp_path))
+    left = [path.name for path in (tmp_path / "metrics").iterdir()]
+    # Those of all before, of the last one, its word that it lived, and the lock.
+    assert len(left) == 6
+    (before,) = MmapedDict.read_all_values_from_file(str(tmp_path / "metrics" / "counter_before.db"))
+    assert before[1] == 2
+
+
+@pytest.mark.django_db
+def test_after_the_files_were_removed_a_process_goes_on_in_new_ones(own_folder):
+    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+    shutil.rmtree(own_folder)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: counters.count_call(Call("GET", "/api/queues", "ok", 0.003)), range(8)))
+    assert called(scrape(), "GET") == 8
+    assert len(list(own_folder.glob("*.alive"))) == 1
+
+
+def test_to_count_a_call_takes_next_to_no_time():
+    call = Call("GET", "/api/queues/{vhost}/{name}", "ok", 0.01)
+    counters.count_call(call)
+    began = time.process_time()
+    for _ in range(5000):
+        counters.count_call(call)
+    assert time.process_time() - began < 0.5  # 100 microseconds each
+
+
+def test_a_call_that_breaks_the_counting_breaks_nothing_else(guarded, settings):
+    connections.management().whoami()
+    counters.count_call(Call("GET", "/api", "ok", "no number"))
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    with pytest.raises(BrokerAway):
+        connections.management().whoami()
+
+
+# What comes with it: alerts and a dashboard
+
+
+def rules():
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def expressions():
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    asked += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
+    return [*(rule["expr"] for rule in rules()), *asked]
+
+
+def test_every_figure_that_is_asked_for_is_told(guarded, client):
+    monitor.run_pass()
+    client.get("/api/schema/")
+    told = {key[0] for key in scrape()}
+    asked = {name for expression in expressions() for name in re.findall(r"\bguardian_\w+", expression)}
+    assert len(asked) > 20
+    assert asked - told == set()
+
+
+@pytest.mark.django_db
+def test_every_label_that_is_asked_for_has_that_value():
+    told = scrape()
+    for expression in expressions():
+        for name, labels in re.findall(r"(guardian_\w+)\{([^}]*)\}", expression):
+            for label, wanted in re.findall(r'(\w+)="([^"$]+)"', labels):
+                if name in GAUGES:
+                    assert any(key[0] == name and (label, wanted) in key[1:] for key in told), expression
+
+
+def test_in_an_outage_the_alert_waits_as_long_as_passes_do():
+    (rule,) = (rule for rule in rules() if rule["alert"] == "GuardianNoPass")
+    assert "guardian_poll_max_seconds) * max by (job) (guardian_outage)" in rule["expr"]
+
+
+def test_every_alert_says_what_it_is_about_and_where_to_read_what_to_do():
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names)) > 10
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
+        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, rule["alert"]
+        assert rule["annotations"]["runbook"].startswith("docs/operators.md#"), rule["alert"]
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_what_to_do_at_an_alert_stands_in_the_docs(rule):
+    path, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ +(.+?) *$", (ROOT / path).read_text(), re.M)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    assert anchor in anchors
+
+
+def test_the_dashboard_says_what_each_panel_shows_and_asks_the_data_source_that_is_chosen():
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert dashboard["schemaVersion"] >= 39
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "job"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for panel in panels:
+        assert panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}, panel["title"]
+
+
+def test_no_two_panels_of_the_dashboard_lie_on_each_other():
+    taken = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        x, y, width, height = (panel["gridPos"][key] for key in "xywh")
+        cells = {(column, row) for column in range(x, x + width) for row in range(y, y + height)}
+        assert x + width <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_the_example_of_a_scrape_presents_the_token_and_reads_the_alerts():
+    example = yaml.safe_load((ALERTS.parent / "scrape.yml").read_text())
+    (job,) = example["scrape_configs"]
+    assert (job["job_name"], job["metrics_path"], job["authorization"]["type"]) == ("guardian", "/metrics", "Bearer")
+    assert example["rule_files"] == [ALERTS.name]

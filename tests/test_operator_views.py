@@ -1,0 +1,300 @@
+"""What operators do from the front page of the administration."""
+
+import re
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.utils import timezone
+
+from accounts.models import AuditEntry, AuthToken, Owner
+from queues import operator_views
+from queues.brake import brake
+from queues.lease import lease
+from queues.models import EventSubscription, Pass, Queue, Sweep
+from queues.monitor import run_pass
+from queues.operator_views import NAMES_SHOWN, names
+from rabbit import snapshot
+from tests.test_orphans import AWAY, alice, lost, reader  # noqa: F401
+
+PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{deed}/" for deed in ("pass", "brake", "orphans", "stale"))
+
+
+@pytest.fixture
+def operator(transactional_db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+@pytest.fixture
+def ops(client, operator):
+    client.force_login(operator)
+    return client
+
+
+def words(page):
+    """Return the text of a page, without markup."""
+    text = page.text[page.text.index('id="content-start"') :]
+    return " ".join(re.sub(r"<[^>]*>", " ", text).replace("&#x27;", "'").split())
+
+
+def key(page):
+    """Return what agrees to what a page shows."""
+    return re.search(r'name="shown" value="([^"]+)"', page.text)[1]
+
+
+def agree(ops, address, **more):
+    """Look at a page that shows what it would do, and agree to that."""
+    return ops.post(address, {"shown": key(ops.get(address)), **more}, follow=True)
+
+
+def deeds():
+    return [(entry.actor_email, entry.deed) for entry in AuditEntry.objects.order_by("id") if entry.deed != "made"]
+
+
+# Who may
+
+
+@pytest.mark.parametrize("address", [PASS, BRAKE, ORPHANS, STALE])
+@pytest.mark.parametrize("email", [None, "alice@example.org"])
+def test_whoever_is_no_operator_does_nothing_of_it(client, guarded, address, email):
+    if email:
+        client.force_login(Owner.objects.create_user(email, vouched=True))
+    for answer in (client.get(address), client.post(address, {"shown": uuid4()})):
+        assert (answer.status_code, answer["Location"].split("?")[0]) == (302, "/admin/login/")
+    assert (Pass.objects.count(), Sweep.objects.count(), deeds()) == (0, 0, [])
+
+
+# A pass
+
+
+def test_a_pass_is_run_by_a_post_alone_and_says_what_it_did(ops, guarded, amqp):
+    amqp.queue("long", 6)
+    assert ops.get(PASS).status_code == 200
+    assert Pass.objects.count() == 0
+    page = ops.post(PASS)
+    assert page.status_code == 200
+    assert "All right The pass is done." in words(page)
+    assert "1 queue in " in words(page)
+    assert "1 warned about, 0 back to normal" in words(page)
+    assert Queue.objects.get().state == "warned"
+    assert deeds() == [("ops@example.org", "asked for a pass")]
+
+
+def test_beside_another_pass_nothing_is_done_and_that_is_said(ops, guarded):
+    with lease("pass"):
+        page = ops.post(PASS)
+    assert page.status_code == 409
+    assert "Another pass is being made right now, so nothing was done." in words(page)
+    assert Pass.objects.count() == 0
+
+
+def test_a_pass_without_the_broker_says_so_with_the_reason(ops, guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    page = ops.post(PASS)
+    assert page.status_code == 503
+    assert "Trouble The broker could not be asked, so nothing was done." in words(page)
+    assert "Connection refused" in words(page)
+
+
+# The brake
+
+
+@pytest.fixture
+def braked(guarded, amqp, settings):
+    """Have the brake hold three queues."""
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    run_pass()
+    assert brake().since is not None
+
+
+def test_a_brake_that_does_not_hold_has_nothing_to_release(ops, guarded):
+    page = ops.get(BRAKE)
+    assert "The brake doesn't hold, so there is nothing to release." in words(page)
+    assert 'method="post" data-once' not in page.text
+
+
+def test_a_brake_that_holds_no_more_once_it_is_released_says_so(ops, braked):
+    shown = key(ops.get(BRAKE))
+    run_pass(force=True)
+    page = ops.post(BRAKE, {"shown": shown}, follow=True)
+    assert "The brake doesn't hold any more, so there was nothing to release." in words(page)
+
+
+def test_the_brake_shows_what_it_keeps_and_once_released_the_next_pass_deletes_that(ops, braked, guarded, management):
+    page = ops.get(BRAKE)
+    assert "At most 2 queues may be deleted at once, and 3 are to be." in words(page)
+    assert all(f"long-{number} in {guarded}" in words(page) for number in range(3))
+    assert len(management.list_queues(guarded, {"columns": "name"})) == 3
+    page = ops.post(BRAKE, {"shown": key(page)}, follow=True)
+    assert "The next pass, within ten minutes, may delete 3 queues." in words(page)
+    assert "ops@example.org released the brake for 3 queues." in words(page)
+    assert "3 deleted, 0 kept" in words(ops.post(PASS))
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+    assert deeds() == [("ops@example.org", "released the brake"), ("ops@example.org", "asked for a pass")]
+
+
+def test_only_the_queues_that_were_shown_are_released(ops, braked, guarded, amqp, management):
+    shown = key(ops.get(BRAKE))
+    for number in range(2):
+        amqp.take(f"long-{number}", 11)
+    for number in range(3):
+        amqp.queue(f"precious-{number}", 11)
+    ops.post(BRAKE, {"shown": shown})
+    page = ops.post(PASS)
+    assert "the brake held" in words(page)
+    left = {queue["name"] for queue in management.list_queues(guarded, {"columns": "name"})}
+    assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
+
+
+def test_what_was_shown_is_agreed_to_once_and_by_whom_it_was_shown_to(client, ops, braked):
+    shown = key(ops.get(BRAKE))
+    ops.logout()
+    ops.force_login(Owner.objects.create_superuser("others@example.org"))
+    page = ops.post(BRAKE, {"shown": shown})
+    assert (page.status_code, "so nothing was done. This is how it is now." in words(page)) == (409, True)
+    assert brake().released == 0
+    shown = key(page)
+    assert ops.post(BRAKE, {"shown": shown}).status_code == 302
+    assert brake().released == 3
+    assert ops.post(BRAKE, {"shown": shown}).status_code == 409
+
+
+def test_what_was_shown_too_long_ago_is_not_agreed_to(ops, braked, monkeypatch):
+    monkeypatch.setattr(operator_views, "SHOWN_FOR_SECONDS", 0)
+    assert agree(ops, BRAKE).status_code == 409
+    assert brake().released == 0
+
+
+def test_what_is_unsure_until_the_second_look_is_released_with_the_others(
+    ops, braked, guarded, management, monkeypatch
+):
+    take = snapshot.take
+    monkeypatch.setattr(snapshot, "take", lambda *given: take(*given)._replace(exact=False))
+    agree(ops, BRAKE)
+    ops.post(PASS)
+    assert management.list_queues(guarded, {"columns": "name"}) == []
+
+
+def test_a_brake_whose_queues_were_emptied_meanwhile_needs_no_release(ops, braked, amqp):
+    for number in range(3):
+        amqp.take(f"long-{number}", 11)
+    page = ops.get(BRAKE)
+    assert "By now there is nothing to be deleted" in words(page)
+    assert 'method="post" data-once' not in page.text
+
+
+def test_the_brake_without_the_broker_says_so(ops, braked, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    page = ops.get(BRAKE)
+    assert (page.status_code, "The broker could not be asked" in words(page)) == (503, True)
+
+
+@pytest.mark.parametrize("address", [BRAKE, ORPHANS, STALE])
+@pytest.mark.parametrize("shown", ["", "3", "x", "1" * 5000, "0" * 32])
+def test_what_was_never_shown_is_not_agreed_to(ops, braked, address, shown):
+    page = ops.post(address, {"shown": shown, "force": "on"})
+    assert (page.status_code, "What you agreed to was shown too long ago" in words(page)) == (409, True)
+    assert (brake().released, Sweep.objects.count()) == (0, 0)
+
+
+# The clean-ups
+
+
+def test_a_sweep_is_shown_first_and_does_then_what_was_shown(ops, alice, reader):  # noqa: F811
+    alice.orphan("subscription_<b>odd\u202e")
+    alice.orphan("subscription_in_use")
+    reader("subscription_in_use")
+    page = ops.get(ORPHANS)
+    assert "1 of 5 queues deleted, with all that is in them, and 1 kept as long as" in words(page)
+    assert "subscription_&lt;b&gt;odd\\u202e" in page.text
+    assert 'name="force"' not in page.text
+    assert "subscription_in_use" in alice.names
+    assert Sweep.objects.count() == 0
+    page = ops.post(ORPHANS, {"shown": key(page)})
+    assert "All right It is done. 1 queue deleted of 5 1 kept" in words(page)
+    assert "Kept as long as somebody reads from them subscription_in_use" in words(page)
+    assert alice.names == {*alice.registered, "subscription_in_use"}
+    assert deeds()[-1] == ("ops@example.org", "asked for a sweep of orphans")
+
+
+@pytest.mark.parametrize("more", [{}, {"force": "on"}])
+def test_what_came_since_it_was_shown_is_not_deleted_even_by_force(ops, alice, management, more):  # noqa: F811
+    for name in ("subscription_shown", "subscription_removed"):
+        alice.orphan(name)
+    shown = key(ops.get(ORPHANS))
+    management.delete_queue(alice.vhost, "subscription_removed")
+    alice.orphan("subscription_another")
+    page = ops.post(ORPHANS, {"shown": shown, **more})
+    assert "It is done, and what came since you were shown it was left alone. Look again." in words(page)
+    assert "Left alone, since you were not shown them subscription_another" in words(page)
+    assert alice.names == {*alice.registered, "subscription_another"}
+    agree(ops, ORPHANS)
+    assert alice.names == alice.registered
+
+
+def test_the_brake_is_lifted_by_a_tick_that_is_offered_only_where_it_would_hold(
+    ops, alice, reader, settings  # noqa: F811
+):  # fmt: skip
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    names_lost = lost(alice, 3)
+    reader(sorted(names_lost)[0])
+    page = ops.get(ORPHANS)
+    assert "The brake would hold. the brake holds: 3 of 6 queues are to be deleted, and at most 2 may be" in words(page)
+    assert "delete all 3 queues, also those that somebody reads from (1 now)" in words(page)
+    page = agree(ops, ORPHANS)
+    assert "The brake held: too many queues would go at once, so none did." in words(page)
+    assert names_lost <= alice.names
+    page = agree(ops, ORPHANS, force="on")
+    assert "3 queues deleted of 6" in words(page)
+    assert alice.names == alice.registered
+    entry = AuditEntry.objects.latest("id")
+    assert (entry.additional_data["agreed_to"], entry.additional_data["force"]) == (3, True)
+
+
+def test_stale_subscriptions_are_shown_with_their_owners_and_go_then(ops, alice):  # noqa: F811
+    assert "There is nothing to clean up" in words(ops.get(STALE))
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
+    page = ops.get(STALE)
+    assert "2 of 2 queues deleted" in words(page)
+    assert "of 1 owner without a live token: alice@example.org" in words(page)
+    assert alice.names == alice.registered
+    page = ops.post(STALE, {"shown": key(page)})
+    assert "2 subscriptions and consumers, 1 expired token removed" in words(page)
+    assert alice.names == {"guardian.dlq"}
+    assert ("ops@example.org", "asked for a clean-up of stale subscriptions") in deeds()
+
+
+def test_stale_subscriptions_that_came_since_they_were_shown_stay(ops, alice):  # noqa: F811
+    AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
+    shown = key(ops.get(STALE))
+    owner = Owner.objects.get(email="alice@example.org")
+    another = EventSubscription.objects.create(owner=owner)
+    page = ops.post(STALE, {"shown": shown})
+    assert "2 subscriptions and consumers" in words(page)
+    assert EventSubscription.objects.get() == another
+
+
+@pytest.mark.parametrize(("address", "kind"), [(ORPHANS, "orphans"), (STALE, "stale")])
+def test_beside_another_clean_up_nothing_is_done_and_that_is_said(ops, operator, guarded, address, kind):
+    shown = operator_views.keep_shown(operator, kind, frozenset())
+    with lease(kind):
+        page = ops.post(address, {"shown": shown})
+    assert (page.status_code, "Another process is at it right now" in words(page)) == (409, True)
+    assert Sweep.objects.count() == 0
+
+
+def test_a_sweep_without_the_broker_says_so(ops, alice, settings):  # noqa: F811
+    alice.orphan()
+    shown = key(ops.get(ORPHANS))
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    for page in (ops.get(ORPHANS), ops.post(ORPHANS, {"shown": shown})):
+        assert page.status_code == 503
+        assert "The broker could not be asked, or went away in the middle." in words(page)
+        assert "Connection refused" in words(page)
+
+
+def test_of_very_many_queues_the_first_are_named_and_the_others_counted():
+    shown = names([{"vhost": "a", "queue": f"q{number}\n"} for number in range(NAMES_SHOWN + 7)])
+    assert (shown.shown[0], len(shown.shown), shown.more) == (("q0\\x0a", "a"), NAMES_SHOWN, 7)

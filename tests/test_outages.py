@@ -1,0 +1,486 @@
+"""What Guardian stands on, broken for real: its database, the mail server's connection, the clock; and all at once."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import psycopg2
+import pytest
+import time_machine
+from django.db import Error, OperationalError, close_old_connections, connection, transaction
+from django.test import Client
+from django.utils import timezone
+
+from accounts.models import AuthToken, Owner, PulseUser
+from local.invariants import broken, lost, never_arrived, overlapping_passes, sent_again, told_twice
+from queues import monitor, orphans, outbox, removals, subscriptions
+from queues.models import AgentIdentity, Notification, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
+from queues.outbox import Telling
+from rabbit.names import DEAD_LETTER_QUEUE
+from tests import plugin
+from tests.faults import follow, let_time_pass, once_after
+from tests.proxy import Proxy
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILDS = "queue/alice/builds"
+
+
+@pytest.fixture
+def alice(guarded):
+    owner = Owner.objects.create_user("alice@example.org", vouched=True)
+    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
+    return owner
+
+
+def told(recipient="alice@example.org"):
+    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
+
+
+def names(management, vhost):
+    return {row["name"] for row in management.list_queues(vhost, {"columns": "name"})}
+
+
+def signed_in(owner):
+    browser = Client(raise_request_exception=False)
+    browser.force_login(owner)
+    return browser
+
+
+def program(owner):
+    return Client(
+        raise_request_exception=False, headers={"authorization": f"Token {AuthToken.objects.create(owner)[1]}"}
+    )
+
+
+def at_once(*deeds):
+    """Do all of these in a thread each, begun together, and return what they raised."""
+    begin, raised = threading.Barrier(len(deeds), timeout=60), []
+
+    def do(deed):
+        begin.wait()
+        try:
+            deed()
+        except Exception as error:
+            raised.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=do, args=(deed,)) for deed in deeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+# PostgreSQL
+
+
+@pytest.fixture
+def cluster(guarded):
+    """Give the PostgreSQL that holds the tests' database, to be stopped; it runs afterwards."""
+    if connection.vendor != "postgresql":
+        pytest.skip("it is about PostgreSQL; make test-on-postgresql runs it")
+    yield plugin.cluster
+    if not plugin.cluster.running:
+        plugin.cluster.start()
+    connection.close()
+
+
+@contextlib.contextmanager
+def read_only():
+    """Have PostgreSQL write nothing meanwhile, as on a standby."""
+    database = f'ALTER DATABASE "{connection.settings_dict["NAME"]}"'
+    with connection.cursor() as cursor:
+        cursor.execute(f"{database} SET default_transaction_read_only = on")
+    connection.close()  # it holds for new connections
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_read_only = off")
+            cursor.execute(f"{database} RESET default_transaction_read_only")
+        connection.close()
+
+
+@pytest.mark.parametrize("step", ["the list", "the second look", "the announcement", "the deletion"])
+def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_next_pass_finishes_it(
+    cluster, amqp, alice, guarded, management, mailbox, monkeypatch, step
+):
+    amqp.queue("queue/alice/short", 1)
+    monitor.run_pass()
+    amqp.queue(BUILDS, 11)
+    once_after(monkeypatch, step, cluster.halt)
+    with pytest.raises(Error):
+        monitor.run_pass()
+    assert (BUILDS in names(management, guarded)) == (step in ("the list", "the second look"))
+    close_old_connections()
+    with pytest.raises(Error):
+        monitor.run_pass()
+    cluster.start()
+    close_old_connections()
+    let_time_pass()
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert told() == ["deletion"]
+    assert names(management, guarded) == {"queue/alice/short"}
+
+
+def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_one_that_nobody_noted_twice(
+    cluster, guarded, management, mailbox, settings, monkeypatch
+):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
+    with transaction.atomic():
+        outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
+    note, noted = outbox._note_sent, []
+
+    def stop_before_the_second_note(*arguments):
+        noted.append(arguments)
+        if len(noted) == 2:
+            cluster.halt()
+        note(*arguments)
+
+    monkeypatch.setattr(outbox, "_note_sent", stop_before_the_second_note)
+    with pytest.raises(Error):
+        outbox.send_due()
+    assert len(mailbox.mails) == 2
+    cluster.start()
+    close_old_connections()
+    let_time_pass()
+    follow()
+    assert broken(management, [guarded], mailbox.mails, interrupted=1) == []
+    assert sent_again(mailbox.mails) == 1
+
+
+def test_while_the_database_is_stopped_pages_and_programs_are_told_so_and_are_served_when_it_is_back(
+    cluster, alice, live_server
+):
+    browser, agent = signed_in(alice), program(alice)
+    kept = {name: cookie.value for name, cookie in browser.cookies.items()}
+    with httpx.Client(base_url=live_server.url, cookies=kept, trust_env=False, timeout=30) as served:
+        assert served.get("/queues/").status_code == 200
+        cluster.halt()
+        page, answer = served.get("/queues/"), agent.get("/api/queues/")
+        assert (page.status_code, page.headers["Retry-After"]) == (503, "30")
+        assert "database can" in page.text
+        assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
+        assert served.get("/healthz").status_code == 200
+        ready = served.get("/readyz")
+        assert (ready.status_code, ready.json()["database"]) == (503, False)
+        cluster.start()
+        assert served.get("/queues/").status_code == 200
+        cluster.halt()
+        cluster.start()
+        assert served.get("/queues/").status_code == 200  # over a connection that was cut meanwhile
+
+
+def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
+    cluster, amqp, alice, environment, guarded, management, mailbox, tmp_path
+):
+    said = tmp_path / "said"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", "monitor_queues"],
+            cwd=ROOT,
+            env={**environment, "GUARDIAN_POLL_MAX_SECONDS": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until(lambda: Pass.objects.count() > 1)
+        cluster.halt()
+        wait_until(lambda: "The database can't be used" in said.read_text())
+        cluster.start()
+        connection.close()
+        let_time_pass()
+        amqp.queue(BUILDS, 11)
+        wait_until(lambda: told() == ["deletion"])
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+
+
+def wait_until(happened, seconds=60):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_note(
+    cluster, amqp, alice, guarded, management, mailbox
+):
+    browser, agent = signed_in(alice), program(alice)
+    amqp.queue(BUILDS, 11)
+    with read_only():
+        with pytest.raises(Error, match="read-only"):
+            monitor.run_pass()
+        with pytest.raises(Error, match="read-only"):
+            orphans.sweep_orphans()
+        assert browser.get("/queues/").status_code == 200
+        assert agent.get("/api/queues/").status_code == 200
+        assert browser.post("/signout/").status_code == 503
+        assert agent.post("/api/tokens/", {"name": "x"}, content_type="application/json").status_code == 503
+        assert Client(headers={"Authorization": "Token " + "0" * 64}).get("/api/me/").status_code == 401
+        change = agent.patch("/api/settings/", {"time_zone": "Europe/Tallinn"}, content_type="application/json")
+        assert (change.status_code, change["Retry-After"]) == (503, "30")
+        assert names(management, guarded) == {BUILDS}
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert told() == ["deletion"]
+
+
+def take_all_connections(cluster, taken):
+    with contextlib.suppress(psycopg2.OperationalError):
+        while True:
+            taken.enter_context(contextlib.closing(psycopg2.connect(cluster.database_url())))
+
+
+def test_without_a_free_connection_nothing_is_done_and_all_goes_on_when_there_is_one(
+    cluster, amqp, alice, guarded, management, mailbox
+):
+    browser = signed_in(alice)
+    amqp.queue(BUILDS, 11)
+    connection.close()
+    with contextlib.ExitStack() as taken:
+        take_all_connections(cluster, taken)
+        with pytest.raises(OperationalError, match=r"too many clients|remaining connection slots"):
+            monitor.run_pass()
+        page = browser.get("/queues/")
+        assert (page.status_code, page["Retry-After"]) == (503, "30")
+        assert names(management, guarded) == {BUILDS}
+    wait_until(is_connected)  # the server takes a moment to give back what was closed
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert told() == ["deletion"]
+
+
+def is_connected():
+    with contextlib.suppress(OperationalError):
+        connection.ensure_connection()
+    return connection.connection is not None
+
+
+def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_one(
+    cluster, amqp, alice, guarded, management, mailbox
+):
+    for name in ("queue/alice/first", "queue/alice/second"):
+        amqp.queue(name, 1)
+    monitor.run_pass()
+    first, second = Queue.objects.order_by("id").values_list("id", flat=True)
+    for name in ("queue/alice/first", "queue/alice/second"):
+        amqp.publish(name, 5)
+    locked, given_up = threading.Event(), []
+
+    def lock_in_the_other_order():
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that it isn't this one that is given up
+            Queue.objects.select_for_update().get(pk=second)
+            locked.set()
+            wait_until(lambda: _waiting() > 0)
+            Queue.objects.select_for_update().get(pk=first)
+
+    def run():
+        assert locked.wait(30)
+        with connection.cursor() as cursor:
+            cursor.execute("SET deadlock_timeout = '5s'")  # by then the other one waits, too
+        try:
+            monitor.run_pass()
+        except OperationalError as error:
+            given_up.append(error)
+
+    assert at_once(lock_in_the_other_order, run) == []
+    assert len(given_up) == 1
+    assert removals.is_deadlock(given_up[0])
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert told() == ["warning", "warning"]
+
+
+def _waiting():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return cursor.fetchone()[0]
+
+
+# SQLite
+
+
+@pytest.fixture
+def full_disk(guarded):
+    """Give what leaves SQLite's file no room to grow from then on; it has some again when that is left."""
+    if connection.vendor != "sqlite":
+        pytest.skip("it is about SQLite's file")
+
+    @contextlib.contextmanager
+    def fill():
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA max_page_count = 1")  # it keeps those that it has
+            until_full(
+                lambda: Pass.objects.create(at=timezone.now(), seconds=0, listing_seconds=0, errors=["x" * 3000])
+            )
+            try:
+                yield
+            finally:
+                cursor.execute("PRAGMA max_page_count = 1073741823")
+
+    return fill
+
+
+def until_full(write):
+    """Write until there is no room: what was deleted before left some inside."""
+    with contextlib.suppress(OperationalError):
+        while True:
+            write()
+
+
+@pytest.mark.parametrize("step", ["the list", "the announcement"])
+def test_a_disk_that_is_full_leaves_nothing_half_done_and_all_goes_on_when_there_is_room(
+    full_disk, amqp, alice, guarded, management, mailbox, monkeypatch, step
+):
+    number = 30
+    for one in range(number):
+        amqp.queue(f"queue/alice/{one}", 11)
+    with contextlib.ExitStack() as filled:
+        once_after(monkeypatch, step, lambda: filled.enter_context(full_disk()))
+        with pytest.raises(OperationalError, match="full"):
+            monitor.run_pass()
+        if step == "the list":
+            assert len(names(management, guarded)) == number
+            assert not Queue.objects.exists()
+            assert not Notification.objects.exists()
+        assert not QueueEvent.objects.filter(kind="deleted").exists()
+    let_time_pass()
+    follow()
+    assert broken(management, [guarded], mailbox.mails) == []
+    assert told() == ["deletion"] * number
+    assert names(management, guarded) == set()
+
+
+def test_with_a_full_disk_pages_can_be_read_and_what_can_not_be_kept_is_refused_as_a_whole(full_disk, alice):
+    browser, agent = signed_in(alice), program(alice)
+    another = Owner.objects.create_user("bob@example.org")
+    wanted = {"name": "one"}
+    with full_disk():
+        until_full(lambda: AuthToken.objects.create(user=another))
+        answer = agent.post("/api/tokens/", wanted, content_type="application/json")
+        assert (answer.status_code, answer["Retry-After"]) == (503, "30")
+        assert answer.json()["detail"].startswith("The database can't be used")
+        assert not AuthToken.objects.filter(name="one").exists()
+        assert browser.get("/queues/").status_code == 200
+    assert agent.post("/api/tokens/", wanted, content_type="application/json").status_code == 201
+
+
+# The mail server
+
+
+def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_could_note_arrives_again(
+    mailbox, guarded, settings
+):
+    with Proxy("127.0.0.1", mailbox.port) as between:
+        settings.EMAIL_PORT = between.port
+        cuts = range(0, 200, 7)  # the server says some 180 bytes
+        for count in cuts:
+            with transaction.atomic():
+                outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": str(count)})], timezone.now())
+            between.cut_after(count)
+            outbox.send_due()
+            between.forward()
+            let_time_pass()
+            outbox.send_due()
+    assert Notification.objects.filter(state="sent").count() == len(cuts)
+    assert Notification.objects.filter(attempts__gt=0).count() > 15
+    again = sent_again(mailbox.mails)
+    assert again <= 3  # cut between the 250 that follows the mail and its last byte
+    assert lost() + never_arrived(mailbox.mails) + told_twice(mailbox.mails, interrupted=again) == []
+
+
+# The clock
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=-1), timedelta(days=1)], ids=["back an hour", "forward a day"])
+def test_a_clock_that_jumps_in_the_middle_of_everything_loses_nothing_and_does_nothing_twice(
+    amqp, agents, alice, guarded, management, mailbox, jump
+):
+    presented = agents.token(alice)
+    identity = agents.identity(alice)
+    subscription, _ = subscriptions.register_subscription(identity, "order", presented)
+    queue, _ = subscriptions.create_queue(subscription, identity.offering, "order", presented)
+    management.make_queue(queue.vhost, "subscription_orphan")
+    amqp.queue("queue/alice/warned", 6)
+    amqp.queue(BUILDS, 6)
+    monitor.run_pass()
+    mailbox.refuse(True)
+    outbox.send_due()
+    removals.write([Removal(kind=Removal.Kind.QUEUE, vhost=queue.vhost, name="gone")], due_at=timezone.now())
+    amqp.publish(BUILDS, 6)
+    mailbox.refuse(False)
+    with time_machine.travel(timezone.now() + jump, tick=True):
+        follow()
+        amqp.take("queue/alice/warned", 6)
+        again, is_new = subscriptions.create_queue(subscription, identity.offering, "order", presented)
+        assert (again, is_new) == (queue, False)
+        follow()
+        wrong = broken(management, [guarded, queue.vhost], mailbox.mails)
+    assert wrong == []
+    by_queue = Counter(
+        (one.kind, one.facts["queue"]) for one in Notification.objects.filter(recipient="alice@example.org")
+    )
+    assert by_queue == {
+        ("warning", "queue/alice/warned"): 1,
+        ("recovery", "queue/alice/warned"): 1,
+        ("warning", BUILDS): 1,
+        ("deletion", BUILDS): 1,
+    }
+    assert set(agents.queues(queue.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}
+
+
+# Many at once
+
+
+@pytest.mark.parametrize("count", [2, 5, 10])
+def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_everything_once(
+    amqp, agents, alice, guarded, management, mailbox, count
+):
+    presented = agents.token(alice)
+    identity = agents.identity(alice)
+    subscription, _ = subscriptions.register_subscription(identity, "order", presented)
+    vhost = alice.uuid.hex
+    for number in range(3):
+        amqp.queue(f"queue/alice/long-{number}", 11)
+        amqp.queue(f"queue/alice/warned-{number}", 6)
+        management.make_queue(vhost, f"subscription_orphan_{number}")
+    leaving = agents.identity(alice)
+    subscriptions.register_consumer(leaving, presented, None)
+    registered = []
+
+    def register():
+        registered.append(subscriptions.create_queue(subscription, identity.offering, "order", presented))
+
+    def remove():
+        removals.delete(AgentIdentity.objects.filter(pk=leaving.pk))
+
+    raised = at_once(
+        *[monitor.run_pass] * count,
+        *[orphans.sweep_orphans] * count,
+        *[outbox.send_due] * count,
+        *[remove] * count,
+        *[register] * count,
+    )
+    assert raised == []
+    assert [is_new for _, is_new in registered].count(True) == 1
+    let_time_pass()
+    follow()
+    assert broken(management, [guarded, vhost], mailbox.mails) + overlapping_passes() == []
+    assert Counter(told()) == {"warning": 3, "deletion": 3}
+    (queue,) = SubscriptionQueue.objects.all()
+    assert set(agents.queues(vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}

@@ -1,0 +1,521 @@
+"""The front page of the administration: what it says, and what it costs."""
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from playwright.sync_api import Page, expect
+
+from accounts.models import Owner, PulseUser
+from benchmarks.passes import counted_requests
+from queues import overview
+from queues.facts import Facts
+from queues.lease import lease
+from queues.mails import pace
+from queues.models import Notification, Pass, Queue, QueueSample, Removal, Shard, Sweep, Watch
+from queues.monitor import run_pass
+from queues.overview import (
+    Broker,
+    Guardian,
+    Level,
+    Outbox,
+    PassSeen,
+    Removals,
+    Stretch,
+    SweepSeen,
+    of_broker,
+    of_guardian,
+)
+from queues.thresholds import of_queue
+from queues.unattended import _as_known
+from rabbit.management import Node
+from tests.chromium import sign_in
+from tests.proxy import Proxy
+from tests.test_queue_list import make_queue
+
+AWAY = "http://guest:guest@127.0.0.1:1"
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NODE = Node("rabbit@a", True, 100, 1000, False, 1000, 50, False, 10, 1000, 7200.0, ())
+PASS = PassSeen(1, NOW - timedelta(seconds=4), "", 12, 0, 0, [], 0.25)
+WELL = Guardian(poll_seconds=5, passes=[PASS], listed_at=PASS.at)
+
+
+def minutes_ago(minutes: float, now: datetime = NOW) -> datetime:
+    return now - timedelta(minutes=minutes)
+
+
+# What it says of the broker
+
+
+def test_a_broker_without_trouble_is_all_right():
+    verdict = of_broker(Broker([NODE], "3.10.8"))
+    sentence = "The broker is all right: 1 node runs RabbitMQ 3.10.8, without an alarm."
+    assert (verdict.level, verdict.sentence, verdict.others) == (Level.GOOD, sentence, ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "words"),
+    [
+        ({"running": False, "mem_used": None}, Level.BAD, "rabbit@a does not run"),
+        ({"mem_alarm": True}, Level.BAD, "The memory alarm is raised on rabbit@a: whoever publishes is blocked"),
+        ({"disk_alarm": True}, Level.BAD, "The disk alarm is raised on rabbit@a"),
+        ({"partitions": ("rabbit@b",)}, Level.BAD, "rabbit@a has lost rabbit@b: the cluster is split"),
+        ({"mem_used": 800}, Level.WARY, "Memory on rabbit@a is at 80 % of its watermark"),
+        ({"disk_free": 100}, Level.WARY, "The disk of rabbit@a is nearly full: 100 bytes free"),
+        ({"fd_used": 900}, Level.WARY, "rabbit@a has few file descriptors left: 900 of 1,000"),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_said_with_the_next_step(changed, level, words):
+    verdict = of_broker(Broker([NODE._replace(**changed), NODE._replace(name="rabbit@b")], "4.0.1"))
+    assert verdict.level is level
+    assert words in verdict.sentence
+    assert verdict.do.endswith(".")
+    assert verdict.others == []
+
+
+@pytest.mark.parametrize("changed", [{"mem_used": 799}, {"disk_free": 101}, {"fd_used": 899}])
+def test_what_is_just_within_its_bounds_is_all_right(changed):
+    assert of_broker(Broker([NODE._replace(**changed)], "4.0.1")).level is Level.GOOD
+
+
+def test_the_worst_comes_first_and_the_rest_is_not_left_out():
+    verdict = of_broker(Broker([NODE._replace(mem_used=900), NODE._replace(name="rabbit@b", running=False)], "4.0.1"))
+    assert verdict.sentence == "rabbit@b does not run."
+    assert [other.what for other in verdict.others] == ["Memory on rabbit@a is at 90 % of its watermark."]
+
+
+def test_a_broker_that_is_away_is_trouble_and_one_that_is_slow_is_worth_a_look():
+    away, slow = of_broker(Broker(error="refused")), of_broker(Broker(error="no answer", slow=True))
+    assert (away.level, away.error, "management plugin" in away.do) == (Level.BAD, "refused", True)
+    assert (slow.level, slow.sentence) == (Level.WARY, "The broker did not answer within 2 seconds.")
+
+
+def test_a_node_is_shown_with_words_beside_each_bar():
+    shown = overview.show_node(NODE._replace(mem_used=850, mem_alarm=False))
+    assert shown.memory == (85.0, "850 bytes of 1000 bytes", Level.WARY)
+    assert shown.disk == (5.0, "1000 bytes free, at least 50 bytes needed", Level.GOOD)
+    assert (shown.files.words, shown.uptime, shown.state) == ("10 of 1,000", "2 hours", "runs, no alarm")
+    full = overview.show_node(NODE._replace(disk_alarm=True, disk_free=0, mem_alarm=True, mem_limit=0))
+    assert (full.disk[::2], full.memory[::2]) == ((100.0, Level.BAD), (100.0, Level.BAD))
+
+
+def test_a_node_that_tells_nothing_has_no_bars():
+    shown = overview.show_node(Node("rabbit@a", False, None, None, False, None, None, False))
+    assert (shown.memory, shown.disk, shown.files, shown.uptime) == (None, None, None, "")
+    assert (shown.state, shown.level) == ("does not run", Level.BAD)
+
+
+# What it says of Guardian
+
+
+def test_guardian_is_all_right_when_it_looked_a_moment_ago():
+    verdict = of_guardian(WELL, NOW)
+    sentence = "Guardian is all right: it looked at 12 queues 4 seconds ago, in 0.25 s."
+    assert (verdict.level, verdict.sentence) == (Level.GOOD, sentence)
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "words"),
+    [
+        ({"passes": []}, Level.BAD, "Guardian has not looked at the broker yet."),
+        ({"passes": [PASS._replace(at=minutes_ago(3))]}, Level.BAD, "has not looked for 3 minutes: is beat running?"),
+        ({"passes": [PASS._replace(at=minutes_ago(3))], "running": True}, Level.WARY, "one is still under way"),
+        ({"passes": [PASS._replace(seconds=6)]}, Level.WARY, "took 6.0 s, with 5 s between two"),
+        ({"passes": [PASS._replace(errors=["oh"])]}, Level.WARY, "The last pass had trouble: oh"),
+        ({"late_vhosts": ["a", "b"]}, Level.WARY, "Guardian has not looked for a while at the vhosts a, b."),
+        ({"unlisted_vhosts": ["a"]}, Level.BAD, "gives no list of the vhost a, so nothing is guarded there."),
+        ({"unlisted_vhosts": [*"abcdefg"]}, Level.BAD, "of the vhosts a, b, c, d, e and 2 more, so nothing"),
+        ({"outage_since": minutes_ago(4)}, Level.BAD, "could not ask the broker for 4 minutes"),
+        ({"brake_since": minutes_ago(5), "braked": 312}, Level.BAD, "held for 5 minutes: 312 queues would go at once"),
+        ({"short_lists": 1}, Level.WARY, "lacks far more known queues"),
+        ({"refused_since": minutes_ago(2)}, Level.WARY, "refused to delete a queue for 2 minutes"),
+        ({"unresponsive_since": minutes_ago(2)}, Level.WARY, "A queue's process has not answered for 2 minutes"),
+        ({"outbox": Outbox(due=3, oldest=minutes_ago(6))}, Level.WARY, "have waited for 6 minutes, and nobody sends"),
+        ({"outbox": Outbox(due=1, retried=1)}, Level.WARY, "1 message was tried several times in vain."),
+        ({"outbox": Outbox(failed=4, given_up=2)}, Level.WARY, "2 messages were given up after a day of trying."),
+        ({"removals": Removals(5, 2)}, Level.WARY, "2 things were to go from the broker"),
+        ({"removals": Removals(accounts=["alice"])}, Level.WARY, "The removal of Pulse users isn't finished: alice."),
+    ],
+)
+def test_what_is_wrong_with_guardian_is_said_with_the_next_step(changed, level, words):
+    verdict = of_guardian(WELL._replace(**changed), NOW)
+    assert verdict.level is level
+    assert words in verdict.sentence
+    assert verdict.do.endswith(".")
+    assert verdict.others == []
+
+
+def test_a_brake_leads_to_where_it_is_released_and_a_released_one_says_by_whom():
+    held = WELL._replace(brake_since=minutes_ago(5), braked=312)
+    assert of_guardian(held, NOW).to == "operate_brake"
+    released = of_guardian(held._replace(released=312, released_by="ops@example.org"), NOW)
+    assert (released.level, released.to) == (Level.WARY, "")
+    assert released.sentence == "ops@example.org released the brake for 312 queues."
+
+
+def test_an_outage_is_not_called_a_pass_that_had_trouble_too():
+    away = WELL._replace(passes=[PASS._replace(errors=["away"])], outage_since=minutes_ago(4))
+    assert of_guardian(away, NOW).others == []
+    assert of_guardian(away._replace(late_vhosts=["a"], unlisted_vhosts=["b"]), NOW).others == []
+
+
+def test_a_vhost_without_a_list_is_told_once_with_the_way_to_its_passes():
+    unlisted = WELL._replace(passes=[PASS._replace(errors=["vhost 'a' could not be listed"])], unlisted_vhosts=["a"])
+    verdict = of_guardian(unlisted, NOW)
+    assert (verdict.to, verdict.others) == ("admin:queues_pass_changelist", [])
+
+
+def test_only_the_last_clean_up_of_each_kind_counts():
+    newer = SweepSeen(2, "orphans", minutes_ago(1), 0, 0, 0, 0, False, [], 0.1)
+    older = SweepSeen(1, "orphans", minutes_ago(9), 90, 0, 0, 0, True, [], 0.1)
+    assert of_guardian(WELL._replace(sweeps=[newer, older]), NOW).level is Level.GOOD
+    stale = older._replace(kind="stale", at=minutes_ago(20))
+    verdict = of_guardian(WELL._replace(sweeps=[newer, older, stale]), NOW)
+    assert (verdict.level, verdict.to) == (Level.WARY, "operate_stale")
+    assert "90 queues would go at once" in verdict.sentence
+
+
+@pytest.mark.parametrize(("seconds", "late"), [(15, False), (16, True)])
+def test_a_pass_is_late_after_three_polls(seconds, late):
+    last = PASS._replace(at=NOW - timedelta(seconds=seconds), seconds=0.0)
+    assert overview.is_late(last, None, 5, NOW) is late
+
+
+def test_a_pass_that_waits_for_a_broker_that_is_away_is_not_late():
+    last = PASS._replace(at=minutes_ago(1))
+    assert overview.is_late(last, None, 5, NOW)
+    assert not overview.is_late(last, NOW - timedelta(seconds=10), 5, NOW)
+
+
+# The chart of the passes
+
+
+def drawn(*passes):
+    stretches = [Stretch(minutes_ago(minutes), minutes_ago(minutes), 1, seconds) for minutes, seconds in passes]
+    return overview.chart_of_passes(stretches, minutes_ago(60), NOW, timedelta(minutes=2))
+
+
+def test_the_chart_shows_the_longest_the_last_and_no_gap_where_there_is_none():
+    passes = drawn(*((minutes, 3.5 if minutes == 30 else 0.5) for minutes in range(59, 0, -1)))
+    assert (passes.number, passes.longest, list(passes.gaps)) == (59, 3.5, [])
+    assert (passes.chart.lowest, passes.chart.highest) == (500, 3500)
+
+
+def test_a_time_without_a_pass_is_a_gap_with_its_place_and_words():
+    passes = drawn((50, 0), (30, 60), (3, 0))
+    gaps = [gap.words for gap in passes.gaps]
+    assert gaps == ["from 11:10 on for 20 minutes", "from 11:31 on for 26 minutes", "from 11:57 on for 3 minutes"]
+    assert (passes.gaps[0].left, passes.gaps[0].width) == (pytest.approx(16.67), pytest.approx(33.33))
+
+
+def test_without_a_pass_there_is_no_chart():
+    assert drawn() is None
+
+
+# What is gathered
+
+
+@pytest.fixture
+def operator(transactional_db):
+    return Owner.objects.create_superuser("ops@example.org")
+
+
+def fill(number: int, now: datetime) -> None:
+    """Make so many queues of each kind, and so many rows of everything else."""
+    account = PulseUser.objects.create(username=f"alice-{number}", ready=True)
+    given = {
+        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False,
+        "unacknowledged": 0, "first_seen": now, "last_seen": now,
+    }  # fmt: skip
+    owned = [
+        Queue(name=f"queue/alice-{number}/{index}", pulse_user=account, ready=number + index, **given)
+        for index in range(number)
+    ]
+    names = (f"{start}{number}/{index}" for index in range(number) for start in ("nobody's-", "exchange/alice-"))
+    Queue.objects.bulk_create([*owned, *(Queue(name=name, ready=1, **given) for name in names)])
+    samples = [
+        QueueSample(queue=queue, at=minutes_ago(minutes, now), length=6 - minutes)
+        for queue in owned
+        for minutes in (5, 1)
+    ]
+    QueueSample.objects.bulk_create(samples)
+    message = {"kind": "warning", "about": "x", "recipient": "a", "facts": {}, "created": now, "due_at": now}
+    Notification.objects.bulk_create([Notification(**message) for _ in range(number)])
+    Removal.objects.bulk_create([Removal(kind="queue", vhost="a", name=f"{number}-{i}") for i in range(number)])
+    Removal.objects.update(created=minutes_ago(60, now))
+    Pass.objects.bulk_create([Pass(at=minutes_ago(1, now), seconds=0.1) for _ in range(number)])
+    Sweep.objects.bulk_create([Sweep(kind="orphans", at=now) for _ in range(number)])
+
+
+def test_it_takes_the_same_statements_and_two_requests_whatever_there_is(guarded, settings):
+    settings.GUARDIAN_PULSE_VHOST = "/"
+    settings.GUARDIAN_SHARD_BY_VHOST = True
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    costs = []
+    for number in (10, 300):
+        now = timezone.now()
+        fill(number, now)
+        Queue.objects.filter(pulse_user__username=f"alice-{number}").update(stalled_told_at=now)
+        with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
+            found = overview.overview(now)
+        costs.append((len(statements), requests))
+        assert len(found.growing) == len(found.longest) == overview.QUEUES_SHOWN
+        assert len(found.unowned.shown) == len(found.misnamed.shown) == overview.NAMES_SHOWN
+        assert len(found.stalled.shown) == overview.NAMES_SHOWN
+        assert (len(found.watched.removals.shown), found.watched.outbox.due > 0) == (overview.STUCK_SHOWN, True)
+    assert costs[0] == costs[1]
+    assert costs[0][0] <= 20
+    assert costs[0][1] == ["GET /api/nodes", "GET /api/overview"]
+
+
+def test_a_real_broker_tells_of_its_node_and_a_pass_of_itself(guarded, amqp):
+    amqp.queue("long", 6)
+    run_pass()
+    found = overview.overview(timezone.now())
+    assert found.broker.sentence.startswith("The broker is all right: 1 node runs RabbitMQ ")
+    assert "it looked at 1 queue " in found.guardian.sentence
+    (node,) = found.nodes
+    assert node.state == "runs, no alarm"
+    assert "queue" in dict(found.cluster.totals)
+    assert found.states == [
+        ("deleting", "about to be deleted", 0), ("warned", "over its warn length", 1), ("ok", "all right", 0),
+    ]  # fmt: skip
+    (line,) = found.longest
+    assert (line.name, line.whose, line.figure, line.more) == ("long", "nobody", "6 messages", "60 % of its maximum 10")
+    assert (found.unowned.number, found.unpatterned.number, found.misnamed.number) == (1, 1, 0)
+    assert (found.passes.number, found.passes.longest) == (1, found.watched.passes[0].seconds)
+    assert found.passes.gaps == []
+
+
+def test_the_fastest_growing_come_first_with_the_pace_that_a_message_tells(guarded, management, broker):
+    now = timezone.now()
+    account = PulseUser.objects.create(username="alice", ready=True, max_length=1_000)
+    lengths = {"slow": (10, 20), "fast": (0, 600), "shrinks": (50, 5), "stands": (7, 7), "over": (100, 2_000)}
+    for name, (first, last) in lengths.items():
+        queue = make_queue(name, account=account, ready=last)
+        for minutes, length in ((20, 10_000), (5, first), (2, 3)):  # what is older than ten minutes doesn't count
+            QueueSample.objects.create(queue=queue, at=minutes_ago(minutes, now), length=length)
+    made = {queue.name: queue for queue in Queue.objects.all()}
+    facts = Facts.gather(management, broker.amqp_url, [_as_known(queue) for queue in made.values()], now)
+    found = overview.overview(now).growing
+    assert [line.name for line in found] == ["over", "fast", "slow"]
+    for line in found:
+        told = facts.of(_as_known(made[line.name]), of_queue(made[line.name]))
+        assert line.figure == pace(told["per_second"])
+    assert [line.more.partition(", ")[2] for line in found] == [
+        "over its maximum", "at its maximum in 3 minutes", "at its maximum in 8 hours",
+    ]  # fmt: skip
+    assert found[0].full == 100
+    assert found[1].full == pytest.approx(600 / 1_900 * 100, abs=0.1)
+
+
+def test_what_is_never_deleted_for_its_length_is_not_measured_by_a_maximum(guarded):
+    make_queue("free", ready=9, unbounded=True)
+    assert overview.overview(timezone.now()).longest[0].more == "never deleted for its length"
+
+
+def test_the_outbox_counts_held_messages_apart_and_only_what_was_tried_for_a_day_as_given_up(transactional_db):
+    now = timezone.now()
+
+    def message(**fields):
+        given = {"kind": "warning", "about": "x", "recipient": "a", "facts": {}, "created": now, "due_at": now}
+        Notification.objects.create(**{**given, **fields})
+
+    message(due_at=minutes_ago(2, now))
+    message(due_at=minutes_ago(90, now), held_until=now + timedelta(hours=1))
+    message(attempts=4, due_at=now + timedelta(minutes=1))
+    message(state="sending")
+    message(state="sent")
+    message(state="failed", attempts=100)
+    message(state="failed", attempts=0)
+    message(state="failed", attempts=100, created=now - timedelta(days=3))
+    assert overview._outbox(now) == Outbox(
+        due=3, sending=1, sent=1, failed=3, held=1, retried=1, given_up=1, oldest=minutes_ago(2, now)
+    )
+
+
+def test_a_pass_that_is_being_made_is_seen_and_so_is_a_shard_without_one(transactional_db, settings):
+    now = timezone.now()
+    Shard.objects.create(vhost="late", passed_at=minutes_ago(5, now))
+    Shard.objects.create(vhost="never", made_at=minutes_ago(300, now))
+    Shard.objects.create(vhost="fresh", passed_at=now)
+    Shard.objects.create(vhost="new")
+    assert not overview._guardian(now).running
+    assert overview._guardian(now).late_vhosts == []
+    settings.GUARDIAN_SHARD_BY_VHOST = True
+    with lease("pass:late"):
+        watched = overview._guardian(now)
+    assert (watched.running, watched.late_vhosts, watched.unlisted_vhosts) == (True, ["never", "late"], [])
+
+
+def test_a_vhost_that_is_tried_in_vain_all_the_time_is_not_all_right(transactional_db, settings):
+    settings.GUARDIAN_SHARD_BY_VHOST = True
+    now = timezone.now()
+    passed = {"made_at": minutes_ago(900, now), "passed_at": now}
+    Shard.objects.create(vhost="long ago", failures=4_000, listed_at=minutes_ago(360, now), **passed)
+    Shard.objects.create(vhost="told\n", failures=3, listed_at=minutes_ago(1, now), outage_since=now, **passed)
+    Shard.objects.create(vhost="never", failures=9, **passed)
+    Shard.objects.create(vhost="once", failures=1, listed_at=now, **passed)
+    Shard.objects.create(vhost="well", listed_at=now, **passed)
+    Pass.objects.create(at=now, vhost="well", seconds=0.1)
+    found = overview.overview(now)
+    assert found.watched.unlisted_vhosts == ["never", "long ago", "told\\x0a"]
+    assert (found.guardian.level, found.watched.late_vhosts) == (Level.BAD, [])
+
+
+def test_passes_of_many_vhosts_are_put_together_by_the_database(transactional_db):
+    passes = [
+        Pass(at=NOW - timedelta(minutes=minutes, seconds=-vhost / 10), vhost=f"v{vhost}", seconds=vhost / 100)
+        for minutes in (61, 59, 31, 1)
+        for vhost in range(50)
+    ]
+    Pass.objects.bulk_create(passes)
+    shown = overview._passes(NOW, 5)
+    assert (shown.number, shown.longest, shown.chart.highest) == (150, 0.49, 490)
+    assert shown.chart.line.count("H") == 3  # a step for each of the minutes
+    assert [gap.words for gap in shown.gaps] == ["from 11:01 on for 28 minutes", "from 11:29 on for 30 minutes"]
+
+
+def test_a_broker_that_says_nothing_does_not_hold_the_page(guarded, settings, broker):
+    with Proxy.before(broker.management_url) as proxy:
+        proxy.delay(30)
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        began = time.monotonic()
+        found = overview.overview(timezone.now())
+        assert time.monotonic() - began < overview.BROKER_SECONDS + 1.5
+    assert (found.broker.level, list(found.nodes)) == (Level.WARY, [])
+
+
+# The page
+
+
+@pytest.fixture
+def visit(client, operator):
+    client.force_login(operator)
+    return lambda **headers: client.get("/admin/", headers=headers)
+
+
+def test_the_page_leads_to_queues_and_lists_and_below_it_is_djangos_own(visit, guarded):
+    queue = make_queue('queue/a/<script>alert("1")</script>\u202e\n', ready=3)
+    Notification.objects.create(
+        kind="warning",
+        about="x",
+        recipient="a",
+        facts={},
+        state="failed",
+        created=timezone.now(),
+        due_at=timezone.now(),
+    )
+    page = visit()
+    assert page.status_code == 200
+    assert f'href="/queues/{queue.uuid}/"' in page.text
+    assert "<script>alert" not in page.text
+    assert "\u202e" not in page.text
+    assert 'href="/admin/queues/notification/?state__exact=failed"' in page.text
+    assert 'href="/admin/accounts/owner/"' in page.text
+    assert "Guardian has not looked at the broker yet." in page.text
+
+
+def test_queues_whose_consumers_have_stalled_are_named_with_how_long_and_whose(visit, guarded, settings):
+    now = timezone.now()
+    account = PulseUser.objects.create(username="alice", ready=True)
+    for name, minutes, more in (
+        ("later", 7, {}), ("builds", 12, {"account": account, "ready": 3}), ("deserted", 9, {"consumers": 0}),
+    ):  # fmt: skip
+        since = minutes_ago(minutes, now)
+        make_queue(name, **{"consumers": 1, "stalled_since": since, "stalled_told_at": since, **more})
+    assert "Nobody looks whether consumers have stalled" in visit().text
+    settings.GUARDIAN_STALLED_MINUTES = 5
+    stalled = overview.overview(now).stalled
+    assert [(line.name, line.figure.partition(",")[0]) for line in stalled.shown] == [
+        ("builds", "of alice"), ("later", "of nobody"),
+    ]  # fmt: skip
+    assert (stalled.number, stalled.more) == (2, 0)
+    text = visit().text
+    assert "Stalled consumers: 2</h3>" in text
+    assert "of alice, 3 messages, nothing acknowledged for 12 minutes</span>" in text
+
+
+def test_the_lists_that_it_leads_to_are_there(visit, client, guarded):
+    for number in range(overview.NAMES_SHOWN + 1):
+        make_queue(f"nobody's {number}")
+    Removal.objects.create(kind="queue", vhost="a", name="b")
+    links = set(re.findall(r'href="(/(?:admin/queues|queues)/[^"]+)"', visit().text))
+    assert (
+        "/admin/queues/queue/?pulse_user__isnull=True&amp;owner__isnull=True&amp;state__in=ok,warned,deleting" in links
+    )
+    assert {link: client.get(link.replace("&amp;", "&")).status_code for link in links} == dict.fromkeys(links, 200)
+
+
+def test_without_the_broker_the_page_is_there_and_says_so(visit, guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    make_queue("queue/alice/builds", ready=9)
+    page = visit()
+    assert page.status_code == 200
+    assert "The broker can&#x27;t be asked." in page.text
+    assert "guest:guest" not in page.text
+    assert "queue/alice/builds" in page.text
+
+
+def test_without_any_broker_configured_the_page_is_there_too(visit, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = ""
+    assert "no broker is configured" in visit().text
+
+
+def test_a_page_that_refreshes_itself_gets_its_figures_alone(visit, guarded):
+    part = visit(**{"HX-Request": "true"}).text
+    assert 'id="verdicts" hx-swap-oob="true"' in part
+    assert 'id="figures" hx-swap-oob="true"' in part
+    assert "<html" not in part
+
+
+@pytest.mark.parametrize("email", [None, "alice@example.org"])
+def test_a_page_that_refreshes_itself_is_loaded_anew_for_whoever_is_no_operator(client, transactional_db, email):
+    if email:
+        client.force_login(Owner.objects.create_user(email, vouched=True))
+    answer = client.get("/admin/", headers={"HX-Request": "true"})
+    assert answer["HX-Refresh"] == "true"
+    assert answer.content == b""
+
+
+def test_an_owner_who_is_no_operator_is_sent_away(client, transactional_db):
+    client.force_login(Owner.objects.create_user("alice@example.org", vouched=True))
+    assert client.get("/admin/").status_code == 302
+
+
+@pytest.mark.slow
+def test_everybody_can_read_it_in_trouble_and_out_of_it_and_it_refreshes_itself(
+    page: Page, guarded, amqp, operator, settings
+):
+    settings.GUARDIAN_POLL_SECONDS = 60
+    amqp.queue("celery", 6)
+    run_pass()
+    sign_in(page, operator)
+    addresses = ["/admin/", *(f"/admin/operate/{deed}/" for deed in ("pass", "brake", "orphans", "stale"))]
+    found = []
+
+    def read(address: str) -> None:
+        for width, scheme in ((360, "light"), (1600, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            page.goto(address)
+            for one in Axe().run(page).response["violations"]:
+                found.extend(f"{address}, {width}, {scheme}: {one['help']}: {node['html']}" for node in one["nodes"])
+            if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+                found.append(f"{address}: {wide} wide on {width}")
+
+    for address in addresses:
+        read(address)
+    page.goto("/admin/")
+    expect(page.get_by_role("region", name="Guardian")).to_contain_text("Guardian is all right")
+    Watch.objects.update(brake_since=timezone.now(), braked=90)
+    expect(page.get_by_role("region", name="Guardian")).to_contain_text("The brake has held", timeout=15_000)
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    read("/admin/")
+    expect(page.get_by_role("region", name="The broker Trouble")).to_contain_text("The broker can't be asked.")
+    assert found == []

@@ -1,0 +1,78 @@
+"""Whether packages have holes that are known, as `make audit` tells it."""
+
+import re
+import sys
+
+import pytest
+
+from local import audit
+from tests.plugin import ROOT
+
+FINE = {"name": "django", "version": "5.2.19", "vulns": []}
+BAD = {
+    "name": "pika",
+    "version": "1.0.0",
+    "vulns": [
+        {"id": "PYSEC-2026-1", "fix_versions": ["1.0.1", "1.1"], "aliases": [], "description": "It is bad."},
+        {"id": "GHSA-aaaa", "fix_versions": [], "aliases": [], "description": "It is bad, too."},
+    ],
+}
+UNKNOWN = {"name": "amqp", "skip_reason": "Dependency not found on PyPI and could not be audited: amqp (5.4.2)"}
+
+
+def packages_of(lock):
+    return set(re.findall(r"^([\w.-]+)==", (ROOT / lock).read_text(), re.MULTILINE))
+
+
+def program(tmp_path, code):
+    """Give what stands in for pip-audit where its index would have to be one of our own."""
+    (tmp_path / "program.py").write_text(code)
+    return [sys.executable, str(tmp_path / "program.py")]
+
+
+def test_a_known_hole_fails_the_audit_and_is_named():
+    code, lines = audit.judged({"dependencies": [FINE, BAD, UNKNOWN], "fixes": []})
+    assert code == 1
+    assert lines == [
+        "pika 1.0.0 has PYSEC-2026-1; it is mended in 1.0.1, 1.1.",
+        "pika 1.0.0 has GHSA-aaaa; there is no version without it yet.",
+    ]
+
+
+def test_without_a_known_hole_it_says_how_many_it_looked_at_and_of_which_nothing_is_known():
+    assert audit.judged({"dependencies": [FINE, FINE]}) == (0, ["No known hole in 2 packages."])
+    told = "No known hole in 1 packages. Nothing is known of amqp."
+    assert audit.judged({"dependencies": [FINE, UNKNOWN]}) == (0, [told])
+
+
+def test_an_index_that_knows_of_nothing_is_no_reason_to_say_that_all_is_well():
+    code, [line] = audit.judged({"dependencies": [UNKNOWN, UNKNOWN]})
+    assert code == 0
+    assert line.startswith("Known holes were not looked for:")
+
+
+@pytest.mark.parametrize(
+    ("does", "seconds", "code", "says"),
+    [
+        ("import time; time.sleep(60)", 1, 0, "Known holes were not looked for"),
+        ("raise SystemExit('ERROR:pip_audit:Could not connect to the vulnerability feed')", 60, 0, "can't be reached"),
+        ("raise SystemExit('ERROR:pip_audit:invalid requirements input')", 60, 1, "invalid requirements input"),
+    ],
+    ids=["hangs", "not reached", "fails"],
+)
+def test_an_index_that_is_away_is_said_in_a_line_and_what_fails_otherwise_fails(tmp_path, does, seconds, code, says):
+    ended, [line] = audit.audit(program(tmp_path, does), seconds)
+    assert (ended, says in line) == (code, True), line
+
+
+def test_the_audit_looks_at_every_package_of_the_image():
+    assert len(packages_of("requirements-production.lock")) > 20
+    assert packages_of("requirements-production.lock") <= packages_of(audit.LOCK.name)
+    assert re.search(r"^make audit$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+def test_the_lock_of_the_audit_has_hashes_and_no_address():
+    text = (ROOT / "requirements-audit.lock").read_text()
+    assert text.count("==") == len(re.findall(r"^[\w.-]+==\S+.*\\\n    --hash=sha256:", text, re.MULTILINE))
+    assert "pip-audit==" in text
+    assert "://" not in text

@@ -1,0 +1,576 @@
+"""What Guardian runs by in production: the image, compose, systemd, and the same steps without a container."""
+
+import configparser
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from django.http.request import split_domain_port, validate_host
+
+from deploy import healthcheck
+from guardian_site.settings import host_of
+from local.postgresql import PrivateCluster
+from local.processes import Group, free_port
+from local.redis import PrivateRedis
+
+PROJECT = Path(__file__).resolve().parent.parent
+SYSTEMD = PROJECT / "deploy" / "systemd"
+PRODUCTION = PROJECT / "var" / "production"
+
+SETTINGS = set(re.findall(r"^# ([A-Z_]+)=", (PROJECT / ".env.example").read_text(), re.M))
+PROCFILE = dict(re.findall(r"^(\w+): (.+)$", (PROJECT / "Procfile").read_text(), re.M))
+COMMANDS = {name: shlex.split(command) for name, command in PROCFILE.items()}
+
+PRODUCTION_SETTINGS = {
+    "SECRET_KEY": "jf93kd02Lqpx84mvbn27sUEwz61tyRAcgh5K-0oiYHdNPlTGFVXBJMQC",
+    "RABBITMQ_MANAGEMENT_URL": "http://guardian:word@rabbitmq:15672",
+    "RABBIT_URL": "amqp://guardian:word@rabbitmq:5672",
+    "CELERY_BROKER_URL": "redis://redis:6379/0",
+    "DATABASE_URL": "postgres://guardian:word@postgres:5432/guardian",
+    "EMAIL_URL": "smtp://mail.example.org:25",
+    "DEFAULT_FROM_EMAIL": "guardian@example.org",
+    "GUARDIAN_BASE_URL": "https://guardian.example.org",
+    "GUARDIAN_OPERATOR_EMAILS": "ops@example.org",
+    "GUARDIAN_METRICS_TOKEN": "ametricstoken",
+}
+
+
+def environment(**settings):
+    """The environment of a production process: these settings, and for the others the defaults, whatever .env says."""
+    unset = dict.fromkeys(SETTINGS - {"SECRET_KEY", "GUARDIAN_PROXIES", "GUARDIAN_VAR_DIR", "ALLOWED_HOSTS"})
+    defaults = dict(re.findall(r"^# ([A-Z_]+)=(.+)$", (PROJECT / ".env.example").read_text(), re.M))
+    blank = {name: "" for name in unset if name not in defaults}
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", **defaults, **blank, **PRODUCTION_SETTINGS, **settings}
+
+
+# The lock
+
+
+def blocks(name):
+    """The packages of a lock, each with its version and its hashes."""
+    text = (PROJECT / name).read_text().strip()
+    return {block.partition("==")[0]: block for block in re.split(r"\n(?=\S)", text)}
+
+
+def test_the_production_lock_has_the_versions_and_hashes_of_the_other_one_and_no_address():
+    production, everything = blocks("requirements-production.lock"), blocks("requirements.lock")
+    assert production
+    for name, block in production.items():
+        assert everything[name] == block
+        assert "--hash=sha256:" in block
+    assert "://" not in (PROJECT / "requirements-production.lock").read_text()
+
+
+def test_the_production_lock_has_what_the_project_needs_and_nothing_of_the_tests():
+    import tomllib
+
+    def names(requirements):
+        return {re.split(r"[\[<>=]", one)[0] for one in requirements}
+
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    locked = set(blocks("requirements-production.lock"))
+    assert names(project["project"]["dependencies"]) <= locked
+    assert not names(project["dependency-groups"]["dev"]) & locked
+
+
+# The image
+
+
+def instructions(text):
+    """The instructions of a Dockerfile, as (instruction, rest), line by line."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    lines = [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+    return [tuple(line.split(maxsplit=1)) for line in lines]
+
+
+DOCKERFILE = instructions((PROJECT / "Dockerfile").read_text())
+LAST_STAGE = DOCKERFILE[max(i for i, (word, _) in enumerate(DOCKERFILE) if word == "FROM") :]
+
+
+def test_the_image_is_built_in_two_stages_on_an_image_of_a_named_version():
+    images = [rest.split()[0] for word, rest in DOCKERFILE if word == "FROM"]
+    assert len(images) == 2
+    for image in images:
+        assert re.fullmatch(r"python:3\.\d+-slim", image)
+
+
+def test_the_image_installs_the_production_lock_by_its_hashes():
+    [install] = [rest for word, rest in DOCKERFILE if word == "RUN" and "pip install" in rest]
+    assert "--require-hashes" in install
+    assert install.endswith("-r requirements-production.lock")
+    assert not [rest for word, rest in LAST_STAGE if "pip" in rest]
+
+
+def test_the_image_runs_as_a_user_who_cannot_change_the_code():
+    words = [word for word, _ in LAST_STAGE]
+    assert dict(LAST_STAGE)["USER"] == "guardian"
+    assert words.index("USER") > max(i for i, word in enumerate(words) if word in ("RUN", "COPY"))
+    assert not [rest for word, rest in LAST_STAGE if word == "COPY" and "--chown" in rest]
+
+
+def test_the_image_starts_the_web_process_of_the_procfile_and_asks_it_for_its_health():
+    last = dict(LAST_STAGE)
+    assert json.loads(last["CMD"]) == [part.replace("${PORT:-8000}", "8000") for part in COMMANDS["web"]]
+    health = json.loads(last["HEALTHCHECK"].partition("CMD ")[2])
+    assert health[0] == "python"
+    assert (PROJECT / health[1]).exists()
+
+
+def ignored(path):
+    """Whether .dockerignore keeps this path of the project, a file at its top or in a folder, out of the image."""
+    import fnmatch
+
+    out = False
+    for pattern in (PROJECT / ".dockerignore").read_text().splitlines():
+        if not pattern or pattern.startswith("#"):
+            continue
+        wanted = pattern.removeprefix("!").removeprefix("**/")
+        parts = Path(path).parts
+        candidates = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+        if pattern.startswith("**/"):
+            candidates += parts
+        # Docker's * stops at a slash.
+        matching = [one for one in candidates if one.count("/") == wanted.count("/") and fnmatch.fnmatch(one, wanted)]
+        if matching:
+            out = pattern.startswith("!") is False
+    return out
+
+
+@pytest.mark.parametrize(
+    "path",
+    [".env", ".git/config", ".venv/bin/python", "guardian.env", "var/guardian.sqlite3", "tests/conftest.py",
+     "benchmarks/load.py", "local/run.py", "requirements.lock", "queues/__pycache__/models.pyc"],
+)  # fmt: skip
+def test_secrets_data_and_tests_are_not_in_the_image(path):
+    assert ignored(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["manage.py", "guardian_site/settings.py", "queues/migrations/0001_initial.py", "templates/base.html",
+     "static/guardian.css", "requirements-production.lock", "deploy/healthcheck.py"],
+)  # fmt: skip
+def test_what_runs_is_in_the_image(path):
+    assert (PROJECT / path).exists()
+    assert not ignored(path)
+
+
+# Compose
+
+
+COMPOSE = yaml.safe_load((PROJECT / "docker-compose.yml").read_text())
+SERVICES = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service.get("build")}
+
+
+def command_of(service):
+    return [str(part) for part in service["command"]]
+
+
+def test_compose_has_all_of_it():
+    assert set(OURS) == {"migrate", "web", "guard", "worker", "beat"}
+    assert set(SERVICES) - set(OURS) == {"postgres", "redis", "rabbitmq"}
+
+
+@pytest.mark.parametrize("name", ["guard", "worker", "beat"])
+def test_a_service_runs_what_the_procfile_says(name):
+    assert command_of(OURS[name]) == COMMANDS[name]
+
+
+def test_the_migrations_run_once_before_the_others_and_after_the_database():
+    assert command_of(OURS["migrate"]) == ["python", "manage.py", "migrate", "--no-input"]
+    assert OURS["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
+    assert OURS["migrate"]["restart"].startswith("on-failure")
+    for name in OURS.keys() - {"migrate"}:
+        assert OURS[name]["depends_on"] == {"migrate": {"condition": "service_completed_successfully"}}
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_every_name_in_the_environment_is_a_setting_of_guardians(name):
+    assert set(OURS[name]["environment"]) <= SETTINGS
+    assert set(OURS[name]["environment"]) == {"CELERY_BROKER_URL", "GUARDIAN_BASE_URL", "LOG_FORMAT"}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_no_secret_is_in_the_environment_of_a_container_which_docker_inspect_shows(name):
+    assert "env_file" not in SERVICES[name]
+    given = SERVICES[name].get("environment", {})
+    assert not [one for one in given if re.search("PASS|KEY|TOKEN|DSN", one) and not one.endswith("_FILE")]
+    assert not [one for one in given.values() if re.search(r"://[^/]*@|PASS|KEY|TOKEN", one)]
+
+
+def secret_files(name):
+    """The files that a service takes secrets from, and where it has them."""
+    volumes = [one for one in SERVICES[name]["volumes"] if isinstance(one, dict)]
+    for one in volumes:
+        assert (one["type"], one["read_only"], one["bind"]) == ("bind", True, {"create_host_path": False})
+    return {one["source"]: one["target"] for one in volumes}
+
+
+def test_secrets_stand_in_files_where_each_service_reads_them(tmp_path):
+    for name in OURS:
+        assert secret_files(name) == {"./secrets/guardian.env": f"{dict(LAST_STAGE)['WORKDIR']}/.env"}
+    [password] = secret_files("postgres").values()
+    assert SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD_FILE"] == password
+    assert secret_files("rabbitmq") == {"./secrets/rabbitmq.conf": "/etc/rabbitmq/conf.d/20-guardian.conf"}
+    assert ignored("secrets/guardian.env")
+    assert "secrets/" in (PROJECT / ".gitignore").read_text().splitlines()
+
+
+def test_the_broker_is_open_to_this_machine_alone_unless_said_otherwise():
+    assert SERVICES["rabbitmq"]["ports"] == [f"${{BROKER_ADDRESS:-127.0.0.1}}:{port}:{port}" for port in (5672, 15674)]
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - set(OURS)))
+def test_images_of_others_have_a_version_and_a_health_check(name):
+    image, _, tag = SERVICES[name]["image"].partition(":")
+    assert re.match(r"\d", tag), f"{image} has the tag {tag!r}"
+    assert SERVICES[name]["healthcheck"]["test"]
+    assert SERVICES[name]["restart"] == "unless-stopped"
+    [volume] = [one for one in SERVICES[name]["volumes"] if isinstance(one, str) and not one.startswith(".")]
+    assert volume.partition(":")[0] in COMPOSE["volumes"]
+
+
+def test_neither_the_database_nor_the_task_queue_is_open_to_the_outside():
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"rabbitmq", "web"}
+
+
+def test_redis_keeps_what_it_has():
+    assert "--appendonly" in SERVICES["redis"]["command"]
+
+
+def test_rabbitmq_has_its_plugins():
+    [plugins] = [one for one in SERVICES["rabbitmq"]["volumes"] if str(one).startswith(".")]
+    content = (PROJECT / plugins.partition(":")[0]).read_text()
+    for plugin in ("rabbitmq_management", "rabbitmq_web_stomp"):
+        assert plugin in content
+
+
+def seconds(text):
+    minutes, rest = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", text).groups()
+    return int(minutes or 0) * 60 + int(rest or 0)
+
+
+def test_a_pass_and_a_request_have_time_to_end():
+    from queues import lease
+
+    assert seconds(OURS["guard"]["stop_grace_period"]) > lease.SECONDS
+    assert seconds(OURS["worker"]["stop_grace_period"]) > lease.SECONDS
+    assert seconds(OURS["web"]["stop_grace_period"]) > 30  # gunicorn's graceful timeout
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_container_of_ours_may_do_little(name):
+    assert OURS[name]["read_only"] is True
+    assert [one for one in OURS[name]["volumes"] if isinstance(one, str)] == ["guardian:/var/lib/guardian"]
+    assert dict(LAST_STAGE)["ENV"].endswith("GUARDIAN_VAR_DIR=/var/lib/guardian")
+    assert OURS[name]["cap_drop"] == ["ALL"]
+    assert OURS[name]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_several_of_a_service_have_no_port_and_no_name_in_common():
+    for name in ("web", "guard", "worker"):
+        assert "container_name" not in OURS[name]
+        assert "hostname" not in OURS[name]
+    assert OURS["web"]["ports"] == ["${GUARDIAN_WEB_PORTS:-127.0.0.1:8000}:8000"]
+
+
+@pytest.mark.parametrize("name", ["guard", "worker"])
+def test_a_worker_is_asked_for_its_health_by_its_own_name(name):
+    [test] = [OURS[name]["healthcheck"]["test"][1]]
+    assert f"--destination {name}@$$HOSTNAME" in test
+    assert f"{name}@%h" in COMMANDS[name]
+
+
+# systemd
+
+
+class Unit(configparser.RawConfigParser):
+    """A unit with what all of Guardian's services have in common; a name that stands twice has both values."""
+
+    def __init__(self, *paths):
+        super().__init__(strict=False, delimiters=("=",), comment_prefixes=("#",), interpolation=None)
+        self.optionxform = str
+        for path in paths:
+            self.read_string(path.read_text())
+
+
+SERVICE_UNITS = sorted(SYSTEMD.glob("*.service"))
+COMMON = SYSTEMD / "guardian-.service.d" / "common.conf"
+
+
+def unit(name):
+    return Unit(COMMON, SYSTEMD / name)
+
+
+def test_there_is_a_unit_for_each_process_and_for_the_migrations():
+    assert {path.name for path in SERVICE_UNITS} == {
+        "guardian-beat.service", "guardian-guard@.service", "guardian-migrate.service", "guardian-web@.service",
+        "guardian-worker@.service",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "beat"])
+def test_a_unit_starts_what_the_procfile_says(name):
+    program, *arguments = shlex.split(unit(f"guardian-{name}.service")["Service"]["ExecStart"])
+    expected = list(COMMANDS[name.rstrip("@")])
+    if name == "web@":
+        at = expected.index("--bind")
+        del expected[at : at + 2]  # the socket is systemd's
+    of_this_machine = [re.sub(r"-%i@%%h$", "@%h", argument) for argument in arguments]
+    assert [program.removeprefix("/opt/guardian/.venv/bin/"), *of_this_machine] == expected
+    assert (Path(sys.executable).parent / Path(program).name).exists()
+
+
+@pytest.mark.parametrize("path", SERVICE_UNITS, ids=lambda path: path.name)
+def test_a_unit_is_hardened_and_stops_in_peace(path):
+    service = unit(path.name)["Service"]
+    assert service["User"] == "guardian"
+    assert service["EnvironmentFile"] == "/etc/guardian/guardian.env"
+    for name, value in (
+        ("NoNewPrivileges", "yes"), ("ProtectSystem", "strict"), ("PrivateTmp", "yes"), ("ProtectHome", "yes"),
+        ("CapabilityBoundingSet", ""), ("KillMode", "mixed"), ("KillSignal", "SIGTERM"),
+    ):  # fmt: skip
+        assert service[name] == value
+    assert service["Restart"] in ("always", "on-failure")
+    assert unit(path.name)["Unit"]["StartLimitIntervalSec"] == "0"
+    assert unit(path.name)["Install"]["WantedBy"] == "guardian.target"
+
+
+def test_a_unit_lets_a_pass_and_a_request_end():
+    from queues import lease
+
+    assert int(unit("guardian-guard@.service")["Service"]["TimeoutStopSec"]) > lease.SECONDS
+    assert int(unit("guardian-worker@.service")["Service"]["TimeoutStopSec"]) > lease.SECONDS
+    assert int(unit("guardian-web@.service")["Service"]["TimeoutStopSec"]) > 30
+
+
+@pytest.mark.parametrize("name", ["web@", "guard@", "worker@", "beat"])
+def test_new_code_waits_for_its_migrations(name):
+    path = f"guardian-{name}.service"
+    assert unit(path)["Service"]["ExecStartPre"].endswith("manage.py migrate --check")
+    assert "guardian-migrate.service" in Unit(SYSTEMD / path)["Unit"]["After"]
+
+
+def test_connections_wait_while_the_web_process_restarts():
+    assert unit("guardian-web@.service")["Unit"]["Requires"] == "guardian-web@%i.socket"
+    assert Unit(SYSTEMD / "guardian-web@.socket")["Socket"]["ListenStream"] == "127.0.0.1:%i"
+
+
+@pytest.fixture
+def installed_units(tmp_path):
+    """Give a folder with the units as they are installed, but for the programs, which aren't on this machine."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed, which checks units")
+    shutil.copytree(SYSTEMD, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob("*.service"):
+        path.write_text(re.sub(r"/opt/guardian/\.venv/bin/\w+", "/bin/true", path.read_text()))
+    names = []
+    for path in sorted(tmp_path.glob("guardian*.*")):
+        if path.is_file():
+            name = path.name.replace("@.", "@8000.")
+            path.rename(tmp_path / name)
+            names.append(name)
+    return tmp_path, names
+
+
+def analyze(folder, *arguments):
+    return subprocess.run(
+        ["systemd-analyze", *arguments],
+        env={"PATH": os.environ["PATH"], "SYSTEMD_UNIT_PATH": f"{folder}:"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_systemd_understands_the_units(installed_units):
+    folder, names = installed_units
+    verified = analyze(folder, "verify", *names)
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_systemd_finds_little_to_harden(installed_units):
+    folder, names = installed_units
+    for name in [name for name in names if name.endswith(".service")]:
+        answer = analyze(folder, "security", "--offline=true", "--threshold=20", name)
+        assert answer.returncode == 0, answer.stdout[-500:]
+
+
+# Settings
+
+
+def check(**settings):
+    return subprocess.run(
+        [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"],
+        cwd=PROJECT,
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_production_settings_pass_the_checks_for_deployment(tmp_path):
+    good = check(GUARDIAN_VAR_DIR=str(tmp_path))
+    assert good.returncode == 0, good.stderr
+    bad = check(GUARDIAN_VAR_DIR=str(tmp_path), GUARDIAN_BASE_URL="http://guardian.example.org")
+    assert bad.returncode == 1
+    assert "security.W" in bad.stderr
+
+
+# The same steps as the image's, without Docker
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Give the folder of the image: what .dockerignore lets in, and the packages of the production lock."""
+    assert (PRODUCTION / "installed").exists(), f"{PRODUCTION} is missing: `make production-packages` makes it"
+    folder = tmp_path_factory.mktemp("image") / "guardian"
+    folder.mkdir()
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=PROJECT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in listed.stdout.splitlines():
+        if (PROJECT / name).is_file() and not ignored(name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PROJECT / name, folder / name)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installed, tmp_path):
+    program = PRODUCTION / "bin"
+    assert subprocess.run([program / "python", "-c", "import pytest"], capture_output=True, check=False).returncode == 1
+    with PrivateCluster() as cluster, PrivateRedis() as redis:
+        settings = environment(
+            DATABASE_URL=cluster.create_database("guardian"),
+            CELERY_BROKER_URL=redis.url,
+            GUARDIAN_VAR_DIR=str(tmp_path),
+        )
+
+        def manage(*arguments):
+            return subprocess.run(
+                [program / "python", "manage.py", *arguments],
+                cwd=installed, env=settings, capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+
+        checked = manage("check", "--deploy", "--fail-level", "WARNING")
+        assert checked.returncode == 0, checked.stderr
+        assert manage("migrate", "--check").returncode == 1
+        migrated = manage("migrate", "--no-input")
+        assert migrated.returncode == 0, migrated.stderr
+        assert manage("migrate", "--check").returncode == 0
+
+        port = free_port()
+        web = [part.replace("0.0.0.0:${PORT:-8000}", f"127.0.0.1:{port}") for part in COMMANDS["web"]]
+        group = Group(settings, directory=installed, logs=tmp_path / "log")
+        for name, command in {**COMMANDS, "web": web}.items():
+            group.start(name, [program / command[0], *command[1:]])
+        try:
+            health = [program / "python", "deploy/healthcheck.py", str(port)]
+
+            def healthy():
+                return subprocess.run(health, cwd=installed, env=settings, capture_output=True, check=False)
+
+            deadline = time.monotonic() + 60
+            while healthy().returncode != 0:
+                assert not group.ended(), group.log("web").read_text()
+                assert time.monotonic() < deadline, group.log("web").read_text()
+            through_the_proxy = {
+                "Host": "guardian.example.org", "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1",
+            }  # fmt: skip
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", headers=through_the_proxy, trust_env=False
+            ) as client:
+                page = client.get("/")
+                assert page.status_code == 200
+                assert page.headers["Strict-Transport-Security"] == "max-age=31536000; includeSubDomains; preload"
+                form = client.get("/signin/")
+                assert re.match("csrftoken=.*HttpOnly; .*SameSite=Lax; Secure", form.headers["Set-Cookie"])
+                linked = manage("create_owner", "ops@example.org", "--operator")
+                assert linked.returncode == 0, linked.stderr
+                link = manage("login_link", "ops@example.org").stdout.strip()
+                signed_in = client.get(link.removeprefix("https://guardian.example.org"))
+                assert re.search("sessionid=.*HttpOnly; .*SameSite=Lax; Secure", signed_in.headers["Set-Cookie"])
+                assets = re.findall(r'(?:href|src)="(/static/[^"]+)"', page.text)
+                assert assets
+                for asset in assets:
+                    assert client.get(asset).status_code == 200
+                ready = client.get("/readyz").json()
+                assert (ready["database"], ready["task_queue"]) == (True, True)
+                assert client.get("/", headers={"Host": "other.example.org"}).status_code == 400
+                assert client.get("/", headers={"X-Forwarded-Proto": "http"}).status_code == 301
+            # A worker's health check, as compose has it.
+            host = os.uname().nodename
+            for name in ("guard", "worker"):
+                ping = [program / "celery", "-A", "guardian_site", "inspect", "ping", "--destination", f"{name}@{host}"]
+                deadline = time.monotonic() + 60
+                while (answer := subprocess.run(ping, cwd=installed, env=settings, capture_output=True)).returncode:
+                    assert time.monotonic() < deadline, answer.stdout
+            assert not group.ended()
+            codes = {name: group.end(name, 60) for name in COMMANDS}
+            assert codes == dict.fromkeys(COMMANDS, 0)
+            assert list((tmp_path / "celery").glob("beat-schedule*"))
+        finally:
+            group.stop()
+
+
+# The health check
+
+
+@pytest.fixture
+def server():
+    """Give a port of this machine on which a server answers as it is told, and notes the names it was asked by."""
+    import http.server
+    import threading
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.asked.append((self.path, self.headers["Host"]))
+            self.send_response(self.server.status)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as serving:
+        serving.asked, serving.status = [], 200
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield serving
+        serving.shutdown()
+
+
+def test_the_health_check_asks_by_the_name_that_people_reach_guardian_by(server, monkeypatch):
+    monkeypatch.setenv("GUARDIAN_BASE_URL", "https://guardian.example.org:8443")
+    assert healthcheck.problem(server.server_port) == ""
+    assert server.asked == [("/healthz", "guardian.example.org")]
+    server.status = 400
+    assert "answered 400" in healthcheck.problem(server.server_port)
+
+
+def test_an_ipv6_address_is_asked_for_and_answered_to_in_brackets(server, monkeypatch):
+    monkeypatch.setenv("GUARDIAN_BASE_URL", "http://[::1]:8000")
+    healthcheck.problem(server.server_port)
+    [(_, host)] = server.asked
+    assert host == "[::1]"
+    assert validate_host(split_domain_port(host)[0], [host_of("http://[::1]:8000")])
+    assert host_of("https://guardian.example.org:8443/x") == "guardian.example.org"
+
+
+def test_the_health_check_says_that_nobody_answers(monkeypatch):
+    monkeypatch.delenv("GUARDIAN_BASE_URL")
+    assert "does not answer" in healthcheck.problem(free_port())

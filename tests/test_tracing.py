@@ -1,0 +1,214 @@
+"""One id goes from a request through the tasks it hands over to the calls to the broker."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from celery import shared_task, signals
+from django.db import connection
+from django.test import Client, override_settings
+from django.urls import path
+from kombu import Connection
+
+from guardian_site import tracing, urls
+from local.processes import end, spawn
+from rabbit import connections
+from rabbit.management import Management
+from rabbit.threads import Threads
+from tests.plugin import ROOT
+from tests.recorder import Recorder
+
+NEW = re.compile(r"[0-9a-f]{16}")
+LISTED = json.dumps({"name": "guardian", "tags": "administrator"}).encode()
+
+
+@pytest.fixture
+def behind_a_proxy(settings):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
+
+
+def test_an_id_is_believed_of_a_proxy_and_of_nobody_else(settings):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 0
+    assert NEW.fullmatch(Client(headers={"X-Request-ID": "somebody-elses"}).get("/healthz")["X-Request-ID"])
+
+
+@pytest.mark.usefixtures("behind_a_proxy")
+@pytest.mark.parametrize("given", ["a", "Proxy-1.2_3", "x" * 64])
+def test_a_request_keeps_the_id_that_a_proxy_gave_it(given):
+    assert Client(headers={"X-Request-ID": given}).get("/healthz")["X-Request-ID"] == given
+
+
+@pytest.mark.usefixtures("behind_a_proxy")
+@pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\nb", "a:b", "ä", "<script>", "a\n", "\u0661"])
+def test_an_id_that_is_none_makes_way_for_a_new_one(given):
+    assert NEW.fullmatch(Client(headers={"X-Request-ID": given}).get("/healthz")["X-Request-ID"])
+
+
+def test_each_request_without_one_has_an_id_of_its_own():
+    ids = {Client().get(page)["X-Request-ID"] for page in ("/healthz", "/healthz", "/no-such-page", "/static/no.css")}
+    assert len(ids) == 4
+    assert tracing.current() == ""
+
+
+def broken(request):
+    raise RuntimeError("broken")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("under", ["/", "/api/"])
+@override_settings(ROOT_URLCONF=__name__, ALLAUTH_TRUSTED_PROXY_COUNT=1)
+def test_who_gets_an_error_can_say_under_which_id_it_is_logged(under):
+    answer = Client(raise_request_exception=False, headers={"X-Request-ID": "say-this"}).get(f"{under}broken/")
+    assert answer.status_code == 500
+    assert answer["X-Request-ID"] == "say-this"
+    assert "say-this" in answer.content.decode()
+
+
+handler500 = urls.handler500
+urlpatterns = [path("broken/", broken), path("api/broken/", broken), *urls.urlpatterns]
+
+
+def test_the_broker_is_told_the_id(settings):
+    with Recorder(answer=LISTED) as broker:
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:secret@127.0.0.1:{broker.port}"
+        with tracing.begun("from-a-request"):
+            connections.management().whoami()
+        connections.management().whoami()
+    first, second = broker.asked
+    assert first.headers["X-Request-ID"] == "from-a-request"
+    assert "X-Request-ID" not in second.headers
+
+
+def test_a_client_that_knows_of_no_id_sends_none():
+    with Recorder(answer=LISTED) as broker:
+        Management(f"http://127.0.0.1:{broker.port}").whoami()
+    assert "X-Request-ID" not in broker.asked[0].headers
+
+
+def test_threads_know_the_id_of_who_set_them_to_work():
+    with tracing.begun("ours"), Threads(2) as threads:
+        assert list(threads.map(lambda _: tracing.current(), range(4))) == ["ours"] * 4
+        with tracing.begun("another"):
+            assert threads.submit(tracing.current).result() == "another"
+        assert threads.submit(lambda given, more: (given, more), 1, more=2).result() == (1, 2)
+
+
+def test_all_work_in_threads_is_handed_over_in_that_way():
+    rooms = ("guardian_site", "queues", "accounts", "rabbit")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    assert [file.name for file in files if "ThreadPoolExecutor(" in file.read_text()] == []
+
+
+@shared_task(name="tests.say_id")
+def say_id():
+    return tracing.current()
+
+
+@pytest.fixture
+def published():
+    """Give the headers of the messages that hand over a task."""
+    seen = []
+
+    def keep(headers, **_):
+        seen.append(headers)
+
+    signals.after_task_publish.connect(keep)
+    yield seen
+    signals.after_task_publish.disconnect(keep)
+
+
+def test_a_task_is_handed_over_with_the_id_of_the_request(published):
+    with Connection("memory://") as memory:
+        with tracing.begun("from-a-request"):
+            say_id.apply_async(connection=memory)
+        say_id.apply_async(connection=memory)  # as beat does
+    first, second = (headers[tracing.TASK_HEADER] for headers in published)
+    assert first == "from-a-request"
+    assert NEW.fullmatch(second)
+
+
+def test_a_task_that_is_called_here_has_the_id_of_its_caller():
+    with tracing.begun("ours"):
+        assert say_id.apply().get() == "ours"
+        assert tracing.current() == "ours"
+    assert NEW.fullmatch(say_id.apply().get())
+    assert tracing.current() == ""
+
+
+@shared_task(name="tests.fail")
+def fail():
+    raise RuntimeError("broken")
+
+
+def test_a_task_that_fails_leaves_no_id_behind():
+    assert fail.apply().failed()
+    assert tracing.current() == ""
+    assert tracing._running == {}
+
+
+def test_a_message_without_an_id_or_with_a_strange_one_has_a_new_one():
+    class Task:
+        request = {}
+
+    for given in (None, "", "a b", 7, ["x"]):
+        Task.request = {} if given is None else {tracing.TASK_HEADER: given}
+        tracing.take_over(task_id="1", task=Task)
+        assert NEW.fullmatch(tracing.current())
+        tracing.let_go(task_id="1")
+    assert tracing.current() == ""
+
+
+HAND_OVER = (
+    "from guardian_site import tracing; from queues.tasks import monitor_queues;"
+    "monitor_queues.delay(); print('handed over under', tracing.current())"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_an_id_goes_from_a_command_through_a_worker_to_the_broker_and_its_log_is_json_once(tmp_path):
+    database = connection.settings_dict
+    with Recorder(answer=b"[]") as broker:
+        environment = {
+            **os.environ,
+            "DATABASE_URL": f"sqlite:///{database['NAME']}"
+            if connection.vendor == "sqlite"
+            else "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database),
+            "GUARDIAN_VAR_DIR": str(tmp_path),
+            "RABBITMQ_MANAGEMENT_URL": f"http://guardian:secret@127.0.0.1:{broker.port}",
+            "LOG_FORMAT": "json",
+            "LOG_LEVEL": "DEBUG",
+            "PYTHONWARNINGS": "ignore",  # what Celery says to root
+        }
+        log = tmp_path / "worker.log"
+        command = [sys.executable, "-m", "celery", "--quiet", "-A", "guardian_site", "worker", "--concurrency", "1"]
+        with log.open("wb") as output:
+            worker = spawn(command, environment=environment, directory=ROOT, output=output)
+        try:
+            handed_over = subprocess.run(
+                [sys.executable, "manage.py", "shell", "-c", HAND_OVER],
+                cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60,
+            )  # fmt: skip
+            request_id = handed_over.stdout.split()[-1]
+            until = time.monotonic() + 60
+            while "succeeded" not in log.read_text():
+                assert time.monotonic() < until, log.read_text()
+                time.sleep(0.1)
+            said = log.read_text()
+        finally:
+            end(worker, timeout=20)
+    assert NEW.fullmatch(request_id)
+    assert {asked.headers["X-Request-ID"] for asked in broker.asked} == {request_id}
+    lines = [json.loads(line) for line in said.splitlines()]
+    of_task = [line for line in lines if line.get("request_id") == request_id]
+    assert {"guardian.broker", "celery.app.trace", "queues.monitor"} <= {line["logger"] for line in of_task}
+    calls = [line for line in of_task if line["logger"] == "guardian.broker"]
+    assert len(calls) == len(broker.asked)
+    assert {call["level"] for call in calls} == {"DEBUG"}
+    received = [line for line in lines if line["message"].startswith("Task queues.tasks.monitor_queues")]
+    assert len(received) == len({line["message"] for line in received}) == 2  # received, and succeeded
+    assert "secret" not in said
