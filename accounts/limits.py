@@ -17,6 +17,9 @@ SHARES = 100
 """A stretch has about so many shares. A limit up to this is exact; past it a process may keep a share to itself."""
 
 
+GONE_SECONDS = 2.0
+"""For so long what can't be kept, and has nothing in its way, is tried again."""
+
 STRETCHES = {60: "a minute", 3600: "an hour"}
 """How long stretches are, in seconds, and in words."""
 
@@ -97,9 +100,13 @@ def add(key: str, value: Any, seconds: float) -> bool:
     Raises:
         OperationalError: nothing can be written to the database. Django's cache in it calls that "not the first".
     """
-    for _ in range(2):  # what stood in the way may just have gone
+    until: float | None = None
+    while until is None or time.monotonic() < until:
         if cache.add(key, value, seconds):
             return True
         if cache.get(key) is not None:
             return False
+        # What stood in the way has just gone, and the next may be faster.
+        until = until or time.monotonic() + GONE_SECONDS
+        time.sleep(GONE_SECONDS / 100)
     raise OperationalError("Nothing can be written to the cache in the database.")

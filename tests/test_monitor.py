@@ -1,9 +1,11 @@
 """One pass, on a real broker, from the list to the outbox."""
 
+import uuid
 from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -240,6 +242,13 @@ def test_while_another_process_is_at_it_nothing_is_done(amqp):
     with lease.lease(monitor.LEASE):
         assert monitor.run_pass().another_pass
     assert not Queue.objects.exists()
+
+
+def test_a_lease_that_another_took_a_moment_later_than_was_asked_for_it_is_not_free(guarded):
+    """PostgreSQL's time of a statement that had to wait for another's row is before that other's."""
+    expires_at = Now() + timedelta(seconds=lease.SECONDS + 1)
+    Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=expires_at)
+    assert monitor.run_pass().another_pass
 
 
 def test_misnamed_queues_and_exchanges_are_reported(amqp):
