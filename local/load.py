@@ -219,8 +219,8 @@ class Tides(Busy):
     ) -> None:
         """Choose. ``name_of`` gives the name of a queue by its number; ``pause``: seconds between two deeds."""
         super().__init__("tides")
-        self.published: Counter[str] = Counter()
-        """How many messages at most were ever put into a queue, by its name."""
+        self.most_in: Counter[str] = Counter()
+        """How many messages at most were ever in a queue at once, by its name."""
         self.done: Counter[str] = Counter()
         """How often what was done."""
         self._parameters = pika.URLParameters(f"{amqp_url}/%2F?heartbeat=4&socket_timeout=5")
@@ -230,6 +230,8 @@ class Tides(Busy):
         self._pause = pause
         self._chance = chance
         self._names: list[str] = []
+        self._in: Counter[str] = Counter()
+        self._unconfirmed: Counter[str] = Counter()
 
     def work(self) -> None:
         """Go on, whatever becomes of the connection."""
@@ -266,10 +268,13 @@ class Tides(Busy):
         self._publish(channel, self._chance.choice(self._names), self._most + 1)
 
     def _publish(self, channel: Any, name: str, messages: int) -> None:
-        channel.queue_declare(name, durable=True)
+        self._in[name] = channel.queue_declare(name, durable=True).method.message_count + self._unconfirmed[name]
         for _ in range(messages):
-            self.published[name] += 1  # first: it may arrive though the connection is lost
+            self._in[name] += 1
+            self.most_in[name] = max(self.most_in[name], self._in[name])
+            self._unconfirmed[name] += 1  # it may arrive though the connection is lost
             channel.basic_publish("", name, b"a message")
+            self._unconfirmed[name] -= 1
             self.done["messages published"] += 1
 
     def _shrink(self, channel: Any) -> None:

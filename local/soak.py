@@ -377,8 +377,8 @@ class Soak:
         events = Counter(QueueEvent.objects.order_by().values_list("kind", flat=True))
         wrong = invariants.deleted_below_maximum()
         for name in QueueEvent.objects.filter(kind="deleted", vhost="/").values_list("queue_name", flat=True):
-            if (most := self._tides.published[name]) <= MAX:
-                wrong.append(f"{name} was deleted, and {most} messages at most were ever in it")
+            if (most := self._tides.most_in[name]) <= MAX:
+                wrong.append(f"{name} was deleted, and {most} messages at most were ever in it at once")
         for queue in Queue.objects.filter(state__in=["ok", "warned"]):
             if queue.length is not None and queue.length > MAX and not queue.registered:
                 wrong.append(f"{queue} has {queue.length} messages, and is there")
