@@ -64,7 +64,10 @@ RESULTS = PROJECT / "var" / "bench"
 
 
 def main() -> int:
-    """Run the benchmarks that the command line names, and return the exit code: 1 where a target was missed."""
+    """Run the benchmarks that the command line names, and return the exit code.
+
+    It is 1 where a target was missed, and 2 where something could not be measured.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure; by default all there is.")
     parser.add_argument("only", nargs="*", metavar="NAME", help=f"one of: {', '.join(BENCHMARKS)}")
     only = parser.parse_args().only
@@ -75,11 +78,17 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # by which everything that was started is ended
     console = Console()
+    measured: dict[str, list[Figure]] = {}
+    broken: dict[str, str] = {}
     try:
         with running(lambda text: console.print(f"[dim]{text}[/dim]", highlight=False)) as services:
             machine = {**_machine(), **services.versions()}
-            measured = {name: BENCHMARKS[name](services) for name in names}
-    except (StartError, ChildError, BrokerError, TimeoutError) as error:
+            for name in names:
+                try:
+                    measured[name] = BENCHMARKS[name](services)
+                except (StartError, ChildError, BrokerError, TimeoutError) as reason:
+                    broken[name] = str(reason)  # what others measured, for many minutes, isn't lost for it
+    except (StartError, BrokerError) as error:
         console.print(str(error), style="red", markup=False)
         return 2
     except KeyboardInterrupt:
@@ -92,6 +101,10 @@ def main() -> int:
         console.print(
             f"missed: {name}, {one.where}: {one.what} {one.target}", style="red", markup=False, soft_wrap=True
         )
+    for name, why in broken.items():
+        console.print(f"not measured: {name}: {why}", style="red", markup=False)
+    if broken:
+        return 2
     return 1 if missed else 0
 
 
