@@ -417,11 +417,11 @@ class Undo(Exception):
     ("route", "method"), [(route, method) for route, methods in TABLE.items() for method in methods]
 )
 def test_each_visitor_gets_what_the_table_says(guarded, things, route, method):
-    statuses = []
+    statuses, world = [], World(guarded)
     things()
     for visitor in VISITORS:
         with contextlib.suppress(Undo), transaction.atomic():
-            statuses.append(ask(World(guarded), visitor, method, route))
+            statuses.append(ask(world, visitor, method, route))
             raise Undo
         if method != "get":
             things()
