@@ -200,6 +200,8 @@ class Crowd:
         self.outcome.accounts.add(name)
 
     def _remove_account(self, person: Person, chance: random.Random) -> None:
+        if len(person.accounts) < 2:
+            return  # so that there are some in the end, to look at
         name = person.accounts.pop(chance.randrange(len(person.accounts)))
         self.outcome.accounts.discard(name)
         person.client(chance).ask("DELETE", f"/api/pulse-users/{name}/", what="remove accounts")
@@ -240,6 +242,8 @@ class Crowd:
         self.outcome.agents[queue] = agent
 
     def _remove_agent(self, person: Person, chance: random.Random) -> None:
+        if len(person.agents) < 2:
+            return  # so that there are some in the end, to look at
         agent = person.agents.pop(chance.randrange(len(person.agents)))
         del self.outcome.agents[agent.queue]
         person.client(chance).ask("DELETE", f"/api/agent-identities/{agent.identity}/", what="remove agents")
