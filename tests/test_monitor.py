@@ -4,7 +4,7 @@ import uuid
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -12,7 +12,7 @@ from django.utils import timezone
 from accounts import removal
 from accounts.models import Owner, PulseUser
 from benchmarks.passes import counted_requests
-from queues import by_hand, lease, monitor, pruning
+from queues import bulk, by_hand, lease, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Watch
 from rabbit.management import Management
@@ -535,6 +535,25 @@ def test_a_queue_whose_row_is_removed_just_as_it_comes_back_is_new(amqp, alice, 
     monitor.run_pass()
     assert not Queue.objects.exists()
     assert monitor.run_pass().new == 1
+
+
+def test_a_new_length_is_written_where_the_old_one_was_and_into_no_index(guarded):
+    if connection.vendor != "postgresql":
+        pytest.skip("PostgreSQL alone writes whole rows anew")
+    now = timezone.now()
+    Queue.objects.bulk_create(
+        Queue(
+            vhost="/", name=f"q{number}", type="classic", durable=True, auto_delete=False, exclusive=False,
+            ready=1, unacknowledged=0, first_seen=now, last_seen=now,
+        )
+        for number in range(200)
+    )  # fmt: skip
+    ids = list(Queue.objects.order_by("id").values_list("id", flat=True)[::10])
+    with transaction.atomic(), connection.cursor() as cursor:
+        bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), [(id_, 2, 0, now) for id_ in ids])
+        table = "'queues_queue'::regclass"
+        cursor.execute(f"SELECT pg_stat_get_xact_tuples_updated({table}), pg_stat_get_xact_tuples_hot_updated({table})")
+        assert cursor.fetchone() == (20, 20)
 
 
 def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few(amqp, alice, management, vhost):

@@ -441,7 +441,7 @@ def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_i
     amqp.connection.process_data_events(1)
     amqp.channel.basic_ack(in_hand.pop(0))
     monitor.run_pass()
-    count_until(lambda: stalled()[0] == 1, amqp.connection)
+    count_until(lambda: stalled()[0] == 1 and stalled()[1] is not None, amqp.connection)
     assert told() == []
     wait_stalled(minutes=5)
     assert (count_consumers(), count_consumers()) == (2, 0)
