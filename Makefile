@@ -9,6 +9,10 @@ TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 # Tests that look at whole processes for the most part, each of them for long.
 PROCESSES = tests/test_kills.py tests/test_local.py tests/test_production.py tests/test_publishing.py tests/test_restarts.py tests/test_soak.py tests/test_spool.py
 
+# Tests that wait for most of their time: for a command to start, a broker to be back, a page to be drawn.
+WAITING = $(patsubst %,tests/test_%.py,channels commands doctor events failures outbox overview prometheus sentry shards \
+	tracing unattended walk work_store)
+
 # What failed once and then passed is named at the end of a run (RERUN), to be mended; a busy machine stops nobody's merge.
 RERUNS = $(if $(CI),--reruns 1 --rerun-show-tracebacks)
 
@@ -18,7 +22,7 @@ SITE_AGENTS = 1.0.5 1.0.7
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run restarts soak test test-on-sqlite test-on-postgresql test-consumers test-processes lint audit bench figures docs pictures lock clean \
+.PHONY: help setup demo run restarts soak test test-on-sqlite test-on-postgresql test-waiting test-processes test-consumers lint audit bench figures docs pictures lock clean \
 	rabbitmq-server postgresql redis-server zookeeper chromium site-agents production-packages
 
 help:
@@ -55,17 +59,21 @@ soak: setup rabbitmq-server postgresql redis-server
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
 
 test: setup $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages
-	@$(MAKE) --no-print-directory -j2 test-on-sqlite test-on-postgresql test-consumers test-processes
+	@$(MAKE) --no-print-directory -j3 test-on-sqlite test-on-postgresql test-waiting test-processes test-consumers
 
-# Two at once, each with a broker of its own: most of the time a test waits for somebody else. The first takes as long as
-# the others together.
+# Three at once, each with a broker of its own: most of the time a test waits for somebody else.
 test-on-sqlite:
-	$(PYTHON) -m pytest $(RERUNS) --ignore-glob='tests/test_consumer*.py' $(PROCESSES:%=--ignore=%)
+	$(PYTHON) -m pytest $(RERUNS) --ignore-glob='tests/test_consumer*.py' $(PROCESSES:%=--ignore=%) $(WAITING:%=--ignore=%)
 
 test-on-postgresql:
 	@mkdir -p var
 	@GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest $(RERUNS) -m database > var/test-on-postgresql.txt 2>&1; \
 		code=$$?; echo; echo "On PostgreSQL:"; cat var/test-on-postgresql.txt; exit $$code
+
+test-waiting:
+	@mkdir -p var
+	@$(PYTHON) -m pytest $(RERUNS) $(WAITING) > var/test-waiting.txt 2>&1; \
+		code=$$?; echo; echo "Commands, faults and pages:"; cat var/test-waiting.txt; exit $$code
 
 test-processes:
 	@mkdir -p var
