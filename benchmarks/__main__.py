@@ -88,6 +88,7 @@ def main() -> int:
                     measured[name] = BENCHMARKS[name](services)
                 except (StartError, ChildError, BrokerError, TimeoutError) as reason:
                     broken[name] = str(reason)  # what others measured, for many minutes, isn't lost for it
+                    console.print(f"not measured: {name}: {reason}", style="red", markup=False)
     except (StartError, BrokerError) as error:
         console.print(str(error), style="red", markup=False)
         return 2
@@ -101,9 +102,8 @@ def main() -> int:
         console.print(
             f"missed: {name}, {one.where}: {one.what} {one.target}", style="red", markup=False, soft_wrap=True
         )
-    for name, why in broken.items():
-        console.print(f"not measured: {name}: {why}", style="red", markup=False)
     if broken:
+        console.print(f"not measured: {', '.join(broken)}", style="red", markup=False)
         return 2
     return 1 if missed else 0
 

@@ -40,7 +40,7 @@ def audit(program: Sequence[str], seconds: float) -> tuple[int, list[str]]:
         return 0, [OUT_OF_REACH.format(f"the package index didn't tell of all packages within {seconds:g} seconds")]
     try:
         return judged(json.loads(done.stdout))
-    except ValueError:
+    except (ValueError, KeyError, TypeError):  # no JSON, or of another shape
         said = done.stderr.strip().rpartition("\n")[2]
         if re.search("onnect|ServiceError", done.stderr):  # "Could not connect", "ConnectionError", and the like
             return 0, [OUT_OF_REACH.format("the package index can't be reached")]

@@ -57,6 +57,7 @@ def test_an_index_that_knows_of_nothing_is_no_reason_to_say_that_all_is_well():
         ("import time; time.sleep(60)", 1, 0, "Known holes were not looked for"),
         ("raise SystemExit('ERROR:pip_audit:Could not connect to the vulnerability feed')", 60, 0, "can't be reached"),
         ("raise SystemExit('ERROR:pip_audit:invalid requirements input')", 60, 1, "invalid requirements input"),
+        ("print('{}')", 60, 1, "pip-audit failed"),
     ],
     ids=["hangs", "not reached", "fails"],
 )
