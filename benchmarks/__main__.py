@@ -97,7 +97,7 @@ def main() -> int:
     show(console, measured)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
     _write(measured, machine)
-    missed = [(name, one) for name in names for one in measured[name] if one.met is False]
+    missed = [(name, one) for name, figures in measured.items() for one in figures if one.met is False]
     for name, one in missed:
         console.print(
             f"missed: {name}, {one.where}: {one.what} {one.target}", style="red", markup=False, soft_wrap=True
