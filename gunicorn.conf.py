@@ -25,5 +25,8 @@ if os.environ.get("LOG_FORMAT") == "json":
 
 def post_worker_init(worker: Any) -> None:
     """Have what a worker has loaded, which stays, not be looked through again and again for garbage."""
+    from django.urls import get_resolver
+
+    _ = get_resolver().url_patterns  # which loads all views
     gc.collect()
     gc.freeze()

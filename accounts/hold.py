@@ -56,8 +56,7 @@ class Hold:
         """
         until = time.monotonic() + wait
         while not limits.add(self._key, self._token, seconds()):
-            if self._drop_one_of_later():
-                continue
+            self._bring_forward_one_of_later()
             if time.monotonic() >= until:
                 raise self._taken()
             time.sleep(POLL_SECONDS)
@@ -92,17 +91,15 @@ class Hold:
         except DatabaseError as error:
             logger.warning("The hold of '%s' could not be released, and runs out by itself: %s", self._username, error)
 
-    def _drop_one_of_later(self) -> bool:
-        """Drop a hold that was taken later than now, and return whether there was one.
+    def _bring_forward_one_of_later(self) -> None:
+        """Have a hold that was taken later than now last as long as one that is taken now.
 
         The clock was set back then, and what a crash left behind would last for as much longer. Whoever needs it all
-        the same makes no request any more.
+        the same loses it before their next request, and has as long for the one that is under way as ever.
         """
         _, _, taken_at = str(cache.get(self._key) or "").partition(" ")
-        if not taken_at or float(taken_at) <= time.time() + SLACK_SECONDS:
-            return False
-        cache.delete(self._key)
-        return True
+        if taken_at and float(taken_at) > time.time() + SLACK_SECONDS:
+            cache.set(self._key, f"nobody's {time.time():.0f}", seconds())
 
     def _is_ours(self) -> bool:
         return bool(cache.get(self._key) == self._token)

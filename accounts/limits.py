@@ -16,8 +16,7 @@ from django.db import OperationalError
 SHARES = 100
 """A stretch has about so many shares. A limit up to this is exact; past it a process may keep a share to itself."""
 
-
-GONE_SECONDS = 2.0
+GONE_SECONDS = 0.3
 """For so long what can't be kept, and has nothing in its way, is tried again."""
 
 STRETCHES = {60: "a minute", 3600: "an hour"}
@@ -108,5 +107,5 @@ def add(key: str, value: Any, seconds: float) -> bool:
             return False
         # What stood in the way has just gone, and the next may be faster.
         until = until or time.monotonic() + GONE_SECONDS
-        time.sleep(GONE_SECONDS / 100)
+        time.sleep(GONE_SECONDS / 30)
     raise OperationalError("Nothing can be written to the cache in the database.")

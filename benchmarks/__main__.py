@@ -37,7 +37,7 @@ from benchmarks import (
     warned,
 )
 from benchmarks.figures import Figure, show
-from benchmarks.services import PROJECT, ChildError, Services, running
+from benchmarks.services import PROJECT, Services, running
 from local.processes import StartError
 from rabbit.management import BrokerError
 
@@ -79,16 +79,16 @@ def main() -> int:
         signal.signal(number, lambda *_: sys.exit(1))  # by which everything that was started is ended
     console = Console()
     measured: dict[str, list[Figure]] = {}
-    broken: dict[str, str] = {}
+    broken: list[str] = []
     try:
         with running(lambda text: console.print(f"[dim]{text}[/dim]", highlight=False)) as services:
             machine = {**_machine(), **services.versions()}
             for name in names:
                 try:
                     measured[name] = BENCHMARKS[name](services)
-                except (StartError, ChildError, BrokerError, TimeoutError) as reason:
-                    broken[name] = str(reason)  # what others measured, for many minutes, isn't lost for it
-                    console.print(f"not measured: {name}: {reason}", style="red", markup=False)
+                except Exception as reason:  # whatever it is: what others measured, for many minutes, isn't lost for it
+                    broken.append(name)
+                    console.print(f"not measured: {name}: {type(reason).__name__}: {reason}", style="red", markup=False)
     except (StartError, BrokerError) as error:
         console.print(str(error), style="red", markup=False)
         return 2

@@ -44,7 +44,7 @@ def audit(program: Sequence[str], seconds: float) -> tuple[int, list[str]]:
         said = done.stderr.strip().rpartition("\n")[2]
         if re.search("onnect|ServiceError", done.stderr):  # "Could not connect", "ConnectionError", and the like
             return 0, [OUT_OF_REACH.format("the package index can't be reached")]
-        return 1, [f"pip-audit failed: {said}"]
+        return 1, [f"pip-audit failed: {said or 'its answer is of another shape'}"]
 
 
 def judged(report: dict[str, Any]) -> tuple[int, list[str]]:

@@ -20,6 +20,9 @@ PAGES = ("/", "/queues/", "/pulse-users/", "/subscriptions/", "/exchanges/", "/t
 TYPES = ("order", "resource", "user_role")
 """The object types that agents want to hear of here."""
 
+LEAVING_ONE = 2
+"""Only who has so many loses one, so that there are some in the end, to look at."""
+
 MAY_BE_GONE = (200, 202, 204, 404, 409)
 """The answers to what is done to a queue that others handle too."""
 
@@ -94,11 +97,12 @@ class Person:
 
 
 class Deed(NamedTuple):
-    """What somebody does, and so often before all of it is done again. ``to``: only who has some of these can."""
+    """What somebody does, and so often before all of it is done again. ``to``: only who has ``least`` of these can."""
 
     times: int
     do: Callable[[Person, random.Random], None]
     to: Literal["", "accounts", "agents"] = ""
+    least: int = 1
 
 
 class Crowd:
@@ -117,12 +121,12 @@ class Crowd:
             Deed(8, self._look),
             Deed(1, self._sign_in),
             Deed(3, self._make_account),
-            Deed(1, self._remove_account, "accounts"),
+            Deed(1, self._remove_account, "accounts", LEAVING_ONE),
             Deed(1, self._change_password, "accounts"),
             Deed(1, self._empty_queue, "accounts"),
             Deed(1, self._delete_queue, "accounts"),
             Deed(5, self._register),
-            Deed(2, self._remove_agent, "agents"),
+            Deed(2, self._remove_agent, "agents", LEAVING_ONE),
             Deed(6, self._publish),
             Deed(1, self._change_token),
         ]
@@ -134,7 +138,11 @@ class Crowd:
                 self._deck = [deed for deed in self._deeds for _ in range(deed.times)]
                 chance.shuffle(self._deck)
             deed = self._deck.pop()
-            able = [one for one in self.people if not one.lock.locked() and (not deed.to or getattr(one, deed.to))]
+            able = [
+                one
+                for one in self.people
+                if not one.lock.locked() and (not deed.to or len(getattr(one, deed.to)) >= deed.least)
+            ]
             if not able:
                 return
             person = chance.choice(able)
@@ -200,8 +208,6 @@ class Crowd:
         self.outcome.accounts.add(name)
 
     def _remove_account(self, person: Person, chance: random.Random) -> None:
-        if len(person.accounts) < 2:
-            return  # so that there are some in the end, to look at
         name = person.accounts.pop(chance.randrange(len(person.accounts)))
         self.outcome.accounts.discard(name)
         person.client(chance).ask("DELETE", f"/api/pulse-users/{name}/", what="remove accounts")
@@ -242,8 +248,6 @@ class Crowd:
         self.outcome.agents[queue] = agent
 
     def _remove_agent(self, person: Person, chance: random.Random) -> None:
-        if len(person.agents) < 2:
-            return  # so that there are some in the end, to look at
         agent = person.agents.pop(chance.randrange(len(person.agents)))
         del self.outcome.agents[agent.queue]
         person.client(chance).ask("DELETE", f"/api/agent-identities/{agent.identity}/", what="remove agents")

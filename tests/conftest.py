@@ -33,8 +33,8 @@ DATABASE_FIXTURES = {"db", "transactional_db", "guarded"}
 ON_ONE_DATABASE = {
     "test_account_pages", "test_admin", "test_admin_agents", "test_adopt_broker",
     "test_api_errors", "test_api_schema", "test_channels", "test_cleanup_commands", "test_commands", "test_docs",
-    "test_doctor", "test_door", "test_error_pages", "test_events", "test_failures", "test_fuzz",
-    "test_import_pulseguardian", "test_invariants", "test_kills", "test_mails", "test_message_store_pages",
+    "test_doctor", "test_door", "test_error_pages", "test_failures", "test_fuzz",
+    "test_invariants", "test_kills", "test_mails", "test_message_store_pages",
     "test_oidc", "test_operator_views", "test_preferences", "test_prometheus",
     "test_queue_page", "test_settings_page", "test_signin", "test_site", "test_site_agents", "test_stomp",
     "test_subscription_pages", "test_tokens", "test_tracing", "test_who_may",

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 import time_machine
+from django.core.cache import cache
 from django.core.management import CommandError, call_command
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test import Client
 from django.utils import timezone
 
@@ -204,6 +205,19 @@ def test_an_application_posts_so_often_within_a_minute_and_reads_on(db, settings
     assert "too many requests with messages: 2 within a minute" in told.json()["error_msg"]["rate"]
     assert 1 <= int(told["Retry-After"]) <= 60
     assert len(client.get(f"/v1/{name}/one").json()["messages"]) == 2
+
+
+def test_what_comes_and_goes_in_the_cache_is_no_database_that_takes_nothing(db, monkeypatch):
+    add, others = cache.add, [False] * 5
+    monkeypatch.setattr(cache, "add", lambda *what: others.pop() if others else add(*what))
+    assert limits.add("a-name", "ours", 60)
+    assert (others, cache.get("a-name")) == ([], "ours")
+
+
+def test_a_cache_that_takes_nothing_is_an_error_and_not_somebody_elses(db, monkeypatch):
+    monkeypatch.setattr(cache, "add", lambda *what: False)
+    with pytest.raises(OperationalError):
+        limits.add("a-name", "ours", 60)
 
 
 # Guessing

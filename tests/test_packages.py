@@ -59,7 +59,7 @@ def test_an_index_that_knows_of_nothing_is_no_reason_to_say_that_all_is_well():
         ("raise SystemExit('ERROR:pip_audit:invalid requirements input')", 60, 1, "invalid requirements input"),
         ("print('{}')", 60, 1, "pip-audit failed"),
     ],
-    ids=["hangs", "not reached", "fails"],
+    ids=["hangs", "not reached", "fails", "answers oddly"],
 )
 def test_an_index_that_is_away_is_said_in_a_line_and_what_fails_otherwise_fails(tmp_path, does, seconds, code, says):
     ended, [line] = audit.audit(program(tmp_path, does), seconds)

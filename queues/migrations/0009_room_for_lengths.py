@@ -1,4 +1,4 @@
-"""Leave room in each page of queues for new lengths of those in it. PostgreSQL alone has such pages.
+"""Leave room for new lengths of queues in each page that is written from now on. PostgreSQL alone has such pages.
 
 An update writes a whole new row. Where its page has room, and no index is about what changed, no index is written, and
 the next visitor of the page clears the old row away: a pass over queues that change costs no more after a thousand
