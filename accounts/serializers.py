@@ -256,9 +256,8 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
 class MadePulseUserSerializer(PulseUserSerializer):
     """An account that was just made."""
 
-    password = serializers.CharField(
-        read_only=True, required=False, help_text="Shown this once, and only where it was generated here."
-    )
+    # Of what is read-only the schema says that it is always there.
+    password = serializers.CharField(required=False, help_text="Shown this once, and only where it was generated here.")
 
     class Meta(PulseUserSerializer.Meta):
         fields = [*PulseUserSerializer.Meta.fields, "password"]

@@ -62,6 +62,13 @@ def test_examples_have_the_fields_that_their_schemas_have():
     assert seen > 15
 
 
+@pytest.mark.parametrize("answer", ["MadePulseUser", "Password"])
+def test_a_password_that_its_owner_chose_is_not_told_and_no_schema_asks_for_it(answer):
+    schema = SCHEMA.raw_schema["components"]["schemas"][answer]
+    assert "password" in schema["properties"]
+    assert "password" not in schema["required"]
+
+
 def test_everybody_may_read_the_schema():
     yaml = Program().send("GET", "schema/")
     assert (yaml.status_code, yaml["Content-Type"].partition(";")[0]) == (200, "application/vnd.oai.openapi")
