@@ -242,8 +242,10 @@ def test_a_slow_rate_says_how_long_it_takes_and_asks_redis_no_more_than_it_has_t
     calls = []
     script = bucket._script
     bucket._script = lambda *given: calls.append(1) or script(*given)
-    assert bucket.take(0.05) == pytest.approx(9.95, abs=0.05)
-    assert bucket.take(0.05) == pytest.approx(9.9, abs=0.05)
+    began = time.monotonic()
+    for at_most in (9.96, 9.91):  # each waits for 0.05 s at least
+        left = bucket.take(0.05)
+        assert 10 - (time.monotonic() - began) - 0.01 <= left <= at_most
     assert len(calls) == 1
 
 
@@ -270,7 +272,7 @@ def test_a_redis_that_is_emptied_begins_with_an_empty_bucket(shared, server):
         assert shared(2, 10).take(0) == 0
         client.flushall()
         client.script_flush()
-    assert shared(2, 10).take(0) == pytest.approx(0.5, abs=0.1)
+    assert 0 < shared(2, 10).take(0) <= 0.51
 
 
 def test_something_else_under_its_name_lets_nothing_through_and_is_said(shared, server, caplog):
