@@ -1,6 +1,7 @@
 """What the tests share. The far end is real: RabbitMQ, the database, the mail server."""
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,6 +87,15 @@ django_settings.WHITENOISE_AUTOREFRESH = True
 
 # An answer of the live server is two packets. The second would wait 40 ms for the receipt of the first.
 WSGIRequestHandler.disable_nagle_algorithm = True
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """Take away the handlers that a command sets: what is forked later could not be ended by a signal."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

@@ -92,4 +92,6 @@ def test_the_rest_of_an_id_is_random_and_no_network_cards():
 def test_a_process_that_was_forked_draws_others():
     with multiprocessing.get_context("fork").Pool(2) as pool:
         drawn = [rest for some in pool.map(ids.rests, [100, 100], chunksize=1) for rest in some]
+        pool.close()
+        pool.join()  # not by a signal, for which whoever ran before may have left a handler
     assert len({*drawn, *ids.rests(100)}) == 300
