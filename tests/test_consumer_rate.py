@@ -298,7 +298,7 @@ def test_a_redis_that_goes_away_lets_nothing_through_and_comes_back_with_an_empt
         begun = time.monotonic()
         assert bucket.take(0.3) > 0
         assert bucket.away
-        assert time.monotonic() - begun < 0.6
+        assert time.monotonic() - begun < 1
         server.start()
         begun = time.monotonic()
         times = []

@@ -276,7 +276,7 @@ def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(
     with pytest.raises(BrokerAway, match="are busy") as raised:
         publisher.publish([(vhosts[1], "a")], message())
     assert raised.value.never_reached
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 2
     threading.Timer(0.2, publisher._give_back, (busy, True)).start()
     assert publisher.publish([(vhosts[1], "a")], message()) == {(vhosts[1], "a"): Result.DELIVERED}
     publisher.close()
@@ -392,12 +392,12 @@ def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(bro
         began = time.monotonic()
         with pytest.raises(OutcomeUnknown, match="1 of 1 queues: the broker did not confirm it in time"):
             publisher.publish([(vhost, "a")], message())
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 2
         assert publisher.connections == 0
         with pytest.raises(BrokerAway, match="no answer in time") as raised:
             publisher.publish([(vhost, "a")], message())
         assert (raised.value.timed_out, raised.value.never_reached) == (True, True)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 3.5
 
 
 def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown_and_a_server_that_speaks_none_was_never_reached(

@@ -108,7 +108,7 @@ def test_a_sentry_that_never_answers_holds_nobody_up(environment):
             assert post(site).status_code == 500
             began = time.monotonic()
             assert post(site).status_code == 500
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 3
             began = time.monotonic()
         assert time.monotonic() - began < 8  # its end, with what is still to be sent
 
