@@ -3,9 +3,7 @@
 That process must import nothing of Guardian's, or it would hand old code to the workers that it starts after a reload.
 """
 
-import gc
 import os
-from typing import Any
 
 if os.environ.get("LOG_FORMAT") == "json":
     logconfig_dict = {
@@ -21,12 +19,3 @@ if os.environ.get("LOG_FORMAT") == "json":
         "root": {"handlers": ["stderr"], "level": "INFO"},
         "loggers": {"gunicorn.error": {"handlers": [], "propagate": True}},
     }
-
-
-def post_worker_init(worker: Any) -> None:
-    """Have what a worker has loaded, which stays, not be looked through again and again for garbage."""
-    from django.urls import get_resolver
-
-    _ = get_resolver().url_patterns  # which loads all views
-    gc.collect()
-    gc.freeze()
