@@ -26,35 +26,43 @@ SECONDS = 120.0
 
 
 class Mails:
-    """When which mail came: by the queue that it is about, of the kind that is waited for."""
+    """When which mail came, of the kind that is waited for. It is read afterwards: many come at once."""
 
     def __init__(self) -> None:
-        self._at: dict[str, float] = {}
+        self._came: list[tuple[float, Mail]] = []
         self._changed = threading.Condition()
-        self._subject = ""
+        self._kind = b""
 
     def note(self, mail: Mail) -> None:
         """Note a mail, from the server's thread."""
         at = time.monotonic()
-        found = re.search(r"queue/\S+", mail.subject)
         with self._changed:
-            if found is not None and self._subject in mail.subject:
-                self._at.setdefault(found[0], at)
+            if self._kind in mail.content:
+                self._came.append((at, mail))
                 self._changed.notify_all()
 
-    def expect(self, subject: str) -> None:
-        """Forget all mails, and wait for such with this in their subject from now on."""
+    def expect(self, kind: str) -> None:
+        """Forget all mails, and wait for those of this kind from now on."""
         with self._changed:
-            self._at, self._subject = {}, subject
+            self._came, self._kind = [], f"X-Guardian-Kind: {kind}\r\n".encode()
 
     def wait(self, number: int) -> dict[str, float]:
-        """Return when the mails about so many queues came. Raises TimeoutError past ``SECONDS``."""
+        """Return when the mails about so many queues came, by the queue. Raises TimeoutError past ``SECONDS``."""
         deadline = time.monotonic() + SECONDS
         with self._changed:
-            while len(self._at) < number:
+            while len(self._came) < number:
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError(f"{len(self._at)} mails of {number} within {SECONDS:.0f} s")
-            return dict(self._at)
+                    raise TimeoutError(f"{len(self._came)} mails of {number} within {SECONDS:.0f} s")
+            came = {_queue_in(mail): at for at, mail in reversed(self._came)}
+        if len(came) != number:
+            raise AssertionError(f"{number} mails about {len(came)} queues")
+        return came
+
+
+def _queue_in(mail: Mail) -> str:
+    found = re.search(r"queue/\S+", mail.subject)
+    assert found is not None, mail.subject
+    return found[0]
 
 
 @contextmanager
@@ -99,7 +107,7 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, port: int) -> dic
             publish_one_each(connections.amqp_url(), vhost, names)
             wait_for_messages(management, vhost, queues=queues, messages=len(names))
             time.sleep(number * 1.3 % 5)  # so that they are at every point of the interval
-            mails.expect("Warning")
+            mails.expect("warning")
             at = time.monotonic()
             publish_one_each(connections.amqp_url(), vhost, names)
             came = mails.wait(len(names))
@@ -107,7 +115,7 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, port: int) -> dic
                 delays.append([came[name] - at for name in names])
                 lasted.append(max(came.values()) - min(came.values()))
                 bare.append(timed(lambda: _send_bare(port, len(names)))[0])
-            mails.expect("")
+            mails.expect("recovery")
             for name in names:
                 management.purge_queue(vhost, name)
             mails.wait(len(names))

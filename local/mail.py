@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import EmailMessage
+from functools import cached_property
 from typing import Any, Self, cast
 
 from aiosmtpd.controller import Controller
@@ -20,12 +21,16 @@ logging.getLogger("mail.log").setLevel(logging.WARNING)  # aiosmtpd's; it tells 
 
 @dataclass(frozen=True)
 class Mail:
-    """One mail as the server got it: the envelope, the parsed message, and its bytes as they came."""
+    """One mail as the server got it: the envelope, and its bytes as they came."""
 
     sender: str
     recipients: tuple[str, ...]
-    message: EmailMessage
     content: bytes
+
+    @cached_property
+    def message(self) -> EmailMessage:
+        """The mail, parsed once somebody looks at it: many may come at once."""
+        return email.message_from_bytes(self.content, policy=email.policy.default)
 
     @property
     def subject(self) -> str:
@@ -144,8 +149,7 @@ class MailCatcher:
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
         """Keep the mail."""
         content: Any = envelope.content
-        message = email.message_from_bytes(content, policy=email.policy.default)
-        mail = Mail(envelope.mail_from or "", tuple(envelope.rcpt_tos), message, content)
+        mail = Mail(envelope.mail_from or "", tuple(envelope.rcpt_tos), content)
         with self._arrived:
             self._mails.append(mail)
             self._arrived.notify_all()

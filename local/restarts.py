@@ -435,6 +435,7 @@ class Restarts:
 
     def _mails(self) -> Finding:
         from local import invariants
+        from queues import outbox
         from queues.models import Notification, QueueEvent
 
         kinds = {"warned": "warning", "deleted": "deletion"}
@@ -449,15 +450,17 @@ class Restarts:
         ]
         out_of_date = Notification.objects.filter(state="failed", last_error=invariants.OUT_OF_DATE).count()
         mails = self._production.mail.mails
-        # A worker that is killed between the mail server's "accepted" and its own note of it: one mail for each of its
-        # two processes at most. They have the same Message-ID, by which a mail program shows one.
+        # A worker that is killed between the mail server's "accepted" and its own note of it: what is on its way from
+        # each of its two processes at most. They have the same Message-ID, by which a mail program shows one.
         kills = sum(deed.process.startswith("worker") for deed in self._deeds if deed.how == "SIGKILL")
         figures = (
             f"{len(mails)} for {expected.total()} things to tell, each once; {out_of_date} warnings out of date"
             f" before they were sent; {invariants.sent_again(mails)} mails sent again because of a kill, with the same"
             " Message-ID"
         )
-        return Finding("Mails", figures, [*wrong, *invariants.broken_mails(mails, interrupted=2 * kills)])
+        return Finding(
+            "Mails", figures, [*wrong, *invariants.broken_mails(mails, interrupted=2 * outbox.MAILS_AT_ONCE * kills)]
+        )
 
     def _registrations(self) -> Finding:
         from local import invariants

@@ -395,11 +395,12 @@ class Soak:
 
     def _mails(self) -> Finding:
         from local import invariants
+        from queues import outbox
 
         mails = self._production.mail.mails
         # Between the mail server's "accepted" and the sender's note of it comes what was done to either, or to the
-        # database: one mail for each of the processes that send, which are two to a worker.
-        interrupted = sum(
+        # database: all mails that are on their way from each of the processes that send, which are two to a worker.
+        interrupted = outbox.MAILS_AT_ONCE * sum(
             2 if fault.part.startswith("worker") else 4
             for fault in self._faults
             if fault.part.startswith("worker") or (fault.part, fault.how) in INTERRUPTING

@@ -2,7 +2,8 @@
 
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
 Two senders never send one row at once, as each claims its rows by a conditional update. A sender that is killed between
-the mail server's "accepted" and its own note of it makes the mail go out again; it has the same Message-ID.
+the mail server's "accepted" and its own note of it makes the few mails that it has on their way go out again, with the
+same Message-ID.
 
 A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
 Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
@@ -13,6 +14,7 @@ import logging
 import smtplib
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import astuple, dataclass
@@ -23,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from celery import current_app
 from django.conf import settings
-from django.core.mail import get_connection
+from django.core.mail import EmailMessage, get_connection
 from django.core.mail.backends.base import BaseEmailBackend
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q, Value
@@ -54,6 +56,9 @@ GIVE_UP_ATTEMPTS = 100
 EMAIL = "email"
 MAIL_SECONDS = 30
 """For so long one call sends mails. What is due after that is the next one's."""
+
+MAILS_AT_ONCE = 4
+"""Connections to the mail server at most, on which one call sends side by side."""
 
 LEASE = "channels"
 CHANNEL_SECONDS = 30
@@ -296,11 +301,7 @@ def send_due() -> Delivery:
     are left to whoever is sending to them already.
     """
     delivery = Delivery()
-    until = time.monotonic() + MAIL_SECONDS
-    while time.monotonic() < until and (batch := claim(BATCH)):
-        delivery.claimed += len(batch)
-        if not _send(_still_to_tell(batch), until, delivery):
-            break
+    _send_mails(delivery)
     try:
         with lease(LEASE):
             _send_to_channels(delivery)
@@ -373,40 +374,86 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
     return still
 
 
-def _send(batch: list[Notification], until: float, delivery: Delivery) -> bool:
-    """Send these, as long as there is time, and return whether the mail server could be reached."""
-    connection: BaseEmailBackend = get_connection()
-    left = list(batch)
-    try:
-        connection.open()
-        while left and time.monotonic() < until:
-            _send_one(left[0], connection, delivery)
-            left.pop(0)
+def _send_mails(delivery: Delivery) -> None:
+    """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
+    until = time.monotonic() + MAIL_SECONDS
+    with Threads(MAILS_AT_ONCE) as pool:
+        idle: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
+        try:
+            while time.monotonic() < until and (batch := claim(BATCH)):
+                delivery.claimed += len(batch)
+                if not _send(pool, idle, _still_to_tell(batch), until, delivery):
+                    break
+        finally:
+            for connection in idle:
+                _close(connection)
+
+
+def _send(
+    pool: Threads, idle: list[BaseEmailBackend], batch: list[Notification], until: float, delivery: Delivery
+) -> bool:
+    """Send these over the idle connections, as long as there is time, and return whether the server could be reached.
+
+    While some are on their way the next one is put into words. No two of a batch are about one thing to one recipient.
+    """
+    left = deque(batch)
+    sending: dict[Future[None], tuple[Notification, BaseEmailBackend]] = {}
+    lost: list[Notification] = []
+    away: Exception | None = None
+    while True:
+        while idle and left and away is None and time.monotonic() < until:
+            notification = left.popleft()
+            message = _in_words(notification, partial(mails.compose, notification, idle[-1]), delivery)
+            if message is not None:
+                connection = idle.pop()
+                sending[pool.submit(_send_one, message, connection)] = notification, connection
+        if not sending:
+            break
+        for future in wait(sending, return_when=FIRST_COMPLETED).done:
+            notification, connection = sending.pop(future)
+            idle.append(connection)
+            try:
+                future.result()
+            except _NotSent as reason:
+                _postpone(notification, reason.error, delivery)
+            except (OSError, ValueError) as error:  # ValueError: a host name that is none
+                away = error
+                lost.append(notification)
+            else:
+                _note_sent(notification, delivery)
+    if away is None:
         for notification in left:
             _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
-    except (OSError, ValueError) as error:  # ValueError: an address or a host name that is none
-        # Each of the others would wait for it as long, and passes for a free worker.
-        logger.warning("The mail server can't be reached (%s); %d notifications wait.", error, len(left))
-        for notification in left:
-            _postpone(notification, error, delivery)
-        return False
-    finally:
-        _close(connection)
-    return True
+        return True
+    # Each of the others would wait for it as long, and passes for a free worker.
+    lost += left
+    logger.warning("The mail server can't be reached (%s); %d notifications wait.", away, len(lost))
+    for notification in lost:
+        _postpone(notification, away, delivery)
+    return False
 
 
-def _send_one(notification: Notification, connection: BaseEmailBackend, delivery: Delivery) -> None:
-    """Send one, or put it off where the mail server refuses this one. Anything else that fails is raised."""
-    message = _in_words(notification, partial(mails.compose, notification, connection), delivery)
-    if message is None:
-        return
+class _NotSent(Exception):
+    """The mail server refuses this mail; others may go. ``error`` is its reason."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
+    """Send a mail over its connection, which is opened where it isn't open. Runs beside others, without the database.
+
+    Raises:
+        _NotSent: the mail server refuses this one.
+        OSError, ValueError: it can't be reached, or not be spoken to.
+    """
+    connection.open()
     try:
         message.send()
     except (smtplib.SMTPResponseException, smtplib.SMTPRecipientsRefused, ValueError) as error:
-        _postpone(notification, error, delivery)
         _close(connection)  # the next one opens it anew
-    else:
-        _note_sent(notification, delivery)
+        raise _NotSent(error) from error
 
 
 def _note_sent(notification: Notification, delivery: Delivery) -> None:

@@ -1,5 +1,6 @@
 """What is told: written with its cause, delivered once, in order, however long the mail server is away."""
 
+import asyncio
 import signal
 import socket
 import threading
@@ -15,11 +16,13 @@ from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser
 from local.invariants import lost, told_twice
+from local.mail import MailCatcher
 from queues import channels, mails, outbox
 from queues.comparison import Whose
 from queues.lease import lease
 from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
+from tests.proxy import Proxy
 from tests.webhooks import Webhook, make_certificate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -186,6 +189,49 @@ def test_a_mail_server_that_hangs_is_waited_for_once_and_not_once_for_each_mail(
     later(seconds=20)
     assert send_due().sent == 20
     assert lost() + told_twice(mailbox.mails) == []
+
+
+class Slow(MailCatcher):
+    """A mail server that takes a while for each mail, and counts how many it has at once."""
+
+    at_once = most_at_once = 0
+
+    async def handle_DATA(self, server, session, envelope):  # noqa: N802
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0.1)
+        self.at_once -= 1
+        return await super().handle_DATA(server, session, envelope)
+
+
+def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    with Slow() as slow:
+        settings.EMAIL_PORT = slow.port
+        tell("one")
+        assert send_due().sent == 12
+        assert slow.most_at_once == outbox.MAILS_AT_ONCE
+        assert lost() + told_twice(slow.mails) == []
+
+
+def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_again_and_the_rest_wait(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    with Slow() as slow, Proxy("127.0.0.1", slow.port) as between:
+        settings.EMAIL_PORT = between.port
+        tell("one")
+        found = []
+        sending = threading.Thread(target=lambda: (found.append(send_due()), connection.close()))
+        sending.start()
+        slow.wait_for(lambda mail: True)
+        between.close_after(0)
+        sending.join()
+        assert found[0].sent + found[0].postponed == 12
+        assert found[0].postponed >= 12 - 2 * outbox.MAILS_AT_ONCE
+        assert set(Notification.objects.filter(state="due").values_list("attempts", "claim")) == {(1, None)}
+        between.forward()
+        later(seconds=20)
+        assert send_due().sent == found[0].postponed
+        assert lost() == []
 
 
 def test_what_a_killed_sender_had_claimed_is_sent_by_the_next_once_the_claim_runs_out(mailbox):
