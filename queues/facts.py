@@ -17,9 +17,17 @@ from rabbit import directly
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, MOST_MESSAGES, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
+from rabbit.threads import Threads
 
 ONE_BY_ONE = 10
-"""Up to so many queues are asked for one by one; for more, everything is listed once for each vhost."""
+"""Up to so many queues are asked for one by one, and more where they are few among all that there are."""
+
+ONE_IN = 20
+"""Few are one in so many at most: as each queue has a binding at least, listing those of all takes the broker longer
+then. Else everything is listed once for each vhost."""
+
+SIDE_BY_SIDE = 8
+"""Requests for the bindings of a queue under way at once."""
 
 BINDINGS_TOLD = 20
 
@@ -43,11 +51,16 @@ class Facts:
         self._now = now
 
     @classmethod
-    def gather(cls, management: Management, amqp_url: str, queues: Sequence[Known], now: datetime) -> "Facts":
-        """Ask the broker and the database about these queues. A broker that doesn't answer leaves gaps."""
+    def gather(
+        cls, management: Management, amqp_url: str, queues: Sequence[Known], now: datetime, *, among: int = 0
+    ) -> "Facts":
+        """Ask the broker and the database about these queues, of ``among`` that there are, where that is known.
+
+        A broker that doesn't answer leaves gaps.
+        """
         if not queues:
             return cls({}, {}, now)
-        feeds = ask_feeds(management, amqp_url, list({(queue.vhost, queue.name) for queue in queues}))
+        feeds = ask_feeds(management, amqp_url, list({(queue.vhost, queue.name) for queue in queues}), among)
         return cls(feeds, _samples([queue.id for queue in queues], now), now)
 
     def of(self, queue: Known, thresholds: Thresholds, folded: int = 0) -> dict[str, Any]:
@@ -76,19 +89,35 @@ class Facts:
         }
 
 
-def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName]) -> dict[QueueName, Feed]:
-    """Return the feed of each of these queues, given as (vhost, name)."""
+def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName], among: int) -> dict[QueueName, Feed]:
+    """Return the feed of each of these queues, given as (vhost, name), of ``among`` that there are."""
     asked = directly.ask(amqp_url, queues)
     consumers = {queue: depth.consumers for queue, depth in asked.items()}
     bindings: dict[QueueName, list[Binding]] = {}
     with contextlib.suppress(BrokerError):  # a broker that doesn't answer once is not asked again and again
-        if len(queues) <= ONE_BY_ONE:
-            for queue in queues:
-                bindings[queue] = management.queue_bindings(*queue)
+        if len(queues) <= max(ONE_BY_ONE, among // ONE_IN):
+            _ask_bindings(management, queues, bindings)
         else:
             for vhost in {vhost for vhost, _ in queues}:
                 bindings.update(_bindings_of_vhost(management, vhost))
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
+
+
+def _ask_bindings(
+    management: Management, queues: Sequence[QueueName], bindings: dict[QueueName, list[Binding]]
+) -> None:
+    """Put the bindings of each of these queues there, until one can't be had.
+
+    Raises:
+        BrokerError: the broker's reason; those that it isn't asked for by then aren't.
+    """
+    with Threads(SIDE_BY_SIDE) as threads:
+        asked = [(queue, threads.submit(management.queue_bindings, *queue)) for queue in queues]
+        try:
+            for queue, answer in asked:
+                bindings[queue] = answer.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
 
 
 def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, list[Binding]]:

@@ -614,7 +614,7 @@ def _gather_facts(management: Management, changes: Changes, now: datetime) -> Fa
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
     people = outbox.recipients_of(queue.whose for queue in candidates)
     told = [queue for queue in candidates if outbox.is_anybody_told(queue.whose, people)]
-    return Facts.gather(management, connections.amqp_url(), told, now)
+    return Facts.gather(management, connections.amqp_url(), told, now, among=changes.seen)
 
 
 LIMITS = ("unbounded", "warn_length", "max_length")
