@@ -58,8 +58,11 @@ class Doomed:
             raise AssertionError(f"a pass did other than expected: {report}")
         return seconds
 
-    def bare(self) -> tuple[float, float, float]:
-        """Return the seconds of the bare DELETEs side by side, of the listing, and of the passive declares."""
+    def bare(self) -> dict[str, float]:
+        """Return the seconds of the bare ``deletes`` side by side, of the ``listing``, and of the passive ``declares``.
+
+        And those of what is asked only to be told: the ``surroundings``, which are consumers and bindings.
+        """
         names = self.make("nobody")
         self.fill(names)
         params = {**TOTALS, "columns": COLUMNS}
@@ -67,9 +70,9 @@ class Doomed:
         asked = [(self.vhost, name) for name in names]
         declares, depths = timed(lambda: directly.ask(connections.amqp_url(), asked))
         assert len(depths) == self.doomed
-        delete = partial(self.management.delete_queue, self.vhost)
-        deletes, _ = timed(lambda: self._side_by_side(delete, names))
-        return deletes, listing, declares
+        bindings, _ = timed(lambda: self._side_by_side(partial(self.management.queue_bindings, self.vhost), names))
+        deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
+        return {"deletes": deletes, "listing": listing, "declares": declares, "surroundings": bindings + declares}
 
     def _side_by_side(self, do: Any, names: list[str]) -> None:
         with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
@@ -79,7 +82,7 @@ class Doomed:
 def measure(vhost: str, queues: int, doomed: int, rounds: int) -> dict[str, Any]:
     """Return the seconds of passes that delete, and of the bare requests, by turns, and what such a pass asks.
 
-    ``told``: the queues have an owner, who is told; ``untold``: they have none. ``bare`` is the sum of the three.
+    ``told``: the queues have an owner, who is told; ``untold``: they have none. ``bare`` is the sum of what both need.
     """
     PulseUser.objects.create(username="told", ready=True).owners.add(
         Owner.objects.create_user("owner@example.org", vouched=True)
@@ -89,14 +92,14 @@ def measure(vhost: str, queues: int, doomed: int, rounds: int) -> dict[str, Any]
     run_pass()
     for user in ("told", "untold"):
         guarded.by_pass(user)
-    guarded.bare()
-    found: dict[str, list[float]] = {key: [] for key in ("told", "untold", "bare", "deletes", "listing", "declares")}
+    bare = guarded.bare()
+    found: dict[str, list[float]] = {key: [] for key in ("told", "untold", "bare", *bare)}
     for _ in range(rounds):
         for user in ("told", "untold"):
             found[user].append(guarded.by_pass(user))
         bare = guarded.bare()
-        found["bare"].append(sum(bare))
-        for key, seconds in zip(("deletes", "listing", "declares"), bare, strict=True):
+        found["bare"].append(bare["deletes"] + bare["listing"] + bare["declares"])
+        for key, seconds in bare.items():
             found[key].append(seconds)
     names = guarded.make("told")
     run_pass()

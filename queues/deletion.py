@@ -1,7 +1,8 @@
 """Deleting queues that grew too long: look again, act, record the outcome.
 
-The decision stands on the queues' rows already (state deleting) when this begins. A crash between any two lines is
-finished by the next pass: what was asked of the broker has ``delete_sent_at``, and what the next list lacks is deleted.
+The decision stands on the queues' rows already (state deleting) when this begins. What the broker says it deleted, it
+did. Of what it gives no such answer about, the next list decides: a crash between any two lines is finished by the next
+pass, as what was asked of the broker has ``delete_sent_at``, and what the list lacks then is deleted.
 """
 
 import logging
@@ -141,7 +142,7 @@ class Deletion:
             self._leave(look.unsure, lease, outcome)
             outcome.kept += len(look.unsure)
             asked = self._announce(look.over, lease, outcome)
-            gone = self._really_gone(self._delete(asked, until, lease, outcome))
+            gone = self._delete(asked, until, lease, outcome)
             facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in gone}
             self._record([one.queue for one in gone], facts, lease, outcome)
         return outcome
@@ -281,25 +282,6 @@ class Deletion:
         except BrokerError as error:
             return error
         return None
-
-    def _really_gone(self, done: Sequence[Condemned]) -> list[Condemned]:
-        """Return these but for those that are still there, and still too long.
-
-        One that is there and short was declared again at once, as clients do that recover by themselves: what was in it
-        is gone, and has to be told.
-        """
-        if not done:
-            return []
-        try:
-            there = snapshot.names(self.management, sorted({one.queue.vhost for one in done}))
-        except BrokerError as error:
-            logger.warning("What was deleted could not be listed again: %s", error)
-            return list(done)
-        listed = [_name(one.queue) for one in done if _name(one.queue) in there]
-        depths = directly.ask(self.amqp_url, listed)
-        return [
-            one for one in done if (depth := depths.get(_name(one.queue))) is None or depth.ready <= one.thresholds.max
-        ]
 
 
 def _still_deleting(queues: Sequence[Known]) -> set[int]:

@@ -124,19 +124,6 @@ def take(
     return Snapshot(queues, unlisted, nodes, down, steady, exact, unreadable, no_such, seconds)
 
 
-def names(management: Management, vhosts: Sequence[str]) -> set[tuple[str, str]]:
-    """Return (vhost, name) of every queue there is in these vhosts, down ones too, without asking their processes.
-
-    Raises:
-        BrokerError: one of them could not be listed.
-    """
-    unlisted: dict[str, str] = {}
-    rows = _rows(management, vhosts, {"disable_stats": "true", "columns": "name,vhost"}, unlisted)
-    for vhost, reason in unlisted.items():
-        raise BrokerAway(f"vhost '{vhost}' could not be listed: {reason}")
-    return {(row["vhost"], row["name"]) for row in rows}
-
-
 def present(
     management: Management, vhosts: Sequence[str], between: Callable[[], None] = lambda: None
 ) -> tuple[list[Present], dict[str, str]]:

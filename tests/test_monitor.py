@@ -405,7 +405,7 @@ def test_a_row_from_before_the_clock_was_set_back_is_no_reason_to_overlook_a_que
     assert monitor.run_pass().deleted == 1
 
 
-@pytest.mark.parametrize("step", ["look_again", "_announce", "_delete", "_really_gone"])
+@pytest.mark.parametrize("step", ["look_again", "_announce", "_delete", "_record"])
 def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amqp, alice, monkeypatch, step):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 11)
@@ -417,7 +417,7 @@ def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amq
         return at_that_step(self, *arguments, **options)
 
     monkeypatch.setattr(Deletion, step, delete_first)
-    if step == "_really_gone":  # the broker may tell both that they deleted it
+    if step == "_record":  # the broker may tell both that they deleted it
         monkeypatch.setattr(Management, "delete_queue", lambda self, vhost, name: amqp.channel.queue_delete(name))
     reports = [monitor.run_pass() for _ in range(3)]
     assert sum(report.deleted for report in reports) == 0
@@ -557,7 +557,7 @@ def test_a_new_length_is_written_where_the_old_one_was_and_into_no_index(guarded
 
 
 def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few(amqp, alice, management, vhost):
-    """The first one, steady ones, and those that find queues missing and gone. Warnings, deletions: test_growth.py."""
+    """The first one, steady ones, and those that find queues missing and gone. Warnings, deletions: test_shape.py."""
     monitor.run_pass()
     found = []
     for queues in (100, 1_000):
