@@ -1,7 +1,7 @@
 """The most memory that a process has while it runs passes, at 10,000 and at 50,000 queues."""
 
 from benchmarks.figures import Figure
-from benchmarks.growth import passes_over
+from benchmarks.growth import grow
 from benchmarks.services import Services
 
 MOST_MEGABYTES = {10_000: 200, 50_000: 500}
@@ -14,6 +14,6 @@ def measure(services: Services) -> list[Figure]:
         idle = services.measure("benchmarks.memory_child", database, "/")["peak_mb"]
         figures.append(Figure(database, "without a pass", "MB", [idle]))
         for queues, most in MOST_MEGABYTES.items():
-            peak = passes_over(services, queues)[database]["peak_mb"]
+            peak = grow(services).passes[queues, database]["peak_mb"]
             figures.append(Figure(database, f"{queues:,} queues", "MB", [peak], most=most))
     return figures

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest import mock
@@ -11,13 +11,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import PulseUser
-from benchmarks.load import publish_one_each, queue_name, user_name, wait_for_messages
+from benchmarks.load import VHOST_HOLDS, publish_one_each, queue_name, user_name, wait_for_messages
 from queues.models import Queue, QueueSample
 from queues.monitor import Report, run_pass
 from rabbit import connections
 from rabbit.http import Answer, Connections
 from rabbit.management import Management
-from rabbit.snapshot import COLUMNS, TOTALS
+from rabbit.snapshot import COLUMNS, FEW_VHOSTS, TOTALS
 
 T = TypeVar("T")
 
@@ -30,23 +30,29 @@ COUNTED = 3
 
 
 class Guarded:
-    """A vhost under guard: its queues are known, and their number of messages grows as it is told to."""
+    """Vhosts under guard: their queues are known, and the number of messages grows as it is told to.
 
-    def __init__(self, vhost: str, queues: int) -> None:
-        self.vhost = vhost
+    Each vhost but the last has ``VHOST_HOLDS`` of the queues.
+    """
+
+    def __init__(self, vhosts: Sequence[str], queues: int) -> None:
+        self.vhosts = vhosts
         self.queues = queues
         self.management: Management = connections.management()
-        rows = self.management.list_queues(vhost, {**TOTALS, "columns": "name,vhost,messages_ready"})
+        params = {**TOTALS, "columns": "name,vhost,messages_ready"}
+        rows = [row for vhost in vhosts for row in self.management.list_queues(vhost, params)]
         self._messages = sum(row["messages_ready"] for row in rows)
         self._turn = 0
 
     def change(self) -> None:
         """Publish one message to every tenth queue, to other ones each time, and wait until the broker shows it."""
         self._turn += 1
-        names = [queue_name(number) for number in range(self._turn % ONE_IN, self.queues, ONE_IN)]
-        publish_one_each(connections.amqp_url(), self.vhost, names)
-        self._messages += len(names)
-        wait_for_messages(self.management, self.vhost, queues=self.queues, messages=self._messages)
+        for number, vhost in enumerate(self.vhosts):
+            first, end = number * VHOST_HOLDS, min((number + 1) * VHOST_HOLDS, self.queues)
+            names = [queue_name(one) for one in range(first + self._turn % ONE_IN, end, ONE_IN)]
+            publish_one_each(connections.amqp_url(), vhost, names)
+            self._messages += len(names)
+        wait_for_messages(self.management, *self.vhosts, queues=self.queues, messages=self._messages)
 
     def look(self, *, new: int = 0, changed: int = 0) -> tuple[float, Report]:
         """Run a pass, and return the seconds that it took and its report. It must find what there is to find."""
@@ -57,8 +63,10 @@ class Guarded:
         return seconds, report
 
     def list(self) -> float:
-        """Return L: the seconds of the listing request that a pass makes, with the client that it makes it with."""
-        return timed(lambda: self.management.list_queues(self.vhost, {**TOTALS, "columns": COLUMNS}))[0]
+        """Return L: the seconds of the listing requests that a pass makes, with the client that it makes them with."""
+        where = self.vhosts if len(self.vhosts) <= FEW_VHOSTS else [None]
+        params = {**TOTALS, "columns": COLUMNS}
+        return timed(lambda: [self.management.list_queues(vhost, params) for vhost in where])[0]
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
-    guarded = Guarded(vhost, queues)
+    guarded = Guarded([vhost], queues)
     guarded.look(new=queues)
     first = _alternate(guarded, rounds, new=queues)
     _vacuum()

@@ -37,7 +37,7 @@ class ByFigures(Guarded):
         Watch.objects.update(exact_at=timezone.now() - 2 * FIGURES_LAG)
 
     def _shown(self) -> int:
-        scrape = connections.prometheus().scrape(self.management, [self.vhost])
+        scrape = connections.prometheus().scrape(self.management, self.vhosts)
         return sum(depth.ready for depth in scrape.depths.values() if depth is not None)
 
 
@@ -48,7 +48,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
-    guarded = ByFigures(vhost, queues)
+    guarded = ByFigures([vhost], queues)
     guarded.look(new=queues)
     changing = queues // ONE_IN
     passes, listings, scrapes = [], [], []

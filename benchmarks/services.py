@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,21 @@ class Services:
             return f"sqlite:///{directory / 'guardian.sqlite3'}"
         assert self.cluster is not None
         return self.cluster.create_database(f"bench_{secrets.token_hex(4)}")
+
+
+@contextmanager
+def with_broker_of_its_own(services: Services) -> Iterator[Services]:
+    """Give the same services with another private broker, which is killed afterwards with all that is in it.
+
+    Deleting tens of thousands of queues takes it minutes.
+    """
+    services.say("starting another private RabbitMQ")
+    with PrivateNode(name="bench-apart") as node:
+        management = Management(node.management_url, read_timeout=300)
+        try:
+            yield replace(services, node=node, management=management)
+        finally:
+            management.close()
 
 
 @contextmanager
