@@ -6,7 +6,7 @@ from benchmarks.figures import Figure
 from benchmarks.services import Services
 
 QUEUES = 108
-ROUNDS = 3
+ROUNDS = 9
 
 LEAST_SPEED = 0.8
 """How fast it is to be, as a part of an empty request and a bare PUT one after the other."""

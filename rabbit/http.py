@@ -148,12 +148,11 @@ class Connections:
                 self._idle.pop(0)[0].close()
 
     def _connect(self) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
         if self._tls is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._connect_timeout)
+            connection = _InOnePiece(self._host, self._port, timeout=self._connect_timeout)
         else:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._connect_timeout, context=self._tls
-            )
+            connection = _InOnePieceByTLS(self._host, self._port, timeout=self._connect_timeout, context=self._tls)
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # the second: a name that can't be a host's
@@ -173,6 +172,34 @@ class Connections:
             raise http.client.IncompleteRead(bytes(body), response.length)
         response.close()  # it is read, and lets go of its connection
         return Answer(response.status, response.headers, bytes(body)), not response.will_close
+
+
+class _InOnePiece(http.client.HTTPConnection):
+    """A connection that sends the head and the body of a request together.
+
+    In two pieces, as the standard library sends them, a PUT takes RabbitMQ a quarter of a millisecond longer.
+    """
+
+    _pieces: list[Any] | None = None
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        self._pieces = []
+        try:
+            super().request(*args, **kwargs)
+            whole = b"".join(self._pieces)
+        finally:
+            self._pieces = None
+        super().send(whole)
+
+    def send(self, data: Any) -> None:
+        if self._pieces is None:
+            super().send(data)
+        else:
+            self._pieces.append(data)
+
+
+class _InOnePieceByTLS(_InOnePiece, http.client.HTTPSConnection):
+    """The same, encrypted."""
 
 
 class _Response(http.client.HTTPResponse):
