@@ -229,6 +229,8 @@ def _of_a_million(measured: Mapping[str, Any]) -> dict[str, str]:
     own = max(seconds - listing, 0.0)
     times = MILLION / many
     peak = max((figure["median"] for figure in _all(measured, "MB")), default=0.0)
+    in_one = [figure for figure in _all(measured, "s") if str(figure["where"]).startswith("one vhost")]
+    times_as_long = [figure["ratio"] for figure in in_one]
     scraped = [figure["median"] for figure in _all(measured, "s") if figure["what"] == "the figures alone"]
     return {
         "most": f"{many:,.0f}",
@@ -240,6 +242,7 @@ def _of_a_million(measured: Mapping[str, Any]) -> dict[str, str]:
         "peak_million": f"{peak * times / 1000:.0f} GB",
         "scrape": f"{min(scraped):.2f} s for 10,000" if scraped else "not yet",
         "scrape_million": f"{min(scraped) * 100:.0f} s" if scraped else "",
+        "one_vhost": f" ({times_as_long[0]:.1f} times as long for twice as many)" if times_as_long else "",
         "few": f"{few:,.0f}",
         "few_seconds": f"{few_seconds:.2f} s",
         "vhosts": f"{MILLION / few:,.0f}",
