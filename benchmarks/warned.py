@@ -21,7 +21,7 @@ MOST_SECONDS = POLL_SECONDS + 2
 def measure(services: Services) -> list[Figure]:
     """Measure it on each database, with the processes and the task queue of production.
 
-    The floor of the mails' time, first to last, is that of as many mails sent over one bare connection.
+    The floor of the mails' time, first to last, is that of as many mails sent over as many bare connections.
     """
     figures: list[Figure] = []
     with PrivateRedis() as redis, filled_vhost(services, QUEUES) as vhost:

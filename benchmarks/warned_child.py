@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from email.message import EmailMessage
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from benchmarks.services import PROJECT
 from local.mail import Mail, MailCatcher
 from local.processes import Group
 from queues.models import Notification, Queue
+from queues.outbox import MAILS_AT_ONCE
 from rabbit import connections
 
 SECONDS = 120.0
@@ -86,7 +89,7 @@ def at_work() -> Iterator[None]:
 def measure(vhost: str, queues: int, warned: int, rounds: int, port: int) -> dict[str, Any]:
     """Return the seconds from each queue's passing its warn length to the mail about it, a list for each round.
 
-    ``mails`` are the seconds from the first mail to the last, and ``bare`` those of as many mails over one connection.
+    ``mails`` are the seconds from the first mail to the last, and ``bare`` those of as many bare ones.
     """
     account = PulseUser.objects.create(username="user-0", ready=True)
     account.owners.add(Owner.objects.create_user("owner@example.org", vouched=True))
@@ -126,7 +129,13 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, port: int) -> dic
 
 
 def _send_bare(port: int, number: int) -> None:
-    """Send so many mails of an ordinary size over one connection."""
+    """Send so many mails of an ordinary size over as many connections as Guardian has."""
+    share = number // MAILS_AT_ONCE
+    with ThreadPoolExecutor(MAILS_AT_ONCE) as threads:
+        list(threads.map(partial(_send_over_one, port), [share] * MAILS_AT_ONCE))
+
+
+def _send_over_one(port: int, number: int) -> None:
     message = EmailMessage()
     message["From"], message["To"], message["Subject"] = "guardian@localhost", "owner@example.org", "A mail"
     message.set_content("A line of text, as long as most of them are.\n" * 40)

@@ -377,58 +377,84 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
 def _send_mails(delivery: Delivery) -> None:
     """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
     until = time.monotonic() + MAIL_SECONDS
+    connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
+    usable = Usable(list(connections), set())
     with Threads(MAILS_AT_ONCE) as pool:
-        idle: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
         try:
             while time.monotonic() < until and (batch := claim(BATCH)):
                 delivery.claimed += len(batch)
-                if not _send(pool, idle, _still_to_tell(batch), until, delivery):
+                if not _send(pool, usable, _still_to_tell(batch), until, delivery):
                     break
         finally:
-            for connection in idle:
-                _close(connection)
+            list(pool.map(_close, connections))
 
 
-def _send(
-    pool: Threads, idle: list[BaseEmailBackend], batch: list[Notification], until: float, delivery: Delivery
-) -> bool:
-    """Send these over the idle connections, as long as there is time, and return whether the server could be reached.
+class Usable(NamedTuple):
+    """Connections to the mail server: ``idle`` are those that may be used next, ``open`` those that stand."""
+
+    idle: list[BaseEmailBackend]
+    open: set[BaseEmailBackend]
+
+    def give_up(self, connection: BaseEmailBackend) -> None:
+        """Do without this one, and without those that were never opened: a server may want no more of them."""
+        self.open.discard(connection)
+        self.idle[:] = [one for one in self.idle if one in self.open]
+
+    def take_back(self, connection: BaseEmailBackend) -> None:
+        """Use this one again."""
+        self.open.add(connection)
+        self.idle.append(connection)
+
+
+def _send(pool: Threads, usable: Usable, batch: list[Notification], until: float, delivery: Delivery) -> bool:
+    """Send these side by side, as long as there is time, and return whether the mail server can still be reached.
 
     While some are on their way the next one is put into words. No two of a batch are about one thing to one recipient.
     """
     left = deque(batch)
     sending: dict[Future[None], tuple[Notification, BaseEmailBackend]] = {}
-    lost: list[Notification] = []
-    away: Exception | None = None
-    while True:
-        while idle and left and away is None and time.monotonic() < until:
-            notification = left.popleft()
-            message = _in_words(notification, partial(mails.compose, notification, idle[-1]), delivery)
-            if message is not None:
-                connection = idle.pop()
-                sending[pool.submit(_send_one, message, connection)] = notification, connection
-        if not sending:
-            break
-        for future in wait(sending, return_when=FIRST_COMPLETED).done:
-            notification, connection = sending.pop(future)
-            idle.append(connection)
-            try:
-                future.result()
-            except _NotSent as reason:
-                _postpone(notification, reason.error, delivery)
-            except (OSError, ValueError) as error:  # ValueError: a host name that is none
-                away = error
-                lost.append(notification)
-            else:
-                _note_sent(notification, delivery)
-    if away is None:
+    away: Exception = ConnectionError("there is no connection to it")
+    try:
+        while True:
+            while usable.idle and left and time.monotonic() < until:
+                notification, connection = left.popleft(), usable.idle[-1]
+                message = _in_words(notification, partial(mails.compose, notification, connection), delivery)
+                if message is not None:
+                    usable.idle.pop()
+                    sending[pool.submit(_send_one, message, connection)] = notification, connection
+            if not sending:
+                break
+            for future in wait(sending, return_when=FIRST_COMPLETED).done:
+                notification, connection = sending.pop(future)
+                try:
+                    future.result()
+                except _NotOpened as reason:
+                    away = reason.error
+                    usable.give_up(connection)
+                    left.appendleft(notification)
+                except OSError as error:
+                    away = error
+                    usable.give_up(connection)
+                    _postpone(notification, error, delivery)
+                except _NotSent as reason:
+                    usable.take_back(connection)
+                    _postpone(notification, reason.error, delivery)
+                except Exception as error:  # of this mail alone: the others must not wait for it
+                    logger.exception("Notification %s can't be sent.", notification.uuid)
+                    usable.take_back(connection)
+                    _postpone(notification, error, delivery)
+                else:
+                    usable.take_back(connection)
+                    _note_sent(notification, delivery)
+    finally:
+        wait(sending)  # nobody closes a connection that is in use
+    if usable.idle:
         for notification in left:
             _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
         return True
     # Each of the others would wait for it as long, and passes for a free worker.
-    lost += left
-    logger.warning("The mail server can't be reached (%s); %d notifications wait.", away, len(lost))
-    for notification in lost:
+    logger.warning("The mail server can't be reached (%s); %d notifications wait.", away, len(left))
+    for notification in left:
         _postpone(notification, away, delivery)
     return False
 
@@ -441,16 +467,27 @@ class _NotSent(Exception):
         self.error = error
 
 
+class _NotOpened(_NotSent):
+    """A connection didn't come about, so that nothing was sent over it."""
+
+
 def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
     """Send a mail over its connection, which is opened where it isn't open. Runs beside others, without the database.
 
     Raises:
-        _NotSent: the mail server refuses this one.
-        OSError, ValueError: it can't be reached, or not be spoken to.
+        _NotOpened: the mail server can't be reached, or wants no further connection.
+        _NotSent: it refuses this mail.
+        OSError: the connection was cut.
     """
-    connection.open()
+    try:
+        connection.open()
+    except (OSError, ValueError) as error:  # ValueError: a host name that is none
+        raise _NotOpened(error) from error
     try:
         message.send()
+    except smtplib.SMTPHeloError as error:
+        _close(connection)
+        raise _NotOpened(error) from error
     except (smtplib.SMTPResponseException, smtplib.SMTPRecipientsRefused, ValueError) as error:
         _close(connection)  # the next one opens it anew
         raise _NotSent(error) from error

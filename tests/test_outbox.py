@@ -9,6 +9,7 @@ import uuid
 from datetime import UTC, timedelta
 
 import pytest
+from django.core.mail import EmailMultiAlternatives
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.urls import reverse
@@ -212,6 +213,48 @@ def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
         assert send_due().sent == 12
         assert slow.most_at_once == outbox.MAILS_AT_ONCE
         assert lost() + told_twice(slow.mails) == []
+
+
+class OneOnly(MailCatcher):
+    """A mail server that serves the first who connects, and nobody else."""
+
+    first = None
+
+    def wants(self, session):
+        self.first = self.first or session
+        return session is self.first
+
+    async def handle_EHLO(self, server, session, envelope, hostname, responses):  # noqa: N802
+        session.host_name = hostname
+        return responses if self.wants(session) else ["421 Too many connections"]
+
+    async def handle_HELO(self, server, session, envelope, hostname):  # noqa: N802
+        return "421 Too many connections"
+
+
+def test_a_mail_server_that_wants_a_single_connection_gets_everything_over_that_one(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    with OneOnly() as server:
+        settings.EMAIL_PORT = server.port
+        tell("one")
+        assert (send_due().sent, Notification.objects.filter(attempts__gt=0).count()) == (12, 0)
+        assert lost() + told_twice(server.mails) == []
+
+
+def test_a_mail_that_can_never_be_sent_keeps_no_other_from_being_sent(mailbox, settings, monkeypatch):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
+    as_bytes = EmailMultiAlternatives.message
+
+    def break_down(message, *args, **kwargs):
+        if message.to == ["op3@example.org"]:
+            raise LookupError("no such charset")
+        return as_bytes(message, *args, **kwargs)
+
+    monkeypatch.setattr(EmailMultiAlternatives, "message", break_down)
+    tell("one")
+    delivery = send_due()
+    assert (delivery.sent, delivery.postponed) == (11, 1)
+    assert Notification.objects.get(state="due").last_error == "no such charset"
 
 
 def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_again_and_the_rest_wait(mailbox, settings):
