@@ -4,6 +4,7 @@ Gathered before anything is written, and only for the queues that somebody is to
 """
 
 import contextlib
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from queues.models import QueueSample
 from queues.thresholds import Thresholds
 from rabbit import directly
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, MOST_MESSAGES, TTL_MILLISECONDS
-from rabbit.management import Binding, BrokerError, Management
+from rabbit.management import Binding, BrokerError, Management, NotThere, Refused
 from rabbit.names import DEAD_LETTER_QUEUE
 from rabbit.threads import Threads
 
@@ -28,6 +29,9 @@ then. Else everything is listed once for each vhost."""
 
 SIDE_BY_SIDE = 8
 """Requests for the bindings of a queue under way at once."""
+
+ALL_SECONDS = 10.0
+"""How long they may take together. Whoever's aren't there by then are told without: a pass must not wait for them."""
 
 BINDINGS_TOLD = 20
 
@@ -94,7 +98,7 @@ def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName]
     asked = directly.ask(amqp_url, queues)
     consumers = {queue: depth.consumers for queue, depth in asked.items()}
     bindings: dict[QueueName, list[Binding]] = {}
-    with contextlib.suppress(BrokerError):  # a broker that doesn't answer once is not asked again and again
+    with contextlib.suppress(BrokerError, TimeoutError):  # a broker that doesn't answer isn't asked again and again
         if len(queues) <= max(ONE_BY_ONE, among // ONE_IN):
             _ask_bindings(management, queues, bindings)
         else:
@@ -106,18 +110,21 @@ def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName]
 def _ask_bindings(
     management: Management, queues: Sequence[QueueName], bindings: dict[QueueName, list[Binding]]
 ) -> None:
-    """Put the bindings of each of these queues there, until one can't be had.
+    """Put the bindings of each of these queues there, until the broker doesn't answer. It isn't asked for more then.
 
     Raises:
-        BrokerError: the broker's reason; those that it isn't asked for by then aren't.
+        BrokerError: the broker's reason.
+        TimeoutError: the time is over.
     """
-    with Threads(SIDE_BY_SIDE) as threads:
+    until = time.monotonic() + ALL_SECONDS
+    threads = Threads(SIDE_BY_SIDE)
+    try:
         asked = [(queue, threads.submit(management.queue_bindings, *queue)) for queue in queues]
-        try:
-            for queue, answer in asked:
-                bindings[queue] = answer.result()
-        finally:
-            threads.shutdown(cancel_futures=True)
+        for queue, answer in asked:
+            with contextlib.suppress(Refused, NotThere):  # one with a name that is none in a URL, such as ".."
+                bindings[queue] = answer.result(until - time.monotonic())
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # what hangs is not waited for
 
 
 def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, list[Binding]]:

@@ -1,0 +1,86 @@
+"""What a message tells of a queue's surroundings, and what it takes the broker to say it."""
+
+import pytest
+
+from benchmarks.passes import counted_requests
+from queues import facts
+from queues.facts import ask_feeds
+from rabbit.management import Management
+from tests.proxy import Proxy
+
+QUEUES = facts.ONE_BY_ONE + 1
+
+
+@pytest.fixture
+def queues(amqp, vhost):
+    """More queues than are always asked one by one, each bound to one exchange, as (vhost, name)."""
+    amqp.channel.exchange_declare("builds", "topic")
+    for number in range(QUEUES):
+        amqp.queue(f"q{number}")
+        amqp.channel.queue_bind(f"q{number}", "builds", f"build.{number}")
+    return [(vhost, f"q{number}") for number in range(QUEUES)]
+
+
+@pytest.fixture
+def proxy(broker):
+    with Proxy.before(broker.management_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(broker, proxy):
+    management = Management(proxy.url(broker.management_url), read_timeout=5)
+    yield management
+    management.close()
+
+
+def told(feeds):
+    """Return the routing keys from the exchange, by the queue's name; None: not known."""
+    return {
+        name: None if feed.bindings is None else [one.routing_key for one in feed.bindings if one.source == "builds"]
+        for (_, name), feed in feeds.items()
+    }
+
+
+ALL = {f"q{number}": [f"build.{number}"] for number in range(QUEUES)}
+
+
+def test_the_bindings_of_few_queues_among_many_are_asked_for_one_by_one(management, broker, queues):
+    with counted_requests() as sent:
+        feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+    assert len(sent) == QUEUES
+    assert told(feeds) == ALL
+
+
+def test_the_bindings_of_many_queues_are_listed_in_one_request(management, broker, queues):
+    with counted_requests() as sent:
+        feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN - 1)
+    assert len(sent) == 1
+    assert told(feeds) == ALL
+
+
+def test_a_broker_that_goes_meanwhile_is_not_asked_for_the_rest_and_consumers_are_told_all_the_same(
+    behind, proxy, broker, queues, monkeypatch
+):
+    monkeypatch.setattr(facts, "SIDE_BY_SIDE", 1)
+    proxy.close_after(2)
+    with counted_requests() as sent:
+        feeds = ask_feeds(behind, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+    known = {name: keys for name, keys in told(feeds).items() if keys is not None}
+    assert known == {name: ALL[name] for name in list(ALL)[:2]}
+    assert len(sent) < QUEUES
+    assert {feed.consumers for feed in feeds.values()} == {0}
+
+
+def test_a_broker_that_is_slow_is_waited_for_no_longer_than_all_together_may_take(
+    behind, proxy, broker, queues, monkeypatch
+):
+    monkeypatch.setattr(facts, "ALL_SECONDS", 0.5)
+    monkeypatch.setattr(facts, "SIDE_BY_SIDE", 1)
+    proxy.delay(0.2)
+    with counted_requests() as sent:
+        feeds = ask_feeds(behind, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+    known = {name: keys for name, keys in told(feeds).items() if keys is not None}
+    assert 0 < len(known) <= 3
+    assert known.items() <= ALL.items()
+    assert len(sent) <= 4
