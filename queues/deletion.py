@@ -25,7 +25,7 @@ from queues.outbox import Telling
 from queues.quiet import Quiet
 from queues.thresholds import DELETING, GONE
 from rabbit import directly, snapshot
-from rabbit.management import BrokerError, Management, NotThere, Refused
+from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.snapshot import Snapshot
 from rabbit.threads import Threads
 
@@ -271,7 +271,8 @@ class Deletion:
             late = "the second look is too old to act on; the next pass looks again"
             return Refused(late, status=0, reason=TOO_LATE)
         try:
-            self.management.delete_queue(vhost, name)
+            if not self.management.delete_queue(vhost, name):
+                return BrokerAway("it was asked for, and the answer was lost; the next list tells whether it is gone")
         except Refused as error:
             if error.status:
                 return error

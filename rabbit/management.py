@@ -391,15 +391,18 @@ class Management:
         declared = {"durable": durable, "auto_delete": auto_delete, "arguments": dict(arguments or {})}
         return self._put("queues", vhost, name, json=declared)
 
-    def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False, if_unused: bool = False) -> None:
+    def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False, if_unused: bool = False) -> bool:
         """Delete a queue. With a condition the broker decides, without a race, and for classic queues only.
+
+        Return whether the broker says that it did. If not, an answer was lost, and the queue isn't there any more, or
+        its node is down.
 
         Raises:
             NotThere: there is none, or its node is down.
             Refused: a condition doesn't hold, or a live connection has the queue to itself.
         """
         conditions = {"if-empty": if_empty, "if-unused": if_unused}
-        self._delete("queues", vhost, name, params={key: "true" for key, set_ in conditions.items() if set_})
+        return self._delete("queues", vhost, name, params={key: "true" for key, set_ in conditions.items() if set_})
 
     def purge_queue(self, vhost: str, name: str) -> None:
         """Remove the ready messages of a queue. Unacknowledged ones stay.
@@ -604,13 +607,16 @@ class Management:
 
     def _delete(
         self, *path: str, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
-    ) -> None:
+    ) -> bool:
+        """Return whether the broker says that it did it; else the first request may have, whose answer was lost."""
         answer = self._exchange("DELETE", path, params=params, headers=headers)
         try:
             _require_written(self._believed(answer))
         except NotThere:
-            if not answer.sent_twice:  # else the first one did it, and its answer was lost
+            if not answer.sent_twice:
                 raise
+            return False
+        return True
 
     def _believed(self, answer: _Answer) -> _Answer:
         """Return the answer if it is a 2xx, and raise what its status means if not.

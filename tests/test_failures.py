@@ -247,8 +247,9 @@ def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
     delete = Management.delete_queue
 
     def delete_and_declare(self, vhost, name, **conditions):
-        delete(self, vhost, name, **conditions)
+        deleted = delete(self, vhost, name, **conditions)
         management.make_queue(vhost, name)
+        return deleted
 
     monkeypatch.setattr(Management, "delete_queue", delete_and_declare)
     assert monitor.run_pass().deleted == 1
@@ -256,6 +257,27 @@ def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
     assert told("alice@example.org") == ["deletion"]
     assert Queue.objects.get().state == "ok"
     assert kinds("queue/alice/builds") == ["condemned", "deleted", "returned"]
+
+
+def test_a_deletion_whose_answer_was_lost_is_told_once_the_next_list_lacks_the_queue(
+    amqp, alice, monkeypatch, settings, broker
+):
+    amqp.queue("queue/alice/builds", 11)
+    amqp.queue("another")
+    delete = Management.delete_queue
+
+    with Proxy.before(broker.management_url) as proxy:
+
+        def lose_the_answer(self, vhost, name, **conditions):
+            proxy.cut_after(0)
+            return delete(self, vhost, name, **conditions)
+
+        settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
+        monkeypatch.setattr(Management, "delete_queue", lose_the_answer)
+        report = monitor.run_pass()
+        assert (report.deleted, len(report.errors), told("alice@example.org")) == (0, 1, [])
+        assert monitor.run_pass().deleted == 1
+    assert told("alice@example.org") == ["deletion"]
 
 
 @pytest.mark.parametrize("when", ["before the second look", "at the second request"])
