@@ -482,20 +482,6 @@ class SubscriptionQueueSerializer(serializers.Serializer[SubscriptionQueue]):
         """Return where its subscription is read."""
         return address_of_subscription(queue.subscription)
 
-    def to_representation(self, queue: SubscriptionQueue) -> dict[str, Any]:
-        """Return what the fields say, put together at once: by one field after another it takes five times as long."""
-        return {
-            "uuid": queue.uuid.hex,
-            "url": address("api-event-subscription-queue", queue.uuid),
-            "event_subscription": address_of_subscription(queue.subscription),
-            "event_subscription_uuid": queue.subscription.uuid.hex,
-            "offering_uuid": queue.offering.uuid.hex,
-            "object_type": queue.object_type,
-            "queue_name": queue.queue_name,
-            "vhost": queue.vhost,
-            "created": self.fields["created"].to_representation(queue.created),
-        }
-
 
 @extend_schema_serializer(
     examples=[OpenApiExample("Orders", {"offering_uuid": OFFERING, "object_type": "order"}, request_only=True)]

@@ -13,10 +13,9 @@ from urllib.parse import quote
 import pytest
 from django.db import connection
 from django.test import Client
-from rest_framework.serializers import Serializer
 
 from accounts.models import Owner
-from queues.agents_serializers import SubscriptionQueueSerializer, compatibility
+from queues.agents_serializers import compatibility
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from rabbit.arguments import FOR_AGENTS
 from tests.agents import agents  # noqa: F401
@@ -57,19 +56,6 @@ def not_quite(named):
 @pytest.fixture
 def alice(db):
     return Owner.objects.create_user("alice@example.org", vouched=True, full_name="Alice")
-
-
-def test_a_queue_tells_what_the_fields_of_its_serializer_say(alice):
-    queue = SubscriptionQueue.objects.create(
-        subscription=EventSubscription.objects.create(owner=alice),
-        offering=Offering.objects.create(name="Cluster"),
-        object_type="order",
-        vhost=alice.uuid.hex,
-        queue_name="subscription",
-    )
-    told = SubscriptionQueueSerializer(queue).data
-    assert told == Serializer.to_representation(SubscriptionQueueSerializer(), queue)
-    assert list(told) == list(SubscriptionQueueSerializer().fields)
 
 
 @pytest.fixture
