@@ -2,7 +2,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
@@ -89,6 +89,11 @@ class Row:
         return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
 
     @property
+    def limits(self) -> str:
+        """What its length is measured by, in words."""
+        return _in_words(self.thresholds, self.spared)
+
+    @property
     def stalled(self) -> bool:
         """Whether its owners know that its consumers take nothing out, and it isn't over."""
         return self.queue.stalled_told_at is not None and self.queue.state != Queue.State.GONE
@@ -97,6 +102,12 @@ class Row:
     def dead_letters(self) -> bool:
         """Whether it takes what agents' queues can't hold."""
         return self.queue.registered and self.queue.name == DEAD_LETTER_QUEUE
+
+
+@lru_cache  # most queues have the same ones, and a page refreshes fifty of them at once
+def _in_words(limits: Thresholds, spared: bool) -> str:
+    most = "never deleted for its length" if spared else f"of {limits.max:,} at most"
+    return f"{most}; warned from {limits.warn:,}"
 
 
 @signed_in
