@@ -86,6 +86,7 @@ def main() -> int:
             for name in names:
                 try:
                     measured[name] = BENCHMARKS[name](services)
+                    _write(measured, machine)  # at once: all of it takes more than an hour
                 except Exception as reason:  # whatever it is: what others measured, for many minutes, isn't lost for it
                     broken.append(name)
                     console.print(f"not measured: {name}: {type(reason).__name__}: {reason}", style="red", markup=False)
@@ -96,7 +97,6 @@ def main() -> int:
         return 130
     show(console, measured)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
-    _write(measured, machine)
     missed = [(name, one) for name, figures in measured.items() for one in figures if one.met is False]
     for name, one in missed:
         console.print(

@@ -36,6 +36,7 @@ def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     return [
         Figure(where, "a pass, with nobody to be told", "s", measured["untold"], bare, MOST_RATIO),
         Figure(where, "a pass, with owners to be told", "s", measured["told"], to_be_told, MOST_RATIO),
+        Figure(where, "the same, beside the DELETEs, the list and the declares", "s", measured["told"], bare),
         Figure(where, "bare: the DELETEs alone", "s", measured["deletes"]),
         Figure(where, "bare: the listing alone", "s", measured["listing"]),
         Figure(where, "bare: the passive declares alone", "s", measured["declares"]),

@@ -1,5 +1,6 @@
 """Queues and messages to measure with, on the private broker alone."""
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ def queue_name(number: int) -> str:
 @contextmanager
 def filled_vhost(services: Services, queues: int) -> Iterator[str]:
     """Make a vhost with so many durable queues and two bindings for each, and delete it afterwards."""
-    vhost = f"bench-{queues}"
+    vhost = f"bench-{secrets.token_hex(4)}"
     services.management.make_vhost(vhost)
     try:
         fill_vhost(services, vhost, range(queues))
