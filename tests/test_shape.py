@@ -135,7 +135,7 @@ def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(f
         assert QueueEvent.objects.filter(kind="deleted").count() == sum((FEW, MANY)[: len(found) + 1])
         found.append((statements, requests))
     (few, asked), (many, asked_of_many) = found
-    # Between two renewals of the lease there are 200. What a batch takes is the same, whatever is in it.
+    # What a batch takes is the same, whatever is in it.
     batches = MANY // BATCH - 1
     assert few < 40
     assert many - few == 13 * batches
