@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -83,11 +83,8 @@ class Connections:
         body: bytes | None = None,
         *,
         fresh: bool = False,
-        meanwhile: Callable[[], object] | None = None,
     ) -> Answer:
         """Send a request and return the answer. ``fresh``: over a connection of its own.
-
-        ``meanwhile`` is called when it is sent, while the server works at the answer; what it raises is passed on.
 
         Raises:
             Unreachable, AllBusy: nothing was sent.
@@ -101,8 +98,6 @@ class Connections:
             connection = self._connect() if fresh else self._kept() or self._connect()
             try:
                 connection.request(method, target, body, dict(headers))
-                if meanwhile is not None:
-                    meanwhile()
                 until = time.monotonic() + self._answer_seconds
                 # Its type is a class, and what it is called with makes one.
                 connection.response_class = partial(_Response, self._read_timeout, until)  # type: ignore[assignment]

@@ -347,14 +347,11 @@ class Management:
 
     # Queues
 
-    def list_queues(
-        self, vhost: str | None, params: Mapping[str, str], meanwhile: Callable[[], object] | None = None
-    ) -> list[Row]:
+    def list_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[Row]:
         """Return the rows of the queues in a vhost (None: in all), as the broker lists them.
 
         ``params`` are the query's; where they have ``columns``, the rows have no others. Each row has the queue's
-        ``name`` and ``vhost``, if these are among the columns. ``meanwhile`` is called while the broker works at it,
-        which takes it most of a second for ten thousand; if the request has to be sent again, so is this.
+        ``name`` and ``vhost``, if these are among the columns.
 
         Raises:
             NotThere: no such vhost.
@@ -362,7 +359,7 @@ class Management:
         path = ("queues",) if vhost is None else ("queues", vhost)
         columns = params.get("columns", "name,vhost").split(",")
         shape = {key: str for key in ("name", "vhost") if key in columns}
-        return _rows(self._get(*path, params=params, meanwhile=meanwhile), **shape)
+        return _rows(self._get(*path, params=params), **shape)
 
     def queue(self, vhost: str, name: str) -> Row:
         """Return one queue as the broker knows it. Its lengths lag by seconds: decide nothing by them.
@@ -592,13 +589,8 @@ class Management:
 
     # How it is asked
 
-    def _get(
-        self,
-        *path: str,
-        params: Mapping[str, str] | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> _Answer:
-        return self._believed(self._exchange("GET", path, params=params, meanwhile=meanwhile))
+    def _get(self, *path: str, params: Mapping[str, str] | None = None) -> _Answer:
+        return self._believed(self._exchange("GET", path, params=params))
 
     def _put(self, *path: str, json: Mapping[str, Any] | None = None) -> bool:
         answer = self._believed(self._exchange("PUT", path, json=json or {}))
@@ -645,7 +637,6 @@ class Management:
         json: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         is_fine: int | None = None,
-        meanwhile: Callable[[], object] | None = None,
     ) -> _Answer:
         """Send a request, tell who listens of it, and return the answer, whatever its status.
 
@@ -656,11 +647,11 @@ class Management:
         if self._request_id is not None and (request_id := self._request_id()):
             headers["X-Request-ID"] = request_id
         if self._on_call is None:
-            return self._send(method, where, params, json, headers, meanwhile)
+            return self._send(method, where, params, json, headers)
         outcome: Literal["ok", "refused", "failed", "away"] = "away"
         began = time.perf_counter()
         try:
-            answer = self._send(method, where, params, json, headers, meanwhile)
+            answer = self._send(method, where, params, json, headers)
             if answer.status < 300 or answer.status == is_fine:
                 outcome = "ok"
             else:
@@ -682,7 +673,6 @@ class Management:
         params: Mapping[str, str] | None,
         json: Mapping[str, Any] | None,
         headers: Mapping[str, str],
-        meanwhile: Callable[[], object] | None,
     ) -> _Answer:
         what = f"{method} {where}"
         query = f"?{urlencode(params)}" if params else ""
@@ -700,12 +690,12 @@ class Management:
         died = False  # then the broker may have done it, and only its answer was lost
         try:
             try:
-                answer = self._connections.send(method, target, headers, body, meanwhile=meanwhile)
+                answer = self._connections.send(method, target, headers, body)
             except TimeoutError:
                 raise
             except DIED:
                 died = True
-                answer = self._connections.send(method, target, headers, body, fresh=True, meanwhile=meanwhile)
+                answer = self._connections.send(method, target, headers, body, fresh=True)
         except TimeoutError as error:
             raise self._too_slow(what, f"no answer within {self._read_timeout:g} s") from error
         except TooSlow as error:

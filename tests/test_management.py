@@ -564,26 +564,6 @@ def test_a_connection_that_dies_is_made_anew_once(behind, proxy, vhost, reset):
     assert listed(behind, vhost) == set()
 
 
-def test_what_is_done_while_the_broker_works_is_done_again_where_it_is_asked_again(behind, proxy, vhost):
-    assert behind.make_queue(vhost, "q")
-    done = []
-    proxy.close_next(1)
-    rows = behind.list_queues(vhost, {"columns": "name,vhost"}, lambda: done.append(proxy.requests))
-    assert ([row["name"] for row in rows], len(done)) == (["q"], 2)
-
-
-def test_what_goes_wrong_while_the_broker_works_is_passed_on_and_takes_no_connection(behind, proxy, vhost, monkeypatch):
-    def fail():
-        raise LookupError("the database is away")
-
-    monkeypatch.setattr(behind._connections, "_free", threading.BoundedSemaphore(1))
-    for _ in range(2):
-        with pytest.raises(LookupError):
-            behind.list_queues(vhost, {"columns": "name,vhost"}, fail)
-    assert behind.list_queues(vhost, {"columns": "name,vhost"}) == []  # over a new connection: no answer is left on it
-    assert proxy.connections == 3
-
-
 def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
     proxy.close_next(2)
     with pytest.raises(BrokerAway, match="cut") as away:
