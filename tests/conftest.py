@@ -21,6 +21,7 @@ from rabbit.management import Management
 from tests.agents import agents  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.plugin import VAR
+from tests.proxy import Proxy
 from tests.served import served  # noqa: F401
 
 KEPT_TABLES = {"django_content_type", "auth_permission"}
@@ -155,6 +156,25 @@ def vhost(management: Management) -> Iterator[str]:
     management.make_vhost(name)
     yield name
     management.delete_vhost(name)
+
+
+@pytest.fixture
+def vhosts(management: Management) -> Iterator[list[str]]:
+    """Give six vhosts with a queue "a" in each, which are gone afterwards."""
+    names = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(6)]
+    for name in names:
+        management.make_vhost(name)
+        management.make_queue(name, "a")
+    yield names
+    for name in names:
+        management.delete_vhost(name)
+
+
+@pytest.fixture
+def proxy(broker: Broker) -> Iterator[Proxy]:
+    """Give a proxy before the management API, which does nothing to what passes it until it is told to."""
+    with Proxy.before(broker.management_url) as proxy:
+        yield proxy
 
 
 class Amqp:

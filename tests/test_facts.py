@@ -6,7 +6,6 @@ from benchmarks.passes import counted_requests
 from queues import facts
 from queues.facts import ask_feeds
 from rabbit.management import Management
-from tests.proxy import Proxy
 
 QUEUES = facts.ONE_BY_ONE + 1
 
@@ -19,12 +18,6 @@ def queues(amqp, vhost):
         amqp.queue(f"q{number}")
         amqp.channel.queue_bind(f"q{number}", "builds", f"build.{number}")
     return [(vhost, f"q{number}") for number in range(QUEUES)]
-
-
-@pytest.fixture
-def proxy(broker):
-    with Proxy.before(broker.management_url) as proxy:
-        yield proxy
 
 
 @pytest.fixture

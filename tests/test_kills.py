@@ -108,6 +108,7 @@ def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where
 
     def look(begun, death):
         nonlocal interrupted
+        # Of several on their way nobody can say how many had been accepted: all of them at most.
         interrupted += death.after_a_mail if at_once == 1 else at_once
         assert broken(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
 

@@ -29,7 +29,7 @@ from rabbit.management import (
     Vhost,
 )
 from rabbit.permissions import EVERYTHING, NOTHING
-from tests.proxy import Proxy, http_answer
+from tests.proxy import http_answer
 
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 HTML = b"<html><body>Welcome to the hotel's network</body></html>"
@@ -47,12 +47,6 @@ def client(url, **options):
         yield management
     finally:
         management.close()
-
-
-@pytest.fixture
-def proxy(broker):
-    with Proxy.before(broker.management_url) as proxy:
-        yield proxy
 
 
 @pytest.fixture

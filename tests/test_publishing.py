@@ -59,18 +59,6 @@ def publisher(broker):
 
 
 @pytest.fixture
-def vhosts(management):
-    """Give six vhosts with a queue "a" in each, which are gone afterwards."""
-    names = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(6)]
-    for name in names:
-        management.make_vhost(name)
-        management.make_queue(name, "a")
-    yield names
-    for name in names:
-        management.delete_vhost(name)
-
-
-@pytest.fixture
 def account(broker, management, vhosts):
     """Give an account of the test's own, whose connections are all the publisher's: its name and its address."""
     name = f"test-{uuid.uuid4().hex[:12]}"
