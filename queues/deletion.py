@@ -32,8 +32,8 @@ from rabbit.threads import Threads
 logger = logging.getLogger(__name__)
 
 BATCH = 500
-"""Queues between two renewals of the lease. So many take the broker half a second, and none is asked for half a minute
-after the look."""
+"""Queues between two renewals of the lease. So many take the broker half a second. However long it takes, none is asked
+for once the look at the batch has lost its hold."""
 
 SIDE_BY_SIDE = 8
 """Deletions under way at once."""

@@ -102,18 +102,18 @@ def take(
     unlisted: dict[str, str] = {}
     exact = True
     try:
-        rows = _rows(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, meanwhile)
+        found = rows(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, meanwhile)
     except BrokerAway as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
-        rows = _rows(management, vhosts, {"columns": COLUMNS}, unlisted, between)
+        found = rows(management, vhosts, {"columns": COLUMNS}, unlisted, between)
         exact = False
     seconds = time.monotonic() - began
     queues, unreadable = [], []
     try:
-        for row in rows:
+        for row in found:
             if not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
                 unreadable.append(row["name"])
             else:
@@ -140,9 +140,9 @@ def present(
         BrokerError: nothing could be listed at all.
     """
     unlisted: dict[str, str] = {}
-    rows = _rows(management, vhosts, WITHOUT_LENGTHS, unlisted, between)
+    found = rows(management, vhosts, WITHOUT_LENGTHS, unlisted, between)
     try:
-        there = [Present(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive"))) for row in rows]
+        there = [Present(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive"))) for row in found]
     except (KeyError, TypeError) as error:
         raise Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?") from error
     return there, unlisted
@@ -178,7 +178,7 @@ def stopped_vhosts(management: Management) -> set[str]:
     return {vhost.name for vhost in management.vhosts() if not vhost.running}
 
 
-def _rows(
+def rows(
     management: Management,
     vhosts: Sequence[str] | None,
     params: Mapping[str, str],
@@ -186,7 +186,15 @@ def _rows(
     between: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+    """Return the rows of the queues in these vhosts (None: in all), as ``params`` ask for them.
+
+    Several vhosts are listed side by side. Why one could not be listed is put into ``unlisted``, by its name.
+    ``between`` is called between two answers, and ``meanwhile`` while the broker works at them.
+
+    Raises:
+        BrokerError: nothing could be listed at all, or an answer didn't come in time.
+    """
+    found: list[dict[str, Any]] = []
     failures: list[BrokerError] = []
     where = _asked_for(vhosts)
     threads = Threads(LISTS_AT_ONCE)
@@ -196,7 +204,7 @@ def _rows(
         for vhost, listed in asked:
             between()
             try:
-                rows += listed.result()
+                found += listed.result()
             except BrokerError as error:
                 if vhost is None or (isinstance(error, BrokerAway) and error.timed_out):
                     raise
@@ -210,9 +218,9 @@ def _rows(
     if failures and len(failures) == len(where):
         raise failures[0]
     if vhosts is None or None not in where:
-        return rows
+        return found
     wanted = set(vhosts)
-    return [row for row in rows if row["vhost"] in wanted]
+    return [row for row in found if row["vhost"] in wanted]
 
 
 def _asked_for(vhosts: Sequence[str] | None) -> Sequence[str | None]:
