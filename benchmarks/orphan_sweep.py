@@ -17,7 +17,7 @@ ORPHANS = 100
 ROUNDS = 9
 
 OWNERS = 10
-"""More vhosts than are listed one by one."""
+"""So many vhosts have the queues between them."""
 
 OFFERINGS = 10
 """So many queues has each subscription."""

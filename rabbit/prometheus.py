@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from rabbit.http import DIED, AllBusy, Answer, Connections, TooLarge, TooSlow, Unreachable
 from rabbit.management import MOST_BYTES, BrokerAway, BrokerError, Call, Malformed, Management, NotThere
-from rabbit.snapshot import FEW_VHOSTS, QueueSeen, Snapshot, can_be_kept, members, seen_as
+from rabbit.snapshot import QueueSeen, Snapshot, can_be_kept, members, seen_as
 from rabbit.threads import Threads
 
 PATH = "/metrics/detailed"
@@ -28,6 +28,9 @@ PROTOCOLS = {"http/prometheus": "http", "https/prometheus": "https"}
 
 FEW = 20
 """So many names that are new or gone are looked up one by one. More of them, and the list is the cheaper answer."""
+
+FEW_VHOSTS = 3
+"""So many guarded vhosts are named in the request; of more, the figures are asked for as a whole and filtered here."""
 
 AT_ONCE = 8
 

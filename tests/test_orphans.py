@@ -740,7 +740,8 @@ def test_statements_and_requests_do_not_grow_with_queues_and_orphans(alice):
     assert found[0][1] == 6, sent
 
 
-def test_many_vhosts_are_listed_in_one_request(alice, agents):
+def test_many_vhosts_are_listed_in_one_request(alice, agents, monkeypatch):
+    monkeypatch.setattr(snapshot, "FEW_VHOSTS", 4)
     others = [Registered(agents, f"owner-{number}") for number in range(4)]
     for one in (alice, *others):
         one.orphan()

@@ -4,8 +4,10 @@ import threading
 
 import pytest
 
+from benchmarks.passes import counted_requests
 from rabbit import snapshot
 from rabbit.management import Management
+from rabbit.snapshot import Present
 
 
 def test_several_vhosts_are_listed_side_by_side(management, vhosts, monkeypatch):
@@ -34,3 +36,12 @@ def test_what_goes_wrong_meanwhile_is_passed_on_and_the_next_list_is_whole(manag
     with pytest.raises(LookupError):
         snapshot.take(management, vhosts[:2], meanwhile=fail)
     assert len(snapshot.take(management, vhosts[:2]).queues) == 2
+
+
+def test_vhosts_are_listed_each_by_itself_up_to_twenty_and_else_together(management, vhosts):
+    no_such = [f"no-such-vhost-{number}" for number in range(snapshot.FEW_VHOSTS - 1)]
+    for others, asked in ((no_such, snapshot.FEW_VHOSTS), ([*no_such, "another"], 1)):
+        with counted_requests() as sent:
+            found = snapshot.present(management, [vhosts[0], *others])
+        assert found == ([Present(vhosts[0], "a", "classic", exclusive=False)], {})
+        assert len([one for one in sent if one.startswith("GET /api/queues")]) == asked
