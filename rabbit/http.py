@@ -1,4 +1,4 @@
-"""HTTP/1.1 over kept connections, by the standard library's client.
+"""HTTP/1.1 over kept connections: the standard library connects and reads the answers.
 
 The management API is asked for little, often: a registration of an agent is one small PUT. httpx takes half a
 millisecond longer for that, which was a tenth of the whole registration.
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -60,6 +59,9 @@ class Connections:
     ``base`` is ``http://host:port`` or ``https://…``. ``connect_timeout`` and ``read_timeout`` are seconds, the second
     for each read; a whole answer may take ``answer_seconds``, and its body have ``most_bytes``. No proxy that the
     environment names is used: it is for the world outside, and would be handed every password.
+
+    Raises:
+        ValueError: the host's name can't be one.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Connections:
     ) -> None:
         parts = urlsplit(base)
         self._host, self._port = parts.hostname or "", parts.port
+        self._netloc = parts.netloc.encode("idna").decode()
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
@@ -97,11 +100,11 @@ class Connections:
         try:
             connection = self._connect() if fresh else self._kept() or self._connect()
             try:
-                connection.request(method, target, body, dict(headers))
+                connection.sock.sendall(_whole(method, target, {"Host": self._netloc, **headers}, body))
                 until = time.monotonic() + self._answer_seconds
-                # Its type is a class, and what it is called with makes one.
-                connection.response_class = partial(_Response, self._read_timeout, until)  # type: ignore[assignment]
-                answer, may_be_kept = self._read(connection.getresponse())
+                response = _Response(self._read_timeout, until, connection.sock, method=method)
+                response.begin()
+                answer, may_be_kept = self._read(response)
             except BaseException:
                 connection.close()
                 raise
@@ -145,9 +148,11 @@ class Connections:
     def _connect(self) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
         if self._tls is None:
-            connection = _InOnePiece(self._host, self._port, timeout=self._connect_timeout)
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._connect_timeout)
         else:
-            connection = _InOnePieceByTLS(self._host, self._port, timeout=self._connect_timeout, context=self._tls)
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._connect_timeout, context=self._tls
+            )
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # the second: a name that can't be a host's
@@ -169,32 +174,19 @@ class Connections:
         return Answer(response.status, response.headers, bytes(body)), not response.will_close
 
 
-class _InOnePiece(http.client.HTTPConnection):
-    """A connection that sends the head and the body of a request together.
+def _whole(method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    """Return a request, its head and its body together: in two pieces a PUT takes RabbitMQ 0.25 ms longer.
 
-    In two pieces, as the standard library sends them, a PUT takes RabbitMQ a quarter of a millisecond longer.
+    Raises:
+        ValueError: there is a line break where none may be, which would end a line early.
     """
-
-    _pieces: list[Any] | None = None
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        self._pieces = []
-        try:
-            super().request(*args, **kwargs)
-            whole = b"".join(self._pieces)
-        finally:
-            self._pieces = None
-        super().send(whole)
-
-    def send(self, data: Any) -> None:
-        if self._pieces is None:
-            super().send(data)
-        else:
-            self._pieces.append(data)
-
-
-class _InOnePieceByTLS(_InOnePiece, http.client.HTTPSConnection):
-    """The same, encrypted."""
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    head = "\r\n".join(lines)
+    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+        raise ValueError("a line break in the head of a request")
+    return head.encode("latin-1") + b"\r\n\r\n" + (body or b"")
 
 
 class _Response(http.client.HTTPResponse):
