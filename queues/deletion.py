@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from amqp import AMQPError
@@ -40,6 +41,9 @@ SIDE_BY_SIDE = 8
 
 LOOK_HOLDS_SECONDS = 30
 """How long the second look may be relied on. A process that was stopped in between must not go on deleting by it."""
+
+LIST_SECONDS = 20
+"""How long its list may take. What is over its maximum by the ready messages alone can then still be deleted by it."""
 
 TOO_LATE = "too late"
 
@@ -84,8 +88,12 @@ class Deletion:
     rules: Rules
     facts: Facts
 
-    def look_again(self, condemned: Sequence[Condemned], *, exact: bool) -> Look:
+    def look_again(
+        self, condemned: Sequence[Condemned], *, exact: bool, between: Callable[[], None] = lambda: None
+    ) -> Look:
         """Read the lengths of these again, right before anything is done about them.
+
+        ``between`` is called between two requests, and raises a BrokerError where there is no more time for the list.
 
         First the ready messages, by AMQP. Where they alone are not over the maximum, by one more exact list, unless
         ``exact`` is False: then a queue's process hangs, and so would the list.
@@ -100,7 +108,7 @@ class Deletion:
             (look.over if over else doubtful).append(one)
         if not doubtful:
             return look
-        listed = self._list({one.queue.vhost for one in doubtful}) if exact else None
+        listed = self._list({one.queue.vhost for one in doubtful}, between) if exact else None
         lengths = {(seen.vhost, seen.name): seen for seen in listed.queues} if listed else {}
         for one in doubtful:
             seen = lengths.get(_name(one.queue))
@@ -137,8 +145,10 @@ class Deletion:
                 outcome.left = len(condemned) - start
                 break
             lease.renew()
-            until = time.monotonic() + LOOK_HOLDS_SECONDS
-            look = self.look_again(condemned[start : start + BATCH], exact=exact)
+            began = time.monotonic()
+            until = began + LOOK_HOLDS_SECONDS
+            in_time = partial(_keep_in_time, lease, began + LIST_SECONDS)
+            look = self.look_again(condemned[start : start + BATCH], exact=exact, between=in_time)
             self._keep(look.kept, lease, outcome)
             self._leave(look.unsure, lease, outcome)
             outcome.kept += len(look.unsure)
@@ -180,9 +190,9 @@ class Deletion:
             outcome.told += outbox.tell(tellings, now)
         outcome.deleted += len(ours)
 
-    def _list(self, vhosts: set[str]) -> Snapshot | None:
+    def _list(self, vhosts: set[str], between: Callable[[], None]) -> Snapshot | None:
         try:
-            listed = snapshot.take(self.management, sorted(vhosts))
+            listed = snapshot.take(self.management, sorted(vhosts), between)
         except BrokerError as error:
             logger.warning("The second look could not list the queues: %s", error)
             return None
@@ -284,6 +294,18 @@ class Deletion:
         except BrokerError as error:
             return error
         return None
+
+
+def _keep_in_time(lease: HeldLease, until: float) -> None:
+    """Keep the lease between two requests of a list that is to be over at this ``time.monotonic()``.
+
+    Raises:
+        LeaseLost: it ran out.
+        BrokerAway: it is later.
+    """
+    lease.keep()
+    if time.monotonic() > until:
+        raise BrokerAway(f"the list took more than {LIST_SECONDS} s; the broker is busy")
 
 
 def _still_deleting(queues: Sequence[Known]) -> set[int]:

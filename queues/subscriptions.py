@@ -72,7 +72,7 @@ _MAY_SUBSCRIBE = """(%s OR EXISTS (
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 Row = TypeVar("Row", SubscriptionQueue, Consumer)
-Known = TypeVar("Known", bound=Model)
+AnyRow = TypeVar("AnyRow", bound=Model)
 Made = TypeVar("Made", EventSubscription, SubscriptionQueue, Consumer)
 
 
@@ -513,13 +513,15 @@ def _insert_allowed(
     return row
 
 
-def _known(model: type[Known], **values: Any) -> Known:
+def _known(model: type[AnyRow], **values: Any) -> AnyRow:
     """Return a row of which only these columns are known. Any other is read when it is asked for.
 
     Made as a row that was read: by its keywords a model takes twice as long.
     """
-    names = [field.attname for field in model._meta.concrete_fields if field.attname in values]
-    return model.from_db(connection.alias, names, [values[name] for name in names])
+    columns = [field.attname for field in model._meta.concrete_fields if field.attname in values]
+    if len(columns) < len(values):
+        raise TypeError(f"{model.__name__} has not all of these columns: {', '.join(values)}")
+    return model.from_db(connection.alias, columns, [values[column] for column in columns])
 
 
 def create_asked(asked: Asked, presented: Presented) -> tuple[SubscriptionQueue, bool]:

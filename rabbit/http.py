@@ -6,6 +6,7 @@ millisecond longer for that, which was a tenth of the whole registration.
 
 import http.client
 import io
+import re
 import select
 import socket
 import ssl
@@ -14,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 MOST_CONNECTIONS = 100
 MOST_KEPT = 20
@@ -24,6 +25,8 @@ KEPT_SECONDS = 30.0
 up."""
 
 PART_BYTES = 256 * 1024
+
+_TARGET = re.compile("[!-~]+")
 
 DIED = (OSError, http.client.HTTPException)
 """What a connection raises that was cut, or where no HTTP is spoken. A ``TimeoutError`` is one too: catch it before."""
@@ -69,7 +72,7 @@ class Connections:
     ) -> None:
         parts = urlsplit(base)
         self._host, self._port = parts.hostname or "", parts.port
-        self._netloc = parts.netloc.encode("idna").decode()
+        self._host_header = _host_header(parts)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
@@ -94,17 +97,20 @@ class Connections:
             TimeoutError: there was no answer in time.
             TooSlow, TooLarge: there was, and it took too long or its body has too many bytes.
             DIED: the connection was cut, or what is there speaks no HTTP.
+            ValueError: it can't be sent as one request; there is a line break in a header, or a blank in ``target``.
         """
+        whole = _whole(method, target, {"Host": self._host_header, **headers}, body)
         if not self._free.acquire(timeout=self._read_timeout):
             raise AllBusy
         try:
             connection = self._connect() if fresh else self._kept() or self._connect()
             try:
-                connection.sock.sendall(_whole(method, target, {"Host": self._netloc, **headers}, body))
+                connection.sock.sendall(whole)
                 until = time.monotonic() + self._answer_seconds
-                response = _Response(self._read_timeout, until, connection.sock, method=method)
-                response.begin()
-                answer, may_be_kept = self._read(response)
+                # It is closed by hand where it fails: else it keeps the socket open for as long as the error is kept.
+                with _Response(self._read_timeout, until, connection.sock, method=method) as response:
+                    response.begin()
+                    answer, may_be_kept = self._read(response)
             except BaseException:
                 connection.close()
                 raise
@@ -174,18 +180,34 @@ class Connections:
         return Answer(response.status, response.headers, bytes(body)), not response.will_close
 
 
+def _host_header(parts: SplitResult) -> str:
+    """Return what requests to this address have in their Host header.
+
+    Raises:
+        ValueError: the name can't be a host's.
+    """
+    host = (parts.hostname or "").partition("%")[0]  # without the zone of an IPv6 address
+    if not host.isascii():
+        host = host.encode("idna").decode()
+    elif ":" in host:
+        host = f"[{host}]"
+    return host if parts.port is None else f"{host}:{parts.port}"
+
+
 def _whole(method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
     """Return a request, its head and its body together: in two pieces a PUT takes RabbitMQ 0.25 ms longer.
 
     Raises:
-        ValueError: there is a line break where none may be, which would end a line early.
+        ValueError: it would be read as another request than it is.
     """
+    if not _TARGET.fullmatch(target):
+        raise ValueError("a request is for a path without blanks and control characters, percent-encoded")
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    if body is not None:
-        lines.append(f"Content-Length: {len(body)}")
+    if body is not None or method in ("POST", "PUT"):
+        lines.append(f"Content-Length: {len(body or b'')}")
     head = "\r\n".join(lines)
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
-        raise ValueError("a line break in the head of a request")
+        raise ValueError("a header is one line")
     return head.encode("latin-1") + b"\r\n\r\n" + (body or b"")
 
 

@@ -1,7 +1,10 @@
 """The queues of the broker at one moment, and how much that list can be trusted."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from functools import cache
 from typing import Any, NamedTuple
 
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotThere, Refused
@@ -69,8 +72,8 @@ class Snapshot(NamedTuple):
     the same before and after.
     ``exact`` is False where a queue's process did not answer and the lengths are the broker's statistics, which lag by
     seconds. ``unreadable`` are names that cannot be kept in a database, ``no_such_vhosts`` vhosts that were asked for
-    and aren't there. ``seconds`` is what the listing took. ``lagging``: the lengths are from the nodes' Prometheus
-    endpoints (``prometheus.py``), and nothing may be deleted by them.
+    and aren't there. ``seconds`` is from the first request to the last list. ``lagging``: the lengths are from the
+    nodes' Prometheus endpoints (``prometheus.py``), and nothing may be deleted by them.
     """
 
     queues: list[QueueSeen]
@@ -106,17 +109,16 @@ def take(
     unlisted: dict[str, str] = {}
     exact = True
     try:
-        queues, unreadable = _read(
-            lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, meanwhile)
-        )
+        exactly = lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, meanwhile)
+        queues, unreadable, listed_at = _read(exactly)
     except BrokerAway as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
-        queues, unreadable = _read(lists(management, vhosts, {"columns": COLUMNS}, unlisted, between))
+        queues, unreadable, listed_at = _read(lists(management, vhosts, {"columns": COLUMNS}, unlisted, between))
         exact = False
-    seconds = time.monotonic() - began
+    seconds = listed_at - began
     if not queues:
         require_administrator(management)
     empty = set(vhosts or ()) - {queue.vhost for queue in queues} - unlisted.keys()
@@ -137,14 +139,15 @@ def present(
         BrokerError: nothing could be listed at all.
     """
     unlisted: dict[str, str] = {}
-    try:
-        there = [
-            Present(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive")))
-            for rows in lists(management, vhosts, WITHOUT_LENGTHS, unlisted, between)
-            for row in rows
-        ]
-    except (KeyError, TypeError) as error:
-        raise Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?") from error
+    there: list[Present] = []
+    with closing(lists(management, vhosts, WITHOUT_LENGTHS, unlisted, between)) as given:
+        for rows in given:
+            try:
+                there += [
+                    Present(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive"))) for row in rows
+                ]
+            except (KeyError, TypeError) as error:
+                raise _of_another_shape(error) from error
     return there, unlisted
 
 
@@ -185,7 +188,7 @@ def lists(
     unlisted: dict[str, str],
     between: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], object] = lambda: None,
-) -> Iterator[list[dict[str, Any]]]:
+) -> Generator[list[dict[str, Any]], None, None]:
     """Give the rows of the queues in these vhosts (None: in all), as ``params`` ask for them, list by list.
 
     Several vhosts are listed side by side, and the broker works at the next ones while one is read here. Why one could
@@ -198,11 +201,13 @@ def lists(
     failures: list[BrokerError] = []
     where = _asked_for(vhosts)
     wanted = set(vhosts) if vhosts is not None and None in where else None
+    there = cache(lambda: {vhost.name for vhost in management.vhosts()})
     threads = Threads(LISTS_AT_ONCE)
     try:
-        asked = [(vhost, threads.submit(management.list_queues, vhost, params)) for vhost in where]
+        asked = deque((vhost, threads.submit(management.list_queues, vhost, params)) for vhost in where)
         meanwhile()
-        for vhost, listed in asked:
+        while asked:
+            vhost, listed = asked.popleft()
             between()
             try:
                 found = listed.result()
@@ -212,7 +217,7 @@ def lists(
                 if not isinstance(error, NotThere):
                     unlisted[vhost] = str(error)
                     failures.append(error)
-                elif vhost in {there.name for there in management.vhosts()}:
+                elif vhost in there():
                     unlisted[vhost] = "the broker says that it isn't there, and lists it all the same"
             else:
                 yield found if wanted is None else [row for row in found if row["vhost"] in wanted]
@@ -224,22 +229,32 @@ def lists(
 
 def _asked_for(vhosts: Sequence[str] | None) -> Sequence[str | None]:
     """Return what is listed to have the queues of these vhosts (None: of all), each in a request; None: everything."""
-    return vhosts if vhosts is not None and len(vhosts) <= FEW_VHOSTS else [None]
+    # Some names a vhost may have, and a path may not.
+    if vhosts is None or len(vhosts) > FEW_VHOSTS or not {"", ".", ".."}.isdisjoint(vhosts):
+        return [None]
+    return list(dict.fromkeys(vhosts))
 
 
-def _read(lists: Iterable[list[dict[str, Any]]]) -> tuple[list[QueueSeen], list[str]]:
-    """Return the queues that these lists tell of, and the names that cannot be kept."""
+def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[QueueSeen], list[str], float]:
+    """Return the queues listed, the names that cannot be kept, and when the last list came, by ``time.monotonic()``."""
     queues, unreadable = [], []
-    try:
-        for rows in lists:
-            for row in rows:
-                if not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
-                    unreadable.append(row["name"])
-                else:
-                    queues.append(seen_as(row))
-    except (KeyError, TypeError) as error:
-        raise Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?") from error
-    return queues, unreadable
+    came_at = time.monotonic()
+    with closing(listing) as given:  # where it isn't read to its end, nothing more is to be asked for
+        for rows in given:
+            came_at = time.monotonic()
+            try:
+                for row in rows:
+                    if not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
+                        unreadable.append(row["name"])
+                    else:
+                        queues.append(seen_as(row))
+            except (KeyError, TypeError) as error:
+                raise _of_another_shape(error) from error
+    return queues, unreadable, came_at
+
+
+def _of_another_shape(error: Exception) -> Malformed:
+    return Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?")
 
 
 def can_be_kept(name: str) -> bool:

@@ -111,6 +111,17 @@ def test_unacknowledged_messages_count(amqp, alice):
     assert monitor.run_pass().deleted == 1
 
 
+def test_where_the_list_of_the_second_look_takes_too_long_what_is_too_long_without_it_goes(amqp, alice, monkeypatch):
+    amqp.queue("certain", 11)
+    amqp.queue("doubtful", 11)
+    for _ in range(11):
+        amqp.channel.basic_get("doubtful", auto_ack=False)
+    monkeypatch.setattr("queues.deletion.LIST_SECONDS", -1)
+    report = monitor.run_pass()
+    assert (report.deleted, report.kept) == (1, 1)
+    assert Queue.objects.get(name="certain").state == "gone"
+
+
 def test_a_queue_that_nobody_owns_is_deleted_and_only_operators_are_told(amqp, alice):
     amqp.queue("stray", 11)
     monitor.run_pass()

@@ -184,12 +184,12 @@ def test_a_shard_gives_way_between_two_batches_to_a_pass_over_the_whole_broker(v
     monkeypatch.setattr("queues.deletion.BATCH", 1)
     look_again, whole = Deletion.look_again, []
 
-    def wait(self, condemned, *, exact):
+    def wait(self, condemned, **how):
         if not whole:
             whole.append(threading.Thread(target=lambda: at_once(monitor.run_pass)))
             whole[0].start()
             wait_until(lambda: Lease.objects.filter(lease.is_held(), name=monitor.LEASE).exists())
-        return look_again(self, condemned, exact=exact)
+        return look_again(self, condemned, **how)
 
     monkeypatch.setattr(Deletion, "look_again", wait)
     report = monitor.run_shard(vhosts[0])

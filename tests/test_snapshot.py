@@ -1,12 +1,13 @@
 """The list of queues: several vhosts at once, and what is done while the broker works at it."""
 
 import threading
+import time
 
 import pytest
 
 from benchmarks.passes import counted_requests
 from rabbit import snapshot
-from rabbit.management import Management
+from rabbit.management import Malformed, Management
 from rabbit.snapshot import Present
 
 
@@ -29,19 +30,49 @@ def test_what_is_done_meanwhile_is_done_once_in_the_thread_that_lists(management
     assert done == [threading.current_thread()]
 
 
-def test_what_goes_wrong_meanwhile_is_passed_on_and_the_next_list_is_whole(management, vhosts):
+@pytest.mark.parametrize("when", ["between", "meanwhile"])
+@pytest.mark.parametrize("what", [KeyError, TypeError])
+def test_what_goes_wrong_besides_is_passed_on_as_it_is_and_the_next_list_is_whole(management, vhosts, when, what):
     def fail():
-        raise LookupError("the database is away")
+        raise what("the mistake of whoever is called")
 
-    with pytest.raises(LookupError):
-        snapshot.take(management, vhosts[:2], meanwhile=fail)
+    with pytest.raises(what):
+        snapshot.take(management, vhosts[:2], **{when: fail})
     assert len(snapshot.take(management, vhosts[:2]).queues) == 2
 
 
-def test_vhosts_are_listed_each_by_itself_up_to_twenty_and_else_together(management, vhosts):
-    no_such = [f"no-such-vhost-{number}" for number in range(snapshot.FEW_VHOSTS - 1)]
-    for others, asked in ((no_such, snapshot.FEW_VHOSTS), ([*no_such, "another"], 1)):
-        with counted_requests() as sent:
-            found = snapshot.present(management, [vhosts[0], *others])
-        assert found == ([Present(vhosts[0], "a", "classic", exclusive=False)], {})
-        assert len([one for one in sent if one.startswith("GET /api/queues")]) == asked
+def test_nothing_more_is_asked_for_after_a_list_of_another_shape(management, vhosts, monkeypatch):
+    many = [vhosts[0], *(f"no-such-vhost-{number}" for number in range(10))]
+    monkeypatch.setattr(snapshot, "seen_as", lambda row: {}[row["name"]])
+    asked = []
+    list_queues = Management.list_queues
+
+    def list_and_note(self, vhost, params):
+        asked.append(vhost)
+        return list_queues(self, vhost, params)
+
+    monkeypatch.setattr(Management, "list_queues", list_and_note)
+    with pytest.raises(Malformed) as kept:
+        snapshot.take(management, many)
+    time.sleep(0.5)
+    assert len(asked) <= 1 + 2 * snapshot.LISTS_AT_ONCE, kept
+
+
+@pytest.mark.parametrize(
+    ("others", "requests"),
+    [
+        ([f"no-such-vhost-{number}" for number in range(19)], 20),
+        ([f"no-such-vhost-{number}" for number in range(20)], 1),
+        ([".."], 1),  # which stands in no path
+    ],
+)
+def test_up_to_twenty_vhosts_are_listed_each_by_itself_and_else_all_together(management, vhosts, others, requests):
+    with counted_requests() as sent:
+        found = snapshot.present(management, [vhosts[0], *others])
+    assert found == ([Present(vhosts[0], "a", "classic", exclusive=False)], {})
+    assert len([one for one in sent if one.startswith("GET /api/queues")]) == requests
+    assert sent.count("GET /api/vhosts") <= 1
+
+
+def test_a_vhost_that_is_named_twice_is_listed_once(management, vhosts):
+    assert len(snapshot.take(management, [vhosts[0], vhosts[0]]).queues) == 1
