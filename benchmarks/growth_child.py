@@ -15,8 +15,9 @@ REST_SECONDS = 7
 def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str, Any]:
     """Return the seconds of the first pass, of passes with one queue in ten changed, and of listings, by turns.
 
-    ``vhost`` is the one whose queues are Pulse users'; ``vhosts`` are all. Where there are many queues, each
-    measurement begins on a broker that was left alone for a while, as a guard leaves it alone between two passes.
+    ``own`` is what of each pass came before and after its list. ``vhost`` is the one whose queues are Pulse users';
+    ``vhosts`` are all. Where there are many queues, each measurement begins on a broker that was left alone for a
+    while, as a guard leaves it alone between two passes.
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
@@ -24,12 +25,17 @@ def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str
     first, _ = guarded.look(new=queues)
     changing = queues // ONE_IN
     rest = REST_SECONDS if queues >= VHOST_HOLDS else 0
-    times: dict[str, list[float]] = {"pass": [], "listing": []}
+    times: dict[str, list[float]] = {"pass": [], "listing": [], "own": []}
     for number in range(1 + rounds):
         guarded.change()
         for what in ("listing", "pass") if number % 2 else ("pass", "listing"):
             time.sleep(rest)
-            seconds = guarded.list() if what == "listing" else guarded.look(changed=changing)[0]
+            if what == "listing":
+                found = {"listing": guarded.list()}
+            else:
+                seconds, report = guarded.look(changed=changing)
+                found = {"pass": seconds, "own": seconds - report.listing_seconds}
             if number:  # the first warms up
-                times[what].append(seconds)
+                for name, seconds in found.items():
+                    times[name].append(seconds)
     return {"first": first, **times}
