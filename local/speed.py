@@ -76,7 +76,7 @@ def speed_page() -> str:
         "    make bench ONLY=growth",
         "    make figures",
         "",
-        "It starts a RabbitMQ, a PostgreSQL and a Redis of its own, and ends them. All of it takes an hour or more,",
+        "It starts a RabbitMQ, a PostgreSQL and a Redis of its own, and ends them. All of it takes well over an hour,",
         "most of that for making queues. It exits with 1 where a target was missed, and with 2 where something",
         "could not be measured.",
         "",
@@ -89,7 +89,9 @@ def speed_page() -> str:
         "  else is wrong. For ten seconds after it lengths stay as it said, since figures may be older than that.",
         "  Queues with a quote or a backslash in their name wait for that list. Each node has to have the plugin",
         "  `rabbitmq_prometheus`, at a port that can be reached from here.",
-        "- `GUARDIAN_SHARD_BY_VHOST=true` gives each vhost passes of its own, which many workers share.",
+        "- Up to twenty guarded vhosts are listed each by itself, two at a time. More of them, or",
+        "  `GUARDIAN_VHOSTS=*`, are one list of everything: for large vhosts more than twice the time for each queue.",
+        "- `GUARDIAN_SHARD_BY_VHOST=true` gives each vhost passes and lists of its own, which many workers share.",
         "- `GUARDIAN_POLL_SECONDS` is how often there is one.",
         "",
         "[A million queues](a-million-queues.md) says on paper what becomes of these figures then.",
@@ -104,6 +106,8 @@ def speed_page() -> str:
         if name == "growth":
             lines += [
                 "More than 10,000 are spread over vhosts of 10,000. The queues of the first one belong to Pulse users.",
+                "From 10,000 on, each measurement begins after seven seconds of rest: a list wakes every queue's",
+                "process, and some five seconds later the broker is busy with putting them back to sleep.",
                 "",
             ]
             lines += ["![Seconds of a pass and of the list that it makes, against the number of queues](speed.svg)", ""]
