@@ -159,6 +159,8 @@ class Endpoint:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError("write http://host:15692")
+        if re.search(r"[^!-~]", parts.path):
+            raise ValueError("its path has a character that can't stand in a path; percent-encode it")
         self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._prefix = parts.path.rstrip("/")
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "Guardian"}

@@ -191,6 +191,8 @@ def lists(
 ) -> Generator[list[dict[str, Any]], None, None]:
     """Give the rows of the queues in these vhosts (None: in all), as ``params`` ask for them, list by list.
 
+    A vhost that isn't there, or could not be listed, has an empty one.
+
     Several vhosts are listed side by side, and the broker works at the next ones while one is read here. Why one could
     not be listed is put into ``unlisted``, by its name. ``between`` is called between two answers, and ``meanwhile``
     while the broker works at the first.
@@ -219,8 +221,8 @@ def lists(
                     failures.append(error)
                 elif vhost in there():
                     unlisted[vhost] = "the broker says that it isn't there, and lists it all the same"
-            else:
-                yield found if wanted is None else [row for row in found if row["vhost"] in wanted]
+                found = []
+            yield found if wanted is None else [row for row in found if row["vhost"] in wanted]
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # one that hangs is not waited for twice
     if failures and len(failures) == len(where):

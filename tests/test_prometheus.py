@@ -321,3 +321,8 @@ def test_good_addresses_are_all_right(settings):
     settings.GUARDIAN_SNAPSHOT = "prometheus"
     settings.GUARDIAN_PROMETHEUS_URLS = ["http://rabbit-1:15692", "https://reader:word@rabbit-2/metrics"]
     assert not [message for message in check_settings(None) if "PROMETHEUS" in message.msg or "SNAPSHOT" in message.msg]
+
+
+def test_an_address_whose_path_can_not_be_sent_is_refused_before_anything_is_asked():
+    with pytest.raises(ValueError, match="percent-encode it"):
+        prometheus.Endpoint("http://127.0.0.1:15692/two words", connect_timeout=1, read_timeout=1, on_call=None)

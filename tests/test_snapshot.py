@@ -1,7 +1,6 @@
 """The list of queues: several vhosts at once, and what is done while the broker works at it."""
 
 import threading
-import time
 
 import pytest
 
@@ -33,8 +32,12 @@ def test_what_is_done_meanwhile_is_done_once_in_the_thread_that_lists(management
 @pytest.mark.parametrize("when", ["between", "meanwhile"])
 @pytest.mark.parametrize("what", [KeyError, TypeError])
 def test_what_goes_wrong_besides_is_passed_on_as_it_is_and_the_next_list_is_whole(management, vhosts, when, what):
+    called = []
+
     def fail():
-        raise what("the mistake of whoever is called")
+        called.append(when)
+        if when == "meanwhile" or len(called) > 1:  # the first time is before the lists
+            raise what("the mistake of whoever is called")
 
     with pytest.raises(what):
         snapshot.take(management, vhosts[:2], **{when: fail})
@@ -44,18 +47,23 @@ def test_what_goes_wrong_besides_is_passed_on_as_it_is_and_the_next_list_is_whol
 def test_nothing_more_is_asked_for_after_a_list_of_another_shape(management, vhosts, monkeypatch):
     many = [vhosts[0], *(f"no-such-vhost-{number}" for number in range(10))]
     monkeypatch.setattr(snapshot, "seen_as", lambda row: {}[row["name"]])
-    asked = []
+    asked, is_over = [], threading.Event()
     list_queues = Management.list_queues
 
     def list_and_note(self, vhost, params):
         asked.append(vhost)
+        if vhost != many[0]:
+            assert is_over.wait(20)
         return list_queues(self, vhost, params)
 
     monkeypatch.setattr(Management, "list_queues", list_and_note)
+    before = set(threading.enumerate())
     with pytest.raises(Malformed) as kept:
         snapshot.take(management, many)
-    time.sleep(0.5)
-    assert len(asked) <= 1 + 2 * snapshot.LISTS_AT_ONCE, kept
+    is_over.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert len(asked) <= 1 + snapshot.LISTS_AT_ONCE, kept
 
 
 @pytest.mark.parametrize(
