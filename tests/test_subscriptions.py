@@ -336,7 +336,7 @@ def test_a_new_queue_of_a_known_agent_takes_one_request_and_four_statements(offe
     assert len(statements(captured)) == 4
 
 
-def test_where_nothing_stands_in_the_way_a_new_queue_takes_three_statements(
+def test_where_nothing_stands_in_the_way_a_new_queue_takes_two_statements(
     alice, offering, subscription, presented, asked
 ):
     create_queue(subscription, offering, "order", presented)
@@ -347,6 +347,15 @@ def test_where_nothing_stands_in_the_way_a_new_queue_takes_three_statements(
     assert asked == ["PUT queues"]
     # The row, if it may be; the mark, if nothing removes it.
     assert len(statements(captured)) == 2
+
+
+def test_a_new_queue_is_registered_over_connections_that_a_pool_hands_on(
+    alice, offering, subscription, presented, monkeypatch
+):
+    monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    queue = create_new(alice, subscription.uuid.hex, offering.uuid, "resource", presented)
+    stored = SubscriptionQueue.objects.get(object_type="resource", state="ready")
+    assert (stored.uuid, stored.created) == (queue.uuid, queue.created)
 
 
 def test_what_stands_in_the_way_of_a_new_queue_is_left_to_others_and_nothing_is_done(
