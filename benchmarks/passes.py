@@ -25,11 +25,11 @@ ONE_IN = 10
 """One queue in so many changes between two passes."""
 
 WARM_UPS = 2
-QUIET_FOR_ONE = 3
-"""So many passes that find nothing changed are timed for each other one: they have the least to spare."""
-
 COUNTED = 3
 """Passes whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+
+UNCHANGED_TIMES = 3
+"""So many times as many passes are timed that find nothing changed: their target leaves the least to chance."""
 
 
 class Guarded:
@@ -90,7 +90,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         guarded.list()
         guarded.look(changed=changing)
     changed = _alternate(guarded, rounds, changed=changing)
-    unchanged = _alternate(guarded, QUIET_FOR_ONE * rounds)
+    unchanged = _alternate(guarded, UNCHANGED_TIMES * rounds)
     statements, requests = [], []
     for _ in range(COUNTED):
         guarded.change()
