@@ -96,9 +96,10 @@ class _Agents:
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
 
-    ``one``: so many new queues of an agent that is known, one after another, each beside its floor. ``again``: the same
-    queues once more. ``eight``: eight such agents with so many queues together at once, so many rounds of it, the time
-    of each divided by its queues. ``agents``: new agents, from the request for a subscription to the queue's answer.
+    ``one``: so many rounds of so many new queues of an agent that is known, one after another, each beside its floor.
+    ``again``: the same queues once more. ``eight``: eight such agents with so many queues together at once, so many
+    rounds of it, the time of each divided by its queues. ``agents``: new agents, from the request for a subscription to
+    the queue's answer.
     """
     with ExitStack() as stack:
         port = stack.enter_context(served())
@@ -106,7 +107,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         agents = _Agents(port, "agents@example.org")
         subscription = agents.subscribe()
         _one_after_another(agents, agents.wanted(subscription, WARM_UPS), 201)
-        wanted = agents.wanted(subscription, queues)
+        wanted = agents.wanted(subscription, rounds * queues)
         return {
             "one": _one_after_another(agents, wanted, 201),
             "again": _one_after_another(agents, wanted, 200),

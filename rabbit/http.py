@@ -1,11 +1,10 @@
-"""HTTP/1.1 over kept connections: the standard library connects and reads the answers.
+"""HTTP/1.1 over kept connections: httptools, which is the parser of Node.js, reads the answers.
 
 The management API is asked for little, often: a registration of an agent is one small PUT. httpx takes half a
-millisecond longer for that, which was a tenth of the whole registration.
+millisecond longer for that, which was a tenth of the whole registration, and http.client more than twice what the
+system calls take.
 """
 
-import http.client
-import io
 import re
 import select
 import socket
@@ -14,8 +13,10 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 MOST_CONNECTIONS = 100
 MOST_KEPT = 20
@@ -24,11 +25,16 @@ KEPT_SECONDS = 30.0
 """So long is an idle connection kept: shorter than the broker's own minute, so that it is rarely the broker who hangs
 up."""
 
-PART_BYTES = 256 * 1024
+PART_BYTES = 64 * 1024
+
+MOST_HEAD_BYTES = 64 * 1024
+"""So many bytes at most may come before the body."""
+
+PORTS = {"http": 80, "https": 443}
 
 _TARGET = re.compile("[!-~]+")
 
-DIED = (OSError, http.client.HTTPException)
+DIED = (OSError, HttpParserError, HttpParserUpgrade)
 """What a connection raises that was cut, or where no HTTP is spoken. A ``TimeoutError`` is one too: catch it before."""
 
 
@@ -49,10 +55,10 @@ class TooSlow(Exception):
 
 
 class Answer(NamedTuple):
-    """What was answered."""
+    """What was answered. The names of headers are in lower case; of several of one name it is the first."""
 
     status: int
-    headers: http.client.HTTPMessage
+    headers: Mapping[str, str]
     body: bytes
 
 
@@ -71,7 +77,8 @@ class Connections:
         self, base: str, *, connect_timeout: float, read_timeout: float, answer_seconds: float, most_bytes: int
     ) -> None:
         parts = urlsplit(base)
-        self._host, self._port = parts.hostname or "", parts.port
+        self._host = parts.hostname or ""
+        self._port = PORTS[parts.scheme] if parts.port is None else parts.port
         self._host_header = _host_header(parts)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout = connect_timeout
@@ -79,7 +86,7 @@ class Connections:
         self._answer_seconds = answer_seconds
         self._most_bytes = most_bytes
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+        self._idle: list[tuple[socket.socket, float]] = []
 
     def send(
         self,
@@ -105,12 +112,8 @@ class Connections:
         try:
             connection = self._connect() if fresh else self._kept() or self._connect()
             try:
-                connection.sock.sendall(whole)
-                until = time.monotonic() + self._answer_seconds
-                # It is closed by hand where it fails: else it keeps the socket open for as long as the error is kept.
-                with _Response(self._read_timeout, until, connection.sock, method=method) as response:
-                    response.begin()
-                    answer, may_be_kept = self._read(response)
+                connection.sendall(whole)
+                answer, may_be_kept = self._read(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -133,7 +136,7 @@ class Connections:
             with suppress(IndexError):  # another thread took the last one
                 self._idle.pop()[0].close()
 
-    def _kept(self) -> http.client.HTTPConnection | None:
+    def _kept(self) -> socket.socket | None:
         """Return the idle connection that was used last and that the server hasn't closed; None: there is none."""
         while self._idle:
             try:
@@ -151,33 +154,48 @@ class Connections:
             while time.monotonic() - self._idle[0][1] >= KEPT_SECONDS:
                 self._idle.pop(0)[0].close()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        connection: http.client.HTTPConnection
-        if self._tls is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._connect_timeout)
-        else:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._connect_timeout, context=self._tls
-            )
+    def _connect(self) -> socket.socket:
+        connection = None
         try:
-            connection.connect()
-        except (OSError, UnicodeError) as error:  # the second: a name that can't be a host's
-            connection.close()
+            connection = socket.create_connection((self._host, self._port), self._connect_timeout)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_hostname=self._host)
+        except (OSError, ValueError) as error:  # the second: a name that can't be a host's
+            if connection is not None:
+                connection.close()
             raise Unreachable(str(error)) from error
-        connection.sock.settimeout(self._read_timeout)
+        connection.settimeout(self._read_timeout)
         return connection
 
-    def _read(self, response: http.client.HTTPResponse) -> tuple[Answer, bool]:
+    def _read(self, connection: socket.socket) -> tuple[Answer, bool]:
         """Return the whole answer, and whether its connection may be used again."""
-        body = bytearray()
-        while part := response.read1(PART_BYTES):
-            body += part
-            if len(body) > self._most_bytes:
-                raise TooLarge
-        if response.length:
-            raise http.client.IncompleteRead(bytes(body), response.length)
-        response.close()  # it is read, and lets go of its connection
-        return Answer(response.status, response.headers, bytes(body)), not response.will_close
+        until = time.monotonic() + self._answer_seconds
+        with _Reading() as reading:
+            while not reading.is_whole:
+                reading.take(self._part(connection, until))
+                if len(reading.body) > self._most_bytes:
+                    raise TooLarge
+            return Answer(reading.status, reading.headers, bytes(reading.body)), reading.may_be_kept
+
+    def _part(self, connection: socket.socket, until: float) -> bytes:
+        """Return what comes next, by this ``time.monotonic()`` and by the timeout of each read; empty: it is the end.
+
+        Raises:
+            TooSlow: the time is over.
+        """
+        left = until - time.monotonic()
+        if left >= self._read_timeout:
+            return connection.recv(PART_BYTES)
+        if left <= 0:
+            raise TooSlow
+        connection.settimeout(left)
+        try:
+            return connection.recv(PART_BYTES)
+        except TimeoutError:
+            raise TooSlow from None
+        finally:
+            connection.settimeout(self._read_timeout)
 
 
 def _host_header(parts: SplitResult) -> str:
@@ -211,55 +229,71 @@ def _whole(method: str, target: str, headers: Mapping[str, str], body: bytes | N
     return head.encode("latin-1") + b"\r\n\r\n" + (body or b"")
 
 
-class _Response(http.client.HTTPResponse):
-    """An answer that has to be whole at a time of ``time.monotonic()``: its headers too, and what precedes them."""
+class _Reading:
+    """An answer as it comes: ``is_whole`` is False until its end. Interim ones (100, 103) before it are passed over.
 
-    def __init__(self, read_timeout: float, until: float, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_Reader(self.fp.detach(), sock, read_timeout, until))
+    To be left as a context: it and its parser hold each other, and all that was read.
+    """
 
-    def _read_status(self) -> tuple[str, int, str]:
-        """Return the first line of the answer itself: interim ones (100 Continue, 103 Early Hints) are passed over."""
-        while True:
-            version, status, reason = super()._read_status()  # type: ignore[misc]
-            if status >= 200:
-                return version, status, reason
-            http.client.parse_headers(self.fp)
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+        self.may_be_kept = False
+        self.is_whole = False
+        self._heard = 0
+        self._parser = HttpResponseParser(self)
+
+    def __enter__(self) -> "_Reading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._parser
+
+    def take(self, part: bytes) -> None:
+        """Take what came next; empty: the connection was closed.
+
+        Raises:
+            DIED: that was too early, or it is no HTTP.
+        """
+        if part:
+            self._parser.feed_data(part)
+        elif self.status and not {"content-length", "transfer-encoding"} & self.headers.keys():
+            self.is_whole = True  # nothing but this was to tell its end
+        else:
+            raise ConnectionError("it was closed before the answer was whole")
+        self._heard += len(part)
+        if not self.status and self._heard > MOST_HEAD_BYTES:
+            raise ConnectionError(f"its head did not end within {MOST_HEAD_BYTES} bytes")
+
+    # What the parser tells
+
+    def on_message_begin(self) -> None:
+        self.may_be_kept = False  # until it is known, and for good where there is more than one answer
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.status:
+            self.headers.setdefault(name.lower().decode("latin-1"), value.decode("latin-1"))
+
+    def on_headers_complete(self) -> None:
+        if self.status:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self.headers.clear()
+        else:
+            self.status, self.may_be_kept = status, self._parser.should_keep_alive()
+
+    def on_body(self, part: bytes) -> None:
+        if not self.is_whole:
+            self.body += part
+
+    def on_message_complete(self) -> None:
+        self.is_whole = self.status > 0
 
 
-class _Reader(io.RawIOBase):
-    """Reads from a socket until the time is over."""
-
-    def __init__(self, raw: io.RawIOBase, sock: socket.socket, read_timeout: float, until: float) -> None:
-        self._raw, self._sock = raw, sock
-        self._read_timeout, self._until = read_timeout, until
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._until - time.monotonic()
-        if left >= self._read_timeout:
-            return self._raw.readinto(buffer)
-        if left <= 0:
-            raise TooSlow
-        self._sock.settimeout(left)
-        try:
-            return self._raw.readinto(buffer)
-        except TimeoutError:
-            raise TooSlow from None
-        finally:
-            self._sock.settimeout(self._read_timeout)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def _has_something_to_say(connection: http.client.HTTPConnection) -> bool:
+def _has_something_to_say(connection: socket.socket) -> bool:
     """Return whether there is something to read where nothing was asked: the server has hung up, mostly."""
-    if connection.sock is None:
-        return True
     look = select.poll()
-    look.register(connection.sock, select.POLLIN)
+    look.register(connection, select.POLLIN)
     return bool(look.poll(0))

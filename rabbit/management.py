@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from http.client import HTTPMessage
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -213,7 +212,7 @@ class Call(NamedTuple):
 class _Answer(NamedTuple):
     what: str  # method and path, for the texts of errors
     status: int
-    headers: HTTPMessage
+    headers: Mapping[str, str]
     body: bytes
     sent_twice: bool = False
 
@@ -284,7 +283,7 @@ class Management:
         """Return the time that the broker's machine has, to the second; None: it doesn't tell."""
         answer = self._exchange("GET", ("whoami",))  # even a refusal has a date
         try:
-            return parsedate_to_datetime(answer.headers["Date"])
+            return parsedate_to_datetime(answer.headers.get("date", ""))
         except (TypeError, ValueError):
             return None
 
@@ -720,7 +719,7 @@ class Management:
                 f"{what}: the connection was cut, or HTTP isn't spoken there ({error}); "
                 "ask again later, and see that the URL has the management API's port"
             ) from error
-        if answer.headers.get("Content-Encoding", "identity") not in ("", "identity"):
+        if answer.headers.get("content-encoding", "identity") not in ("", "identity"):
             raise Malformed(f"{what}: the answer is packed, and is not unpacked here; {_IS_IT_IT}")
         return _Answer(what, answer.status, answer.headers, answer.body, sent_twice=died)
 
@@ -802,7 +801,7 @@ def _checked(answer: _Answer) -> _Answer:
     if 200 <= status < 300:
         return answer
     if status < 400:
-        to = re.sub(r"//[^/@]*@", "//", answer.headers.get("Location", ""))[:LONGEST_REASON]
+        to = re.sub(r"//[^/@]*@", "//", answer.headers.get("location", ""))[:LONGEST_REASON]
         raise Malformed(f"{what}: answered with a redirect ({status}) to '{to}', which isn't followed; {_IS_IT_IT}")
     error = _error_in(answer.body)
     reason = _reason(error) if error else f"HTTP {status}"

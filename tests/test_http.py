@@ -1,11 +1,13 @@
-"""Requests as they leave, and what is left of one that failed."""
+"""Requests as they leave, answers as they come, and what is left of a request that failed."""
 
+import gc
 import socket
 import threading
+import time
 
 import pytest
 
-from rabbit.http import Connections
+from rabbit.http import DIED, MOST_HEAD_BYTES, Answer, Connections, TooLarge
 
 NOTHING = b"HTTP/1.1 204 No Content\r\n\r\n"
 
@@ -35,21 +37,46 @@ def connect(server):
         connections.close()
 
 
+class Answering(threading.Thread):
+    """Answers one request with these pieces, each sent by itself, and then hangs up; ``heard`` is the request."""
+
+    def __init__(self, server, *pieces):
+        super().__init__()
+        self._server, self._pieces = server, pieces
+        self.heard = b""
+
+    def run(self):
+        connection, _ = self._server.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.heard = connection.recv(10_000)
+            for piece in self._pieces:
+                connection.sendall(piece)
+                time.sleep(0.001 if len(self._pieces) > 1 else 0)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.join()
+
+
 def sent(server, connections, *request):
     """Send a request, answer it, and return its bytes."""
-    heard = []
+    with Answering(server, NOTHING) as answering:
+        assert connections.send(*request).status == 204
+    return answering.heard
 
-    def answer():
-        connection, _ = server.accept()
-        with connection:
-            heard.append(connection.recv(10_000))
-            connection.sendall(NOTHING)
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    assert connections.send(*request).status == 204
-    thread.join()
-    return heard[0]
+def answered(server, connections, *pieces):
+    """Answer a request with these pieces, and return what is made of them."""
+    with Answering(server, *pieces):
+        return connections.send("GET", "/", {})
+
+
+def in_bytes(text):
+    return [text[at : at + 1] for at in range(len(text))]
 
 
 def test_a_request_is_sent_in_one_piece(server, connect):
@@ -112,3 +139,116 @@ def test_a_request_that_failed_hangs_up_while_its_error_is_kept(server, connect)
         connection.settimeout(5)
         assert connection.recv(10_000).startswith(b"GET / ")
         assert connection.recv(1) == b"", kept
+
+
+# Answers
+
+ANSWERS = {
+    "with a length": (
+        b"HTTP/1.1 200 OK\r\nServer: Cowboy\r\nContent-Length: 4\r\n\r\n[{}]",
+        Answer(200, {"server": "Cowboy", "content-length": "4"}, b"[{}]"),
+    ),
+    "in chunks": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[{}\r\n1;a=b\r\n]\r\n0\r\nX-Late: 1\r\n\r\n",
+        Answer(200, {"transfer-encoding": "chunked"}, b"[{}]"),
+    ),
+    "to the end of the connection": (
+        b"HTTP/1.1 200 OK\r\nServer: Cowboy\r\n\r\n[{}]",
+        Answer(200, {"server": "Cowboy"}, b"[{}]"),
+    ),
+    "of HTTP/1.0": (b"HTTP/1.0 404 Nothing\r\nContent-Length: 0\r\n\r\n", Answer(404, {"content-length": "0"}, b"")),
+    "without a body": (NOTHING, Answer(204, {}, b"")),
+    "after interim ones": (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"
+        b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n",
+        Answer(201, {"content-length": "0"}, b""),
+    ),
+    "with one header twice": (
+        b"HTTP/1.1 301 Moved\r\nLocation: /a\r\nLOCATION: /b\r\nX-Name: \xfc\r\nContent-Length: 0\r\n\r\n",
+        Answer(301, {"location": "/a", "x-name": "ü", "content-length": "0"}, b""),
+    ),
+    "with more after it": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]HTTP/1.1 100 Continue\r\n\r\n"
+        b"HTTP/1.1 500 Oh\r\nX-Two: 2\r\nContent-Length: 1\r\n\r\n!",
+        Answer(200, {"content-length": "2"}, b"[]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ANSWERS)
+def test_an_answer_is_read_as_it_was_meant(server, connect, how):
+    text, meant = ANSWERS[how]
+    assert answered(server, connect(), text) == meant
+
+
+@pytest.mark.parametrize("how", sorted(ANSWERS.keys() - {"with more after it"}))
+def test_an_answer_that_comes_byte_by_byte_is_the_same(server, connect, how):
+    text, meant = ANSWERS[how]
+    assert answered(server, connect(), *in_bytes(text)) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [
+        (NOTHING, True),
+        (ANSWERS["in chunks"][0], True),
+        (ANSWERS["after interim ones"][0], True),
+        (ANSWERS["with more after it"][0], False),
+        (ANSWERS["to the end of the connection"][0], False),
+        (ANSWERS["of HTTP/1.0"][0], False),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", False),
+    ],
+)
+def test_a_connection_is_used_again_where_the_answer_leaves_it_open_and_has_an_end(server, connect, text, is_kept):
+    connections = connect()
+    answered(server, connections, text)
+    assert bool(connections._idle) == is_kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[{}\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"AMQP\x00\x00\x09\x01",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+    ],
+)
+def test_an_answer_that_is_cut_or_is_none_is_no_answer(server, connect, text):
+    connections = connect()
+    with pytest.raises(DIED):
+        answered(server, connections, text)
+    assert not connections._idle
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nX: " + b"x" * MOST_HEAD_BYTES, b"HTTP/1.1 100 Go on\r\n\r\n" * 4000]
+)
+def test_a_head_without_end_is_not_read_on_and_on(server, connect, head):
+    with pytest.raises(ConnectionError, match="did not end within 65536 bytes"):
+        answered(server, connect(), head)
+
+
+@pytest.mark.parametrize(
+    "body", [b"Content-Length: 1001\r\n\r\n" + b"x" * 1001, b"\r\n" + b"x" * 1001], ids=["told", "not told"]
+)
+def test_a_body_of_too_many_bytes_is_not_read_on(server, connect, body):
+    with pytest.raises(TooLarge):
+        answered(server, connect(), b"HTTP/1.1 200 OK\r\n" + body)
+
+
+def test_what_was_read_is_not_left_to_the_collector_of_garbage(server, connect):
+    connections = connect()
+    gc.collect()
+    gc.disable()
+    try:
+        answered(server, connections, ANSWERS["with a length"][0])
+        connections.close()
+        assert not [one for one in gc.get_objects() if type(one).__name__ == "_Reading"]
+    finally:
+        gc.enable()
