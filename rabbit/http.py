@@ -2,7 +2,7 @@
 
 The management API is asked for little, often: a registration of an agent is one small PUT. httpx takes half a
 millisecond longer for that, which was a tenth of the whole registration, and http.client more than twice what the
-system calls take.
+system calls take. It is strict: an answer that could be read in two ways is none.
 """
 
 import re
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 MOST_CONNECTIONS = 100
 MOST_KEPT = 20
@@ -27,15 +27,12 @@ up."""
 
 PART_BYTES = 64 * 1024
 
-MOST_HEAD_BYTES = 64 * 1024
-"""So many bytes at most may come before the body."""
+MOST_BESIDE_BODY = 64 * 1024
+"""After more bytes than that without any of the body, an answer is given up on: its head or its end has none."""
 
 PORTS = {"http": 80, "https": 443}
 
 _TARGET = re.compile("[!-~]+")
-
-DIED = (OSError, HttpParserError, HttpParserUpgrade)
-"""What a connection raises that was cut, or where no HTTP is spoken. A ``TimeoutError`` is one too: catch it before."""
 
 
 class Unreachable(Exception):
@@ -97,13 +94,13 @@ class Connections:
         *,
         fresh: bool = False,
     ) -> Answer:
-        """Send a request and return the answer. ``fresh``: over a connection of its own.
+        """Send a request, any but a HEAD, and return the answer. ``fresh``: over a connection of its own.
 
         Raises:
             Unreachable, AllBusy: nothing was sent.
             TimeoutError: there was no answer in time.
             TooSlow, TooLarge: there was, and it took too long or its body has too many bytes.
-            DIED: the connection was cut, or what is there speaks no HTTP.
+            OSError: the connection was cut, or there is no HTTP. A TimeoutError is one too: catch it before.
             ValueError: it can't be sent as one request; there is a line break in a header, or a blank in ``target``.
         """
         whole = _whole(method, target, {"Host": self._host_header, **headers}, body)
@@ -241,7 +238,7 @@ class _Reading:
         self.body = bytearray()
         self.may_be_kept = False
         self.is_whole = False
-        self._heard = 0
+        self._beside_body = 0
         self._parser = HttpResponseParser(self)
 
     def __enter__(self) -> "_Reading":
@@ -254,17 +251,29 @@ class _Reading:
         """Take what came next; empty: the connection was closed.
 
         Raises:
-            DIED: that was too early, or it is no HTTP.
+            ConnectionError: that was too early, or it is no HTTP.
         """
         if part:
-            self._parser.feed_data(part)
+            self._feed(part)
         elif self.status and not {"content-length", "transfer-encoding"} & self.headers.keys():
             self.is_whole = True  # nothing but this was to tell its end
         else:
             raise ConnectionError("it was closed before the answer was whole")
-        self._heard += len(part)
-        if not self.status and self._heard > MOST_HEAD_BYTES:
-            raise ConnectionError(f"its head did not end within {MOST_HEAD_BYTES} bytes")
+
+    def _feed(self, part: bytes) -> None:
+        before = len(self.body)
+        try:
+            self._parser.feed_data(part)
+        except HttpParserCallbackError as error:
+            # What a signal's handler raised, as Ctrl-C does, or that there is no memory: the parser hides it.
+            raise error.__context__ or error from None
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if not self.is_whole:
+                raise ConnectionError(f"its answer can't be read as HTTP/1.1: {_why(error)}") from error
+            self.may_be_kept = False  # it went on after the answer
+        self._beside_body = 0 if len(self.body) > before else self._beside_body + len(part)
+        if self._beside_body > MOST_BESIDE_BODY and not self.is_whole:
+            raise ConnectionError(f"{MOST_BESIDE_BODY} bytes brought nothing of the answer's body")
 
     # What the parser tells
 
@@ -290,6 +299,10 @@ class _Reading:
 
     def on_message_complete(self) -> None:
         self.is_whole = self.status > 0
+
+
+def _why(error: HttpParserError | HttpParserUpgrade) -> str:
+    return "it changes to another protocol" if isinstance(error, HttpParserUpgrade) else str(error)
 
 
 def _has_something_to_say(connection: socket.socket) -> bool:

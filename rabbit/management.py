@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import orjson
 
 from rabbit.arguments import parse_inequivalent
-from rabbit.http import DIED, AllBusy, Connections, TooLarge, TooSlow, Unreachable
+from rabbit.http import AllBusy, Connections, TooLarge, TooSlow, Unreachable
 from rabbit.permissions import Permissions
 
 Row = dict[str, Any]
@@ -692,7 +692,7 @@ class Management:
                 answer = self._connections.send(method, target, headers, body)
             except TimeoutError:
                 raise
-            except DIED:
+            except OSError:
                 died = True
                 answer = self._connections.send(method, target, headers, body, fresh=True)
         except TimeoutError as error:
@@ -714,7 +714,7 @@ class Management:
             raise BrokerAway(
                 f"{what}: all connections of this process are busy; ask again later", never_reached=not died
             ) from error
-        except DIED as error:
+        except OSError as error:
             raise BrokerAway(
                 f"{what}: the connection was cut, or HTTP isn't spoken there ({error}); "
                 "ask again later, and see that the URL has the management API's port"

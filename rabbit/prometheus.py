@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from rabbit.http import DIED, AllBusy, Answer, Connections, TooLarge, TooSlow, Unreachable
+from rabbit.http import AllBusy, Answer, Connections, TooLarge, TooSlow, Unreachable
 from rabbit.management import MOST_BYTES, BrokerAway, BrokerError, Call, Malformed, Management, NotThere
 from rabbit.snapshot import QueueSeen, Snapshot, can_be_kept, members, seen_as
 from rabbit.threads import Threads
@@ -203,7 +203,7 @@ class Endpoint:
                 return self._connections.send("GET", target, self._headers)
             except TimeoutError:
                 raise
-            except DIED:
+            except OSError:
                 return self._connections.send("GET", target, self._headers, fresh=True)
         except (TimeoutError, TooSlow) as error:
             raise BrokerAway(f"{self._where}: no figures within {self._read_timeout:g} s", timed_out=True) from error
@@ -211,7 +211,7 @@ class Endpoint:
             raise Malformed(f"{self._where}: the figures have more than {MOST_BYTES} bytes") from error
         except (Unreachable, AllBusy) as error:
             raise BrokerAway(f"{self._where}: can't connect ({error})", never_reached=True) from error
-        except DIED as error:
+        except OSError as error:
             raise BrokerAway(f"{self._where}: the connection was cut ({error})") from error
 
     def _page(self, answer: Answer) -> Page:

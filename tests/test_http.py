@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rabbit.http import DIED, MOST_HEAD_BYTES, Answer, Connections, TooLarge
+from rabbit.http import MOST_BESIDE_BODY, Answer, Connections, TooLarge, _Reading
 
 NOTHING = b"HTTP/1.1 204 No Content\r\n\r\n"
 
@@ -25,9 +25,9 @@ def connect(server):
     """Give a function that makes connections to that server, which is known to them by this base."""
     made = []
 
-    def connect(base=None):
+    def connect(base=None, read_timeout=10):
         port = server.getsockname()[1]
-        options = {"connect_timeout": 2, "read_timeout": 0.5, "answer_seconds": 5, "most_bytes": 1000}
+        options = {"connect_timeout": 2, "read_timeout": read_timeout, "answer_seconds": 30, "most_bytes": 1000}
         made.append(Connections(base or f"http://127.0.0.1:{port}", **options))
         made[-1]._host, made[-1]._port = "127.0.0.1", port
         return made[-1]
@@ -38,11 +38,14 @@ def connect(server):
 
 
 class Answering(threading.Thread):
-    """Answers one request with these pieces, each sent by itself, and then hangs up; ``heard`` is the request."""
+    """Answers one request with these pieces, each sent by itself, and then hangs up; ``heard`` is the request.
 
-    def __init__(self, server, *pieces):
+    ``stays``: it waits for the client to hang up.
+    """
+
+    def __init__(self, server, *pieces, stays=False):
         super().__init__()
-        self._server, self._pieces = server, pieces
+        self._server, self._pieces, self._stays = server, pieces, stays
         self.heard = b""
 
     def run(self):
@@ -53,6 +56,9 @@ class Answering(threading.Thread):
             for piece in self._pieces:
                 connection.sendall(piece)
                 time.sleep(0.001 if len(self._pieces) > 1 else 0)
+            if self._stays:
+                connection.settimeout(10)
+                assert connection.recv(1) == b""
 
     def __enter__(self):
         self.start()
@@ -69,9 +75,9 @@ def sent(server, connections, *request):
     return answering.heard
 
 
-def answered(server, connections, *pieces):
+def answered(server, connections, *pieces, stays=False):
     """Answer a request with these pieces, and return what is made of them."""
-    with Answering(server, *pieces):
+    with Answering(server, *pieces, stays=stays):
         return connections.send("GET", "/", {})
 
 
@@ -133,7 +139,7 @@ def test_what_would_be_read_as_another_request_is_not_sent(server, connect, targ
 
 def test_a_request_that_failed_hangs_up_while_its_error_is_kept(server, connect):
     with pytest.raises(TimeoutError) as kept:
-        connect().send("GET", "/", {})
+        connect(read_timeout=0.5).send("GET", "/", {})
     connection, _ = server.accept()
     with connection:
         connection.settimeout(5)
@@ -172,7 +178,17 @@ ANSWERS = {
         b"HTTP/1.1 500 Oh\r\nX-Two: 2\r\nContent-Length: 1\r\n\r\n!",
         Answer(200, {"content-length": "2"}, b"[]"),
     ),
+    "with a body where none may be": (
+        b"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\n{}",
+        Answer(204, {"content-length": "2"}, b""),
+    ),
+    "with more after its end": (
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n[]{}",
+        Answer(200, {"connection": "close", "content-length": "2"}, b"[]"),
+    ),
 }
+
+MORE = {"with more after it", "with a body where none may be", "with more after its end"}
 
 
 @pytest.mark.parametrize("how", ANSWERS)
@@ -181,7 +197,7 @@ def test_an_answer_is_read_as_it_was_meant(server, connect, how):
     assert answered(server, connect(), text) == meant
 
 
-@pytest.mark.parametrize("how", sorted(ANSWERS.keys() - {"with more after it"}))
+@pytest.mark.parametrize("how", sorted(ANSWERS.keys() - MORE))
 def test_an_answer_that_comes_byte_by_byte_is_the_same(server, connect, how):
     text, meant = ANSWERS[how]
     assert answered(server, connect(), *in_bytes(text)) == meant
@@ -193,7 +209,7 @@ def test_an_answer_that_comes_byte_by_byte_is_the_same(server, connect, how):
         (NOTHING, True),
         (ANSWERS["in chunks"][0], True),
         (ANSWERS["after interim ones"][0], True),
-        (ANSWERS["with more after it"][0], False),
+        *((ANSWERS[how][0], False) for how in sorted(MORE)),
         (ANSWERS["to the end of the connection"][0], False),
         (ANSWERS["of HTTP/1.0"][0], False),
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", False),
@@ -221,25 +237,38 @@ def test_a_connection_is_used_again_where_the_answer_leaves_it_open_and_has_an_e
 )
 def test_an_answer_that_is_cut_or_is_none_is_no_answer(server, connect, text):
     connections = connect()
-    with pytest.raises(DIED):
+    with pytest.raises(ConnectionError):
         answered(server, connections, text)
     assert not connections._idle
 
 
 @pytest.mark.parametrize(
-    "head", [b"HTTP/1.1 200 OK\r\nX: " + b"x" * MOST_HEAD_BYTES, b"HTTP/1.1 100 Go on\r\n\r\n" * 4000]
+    "text",
+    [
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 3 * MOST_BESIDE_BODY,
+        b"HTTP/1.1 100 Go on\r\n\r\n" * 10_000,
+        ANSWERS["in chunks"][0].partition(b"Late: 1")[0] + b"x" * 3 * MOST_BESIDE_BODY,
+    ],
+    ids=["headers", "interim answers", "what follows the body"],
 )
-def test_a_head_without_end_is_not_read_on_and_on(server, connect, head):
-    with pytest.raises(ConnectionError, match="did not end within 65536 bytes"):
-        answered(server, connect(), head)
+def test_what_has_no_end_is_not_read_on_and_on(server, connect, text):
+    with pytest.raises(ConnectionError, match="65536 bytes brought nothing"):
+        answered(server, connect(), text)
 
 
-@pytest.mark.parametrize(
-    "body", [b"Content-Length: 1001\r\n\r\n" + b"x" * 1001, b"\r\n" + b"x" * 1001], ids=["told", "not told"]
-)
-def test_a_body_of_too_many_bytes_is_not_read_on(server, connect, body):
+@pytest.mark.parametrize("head", [b"Content-Length: 2000\r\n\r\n", b"\r\n"], ids=["told", "not told"])
+def test_a_body_of_too_many_bytes_is_not_read_on(server, connect, head):
     with pytest.raises(TooLarge):
-        answered(server, connect(), b"HTTP/1.1 200 OK\r\n" + body)
+        answered(server, connect(), b"HTTP/1.1 200 OK\r\n" + head + b"x" * 1001, stays=True)
+
+
+def test_what_a_signals_handler_raises_meanwhile_is_raised(server, connect, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Reading, "on_body", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        answered(server, connect(), ANSWERS["with a length"][0])
 
 
 def test_what_was_read_is_not_left_to_the_collector_of_garbage(server, connect):
