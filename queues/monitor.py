@@ -5,11 +5,13 @@ vhost where passes are sharded (``shards.py``). The rules are elsewhere: ``compa
 list, ``brake.py`` how much may go at once, ``deletion.py`` deletes, ``outbox.py`` tells.
 """
 
+import gc
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, partial
@@ -184,7 +186,7 @@ def _run(report: Report, name: str, force: bool) -> None:
     """Run a pass under the lease of this name, keep its report, and have people told."""
     began = time.monotonic()
     try:
-        with lease(name) as held:
+        with lease(name) as held, _no_search_for_garbage():
             report.at, began = timezone.now(), time.monotonic()  # so that no two reports overlap
             _pass(report, held, force)
             report.seconds = time.monotonic() - began
@@ -203,6 +205,23 @@ def _run(report: Report, name: str, force: bool) -> None:
     if report.told:
         outbox.nudge()
     report.seconds = time.monotonic() - began
+
+
+@contextmanager
+def _no_search_for_garbage() -> Iterator[None]:
+    """Have Python not look for cycles of garbage meanwhile.
+
+    A pass makes objects by the hundred thousand that stay until its end and are in no cycle. To look through all of
+    them takes a tenth of a second at 10,000 queues, and came in the middle of the deletions.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool = False) -> None:

@@ -1,5 +1,7 @@
 """One pass, on a real broker, from the list to the outbox."""
 
+import contextlib
+import gc
 import uuid
 from datetime import timedelta
 
@@ -565,6 +567,37 @@ def test_a_new_length_is_written_where_the_old_one_was_and_into_no_index(guarded
         table = "'queues_queue'::regclass"
         cursor.execute(f"SELECT pg_stat_get_xact_tuples_updated({table}), pg_stat_get_xact_tuples_hot_updated({table})")
         assert cursor.fetchone() == (20, 20)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_garbage_is_not_searched_for_during_a_pass_and_is_after_it_however_it_ends(monkeypatch, error):
+    searched, gather = [], monitor._gather_facts
+
+    def noted(*arguments):
+        searched.append(gc.isenabled())
+        if error:
+            raise error
+        return gather(*arguments)
+
+    monkeypatch.setattr(monitor, "_gather_facts", noted)
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        monitor.run_pass()
+    assert (searched, gc.isenabled()) == ([False], True)
+
+
+def test_a_pass_leaves_no_garbage_for_each_queue_that_it_warns_of_or_deletes(amqp, alice):
+    for number in range(15):
+        amqp.queue(f"queue/alice/short-{number}", 4)
+        amqp.queue(f"queue/alice/long-{number}", 10)
+    monitor.run_pass()
+    for number in range(15):
+        amqp.publish(f"queue/alice/short-{number}", 2)
+    for number in range(5):
+        amqp.publish(f"queue/alice/long-{number}", 1)
+    gc.collect()
+    report = monitor.run_pass()
+    assert (report.warned, report.deleted) == (15, 5)
+    assert gc.collect() < 5
 
 
 def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few(amqp, alice, management, vhost):
