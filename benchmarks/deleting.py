@@ -8,7 +8,7 @@ from benchmarks.services import Services
 
 QUEUES = 10_000
 DOOMED = 500
-ROUNDS = 15
+ROUNDS = 9
 
 MOST_RATIO = 1.2
 

@@ -1,5 +1,6 @@
 """Passes that delete many queues, each beside the bare requests. Runs in ``benchmarks.child``."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -8,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner, PulseUser
-from benchmarks.load import publish_one_each, wait_for_messages
+from benchmarks.load import REST_SECONDS, publish_one_each, wait_for_messages
 from benchmarks.passes import counted_requests, timed
 from queues.deletion import SIDE_BY_SIDE
 from queues.monitor import run_pass
@@ -38,11 +39,12 @@ class Doomed:
         return names
 
     def fill(self, names: list[str]) -> None:
-        """Put more messages into them than they may have, and wait until the broker lists these."""
+        """Put more messages into them than they may have, wait until the broker lists these, and let it rest."""
         for _ in range(MESSAGES):
             publish_one_each(connections.amqp_url(), self.vhost, names)
         wanted = {"queues": self.queues + self.doomed, "messages": MESSAGES * self.doomed}
         wait_for_messages(self.management, self.vhost, **wanted)
+        time.sleep(REST_SECONDS)
 
     def by_pass(self, user: str) -> float:
         """Return the seconds of a pass that deletes them. It must find them known, and delete each."""
@@ -83,6 +85,8 @@ def measure(vhost: str, queues: int, doomed: int, rounds: int) -> dict[str, Any]
     """Return the seconds of passes that delete, and of the bare requests, by turns, and what such a pass asks.
 
     ``told``: the queues have an owner, who is told; ``untold``: they have none. ``bare`` is the sum of what both need.
+    Each begins on a broker that was left alone for ``REST_SECONDS``: else the bursts of the lists before fall into some
+    of them, and bare DELETEs take 0.25 to 0.6 s.
     """
     PulseUser.objects.create(username="told", ready=True).owners.add(
         Owner.objects.create_user("owner@example.org", vouched=True)

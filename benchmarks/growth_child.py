@@ -4,14 +4,8 @@ import time
 from typing import Any
 
 from accounts.models import PulseUser
-from benchmarks.load import VHOST_HOLDS, user_name
+from benchmarks.load import REST_SECONDS, VHOST_HOLDS, user_name
 from benchmarks.passes import ONE_IN, Guarded
-
-REST_SECONDS = 7
-"""A list wakes the process of every queue, and the broker puts them back to sleep in a burst some five seconds later:
-2.7 s of work for 50,000. Another list right after it takes some 20 % longer there, and one of 10,000 15 % less. So
-the rest makes the growth look smaller than to a guard that looks every five seconds; the page about speed says by how
-much."""
 
 
 def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str, Any]:
@@ -19,7 +13,8 @@ def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str
 
     ``own`` is what of each pass came before and after its list. ``vhost`` is the one whose queues are Pulse users';
     ``vhosts`` are all. Where there are many queues, each measurement begins on a broker that was left alone for
-    ``REST_SECONDS``.
+    ``REST_SECONDS``, which makes the growth look smaller than to a guard that looks every five seconds; the page about
+    speed says by how much.
     """
     users = dict.fromkeys(user_name(number) for number in range(queues))
     PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)

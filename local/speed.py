@@ -113,6 +113,8 @@ def speed_page() -> str:
                 "",
             ]
             lines += ["![Seconds of a pass and of the list that it makes, against the number of queues](speed.svg)", ""]
+        if name == "deleting":
+            lines += ["Each measurement begins after seven seconds of rest, as those of the growth do.", ""]
         lines += _table(measured[name]["figures"])
     return "\n".join(lines) + "\n"
 
