@@ -114,7 +114,11 @@ def speed_page() -> str:
             ]
             lines += ["![Seconds of a pass and of the list that it makes, against the number of queues](speed.svg)", ""]
         if name == "deleting":
-            lines += ["Each measurement begins after seven seconds of rest, as those of the growth do.", ""]
+            lines += [
+                "Each measurement begins after seven seconds of rest, as those of the growth do. Without it, in three",
+                "runs of the versions before, these passes took 1.03 to 1.35 times what their floors did.",
+                "",
+            ]
         lines += _table(measured[name]["figures"])
     return "\n".join(lines) + "\n"
 
