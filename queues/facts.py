@@ -95,15 +95,16 @@ class Facts:
 
 def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName], among: int) -> dict[QueueName, Feed]:
     """Return the feed of each of these queues, given as (vhost, name), of ``among`` that there are."""
-    asked = directly.ask(amqp_url, queues)
-    consumers = {queue: depth.consumers for queue, depth in asked.items()}
     bindings: dict[QueueName, list[Binding]] = {}
-    with contextlib.suppress(BrokerError, TimeoutError):  # a broker that doesn't answer isn't asked again and again
-        if len(queues) <= max(ONE_BY_ONE, among // ONE_IN):
-            _ask_bindings(management, queues, bindings)
-        else:
-            for vhost in {vhost for vhost, _ in queues}:
-                bindings.update(_bindings_of_vhost(management, vhost))
+    with Threads(1) as beside:  # each waits for the broker most of the time
+        asked = beside.submit(directly.ask, amqp_url, queues)
+        with contextlib.suppress(BrokerError, TimeoutError):  # a broker that doesn't answer isn't asked again and again
+            if len(queues) <= max(ONE_BY_ONE, among // ONE_IN):
+                _ask_bindings(management, queues, bindings)
+            else:
+                for vhost in {vhost for vhost, _ in queues}:
+                    bindings.update(_bindings_of_vhost(management, vhost))
+    consumers = {queue: depth.consumers for queue, depth in asked.result().items()}
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
 
 
