@@ -63,7 +63,7 @@ class Doomed:
     def bare(self) -> dict[str, float]:
         """Return the seconds of the bare ``deletes`` side by side, of the ``listing``, and of the passive ``declares``.
 
-        And those of what is asked only to be told: the ``surroundings``, which are consumers and bindings.
+        And those of what is asked only to be told: the ``surroundings``, consumers, and bindings beside them.
         """
         names = self.make("nobody")
         self.fill(names)
@@ -72,9 +72,15 @@ class Doomed:
         asked = [(self.vhost, name) for name in names]
         declares, depths = timed(lambda: directly.ask(connections.amqp_url(), asked))
         assert len(depths) == self.doomed
-        bindings, _ = timed(lambda: self._side_by_side(partial(self.management.queue_bindings, self.vhost), names))
+        surroundings, _ = timed(lambda: self._surroundings(names))
         deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
-        return {"deletes": deletes, "listing": listing, "declares": declares, "surroundings": bindings + declares}
+        return {"deletes": deletes, "listing": listing, "declares": declares, "surroundings": surroundings}
+
+    def _surroundings(self, names: list[str]) -> None:
+        with ThreadPoolExecutor(1) as beside:
+            consumers = beside.submit(directly.ask, connections.amqp_url(), [(self.vhost, name) for name in names])
+            self._side_by_side(partial(self.management.queue_bindings, self.vhost), names)
+            assert len(consumers.result()) == len(names)
 
     def _side_by_side(self, do: Any, names: list[str]) -> None:
         with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:

@@ -16,7 +16,7 @@ def measure(services: Services) -> list[Figure]:
     """Measure it on each database. The floor is the sum of an authenticated empty POST and a bare PUT of the queue."""
     figures: list[Figure] = []
     for database in services.databases:
-        services.say(f"registering {ROUNDS * QUEUES} queues one after another, and as many at once, on {database}")
+        services.say(f"registering {ROUNDS * QUEUES} queues one after another, then eight at once, on {database}")
         measured = services.measure("benchmarks.registering", database, "/", queues=QUEUES, rounds=ROUNDS)
         figures += _figures(f"queues of agents, {database}", measured)
     return figures

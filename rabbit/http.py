@@ -9,6 +9,7 @@ import re
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -262,11 +263,14 @@ class _Reading:
 
     def _feed(self, part: bytes) -> None:
         before = len(self.body)
+        handled = sys.exc_info()[1]
         try:
             self._parser.feed_data(part)
         except HttpParserCallbackError as error:
-            # What a signal's handler raised, as Ctrl-C does, or that there is no memory: the parser hides it.
-            raise error.__context__ or error from None
+            # What a signal's handler raised, as Ctrl-C does, or that there is no memory: the parser hides it, and where
+            # another exception is being handled, for good.
+            hidden = error.__context__
+            raise error if hidden is None or hidden is handled else hidden from None
         except (HttpParserError, HttpParserUpgrade) as error:
             if not self.is_whole:
                 raise ConnectionError(f"its answer can't be read as HTTP/1.1: {_why(error)}") from error

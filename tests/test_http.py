@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from httptools import HttpParserCallbackError
 
 from rabbit.http import MOST_BESIDE_BODY, Answer, Connections, TooLarge, _Reading
 
@@ -270,6 +271,11 @@ def test_what_a_signals_handler_raises_meanwhile_is_raised(server, connect, monk
     monkeypatch.setattr(_Reading, "on_body", interrupt)
     with pytest.raises(KeyboardInterrupt):
         answered(server, connect(), ANSWERS["with a length"][0])
+    try:
+        raise ConnectionError("the first attempt's")
+    except ConnectionError:
+        with pytest.raises(HttpParserCallbackError):  # the parser lost it, and it is nobody's mistake at the other end
+            answered(server, connect(), ANSWERS["with a length"][0])
 
 
 def test_what_was_read_is_not_left_to_the_collector_of_garbage(server, connect):
