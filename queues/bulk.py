@@ -92,8 +92,9 @@ def update_one(row: Model, field: str, value: str) -> bool:
 def execute_planned(cursor: CursorWrapper, name: str, sql: str, parameters: Sequence[Any]) -> None:
     """Execute the statement of this name, which PostgreSQL plans once a connection.
 
-    To plan a small statement with a join takes it longer than to carry it out. Behind a pool that hands its connections
-    from one transaction to another, as ``DISABLE_SERVER_SIDE_CURSORS`` says, it is planned each time.
+    To plan a small statement with a join takes it longer than to carry it out, and left to itself it plans some of them
+    each time all the same, as its statistics have it. Behind a pool that hands its connections from one transaction to
+    another, as ``DISABLE_SERVER_SIDE_CURSORS`` says, it is planned each time.
     """
     if connection.vendor != "postgresql" or connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         cursor.execute(sql, parameters)
@@ -102,6 +103,7 @@ def execute_planned(cursor: CursorWrapper, name: str, sql: str, parameters: Sequ
     if name not in _planned.setdefault(server, set()):
         numbers = itertools.count(1)
         with connection.wrap_database_errors, server.cursor() as own:
+            own.execute("SET plan_cache_mode = force_generic_plan")
             own.execute(f"PREPARE {name} AS " + re.sub("%s", lambda place: f"${next(numbers)}", sql))
         _planned[server].add(name)
     cursor.execute(f"EXECUTE {name} ({', '.join(['%s'] * len(parameters))})", parameters)
