@@ -2,8 +2,8 @@
 
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
 Two senders never send one row at once, as each claims its rows by a conditional update. A sender that is killed between
-the mail server's "accepted" and its own note of it makes the few mails that it has on their way go out again, with the
-same Message-ID.
+the mail server's "accepted" and its own note of it makes the few mails that it had not noted go out again, with the
+same Message-ID: fewer than twice ``MAILS_AT_ONCE``.
 
 A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
 Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
@@ -410,8 +410,10 @@ def _send(pool: Threads, usable: Usable, batch: list[Notification], until: float
     """Send these side by side, as long as there is time, and return whether the mail server can still be reached.
 
     While some are on their way the next one is put into words. No two of a batch are about one thing to one recipient.
+    Those that arrived are noted ``MAILS_AT_ONCE`` together: beside sending threads, a statement waits for its turn.
     """
     left = deque(batch)
+    sent: list[Notification] = []
     sending: dict[Future[None], tuple[Notification, BaseEmailBackend]] = {}
     away: Exception = ConnectionError("there is no connection to it")
     try:
@@ -445,9 +447,13 @@ def _send(pool: Threads, usable: Usable, batch: list[Notification], until: float
                     _postpone(notification, error, delivery)
                 else:
                     usable.take_back(connection)
-                    _note_sent(notification, delivery)
+                    sent.append(notification)
+            if len(sent) >= MAILS_AT_ONCE or not left:
+                _note_sent(sent, delivery)
+                sent = []
     finally:
         wait(sending)  # nobody closes a connection that is in use
+        _note_sent(sent, delivery)
     if usable.idle:
         for notification in left:
             _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
@@ -493,17 +499,24 @@ def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
         raise _NotSent(error) from error
 
 
-def _note_sent(notification: Notification, delivery: Delivery) -> None:
-    _finish(notification, state=Notification.State.SENT, sent_at=timezone.now(), last_error="")
-    delivery.sent += 1
-    if notification.kind == Notification.Kind.DELETION:
+def _note_sent(sent: Sequence[Notification], delivery: Delivery) -> None:
+    """Note that these, which were claimed together, arrived. In one statement, and one more for each deletion."""
+    if not sent:
+        return
+    Notification.objects.filter(id__in=[one.id for one in sent], claim=sent[0].claim).update(
+        claim=None, state=Notification.State.SENT, sent_at=timezone.now(), last_error=""
+    )
+    delivery.sent += len(sent)
+    for deletion in sent:
+        if deletion.kind != Notification.Kind.DELETION:
+            continue
         # Held until after it, as ``claim`` tells: it would not be true any more.
         before = Notification.objects.filter(
             state=Notification.State.DUE,
-            about=notification.about,
-            recipient=notification.recipient,
-            channel=notification.channel,
-            id__lt=notification.id,
+            about=deletion.about,
+            recipient=deletion.recipient,
+            channel=deletion.channel,
+            id__lt=deletion.id,
         )
         before.update(state=Notification.State.FAILED, last_error="The queue was deleted in the meantime.")
 
@@ -560,7 +573,7 @@ def _send_side_by_side(pool: Threads, waiting: dict[Channel, list[Message]], unt
                     _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
                 continue
             channels.note(channel)
-            _note_sent(messages[0][0], delivery)
+            _note_sent([messages[0][0]], delivery)
             if len(messages) > 1:
                 begin(channel, messages[1:])
 
