@@ -15,7 +15,8 @@ ROUNDS = 9
 
 POLL_SECONDS = 5
 MOST_SECONDS = POLL_SECONDS + 2
-"""For the 99th of a hundred mails: a queue waits for the next pass, and that is up to one interval away."""
+"""For the 99th of a hundred mails of all rounds, which begin at every point of the interval: the next pass is up to one
+interval away."""
 
 
 def measure(services: Services) -> list[Figure]:
@@ -35,7 +36,7 @@ def measure(services: Services) -> list[Figure]:
                 "CELERY_BROKER_URL": redis.url,
                 "EMAIL_URL": f"smtp://127.0.0.1:{port}",
             }
-            told = {"queues": QUEUES, "warned": WARNED, "rounds": ROUNDS, "port": port}
+            told = {"queues": QUEUES, "warned": WARNED, "rounds": ROUNDS, "poll_seconds": POLL_SECONDS, "port": port}
             measured = services.measure("benchmarks.warned_child", database, vhost, settings=settings, **told)
             figures += _figures(f"{WARNED} of {QUEUES:,} queues, {database}", measured)
     return figures
@@ -43,10 +44,14 @@ def measure(services: Services) -> list[Figure]:
 
 def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     delays: list[list[float]] = measured["delays"]
+    all_of_them = [delay for one in delays for delay in one]
     return [
-        Figure(
-            where, "to the mail, 99th percentile", "s", [quantiles(one, n=100)[-1] for one in delays], (), MOST_SECONDS
-        ),
+        Figure(where, "to the mail, 99th percentile", "s", [_99th(all_of_them)], (), MOST_SECONDS),
+        Figure(where, "to the mail, 99th percentile of each pass", "s", [_99th(one) for one in delays]),
         Figure(where, "to the mail, median", "s", [median(one) for one in delays]),
         Figure(where, "from the first mail to the last", "s", measured["mails"], measured["bare"]),
     ]
+
+
+def _99th(delays: list[float]) -> float:
+    return quantiles(delays, n=100)[-1]

@@ -86,8 +86,10 @@ def at_work() -> Iterator[None]:
         group.stop()
 
 
-def measure(vhost: str, queues: int, warned: int, rounds: int, port: int) -> dict[str, Any]:
+def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int, port: int) -> dict[str, Any]:
     """Return the seconds from each queue's passing its warn length to the mail about it, a list for each round.
+
+    The rounds begin at points of the interval between two passes that are as far apart as can be.
 
     ``mails`` are the seconds from the first mail to the last, and ``bare`` those of as many bare ones.
     """
@@ -106,10 +108,11 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, port: int) -> dic
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no pass within {SECONDS:.0f} s")
             time.sleep(0.1)
+        began = time.monotonic()
         for number in range(1 + rounds):
             publish_one_each(connections.amqp_url(), vhost, names)
             wait_for_messages(management, vhost, queues=queues, messages=len(names))
-            time.sleep(number * 1.3 % 5)  # so that they are at every point of the interval
+            time.sleep((began + number * poll_seconds / rounds - time.monotonic()) % poll_seconds)
             mails.expect("warning")
             at = time.monotonic()
             publish_one_each(connections.amqp_url(), vhost, names)
