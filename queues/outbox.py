@@ -1,7 +1,8 @@
 """What people are to be told: written with the state that caused it, claimed by one sender, retried for a day.
 
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
-Two senders never send one row at once, as each claims its rows by a conditional update. A sender that is killed between
+Two senders never send one row at once, as each claims its rows by a conditional update, and takes others where some are
+just being claimed. A sender that is killed between
 the mail server's "accepted" and its own note of it makes the few mails that it had not noted go out again, with the
 same Message-ID: fewer than twice ``MAILS_AT_ONCE``.
 
@@ -332,13 +333,14 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     # Due, or due later than anything is ever put off or held: then the clock was set back.
     is_due = (Q(due_at__lte=now) | Q(due_at__gt=now + timedelta(seconds=RETRY_MOST_SECONDS))) & is_free
     due = Notification.objects.filter(wanted, is_due, ~Exists(earlier)).order_by("id")
-    ids = list(due.values_list("id", flat=True)[:limit])
-    if not ids:
-        return []
     mine = uuid.uuid4()
-    Notification.objects.filter(Unsent, is_due, id__in=ids).update(
-        state=Notification.State.SENDING, claim=mine, due_at=now + timedelta(seconds=CLAIM_SECONDS)
-    )
+    with transaction.atomic():
+        ids = list(due.select_for_update(skip_locked=True).values_list("id", flat=True)[:limit])
+        if not ids:
+            return []
+        Notification.objects.filter(Unsent, is_due, id__in=ids).update(
+            state=Notification.State.SENDING, claim=mine, due_at=now + timedelta(seconds=CLAIM_SECONDS)
+        )
     of_mine = Notification.objects.filter(claim=mine, state=Notification.State.SENDING)
     return list(of_mine.select_related("queue").order_by("id"))
 
@@ -375,13 +377,18 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
 
 
 def _send_mails(delivery: Delivery) -> None:
-    """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
+    """Send the mails that are due, several at once, until none is, the time is over or the mail server is away.
+
+    Where more are due than one claim takes, another worker is asked to help: they cost the processor most of the time.
+    """
     until = time.monotonic() + MAIL_SECONDS
     connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
     usable = Usable(list(connections), set())
     with Threads(MAILS_AT_ONCE) as pool:
         try:
             while time.monotonic() < until and (batch := claim(BATCH)):
+                if len(batch) == BATCH and not delivery.claimed:
+                    nudge()
                 delivery.claimed += len(batch)
                 if not _send(pool, usable, _still_to_tell(batch), until, delivery):
                     break

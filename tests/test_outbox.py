@@ -49,13 +49,14 @@ def later(**delta):
 
 
 def send_at_once(senders):
-    """Have so many senders begin together, and wait for them."""
+    """Have so many senders begin together, wait for them, and return what became of each one's."""
     begin = threading.Barrier(senders)
+    found = []
 
     def send():
         begin.wait()
         try:
-            send_due()
+            found.append(send_due())
         finally:
             connection.close()
 
@@ -64,6 +65,7 @@ def send_at_once(senders):
         thread.start()
     for thread in threads:
         thread.join()
+    return found
 
 
 def test_what_is_told_arrives(mailbox):
@@ -215,6 +217,42 @@ def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
         assert lost() + told_twice(slow.mails) == []
 
 
+def test_where_more_are_due_than_one_claim_takes_another_worker_is_asked_once_to_help(mailbox, settings, monkeypatch):
+    monkeypatch.setattr(outbox, "BATCH", 4)
+    asked = []
+    monkeypatch.setattr(outbox, "nudge", lambda: asked.append(1))
+    for number, times in ((3, 0), (12, 1)):
+        settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
+        tell("one")
+        assert send_due().sent == number
+        assert len(asked) == times
+
+
+def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, settings, monkeypatch):
+    monkeypatch.setattr(outbox, "BATCH", 4)
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(24)]
+    with Slow() as slow:
+        settings.EMAIL_PORT = slow.port
+        tell("one")
+        one, other = (delivery.sent for delivery in send_at_once(2))
+        assert one + other == 24
+        assert min(one, other) > 0
+        assert lost() + told_twice(slow.mails) == []
+
+
+def test_a_sender_that_claims_while_another_one_does_gets_others(mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(4)]
+    tell("one")
+    found = []
+    other = threading.Thread(target=lambda: (found.extend(outbox.claim(2)), connection.close()))
+    with transaction.atomic():
+        mine = outbox.claim(2)
+        other.start()
+        other.join(0.5)  # on SQLite it waits for the end of this
+    other.join()
+    assert len({one.id for one in [*mine, *found]}) == len(mine) + len(found) == 4
+
+
 class OneOnly(MailCatcher):
     """A mail server that serves the first who connects, and nobody else."""
 
@@ -315,7 +353,7 @@ def test_what_is_due_is_found_by_an_index_and_not_by_comparing_each_row_with_eac
 
     with connection.execute_wrapper(listen):
         outbox.claim(10, to_channels=to_channels)
-    sql, parameters = asked[0]
+    sql, parameters = next((sql, parameters) for sql, parameters in asked if sql.startswith("SELECT"))
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
         plan = [line[3] for line in cursor.fetchall()]
