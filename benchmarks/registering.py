@@ -99,10 +99,13 @@ class _Agents:
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
 
-    ``one``: so many rounds of so many new queues of an agent that is known, one after another, each beside its floor.
-    ``again``: the same queues once more. ``eight``: eight such agents with so many queues together at once, in
-    ``TIMES_AS_OFTEN`` as many rounds, the time of each divided by its queues. ``agents``: new agents, from the request
-    for a subscription to the queue's answer.
+    ``eight``: eight agents that are known, with so many queues together at once, in ``TIMES_AS_OFTEN`` as many rounds,
+    the time of each divided by its queues. ``one``: such an agent's, so many rounds of so many new queues, one after
+    another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request for a
+    subscription to the queue's answer.
+
+    The eight come first: after them all threads of the server are at work by turns, as in one that has run for a while.
+    A fresh one uses the first alone, and more and more of them as chance has it.
     """
     with ExitStack() as stack:
         port = stack.enter_context(served())
@@ -112,9 +115,9 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         _one_after_another(agents, agents.wanted(subscription, WARM_UPS), 201)
         wanted = agents.wanted(subscription, rounds * queues)
         return {
+            "eight": _eight_at_once(agents, queues, TIMES_AS_OFTEN * rounds),
             "one": _one_after_another(agents, wanted, 201),
             "again": _one_after_another(agents, wanted, 200),
-            "eight": _eight_at_once(agents, queues, TIMES_AS_OFTEN * rounds),
             "agents": [_new_agent(port, number) for number in range(NEW_AGENTS)],
         }
 

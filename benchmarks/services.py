@@ -57,14 +57,15 @@ class Services:
         The process has Guardian's settings as they are documented, but for these, and guards this vhost.
         Raises ChildError when it fails, or takes more than ``CHILD_SECONDS``.
         """
-        with tempfile.TemporaryDirectory(dir=self.directory) as name:
-            directory = Path(name)
+        with ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.directory)))
+            address = stack.enter_context(self._empty_database(directory, database))
             outcome, log = directory / "outcome.json", directory / "log"
             call = json.dumps({"vhost": vhost, **arguments})
             with log.open("wb") as output:
                 child = spawn(
                     [sys.executable, "-m", "benchmarks.child", module, call, outcome],
-                    environment={**self._environment(directory, database, vhost), **(settings or {})},
+                    environment={**self._environment(directory, address, vhost), **(settings or {})},
                     directory=PROJECT,
                     output=output,
                 )
@@ -80,7 +81,7 @@ class Services:
             measured: dict[str, Any] = json.loads(outcome.read_text())
             return measured
 
-    def _environment(self, directory: Path, database: str, vhost: str) -> dict[str, str]:
+    def _environment(self, directory: Path, address: str, vhost: str) -> dict[str, str]:
         return {
             **documented_defaults(),  # whatever this machine's .env says
             "PATH": "/usr/bin:/bin",
@@ -89,7 +90,7 @@ class Services:
             "LOG_LEVEL": "WARNING",
             "SECRET_KEY": secrets.token_hex(32),
             "GUARDIAN_VAR_DIR": str(directory),
-            "DATABASE_URL": self._empty_database(directory, database),
+            "DATABASE_URL": address,
             "RABBITMQ_MANAGEMENT_URL": self.node.management_url,
             "RABBIT_URL": self.node.amqp_url,
             "GUARDIAN_VHOSTS": vhost,
@@ -98,11 +99,19 @@ class Services:
             "GUARDIAN_OPERATOR_EMAILS": "",
         }
 
-    def _empty_database(self, directory: Path, database: str) -> str:
+    @contextmanager
+    def _empty_database(self, directory: Path, database: str) -> Iterator[str]:
+        """Make an empty database, and remove it afterwards, so that nothing is tidied there beside what comes next."""
         if database == "SQLite":
-            return f"sqlite:///{directory / 'guardian.sqlite3'}"
+            yield f"sqlite:///{directory / 'guardian.sqlite3'}"
+            return
         assert self.cluster is not None
-        return self.cluster.create_database(f"bench_{secrets.token_hex(4)}")
+        name = f"bench_{secrets.token_hex(4)}"
+        address = self.cluster.create_database(name)
+        try:
+            yield address
+        finally:
+            self.cluster.drop_database(name)
 
 
 @contextmanager

@@ -121,11 +121,18 @@ class PrivateCluster(PrivateServer):
 
     def create_database(self, name: str) -> str:
         """Make an empty database and give its address. (Django's test runner makes its own.)"""
+        self._execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.database_url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Remove a database, whoever is still connected to it."""
+        self._execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _execute(self, statement: sql.Composed) -> None:
         connection = psycopg2.connect(self.database_url())
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:
-                cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+                cursor.execute(statement)
         finally:
             connection.close()
-        return self.database_url(name)
