@@ -11,7 +11,7 @@ from local.redis import PrivateRedis
 
 QUEUES = 10_000
 WARNED = 500
-ROUNDS = 9
+ROUNDS = 18
 
 POLL_SECONDS = 5
 MOST_SECONDS = POLL_SECONDS + 2

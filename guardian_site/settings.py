@@ -392,6 +392,8 @@ else:
     with suppress(OSError):  # beat alone keeps a file there; the others need no place to write
         (VAR_DIR / "celery").mkdir(parents=True, exist_ok=True)
 CELERY_BEAT_SCHEDULER = "guardian_site.beat:Scheduler"
+# Beat hands over what is due together, and counting consumers takes the broker as long as a pass.
+_BETWEEN_PASSES = min(GUARDIAN_POLL_SECONDS / 2, 30)
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celery" / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "pass": {
@@ -401,7 +403,11 @@ CELERY_BEAT_SCHEDULE = {
     },
     "notifications": {"task": "queues.tasks.send_notifications", "schedule": 30, "options": {"expires": 30}},
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
-    "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
+    "consumers": {
+        "task": "queues.tasks.count_consumers",
+        "schedule": 60,
+        "options": {"countdown": _BETWEEN_PASSES, "expires": 60},
+    },
     "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},
     # What runs that seldom isn't put off by restarts: beat's file keeps when it last ran.
     "orphans": {"task": "queues.tasks.sweep_orphans", "schedule": 21_600, "options": {"expires": 21_600}},

@@ -109,6 +109,17 @@ def execute_planned(cursor: CursorWrapper, name: str, sql: str, parameters: Sequ
     cursor.execute(f"EXECUTE {name} ({', '.join(['%s'] * len(parameters))})", parameters)
 
 
+def compare_by_hash() -> None:
+    """Until the end of this transaction, have PostgreSQL not compare each row of one set with each of another.
+
+    Where its statistics know nothing of the rows, that looks cheapest to it: of 2,000 it takes 700 ms instead of 5.
+    SQLite takes the index in any case.
+    """
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL enable_nestloop = off")
+
+
 @lru_cache
 def _insert_of(model: type[Model], vendor: str) -> tuple[str, list["Field[Any, Any]"]]:
     key = model._meta.pk

@@ -2,9 +2,8 @@
 
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
 Two senders never send one row at once, as each claims its rows by a conditional update, and takes others where some are
-just being claimed. A sender that is killed between
-the mail server's "accepted" and its own note of it makes the few mails that it had not noted go out again, with the
-same Message-ID: fewer than twice ``MAILS_AT_ONCE``.
+just being claimed. A sender that is killed between the mail server's "accepted" and its own note of it makes the few
+mails that it had not noted go out again, with the same Message-ID: fewer than twice ``MAILS_AT_ONCE``.
 
 A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
 Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
@@ -44,7 +43,7 @@ from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
 
-BATCH = 100
+BATCH = 50
 CLAIM_SECONDS = 300
 """How long a sender may take over a batch. It stops before; what is left is claimed by the next."""
 
@@ -335,6 +334,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     due = Notification.objects.filter(wanted, is_due, ~Exists(earlier)).order_by("id")
     mine = uuid.uuid4()
     with transaction.atomic():
+        bulk.compare_by_hash()  # what has just become due is in no statistics
         ids = list(due.select_for_update(skip_locked=True).values_list("id", flat=True)[:limit])
         if not ids:
             return []

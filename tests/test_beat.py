@@ -49,3 +49,10 @@ def test_everything_is_handed_over_as_often_when_the_clock_has_jumped(clock, han
     assert handed_over() == about
     clock.shift(jump)
     assert handed_over() == about
+
+
+def test_consumers_are_counted_between_two_passes_and_not_beside_one():
+    passes, counting = settings.CELERY_BEAT_SCHEDULE["pass"], settings.CELERY_BEAT_SCHEDULE["consumers"]
+    assert counting["schedule"] % passes["schedule"] == 0, "they aren't handed over together, and this test is blind"
+    assert counting["options"]["countdown"] == passes["schedule"] / 2
+    assert counting["options"]["countdown"] < counting["options"]["expires"]

@@ -185,6 +185,14 @@ class TestPrivateCluster:
         assert not cluster.directory.exists()
         assert not port_answers(cluster.port)
 
+    def test_a_database_goes_whoever_is_connected_to_it(self):
+        with PrivateCluster() as cluster:
+            url = cluster.create_database("gone")
+            with contextlib.closing(psycopg2.connect(url)):
+                cluster.drop_database("gone")
+            with pytest.raises(psycopg2.OperationalError, match='database "gone" does not exist'):
+                psycopg2.connect(url)
+
     def test_halted_and_started_again_it_has_its_data(self):
         with PrivateCluster() as cluster:
             url = cluster.create_database("kept")
