@@ -379,7 +379,8 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
 def _send_mails(delivery: Delivery) -> None:
     """Send the mails that are due, several at once, until none is, the time is over or the mail server is away.
 
-    Where more are due than one claim takes, another worker is asked to help: they cost the processor most of the time.
+    Where more are due than one claim takes, another worker is asked to help once these have gone out: they cost the
+    processor most of the time. That one does the same.
     """
     until = time.monotonic() + MAIL_SECONDS
     connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
@@ -387,7 +388,7 @@ def _send_mails(delivery: Delivery) -> None:
     with Threads(MAILS_AT_ONCE) as pool:
         try:
             while time.monotonic() < until and (batch := claim(BATCH)):
-                if len(batch) == BATCH and not delivery.claimed:
+                if delivery.claimed == BATCH and delivery.sent:
                     nudge()
                 delivery.claimed += len(batch)
                 if not _send(pool, usable, _still_to_tell(batch), until, delivery):

@@ -18,6 +18,7 @@ from django.utils import timezone
 from accounts.models import NotificationAddress, Owner, PulseUser
 from local.invariants import lost, told_twice
 from local.mail import MailCatcher
+from local.processes import free_port
 from queues import bulk, channels, mails, outbox
 from queues.comparison import Whose
 from queues.lease import lease
@@ -234,6 +235,17 @@ def test_where_more_are_due_than_one_claim_takes_another_worker_is_asked_once_to
         tell("one")
         assert send_due().sent == number
         assert len(asked) == times
+
+
+def test_nobody_is_asked_to_help_with_a_mail_server_that_is_away(mailbox, settings, monkeypatch):
+    monkeypatch.setattr(outbox, "BATCH", 4)
+    asked = []
+    monkeypatch.setattr(outbox, "nudge", lambda: asked.append(1))
+    settings.EMAIL_PORT = free_port()
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(12)]
+    tell("one")
+    assert send_due().postponed == 4
+    assert asked == []
 
 
 def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, settings, monkeypatch):
