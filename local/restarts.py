@@ -450,8 +450,8 @@ class Restarts:
         ]
         out_of_date = Notification.objects.filter(state="failed", last_error=invariants.OUT_OF_DATE).count()
         mails = self._production.mail.mails
-        # A worker that is killed between the mail server's "accepted" and its own note of it: what is on its way from
-        # each of its two processes at most. They have the same Message-ID, by which a mail program shows one.
+        # A worker that is killed between the mail server's "accepted" and its own note of it, with its two processes.
+        # What goes out again has the same Message-ID, by which a mail program shows one.
         kills = sum(deed.process.startswith("worker") for deed in self._deeds if deed.how == "SIGKILL")
         figures = (
             f"{len(mails)} for {expected.total()} things to tell, each once; {out_of_date} warnings out of date"
@@ -459,7 +459,7 @@ class Restarts:
             " Message-ID"
         )
         return Finding(
-            "Mails", figures, [*wrong, *invariants.broken_mails(mails, interrupted=2 * outbox.MAILS_AT_ONCE * kills)]
+            "Mails", figures, [*wrong, *invariants.broken_mails(mails, interrupted=2 * outbox.MAILS_NOT_NOTED * kills)]
         )
 
     def _registrations(self) -> Finding:

@@ -399,9 +399,8 @@ class Soak:
 
         mails = self._production.mail.mails
         # Between the mail server's "accepted" and the sender's note of it comes what was done to either, or to the
-        # database: all mails that are on their way from each of the processes that send, which are two to a worker, and
-        # fewer than as many that wait to be noted together.
-        interrupted = (2 * outbox.MAILS_AT_ONCE - 1) * sum(
+        # database: for each of the processes that send, which are two to a worker.
+        interrupted = outbox.MAILS_NOT_NOTED * sum(
             2 if fault.part.startswith("worker") else 4
             for fault in self._faults
             if fault.part.startswith("worker") or (fault.part, fault.how) in INTERRUPTING

@@ -94,7 +94,9 @@ def execute_planned(cursor: CursorWrapper, name: str, sql: str, parameters: Sequ
 
     To plan a small statement with a join takes it longer than to carry it out, and left to itself it plans some of them
     each time all the same, as its statistics have it. Behind a pool that hands its connections from one transaction to
-    another, as ``DISABLE_SERVER_SIDE_CURSORS`` says, it is planned each time.
+    another, as ``DISABLE_SERVER_SIDE_CURSORS`` says, it is planned each time. So it is, until the connection closes,
+    where the first one is carried out in a transaction that is rolled back: that takes back the mode, which is that of
+    the whole connection, and not the statement.
     """
     if connection.vendor != "postgresql" or connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         cursor.execute(sql, parameters)

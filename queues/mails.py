@@ -17,6 +17,10 @@ from rabbit.names import readable
 
 NAME_IN_SUBJECT = 80
 
+UNSAID = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings"), "")
+"""Facts that most notifications lack. To templates, a name that is nowhere is dearer than one that stands for nothing:
+with these, a warning takes a fifth less to put into words."""
+
 
 class Obsolete(Exception):
     """What the notification is about isn't there any more, or was done in the meantime: there is nothing to say."""
@@ -66,6 +70,7 @@ def _context(notification: Notification) -> dict[str, Any]:
     facts = notification.facts
     base_url = settings.GUARDIAN_BASE_URL
     context = {
+        **UNSAID,
         **facts,
         "queue": readable(facts.get("queue", "")),
         "vhost": readable(facts.get("vhost", "")),

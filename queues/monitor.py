@@ -203,7 +203,7 @@ def _run(report: Report, name: str, force: bool) -> None:
         logger.error("The pass was given up: %s", error)
         file(report)
     if report.told:
-        outbox.nudge()
+        outbox.nudge(report.told)
     report.seconds = time.monotonic() - began
 
 

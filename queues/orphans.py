@@ -185,7 +185,7 @@ def _run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], f
             report.seconds = time.monotonic() - began
             _file(report)
         if report.told:
-            outbox.nudge()
+            outbox.nudge(report.told)
     report.seconds = time.monotonic() - began
     if not report.another_sweep:
         logger.info(

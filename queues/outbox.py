@@ -3,7 +3,7 @@
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
 Two senders never send one row at once, as each claims its rows by a conditional update, and takes others where some are
 just being claimed. A sender that is killed between the mail server's "accepted" and its own note of it makes the few
-mails that it had not noted go out again, with the same Message-ID: fewer than twice ``MAILS_AT_ONCE``.
+mails that it had not noted go out again, with the same Message-ID: ``MAILS_NOT_NOTED`` at most.
 
 A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
 Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
@@ -44,6 +44,8 @@ from rabbit.threads import Threads
 logger = logging.getLogger(__name__)
 
 BATCH = 50
+"""Notifications that one claim takes at most: so few that two senders share what one pass tells evenly."""
+
 CLAIM_SECONDS = 300
 """How long a sender may take over a batch. It stops before; what is left is claimed by the next."""
 
@@ -59,6 +61,10 @@ MAIL_SECONDS = 30
 
 MAILS_AT_ONCE = 4
 """Connections to the mail server at most, on which one call sends side by side."""
+
+MAILS_NOT_NOTED = 2 * MAILS_AT_ONCE - 1
+"""Mails at most that the mail server may have accepted from one call and that it hasn't noted yet: all that are on
+their way, and fewer than as many that wait to be noted together."""
 
 LEASE = "channels"
 CHANNEL_SECONDS = 30
@@ -257,7 +263,9 @@ def _recipients(telling: Telling, told: list[Recipient], copies: list[str]) -> l
 def _release(keys: Sequence[tuple[str, str, str]]) -> None:
     """Hold nothing back any more about these things, given with recipient and channel: what follows can't wait."""
     these = bulk.among(Notification, ("about", "recipient", "channel"), keys)
-    Notification.objects.filter(Unsent, these, held_until__isnull=False).update(held_until=None)
+    # What is just being sent is past its hold. Its sender notes several at once, and would wait for this in a circle.
+    held = Notification.objects.filter(these, state=Notification.State.DUE, held_until__isnull=False)
+    held.update(held_until=None)
 
 
 def send_again(picked: Collection[int]) -> int:
@@ -286,10 +294,14 @@ def send_again(picked: Collection[int]) -> int:
     return len(again)
 
 
-def nudge() -> None:
-    """Ask a worker to send what is due. When the task queue is away, the sweep does it later."""
+def nudge(written: int = 1) -> None:
+    """Ask a worker to send what is due, and another one to help where more was written than one claim takes.
+
+    It is the processor that mails cost most. When the task queue is away, the sweep does it later.
+    """
     try:
-        current_app.send_task("queues.tasks.send_notifications", expires=60, retry=False)
+        for _ in range(2 if written > BATCH else 1):
+            current_app.send_task("queues.tasks.send_notifications", expires=60, retry=False)
     except Exception as error:  # whatever the transport raises: nothing depends on it
         logger.warning("The task queue is away (%s); the sweep will send what is due.", error)
 
@@ -377,19 +389,13 @@ def _still_to_tell(batch: list[Notification]) -> list[Notification]:
 
 
 def _send_mails(delivery: Delivery) -> None:
-    """Send the mails that are due, several at once, until none is, the time is over or the mail server is away.
-
-    Where more are due than one claim takes, another worker is asked to help once these have gone out: they cost the
-    processor most of the time. That one does the same.
-    """
+    """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
     until = time.monotonic() + MAIL_SECONDS
     connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
     usable = Usable(list(connections), set())
     with Threads(MAILS_AT_ONCE) as pool:
         try:
             while time.monotonic() < until and (batch := claim(BATCH)):
-                if delivery.claimed == BATCH and delivery.sent:
-                    nudge()
                 delivery.claimed += len(batch)
                 if not _send(pool, usable, _still_to_tell(batch), until, delivery):
                     break
@@ -508,13 +514,9 @@ def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
 
 
 def _note_sent(sent: Sequence[Notification], delivery: Delivery) -> None:
-    """Note that these, which were claimed together, arrived. In one statement, and one more for each deletion."""
+    """Note that these, which were claimed together, arrived. In one statement, and one before it for each deletion."""
     if not sent:
         return
-    Notification.objects.filter(id__in=[one.id for one in sent], claim=sent[0].claim).update(
-        claim=None, state=Notification.State.SENT, sent_at=timezone.now(), last_error=""
-    )
-    delivery.sent += len(sent)
     for deletion in sent:
         if deletion.kind != Notification.Kind.DELETION:
             continue
@@ -527,6 +529,10 @@ def _note_sent(sent: Sequence[Notification], delivery: Delivery) -> None:
             id__lt=deletion.id,
         )
         before.update(state=Notification.State.FAILED, last_error="The queue was deleted in the meantime.")
+    Notification.objects.filter(id__in=[one.id for one in sent], claim=sent[0].claim).update(
+        claim=None, state=Notification.State.SENT, sent_at=timezone.now(), last_error=""
+    )
+    delivery.sent += len(sent)
 
 
 def _in_words(notification: Notification, words: Callable[[], T], delivery: Delivery) -> T | None:

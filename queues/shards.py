@@ -65,7 +65,7 @@ def begin_round() -> Round:
         logger.error("The round was given up: %s", error)
         vhosts = []
     if report.told:
-        outbox.nudge()
+        outbox.nudge(report.told)
     return Round(vhosts, report)
 
 

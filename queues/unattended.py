@@ -123,7 +123,7 @@ def count_consumers() -> int:
     except (LeaseTaken, LeaseLost):
         return 0
     if told:
-        outbox.nudge()
+        outbox.nudge(told)
     return told
 
 

@@ -79,7 +79,7 @@ def tell_the_week() -> int:
     for start in range(0, len(due), BATCH):
         told += _tell(due[start : start + BATCH], now)
     if told:
-        outbox.nudge()
+        outbox.nudge(told)
     return told
 
 

@@ -12,6 +12,7 @@ import pytest
 from django.core.mail import EmailMultiAlternatives
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -19,7 +20,7 @@ from accounts.models import NotificationAddress, Owner, PulseUser
 from local.invariants import lost, told_twice
 from local.mail import MailCatcher
 from local.processes import free_port
-from queues import bulk, channels, mails, outbox
+from queues import bulk, channels, mails, monitor, outbox
 from queues.comparison import Whose
 from queues.lease import lease
 from queues.models import Channel, Notification, Queue
@@ -226,21 +227,35 @@ def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
         assert lost() + told_twice(slow.mails) == []
 
 
-def test_where_more_are_due_than_one_claim_takes_another_worker_is_asked_once_to_help(mailbox, settings, monkeypatch):
+def test_where_a_pass_tells_more_than_one_claim_takes_another_worker_is_asked_to_help(
+    amqp, guarded, settings, monkeypatch
+):
     monkeypatch.setattr(outbox, "BATCH", 4)
     asked = []
-    monkeypatch.setattr(outbox, "nudge", lambda: asked.append(1))
-    for number, times in ((3, 0), (12, 1)):
+    monkeypatch.setattr(outbox.current_app, "send_task", lambda name, **_: asked.append(name))
+    monitor.run_pass()
+    for number, times in ((4, 1), (5, 2)):
         settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
-        tell("one")
+        amqp.queue(f"queue/nobody/{number}", 6)
+        assert monitor.run_pass().told == number
+        assert asked == ["queues.tasks.send_notifications"] * times
+        asked.clear()
+
+
+@pytest.mark.parametrize("number", [12, 24])
+def test_mails_that_arrived_are_noted_several_in_one_statement(mailbox, settings, number):
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
+    tell("one")
+    with CaptureQueriesContext(connection) as queries:
         assert send_due().sent == number
-        assert len(asked) == times
+    noted = [query for query in queries if query["sql"].startswith("UPDATE") and '"sent_at"' in query["sql"]]
+    assert len(noted) <= number / outbox.MAILS_AT_ONCE + outbox.MAILS_AT_ONCE, "the last few may come one by one"
 
 
 def test_nobody_is_asked_to_help_with_a_mail_server_that_is_away(mailbox, settings, monkeypatch):
     monkeypatch.setattr(outbox, "BATCH", 4)
     asked = []
-    monkeypatch.setattr(outbox, "nudge", lambda: asked.append(1))
+    monkeypatch.setattr(outbox, "nudge", asked.append)
     settings.EMAIL_PORT = free_port()
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(12)]
     tell("one")

@@ -105,7 +105,6 @@ def test_warning_takes_as_many_statements_and_requests_for_many_queues_as_for_fe
 
 
 def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
-    """Each mail is a row of its own to be marked: one statement when it is sent, and no more."""
     found = []
     for number in (FEW, MANY):
         Notification.objects.all().delete()
