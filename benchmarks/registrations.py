@@ -1,4 +1,4 @@
-"""Registrations through the REST API, as gunicorn serves it: one after another, and eight at once."""
+"""Registrations through the REST API, as gunicorn serves it: eight at once, and one after another."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def measure(services: Services) -> list[Figure]:
     """Measure it on each database. The floor is the sum of an authenticated empty POST and a bare PUT of the queue."""
     figures: list[Figure] = []
     for database in services.databases:
-        services.say(f"registering {ROUNDS * QUEUES} queues one after another, then eight at once, on {database}")
+        services.say(f"registering {ROUNDS * QUEUES} queues eight at once, then one after another, on {database}")
         measured = services.measure("benchmarks.registering", database, "/", queues=QUEUES, rounds=ROUNDS)
         figures += _figures(f"queues of agents, {database}", measured)
     return figures
