@@ -459,7 +459,7 @@ class Restarts:
             " Message-ID"
         )
         return Finding(
-            "Mails", figures, [*wrong, *invariants.broken_mails(mails, interrupted=2 * outbox.MAILS_NOT_NOTED * kills)]
+            "Mails", figures, [*wrong, *invariants.broken_mails(mails, interrupted=2 * outbox.MAILS_TOGETHER * kills)]
         )
 
     def _registrations(self) -> Finding:

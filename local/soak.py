@@ -400,7 +400,7 @@ class Soak:
         mails = self._production.mail.mails
         # Between the mail server's "accepted" and the sender's note of it comes what was done to either, or to the
         # database: for each of the processes that send, which are two to a worker.
-        interrupted = outbox.MAILS_NOT_NOTED * sum(
+        interrupted = outbox.MAILS_TOGETHER * sum(
             2 if fault.part.startswith("worker") else 4
             for fault in self._faults
             if fault.part.startswith("worker") or (fault.part, fault.how) in INTERRUPTING

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
-from django.core.mail.backends.base import BaseEmailBackend
 from django.template.loader import render_to_string
 from django.urls import reverse
 
@@ -26,7 +25,7 @@ class Obsolete(Exception):
     """What the notification is about isn't there any more, or was done in the meantime: there is nothing to say."""
 
 
-def compose(notification: Notification, connection: BaseEmailBackend | None = None) -> EmailMultiAlternatives:
+def compose(notification: Notification) -> EmailMultiAlternatives:
     """Return the mail, in text and HTML, that says what this notification tells.
 
     Raises:
@@ -39,7 +38,6 @@ def compose(notification: Notification, connection: BaseEmailBackend | None = No
         subject=subject,
         body=body,
         to=[notification.recipient],
-        connection=connection,
         headers={
             "Message-ID": f"<{notification.uuid}@{domain}>",  # the same when it has to be sent again
             "Auto-Submitted": "auto-generated",

@@ -3,7 +3,7 @@
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
 Two senders never send one row at once, as each claims its rows by a conditional update, and takes others where some are
 just being claimed. A sender that is killed between the mail server's "accepted" and its own note of it makes the few
-mails that it had not noted go out again, with the same Message-ID: ``MAILS_NOT_NOTED`` at most.
+mails that it had not noted go out again, with the same Message-ID: ``MAILS_TOGETHER`` at most.
 
 A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
 Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from datetime import datetime, timedelta
 from datetime import time as time_of_day
 from functools import partial
@@ -62,9 +62,9 @@ MAIL_SECONDS = 30
 MAILS_AT_ONCE = 4
 """Connections to the mail server at most, on which one call sends side by side."""
 
-MAILS_NOT_NOTED = 2 * MAILS_AT_ONCE - 1
-"""Mails at most that the mail server may have accepted from one call and that it hasn't noted yet: all that are on
-their way, and fewer than as many that wait to be noted together."""
+MAILS_TOGETHER = 16
+"""Mails that one call puts into words, sends and notes together. The mail server may have accepted as many of them at
+most that are not noted yet."""
 
 LEASE = "channels"
 CHANNEL_SECONDS = 30
@@ -392,7 +392,7 @@ def _send_mails(delivery: Delivery) -> None:
     """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
     until = time.monotonic() + MAIL_SECONDS
     connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
-    usable = Usable(list(connections), set())
+    usable = list(connections)
     with Threads(MAILS_AT_ONCE) as pool:
         try:
             while time.monotonic() < until and (batch := claim(BATCH)):
@@ -403,72 +403,42 @@ def _send_mails(delivery: Delivery) -> None:
             list(pool.map(_close, connections))
 
 
-class Usable(NamedTuple):
-    """Connections to the mail server: ``idle`` are those that may be used next, ``open`` those that stand."""
+@dataclass
+class Mailbag:
+    """Mails that wait for a connection, in words, and what became of those that were sent over one."""
 
-    idle: list[BaseEmailBackend]
-    open: set[BaseEmailBackend]
-
-    def give_up(self, connection: BaseEmailBackend) -> None:
-        """Do without this one, and without those that were never opened: a server may want no more of them."""
-        self.open.discard(connection)
-        self.idle[:] = [one for one in self.idle if one in self.open]
-
-    def take_back(self, connection: BaseEmailBackend) -> None:
-        """Use this one again."""
-        self.open.add(connection)
-        self.idle.append(connection)
+    waiting: deque[tuple[Notification, EmailMessage]]
+    arrived: list[Notification] = field(default_factory=list)
+    failed: list[tuple[Notification, Exception]] = field(default_factory=list)
 
 
-def _send(pool: Threads, usable: Usable, batch: list[Notification], until: float, delivery: Delivery) -> bool:
-    """Send these side by side, as long as there is time, and return whether the mail server can still be reached.
+def _send(
+    pool: Threads, usable: list[BaseEmailBackend], batch: list[Notification], until: float, delivery: Delivery
+) -> bool:
+    """Send these as long as there is time, and return whether the mail server can still be reached.
 
-    While some are on their way the next one is put into words. No two of a batch are about one thing to one recipient.
-    Those that arrived are noted ``MAILS_AT_ONCE`` together: beside sending threads, a statement waits for its turn.
+    Several are put into words first, and then sent side by side: whoever has something to reckon waits for its turn
+    beside threads that send. A connection that fails is ``usable`` no more, and neither are those that have not stood
+    yet: a server may want no more of them. No two of a batch are about one thing to one recipient.
     """
     left = deque(batch)
-    sent: list[Notification] = []
-    sending: dict[Future[None], tuple[Notification, BaseEmailBackend]] = {}
     away: Exception = ConnectionError("there is no connection to it")
-    try:
-        while True:
-            while usable.idle and left and time.monotonic() < until:
-                notification, connection = left.popleft(), usable.idle[-1]
-                message = _in_words(notification, partial(mails.compose, notification, connection), delivery)
-                if message is not None:
-                    usable.idle.pop()
-                    sending[pool.submit(_send_one, message, connection)] = notification, connection
-            if not sending:
-                break
-            for future in wait(sending, return_when=FIRST_COMPLETED).done:
-                notification, connection = sending.pop(future)
-                try:
-                    future.result()
-                except _NotOpened as reason:
-                    away = reason.error
-                    usable.give_up(connection)
-                    left.appendleft(notification)
-                except OSError as error:
-                    away = error
-                    usable.give_up(connection)
-                    _postpone(notification, error, delivery)
-                except _NotSent as reason:
-                    usable.take_back(connection)
-                    _postpone(notification, reason.error, delivery)
-                except Exception as error:  # of this mail alone: the others must not wait for it
-                    logger.exception("Notification %s can't be sent.", notification.uuid)
-                    usable.take_back(connection)
-                    _postpone(notification, error, delivery)
-                else:
-                    usable.take_back(connection)
-                    sent.append(notification)
-            if len(sent) >= MAILS_AT_ONCE or not left:
-                _note_sent(sent, delivery)
-                sent = []
-    finally:
-        wait(sending)  # nobody closes a connection that is in use
-        _note_sent(sent, delivery)
-    if usable.idle:
+    while usable and left and time.monotonic() < until:
+        bag = Mailbag(_next_in_words(left, until, delivery))
+        trying = usable[: len(bag.waiting)]
+        sending = [pool.submit(_send_over, connection, bag, until) for connection in trying]
+        try:
+            reasons = [future.result() for future in sending]
+        finally:
+            wait(sending)  # nobody closes a connection that is in use
+            _note_sent(bag.arrived, delivery)
+        for notification, error in bag.failed:
+            _postpone(notification, error, delivery)
+        left.extendleft(notification for notification, _ in reversed(bag.waiting))
+        for reason in filter(None, reasons):
+            away = reason
+            usable[:] = [connection for connection, why in zip(trying, reasons, strict=True) if why is None]
+    if usable:
         for notification in left:
             _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
         return True
@@ -477,6 +447,48 @@ def _send(pool: Threads, usable: Usable, batch: list[Notification], until: float
     for notification in left:
         _postpone(notification, away, delivery)
     return False
+
+
+def _next_in_words(
+    left: deque[Notification], until: float, delivery: Delivery
+) -> deque[tuple[Notification, EmailMessage]]:
+    """Take the next of these, ``MAILS_TOGETHER`` at most, and return in words what is still to be said of them."""
+    found: deque[tuple[Notification, EmailMessage]] = deque()
+    while left and len(found) < MAILS_TOGETHER and time.monotonic() < until:
+        notification = left.popleft()
+        message = _in_words(notification, partial(mails.compose, notification), delivery)
+        if message is not None:
+            found.append((notification, message))
+    return found
+
+
+def _send_over(connection: BaseEmailBackend, bag: Mailbag, until: float) -> Exception | None:
+    """Send what waits over this connection, one at least, and return why it is of no more use, or None.
+
+    Runs beside others, without the database.
+    """
+    while True:
+        try:
+            notification, message = bag.waiting.popleft()
+        except IndexError:
+            return None
+        try:
+            _send_one(message, connection)
+        except _NotOpened as reason:
+            bag.waiting.appendleft((notification, message))
+            return reason.error
+        except OSError as error:
+            bag.failed.append((notification, error))
+            return error
+        except _NotSent as reason:
+            bag.failed.append((notification, reason.error))
+        except Exception as error:  # of this mail alone: the others must not wait for it
+            logger.exception("Notification %s can't be sent.", notification.uuid)
+            bag.failed.append((notification, error))
+        else:
+            bag.arrived.append(notification)
+        if time.monotonic() >= until:
+            return None
 
 
 class _NotSent(Exception):
@@ -504,7 +516,7 @@ def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
     except (OSError, ValueError) as error:  # ValueError: a host name that is none
         raise _NotOpened(error) from error
     try:
-        message.send()
+        connection.send_messages([message])
     except smtplib.SMTPHeloError as error:
         _close(connection)
         raise _NotOpened(error) from error

@@ -93,11 +93,11 @@ def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, al
     assert QueueEvent.objects.filter(kind="gone").count() == kills + 1
 
 
-@pytest.mark.parametrize(("at_once", "mails"), [(1, 3), (outbox.MAILS_AT_ONCE, 12)])
+@pytest.mark.parametrize(("together", "mails"), [(1, 3), (8, 12)])
 def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where_nobody_noted_it(
-    settings, guarded, management, mailbox, monkeypatch, at_once, mails
+    settings, guarded, management, mailbox, monkeypatch, together, mails
 ):
-    monkeypatch.setattr(outbox, "MAILS_AT_ONCE", at_once)
+    monkeypatch.setattr(outbox, "MAILS_TOGETHER", together)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(mails)]
     interrupted = 0
 
@@ -108,13 +108,13 @@ def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where
 
     def look(begun, death):
         nonlocal interrupted
-        interrupted += death.after_a_mail if at_once == 1 else outbox.MAILS_NOT_NOTED
+        interrupted += death.after_a_mail if together == 1 else together
         assert broken(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
 
     management_url = settings.RABBITMQ_MANAGEMENT_URL
     kills = until_it_ends(lambda _: outbox.send_due(), begin, look)
     assert kills >= 6
-    if at_once == 1:
+    if together == 1:
         assert sent_again(mailbox.mails) == interrupted == 3
     kinds = Counter(Notification.objects.values_list("kind", "recipient"))
     assert set(kinds.values()) == {kills + 1}

@@ -135,7 +135,7 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
 def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_one_that_nobody_noted_twice(
     cluster, guarded, management, mailbox, settings, monkeypatch
 ):
-    monkeypatch.setattr(outbox, "MAILS_AT_ONCE", 1)  # so that it is known how many are on their way
+    monkeypatch.setattr(outbox, "MAILS_TOGETHER", 1)  # so that it is known how many are on their way
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     with transaction.atomic():
         outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
