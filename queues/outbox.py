@@ -392,7 +392,7 @@ def _send_mails(delivery: Delivery) -> None:
     """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
     until = time.monotonic() + MAIL_SECONDS
     connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
-    usable = list(connections)
+    usable = Usable(standing=set(), spare=set(connections))
     with Threads(MAILS_AT_ONCE) as pool:
         try:
             while time.monotonic() < until and (batch := claim(BATCH)):
@@ -401,6 +401,25 @@ def _send_mails(delivery: Delivery) -> None:
                     break
         finally:
             list(pool.map(_close, connections))
+
+
+class Usable(NamedTuple):
+    """Connections to the mail server that may be sent over: ``standing`` are those that were, ``spare`` the others."""
+
+    standing: set[BaseEmailBackend]
+    spare: set[BaseEmailBackend]
+
+    def first(self, number: int) -> list[BaseEmailBackend]:
+        """Return so many at most, those that stand before others."""
+        return [*self.standing, *self.spare][:number]
+
+    def note(self, tried: Collection[BaseEmailBackend], failed: Collection[BaseEmailBackend]) -> None:
+        """Do without those that failed, and then without the spare ones: a server may want no more of them."""
+        self.standing.update(tried)
+        self.standing.difference_update(failed)
+        self.spare.difference_update(tried)
+        if failed:
+            self.spare.clear()
 
 
 @dataclass
@@ -412,20 +431,17 @@ class Mailbag:
     failed: list[tuple[Notification, Exception]] = field(default_factory=list)
 
 
-def _send(
-    pool: Threads, usable: list[BaseEmailBackend], batch: list[Notification], until: float, delivery: Delivery
-) -> bool:
+def _send(pool: Threads, usable: Usable, batch: list[Notification], until: float, delivery: Delivery) -> bool:
     """Send these as long as there is time, and return whether the mail server can still be reached.
 
-    Several are put into words first, and then sent side by side: whoever has something to reckon waits for its turn
-    beside threads that send. A connection that fails is ``usable`` no more, and neither are those that have not stood
-    yet: a server may want no more of them. No two of a batch are about one thing to one recipient.
+    Several are put into words first, and then sent side by side: beside threads that send, everything else waits for
+    its turn. No two of a batch are about one thing to one recipient.
     """
     left = deque(batch)
     away: Exception = ConnectionError("there is no connection to it")
-    while usable and left and time.monotonic() < until:
+    while any(usable) and left and time.monotonic() < until:
         bag = Mailbag(_next_in_words(left, until, delivery))
-        trying = usable[: len(bag.waiting)]
+        trying = usable.first(len(bag.waiting))
         sending = [pool.submit(_send_over, connection, bag, until) for connection in trying]
         try:
             reasons = [future.result() for future in sending]
@@ -435,10 +451,10 @@ def _send(
         for notification, error in bag.failed:
             _postpone(notification, error, delivery)
         left.extendleft(notification for notification, _ in reversed(bag.waiting))
-        for reason in filter(None, reasons):
-            away = reason
-            usable[:] = [connection for connection, why in zip(trying, reasons, strict=True) if why is None]
-    if usable:
+        failed = {connection: reason for connection, reason in zip(trying, reasons, strict=True) if reason}
+        usable.note(trying, failed)
+        away = next(iter(failed.values()), away)
+    if any(usable):
         for notification in left:
             _finish(notification, state=Notification.State.DUE, due_at=timezone.now())
         return True

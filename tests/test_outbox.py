@@ -315,6 +315,27 @@ def test_a_mail_server_that_wants_a_single_connection_gets_everything_over_that_
         assert lost() + told_twice(server.mails) == []
 
 
+class CutsOff(MailCatcher):
+    """A mail server that cuts the connection when it is given a mail to op4, the fifth."""
+
+    async def handle_DATA(self, server, session, envelope):  # noqa: N802
+        if "op4@example.org" in envelope.rcpt_tos:
+            server.transport.abort()
+        return await super().handle_DATA(server, session, envelope)
+
+
+def test_the_mails_after_one_whose_connection_was_cut_go_over_those_that_stand(mailbox, settings, monkeypatch):
+    monkeypatch.setattr(outbox, "MAILS_TOGETHER", 4)
+    settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(8)]
+    monkeypatch.setattr(outbox, "BATCH", 5)
+    with CutsOff() as server:
+        settings.EMAIL_PORT = server.port
+        tell("one")
+        delivery = send_due()
+        assert (delivery.sent, delivery.postponed) == (7, 1)
+        assert Notification.objects.get(state="due").recipient == "op4@example.org"
+
+
 def test_a_mail_that_can_never_be_sent_keeps_no_other_from_being_sent(mailbox, settings, monkeypatch):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(12)]
     as_bytes = EmailMultiAlternatives.message
