@@ -28,8 +28,9 @@ WARM_UPS = 2
 COUNTED = 3
 """Passes whose statements and requests are counted; none of them is timed, as counting takes its time too."""
 
-STEADY_TIMES = 3
-"""So many times as many steady passes are timed as first ones: their targets leave the least to chance."""
+CHANGED_TIMES = 3
+UNCHANGED_TIMES = 6
+"""So many times as many steady passes are timed as first ones: the nearer a target is, the less is left to chance."""
 
 
 class Guarded:
@@ -89,8 +90,8 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         guarded.change()
         guarded.list()
         guarded.look(changed=changing)
-    changed = _alternate(guarded, STEADY_TIMES * rounds, changed=changing)
-    unchanged = _alternate(guarded, STEADY_TIMES * rounds)
+    changed = _alternate(guarded, CHANGED_TIMES * rounds, changed=changing)
+    unchanged = _alternate(guarded, UNCHANGED_TIMES * rounds)
     statements, requests = [], []
     for _ in range(COUNTED):
         guarded.change()
