@@ -253,7 +253,7 @@ def _rows(names: Sequence[str]) -> dict[tuple[str, str], Row]:
 def _row(queue: Queue) -> Row:
     limits = thresholds.of_queue(queue)
     bar = charts.bar(queue.length, limits) if queue.length is not None else None
-    return Row(queue, readable(queue.name), readable(queue.vhost), limits, spared=True, bar=bar)
+    return Row(queue, limits, spared=True, bar=bar)
 
 
 def _online(clients: Iterable[Client]) -> dict[tuple[str, str], Online]:

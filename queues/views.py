@@ -13,7 +13,6 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -75,11 +74,19 @@ class Row:
     """A queue as the list shows it. ``bar`` is None where its length is unknown."""
 
     queue: Queue
-    name: str
-    vhost: str
     thresholds: Thresholds
     spared: bool
     bar: charts.Bar | None
+
+    @property
+    def name(self) -> str:
+        """Its name, to be read."""
+        return readable(self.queue.name)
+
+    @property
+    def vhost(self) -> str:
+        """The name of its vhost, to be read."""
+        return readable(self.queue.vhost)
 
     @property
     def unattended(self) -> bool:
@@ -118,7 +125,7 @@ def queues_page(request: Request) -> HttpResponse:
     groups = standing(mine)
     context = {"summary": _summary(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
     if request.htmx:
-        shown = mine.filter(uuid__in=_uuids(request.GET.get("shown", "")))
+        shown = mine.filter(uuid__in=_uuids(request.GET.get("shown", ""))).select_related("pulse_user")
         return render(request, "queues/_live.html", {**context, "rows": _rows(shown)})
     accounts = PulseUser.objects.seen_by(request.user)
     names = list(accounts.values_list("username", flat=True)[: ACCOUNTS_TO_CHOOSE_FROM + 1])
@@ -127,7 +134,7 @@ def queues_page(request: Request) -> HttpResponse:
     vhosts = sorted({group.vhost for group in groups})
     asked = QueueFilter(request.GET, mine)
     form = _offer(asked.form, vhosts, names)
-    paginator = Paginator(asked.qs, ROWS)
+    paginator = Paginator(asked.qs.select_related("pulse_user", "owner"), ROWS)
     if not set(request.GET) - {"page", "ordering"}:
         # Nothing is searched for, so the number is known; counting once more would read all rows again.
         paginator.count = sum(group.number for group in groups if group.state != Queue.State.GONE)
@@ -197,14 +204,12 @@ def _uuids(text: str) -> list[UUID]:
     return found
 
 
-def _rows(queues: Iterable[Queue] | QuerySet[Queue]) -> list[Row]:
-    if isinstance(queues, QuerySet):
-        queues = queues.select_related("pulse_user", "owner")
+def _rows(queues: Iterable[Queue]) -> list[Row]:
     rows = []
     for queue in queues:
         limits = thresholds.of_queue(queue)
         bar = charts.bar(queue.length, limits) if queue.length is not None else None
-        rows.append(Row(queue, readable(queue.name), readable(queue.vhost), limits, _is_spared(queue), bar))
+        rows.append(Row(queue, limits, _is_spared(queue), bar))
     return rows
 
 
