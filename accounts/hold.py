@@ -33,6 +33,9 @@ SLACK_SECONDS = 30
 POLL_SECONDS = 0.05
 """How often somebody who waits for a name looks whether it is free."""
 
+PREFIX = "hold-"
+"""With this the names of all holds in the cache begin."""
+
 
 class Taken(Exception):
     """Somebody else is changing this account right now, maybe since this holder was too slow."""
@@ -146,7 +149,7 @@ def held(username: str, wait: float = 0) -> Iterator[Hold]:
 
 def key_of(username: str) -> str:
     """Return the name of the hold in the cache, which not every account's name can be."""
-    return f"hold-{hashlib.sha256(username.encode()).hexdigest()}"
+    return f"{PREFIX}{hashlib.sha256(username.encode()).hexdigest()}"
 
 
 def seconds() -> float:

@@ -32,6 +32,7 @@ import pika
 
 from local.crowd import Actor, Crowd, Person
 from local.load import Busy, Request, Tides
+from local.processes import StartError
 from local.trial import (
     Finding,
     Production,
@@ -169,7 +170,10 @@ class Soak:
             offerings.update(dict.fromkeys(members, command("create_offering", f"Offering {number}", *options)))
         people = []
         for email in emails:
-            session = httpx.get(command("login_link", email), trust_env=False).cookies["sessionid"]
+            answer = httpx.get(command("login_link", email), trust_env=False)
+            if "sessionid" not in answer.cookies:
+                raise StartError(f"{email} could not sign in: {answer.status_code} {answer.text!r}")
+            session = answer.cookies["sessionid"]
             token = command("create_token", email)
             people.append(Person(email, token, session, offerings[email], self._production.stack.addresses))
         return people

@@ -68,7 +68,7 @@ class Stack:
         self._fresh = fresh
         self._web = web
         self._workers = workers
-        self._sockets: list[socket.socket] = []
+        self._sockets: dict[str, socket.socket] = {}
         self._commands: dict[str, list[str]] = {}
         self._lock: IO[str] | None = None
         self._processes: Group | None = None
@@ -139,13 +139,24 @@ class Stack:
         configured = urlsplit(environment.get("GUARDIAN_BASE_URL") or "http://127.0.0.1:8000")
         # Behind https stands a proxy, whose port isn't ours.
         wanted = configured.port if configured.scheme == "http" and configured.port is not None else 8000
-        self._port = free_port(preferred=wanted)
-        if self._port != wanted:
-            self._say(f"Port {wanted} is taken or not allowed, so the pages are on port {self._port}.")
-        if configured.scheme == "http" and self._port != wanted:
-            configured = configured._replace(netloc=f"{configured.hostname}:{self._port}")
+        port = self._take_ports(wanted)
+        if port != wanted:
+            self._say(f"Port {wanted} is taken or not allowed, so the pages are on port {port}.")
+        if configured.scheme == "http" and port != wanted:
+            configured = configured._replace(netloc=f"{configured.hostname}:{port}")
         environment["GUARDIAN_BASE_URL"] = configured.geturl()
         self.base_url = environment["GUARDIAN_BASE_URL"]
+
+    def _take_ports(self, wanted: int) -> int:
+        """Take a port for each web process long before it listens there, so that no other Guardian takes it meanwhile.
+
+        Returns the first one's.
+        """
+        for number, name in enumerate(_names("web", self._web)):
+            listener = _listen(wanted + number)
+            self._sockets[name] = listener
+            self.addresses[name] = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        return int(next(iter(self._sockets.values())).getsockname()[1])
 
     def _start_broker(self) -> None:
         self._say("No RabbitMQ is configured (RABBITMQ_MANAGEMENT_URL), so a private one is started.")
@@ -172,11 +183,7 @@ class Stack:
 
     def _start_processes(self) -> None:
         self._processes = Group(self.environment, directory=PROJECT, logs=self.logs, show=self._show)
-        for number, name in enumerate(_names("web", self._web)):
-            port = free_port(preferred=self._port + number)
-            listener = socket.create_server(("127.0.0.1", port))
-            self._sockets.append(listener)
-            self.addresses[name] = f"http://127.0.0.1:{port}"
+        for name, listener in self._sockets.items():
             self._commands[name] = [
                 *(sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"fd://{listener.fileno()}"),
                 # Its threads look every second whether their parent is there; a plain worker takes 15 seconds.
@@ -200,7 +207,7 @@ class Stack:
     def start_process(self, name: str) -> None:
         """Start one of the processes: the first time, or again after `end_process` or `kill_process`."""
         assert self._processes is not None
-        inherited = [listener.fileno() for listener in self._sockets] if name in self.addresses else []
+        inherited = [listener.fileno() for listener in self._sockets.values()] if name in self.addresses else []
         self._processes.start(name, self._commands[name], inherited=inherited)
 
     def add_beat(self, name: str) -> None:
@@ -270,7 +277,7 @@ class Stack:
                 self._processes.stop()
                 self._processes = None
             while self._sockets:
-                self._sockets.pop().close()
+                self._sockets.popitem()[1].close()
             if self.mail is not None:
                 self.mail.stop()
                 self.mail = None
@@ -286,6 +293,13 @@ class Stack:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+
+def _listen(port: int) -> socket.socket:
+    """Listen on this port of 127.0.0.1, or on another where it isn't free; raises StartError where none is."""
+    while True:
+        with contextlib.suppress(OSError):  # somebody may have taken it just now
+            return socket.create_server(("127.0.0.1", free_port(preferred=port)))
 
 
 def _names(kind: str, count: int) -> list[str]:

@@ -150,7 +150,12 @@ def happens(what: Callable[[], bool], timeout: float, every: float = 0.1) -> boo
 
 
 def give_free_what_nobody_holds(seconds: float) -> None:
-    """Let leases and claims run out that nothing was done with for so many seconds, far longer than here it takes."""
+    """Let leases, claims and holds run out that nothing was done with for so many seconds.
+
+    That is far longer than anything takes here. Otherwise a name that a killed process held stays held for 100 seconds,
+    and whoever needs it then is right to ask for patience.
+    """
+    from django.core.cache import cache
     from django.utils import timezone
 
     from queues import outbox
@@ -158,7 +163,8 @@ def give_free_what_nobody_holds(seconds: float) -> None:
 
     leases = list(Lease.objects.exclude(holder=None).values_list("name", "holder", "expires_at"))
     claims = list(Notification.objects.filter(state="sending").values_list("id", "claim"))
-    if not leases and not claims:
+    holds = _holds()
+    if not leases and not claims and not holds:
         return
     time.sleep(seconds)
     for name, holder, expires_at in leases:
@@ -168,8 +174,28 @@ def give_free_what_nobody_holds(seconds: float) -> None:
     for id_, claim in claims:
         same_claim = Notification.objects.filter(id=id_, claim=claim, state="sending")
         freed += same_claim.update(due_at=timezone.now())
+    for key, _, _ in holds & _holds():
+        cache.delete(key)  # its holder didn't renew it, and didn't give it back either
     if freed:
         outbox.nudge()
+
+
+def _holds() -> set[tuple[str, str, str]]:
+    """Give the name, the value and the end of each hold on record: Django's cache can't be asked for its names."""
+    from django.conf import settings
+    from django.core.cache import cache
+    from django.db import connection
+
+    from accounts.hold import PREFIX
+
+    table = connection.ops.quote_name(str(settings.CACHES["default"]["LOCATION"]))
+    key = cache.make_key("")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT cache_key, value, expires FROM {table} WHERE cache_key LIKE %s",
+            [f"{key}{PREFIX}%"],
+        )
+        return {(name.removeprefix(key), value, str(expires)) for name, value, expires in cursor.fetchall()}
 
 
 def sweep(*, patience: bool) -> list[str]:

@@ -392,3 +392,14 @@ def test_a_second_stack_on_the_same_files_is_refused(tmp_path):
     with pytest.raises(StartError, match="another Guardian is running"):
         Stack({}, var=tmp_path, say=lambda text: None).prepare()
     first.stop()
+
+
+def test_two_stacks_that_begin_at_once_have_addresses_of_their_own(tmp_path):
+    with contextlib.ExitStack() as stacks:
+        both = [stacks.enter_context(Stack({}, var=tmp_path / one, say=lambda text: None, web=2)) for one in "ab"]
+        for stack in both:
+            stack._var.mkdir()
+            stack._choose_settings()
+        addresses = [address for stack in both for address in stack.addresses.values()]
+        assert len(set(addresses)) == 4
+        assert [stack.base_url for stack in both] == [stack.addresses["web-1"] for stack in both]

@@ -3,13 +3,15 @@
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from accounts import hold
 from local.load import Request
 from local.soak import Fault, is_excused, plan_of
+from local.trial import give_free_what_nobody_holds
 
 PROJECT = Path(__file__).resolve().parent.parent
 MISTREATED = (
@@ -84,3 +86,24 @@ def test_only_the_long_run_waits_for_what_runs_out_by_itself():
     assert not plan_of(60).patience
     assert plan_of(600).patience
     assert plan_of(600).owners == 100
+
+
+def test_what_a_killed_process_held_is_given_free(db):
+    hold.Hold("ana").take()
+    give_free_what_nobody_holds(seconds=0)
+    with hold.held("ana") as again:
+        again.renew()
+
+
+def test_what_somebody_goes_on_with_stays_held(db, time_machine, monkeypatch):
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    time_machine.move_to(began, tick=False)
+    with hold.held("ana") as held:
+
+        def go_on(seconds):
+            time_machine.move_to(began + timedelta(seconds=seconds), tick=False)
+            held.renew()
+
+        monkeypatch.setattr("local.trial.time.sleep", go_on)
+        give_free_what_nobody_holds(seconds=hold.TOUCHED_EVERY.total_seconds())
+        held.renew()
