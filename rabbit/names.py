@@ -19,7 +19,8 @@ _AGENTS_QUEUE = re.compile(r"(subscription|consumer)_")
 DEAD_LETTER_QUEUE = "guardian.dlq"
 """The queue in each agents' vhost that takes what another there can't hold, or held for too long."""
 
-_PATTERNED = re.compile(rf"(queue|exchange)/({_USER_NAME.pattern})/")
+_QUEUE_OF = re.compile(rf"queue/({_USER_NAME.pattern})/")
+_EXCHANGE_OF = re.compile(rf"exchange/({_USER_NAME.pattern})/")
 
 
 class BadName(ValueError):
@@ -73,24 +74,26 @@ def exchange_prefix(user: str) -> str:
 
 def user_of_queue(name: str) -> str | None:
     """Return the Pulse user whose queue this is by its name, whether such a user exists or not; None: nobody's."""
-    return _user_in(name, "queue")
+    match = _QUEUE_OF.match(name)
+    return match[1] if match is not None else None
 
 
 def user_of_exchange(name: str) -> str | None:
     """Return the Pulse user whose exchange this is by its name, whether such a user exists or not; None: nobody's."""
-    return _user_in(name, "exchange")
+    match = _EXCHANGE_OF.match(name)
+    return match[1] if match is not None else None
 
 
 def kind_of_queue(name: str) -> Kind:
     """Return what a queue's name says about it."""
-    return _kind(name, own="queue", others="exchange")
+    return _kind(name, own=_QUEUE_OF, others=_EXCHANGE_OF)
 
 
 def kind_of_exchange(name: str) -> Kind:
     """Return what an exchange's name says about it."""
     if not name:
         return Kind.SYSTEM
-    return _kind(name, own="exchange", others="queue")
+    return _kind(name, own=_EXCHANGE_OF, others=_QUEUE_OF)
 
 
 def subscription_queue(subscription: str, offering: str, object_type: str) -> str:
@@ -129,18 +132,11 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _user_in(name: str, namespace: str) -> str | None:
-    match = _PATTERNED.match(name)
-    if match is None or match[1] != namespace:
-        return None
-    return match[2]
-
-
-def _kind(name: str, *, own: str, others: str) -> Kind:
+def _kind(name: str, *, own: re.Pattern[str], others: re.Pattern[str]) -> Kind:
     if name.startswith("amq."):
         return Kind.SYSTEM
-    if _user_in(name, own) is not None:
+    if own.match(name):
         return Kind.OWNED
-    if _user_in(name, others) is not None:
+    if others.match(name):
         return Kind.MISNAMED
     return Kind.UNPATTERNED

@@ -1,10 +1,11 @@
 """The queues of the broker at one moment, and how much that list can be trusted."""
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotThere, Refused
@@ -273,20 +274,24 @@ def seen_as(row: dict[str, Any]) -> QueueSeen:
     """Return the queue that a row of the management API tells of."""
     # A stream counts its messages otherwise: they are read without being taken away. It is never judged by them.
     stream = row["type"] == "stream"
-    return QueueSeen(
-        row["vhost"],
-        row["name"],
-        _text(row["type"]),
-        bool(row["durable"]),
-        bool(row.get("auto_delete")),
-        bool(row.get("exclusive")),  # a stream has none
-        _text(row.get("node") or ""),
-        None if stream else _messages(row.get("messages_ready")),
-        None if stream else _messages(row.get("messages_unacknowledged")),
+    return QueueSeen._make(  # in half the time that calling it takes
+        (
+            _text(row["vhost"]),
+            row["name"],
+            _text(row["type"]),
+            bool(row["durable"]),
+            bool(row.get("auto_delete")),
+            bool(row.get("exclusive")),  # a stream has none
+            _text(row.get("node") or ""),
+            None if stream else _messages(row.get("messages_ready")),
+            None if stream else _messages(row.get("messages_unacknowledged")),
+        )
     )
 
 
+@lru_cache(maxsize=1000)  # there are few vhosts, types and nodes, and ten thousand rows
 def _text(value: Any) -> str:
+    """Return a text that many rows have, as the one object that all of them share."""
     if not isinstance(value, str) or not can_be_kept(value):
         raise TypeError(f"{value!r} is no name")
-    return value
+    return sys.intern(value)

@@ -17,6 +17,7 @@ from benchmarks.passes import counted_requests
 from queues import bulk, by_hand, lease, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Watch
+from rabbit import snapshot
 from rabbit.management import Management
 
 pytestmark = pytest.mark.usefixtures("guarded")
@@ -53,6 +54,18 @@ def test_a_queue_that_passes_its_warn_length_is_told_to_its_owner_and_to_the_ope
     assert Queue.objects.get().state == "warned"
     assert told("alice@example.org") == ["warning"]
     assert told("ops@example.org") == ["warning"]
+
+
+def test_a_text_that_many_rows_have_is_one_object_in_all_of_them(amqp, management, guarded):
+    for name in ("queue/alice/builds", "queue/alice/tests"):
+        amqp.queue(name, 1)
+    monitor.run_pass()
+    rows = list(monitor._known("").values())
+    seen = list(snapshot.take(management, [guarded]).queues)
+    assert len(rows) == len(seen) == 2
+    for field in monitor.SHARED:
+        listed = [getattr(one, field) for one in seen if hasattr(one, field)]
+        assert len({id(text) for text in [*(getattr(row, field) for row in rows), *listed]}) == 1, field
 
 
 def test_a_queue_is_warned_about_once_however_many_passes_see_it(amqp, alice):
