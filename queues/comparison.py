@@ -213,7 +213,8 @@ class Condemned(NamedTuple):
 class Changes:
     """What follows from one look. ``lengths`` are queues of which only the length changed, ``changed`` all others.
 
-    ``vanished`` are those of the gone ones that are registered, ``returned`` registered ones that were gone.
+    ``vanished`` are those of the gone ones that are registered, ``listed_last`` those that the last list still had;
+    ``returned`` are registered ones that were gone.
     ``missing`` is how many known queues the list lacks for no reason that is known, and ``short`` the same where that
     is too many. ``kept`` are the queues that the brake keeps.
     """
@@ -225,6 +226,7 @@ class Changes:
     missed: list[Known] = field(default_factory=list)
     gone: list[Known] = field(default_factory=list)
     vanished: list[Known] = field(default_factory=list)
+    listed_last: list[Known] = field(default_factory=list)
     returned: list[Known] = field(default_factory=list)
     deleted: list[Known] = field(default_factory=list)
     samples: list[Known] = field(default_factory=list)
@@ -261,7 +263,7 @@ class Changes:
             return queue._replace(owner_id=None) if queue.owner_id in departed else queue
 
         written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
-        for queues in (*written, self.vanished, self.returned):
+        for queues in (*written, self.vanished, self.listed_last, self.returned):
             queues[:] = [now(queue) for queue in queues if queue.id not in gone]
         self.events = [one._replace(queue=now(one.queue)) for one in self.events if one.queue.id not in gone]
         self.messages = [one._replace(queue=now(one.queue)) for one in self.messages if one.queue.id not in gone]
@@ -517,4 +519,6 @@ def _let_go(changes: Changes, row: Known) -> None:
     """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""
     gone = row._replace(state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None)
     changes.gone.append(gone)
+    if row.misses == 0:
+        changes.listed_last.append(gone)
     changes.events.append(Event(gone, QueueEvent.Kind.GONE))

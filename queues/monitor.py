@@ -677,8 +677,9 @@ def _write(
         )
         grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
         bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
-        lost = [(queue.id, queue.misses, memory.listed_at or now) for queue in changes.missed if queue.misses == 1]
-        bulk.update(Queue, ("misses", "last_seen"), lost)
+        lost = [queue for queue in changes.missed if queue.misses == 1] + changes.listed_last
+        last_seen = memory.listed_at or now  # a row of which nothing changes isn't written while its queue is there
+        bulk.update(Queue, ("misses", "last_seen"), [(queue.id, queue.misses, last_seen) for queue in lost])
         absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
         bulk.update(Queue, WRITTEN, [(queue.id, *(getattr(queue, name) for name in WRITTEN)) for queue in absent])
         if changes.vanished:

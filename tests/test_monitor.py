@@ -237,6 +237,20 @@ def test_a_queue_that_is_left_alone_from_now_on_is_no_longer_shown_as_it_was(amq
     assert Queue.objects.get(name="keep-this").state == "warned"
 
 
+def test_the_row_of_a_queue_that_is_left_alone_after_standing_still_for_long_is_kept_as_long_as_any(amqp, settings):
+    amqp.queue("keep-this", 6)
+    amqp.queue("another")
+    monitor.run_pass()
+    Queue.objects.update(last_seen=timezone.now() - timedelta(days=settings.GUARDIAN_FORGET_DAYS + 1))
+    monitor.run_pass()
+    listed_at = Watch.objects.get().listed_at
+    settings.GUARDIAN_IGNORED_QUEUES = "^keep-"
+    monitor.run_pass()
+    pruning.prune()
+    row = Queue.objects.get(name="keep-this")
+    assert (row.state, row.last_seen) == ("gone", listed_at)
+
+
 def test_past_the_brake_nothing_is_deleted_and_the_operators_hear_of_it_once(amqp, settings, management, guarded):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
