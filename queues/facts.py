@@ -4,9 +4,9 @@ Gathered before anything is written, and only for the queues that somebody is to
 """
 
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -31,7 +31,8 @@ SIDE_BY_SIDE = 8
 """Requests for the bindings of a queue under way at once."""
 
 ALL_SECONDS = 10.0
-"""How long they may take together. Whoever's aren't there by then are told without: a pass must not wait for them."""
+"""How long all bindings may take together. Whoever's aren't there by then are told without: a pass must not wait for
+them."""
 
 BINDINGS_TOLD = 20
 
@@ -95,44 +96,47 @@ class Facts:
 
 def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName], among: int) -> dict[QueueName, Feed]:
     """Return the feed of each of these queues, given as (vhost, name), of ``among`` that there are."""
-    bindings: dict[QueueName, list[Binding]] = {}
     with Threads(1) as beside:  # each waits for the broker most of the time
         asked = beside.submit(directly.ask, amqp_url, queues)
-        with contextlib.suppress(BrokerError, TimeoutError):  # a broker that doesn't answer isn't asked again and again
-            if len(queues) <= max(ONE_BY_ONE, among // ONE_IN):
-                _ask_bindings(management, queues, bindings)
-            else:
-                for vhost in {vhost for vhost, _ in queues}:
-                    bindings.update(_bindings_of_vhost(management, vhost))
+        bindings = _ask_bindings(management, queues, one_by_one=len(queues) <= max(ONE_BY_ONE, among // ONE_IN))
     consumers = {queue: depth.consumers for queue, depth in asked.result().items()}
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
 
 
 def _ask_bindings(
-    management: Management, queues: Sequence[QueueName], bindings: dict[QueueName, list[Binding]]
-) -> None:
-    """Put the bindings of each of these queues there, until the broker doesn't answer. It isn't asked for more then.
+    management: Management, queues: Sequence[QueueName], *, one_by_one: bool
+) -> dict[QueueName, list[Binding]]:
+    """Return the bindings of these queues, as far as the broker answers in time, and at least theirs.
 
-    Raises:
-        BrokerError: the broker's reason.
-        TimeoutError: the time is over.
+    Once it doesn't answer it isn't asked for more: the others would wait as long.
     """
-    until = time.monotonic() + ALL_SECONDS
-    threads = Threads(SIDE_BY_SIDE)
-    try:
-        asked = [(queue, threads.submit(management.queue_bindings, *queue)) for queue in queues]
-        for queue, answer in asked:
-            with contextlib.suppress(Refused, NotThere):  # one with a name that is none in a URL, such as ".."
-                bindings[queue] = answer.result(until - time.monotonic())
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)  # what hangs is not waited for
+    # Lists of whole vhosts are asked for one after the other, as each keeps the broker busy.
+    threads = Threads(SIDE_BY_SIDE if one_by_one else 1)
+    if one_by_one:
+        asked = [threads.submit(_bindings_of_queue, management, queue) for queue in queues]
+    else:
+        asked = [threads.submit(_bindings_of_vhost, management, vhost) for vhost in sorted({one[0] for one in queues})]
+    answered, _ = wait(asked, ALL_SECONDS, FIRST_EXCEPTION)
+    threads.shutdown(wait=False, cancel_futures=True)  # what hangs is not waited for
+    bindings: dict[QueueName, list[Binding]] = {}
+    for answer in answered:
+        with contextlib.suppress(BrokerError):
+            bindings.update(answer.result())
+    return bindings
+
+
+def _bindings_of_queue(management: Management, queue: QueueName) -> dict[QueueName, list[Binding]]:
+    with contextlib.suppress(Refused, NotThere):  # gone, or one with a name that is none in a URL, such as ".."
+        return {queue: management.queue_bindings(*queue)}
+    return {}
 
 
 def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, list[Binding]]:
     found = defaultdict(list)
-    for binding in management.bindings(vhost):
-        if binding.destination_type == "queue":
-            found[vhost, binding.destination].append(binding)
+    with contextlib.suppress(Refused, NotThere):  # a vhost that has just gone, whose queues are told without
+        for binding in management.bindings(vhost):
+            if binding.destination_type == "queue":
+                found[vhost, binding.destination].append(binding)
     return found
 
 

@@ -1,5 +1,7 @@
 """What a message tells of a queue's surroundings, and what it takes the broker to say it."""
 
+import threading
+
 import pytest
 
 from benchmarks.passes import counted_requests
@@ -77,3 +79,41 @@ def test_a_broker_that_is_slow_is_waited_for_no_longer_than_all_together_may_tak
     assert 0 < len(known) <= 3
     assert known.items() <= ALL.items()
     assert len(sent) <= 4
+
+
+def test_one_answer_that_is_late_costs_the_others_nothing(broker, queues, monkeypatch):
+    over = threading.Event()
+
+    class Late(Management):
+        def queue_bindings(self, vhost, name):
+            if name == "q0":
+                over.wait(60)
+            return super().queue_bindings(vhost, name)
+
+    monkeypatch.setattr(facts, "ALL_SECONDS", 2)
+    management = Late(broker.management_url)
+    try:
+        feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+    finally:
+        over.set()
+        management.close()
+    assert told(feeds) == {**ALL, "q0": None}
+
+
+def test_a_vhost_that_is_gone_costs_the_others_nothing(management, broker, queues, vhost):
+    gone = f"{vhost[:-1]}!"  # asked for before the other
+    assert gone < vhost
+    feeds = ask_feeds(management, broker.amqp_url, [*queues, (gone, "nothing")], 0)
+    assert told(feeds) == {**ALL, "nothing": None}
+
+
+def test_lists_of_vhosts_are_waited_for_no_longer_than_all_together_may_take(
+    behind, proxy, broker, queues, vhost, monkeypatch
+):
+    monkeypatch.setattr(facts, "ALL_SECONDS", 0.2)
+    proxy.delay(1)
+    with counted_requests() as sent:
+        feeds = ask_feeds(behind, broker.amqp_url, [*queues, (f"{vhost}-too", "nothing")], 0)
+    assert set(told(feeds).values()) == {None}
+    assert {feed.consumers for (_, name), feed in feeds.items() if name != "nothing"} == {0}
+    assert len(sent) == 1
