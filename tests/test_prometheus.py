@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from benchmarks.passes import counted_requests
@@ -243,6 +245,31 @@ def test_many_queues_that_are_new_or_gone_have_the_list_asked_for(figures, guard
     for depths in (scrape.depths | new, {}):
         with pytest.raises(prometheus.Untrusted):
             scrape._replace(depths=depths).complete(management, known, lambda *_: False, lambda: None)
+
+
+@pytest.mark.slow
+def test_a_pass_by_figures_takes_as_many_statements_and_requests_for_many_queues_as_for_few(
+    figures, guarded, management, amqp
+):
+    found = []
+    for queues in (100, 1_000):
+        names = [f"{queues}-{number}" for number in range(queues)]
+        definitions = {
+            "queues": [{"name": name, "durable": True, "auto_delete": False, "arguments": {}} for name in names]
+        }
+        management._exchange("POST", ("definitions", guarded), json=definitions)
+        put_off_the_list(61)
+        assert run()[0].new == queues
+        changing = names[::10]
+        for name in changing:
+            amqp.publish(name, 1)
+        figures(**dict.fromkeys(changing, 1))
+        put_off_the_list()
+        with CaptureQueriesContext(connection) as statements:
+            report, sent = run()
+        assert (report.changed, report.errors, "/metrics/detailed" in sent) == (len(changing), [], True)
+        found.append((len(statements), len(sent)))
+    assert found[0] == found[1]
 
 
 class Served:

@@ -1,19 +1,23 @@
 """The shape of what grows with queues, without a clock: as many statements and requests for 1,000 queues as for 100.
 
-Where the broker takes one request for each queue, as for deleting it, that is asserted: one, and no more.
+Where the broker takes one request for each queue, as for deleting it, that is asserted: one, and no more. The bindings
+of few queues among many are asked for one by one, too, which costs the broker less than a list of all (test_facts.py).
+First passes, and steady ones: test_monitor.py; by figures: test_prometheus.py; the list of queues: test_queue_list.py.
 """
 
 import uuid
 
 import httpx
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.db.models import CharField, Value
+from django.db.models.functions import Cast, Concat
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from benchmarks.passes import counted_requests
-from queues import monitor, orphans, outbox, removals, subscriptions
+from queues import events, monitor, orphans, outbox, removals, subscriptions
 from queues.deletion import BATCH
 from queues.models import (
     AgentVhost,
@@ -28,7 +32,7 @@ from rabbit.arguments import FOR_AGENTS
 
 FEW, MANY = 100, 1_000
 
-NOT_COUNTED = ('DELETE FROM "queues_subscriptionqueue"', 'DELETE FROM "queues_queue', 'UPDATE "queues_lease"')
+NOT_COUNTED = ('DELETE FROM "queues_subscriptionqueue"', 'UPDATE "queues_lease"')
 """How Django deletes the rows of a cascade, a statement for each hundred; and the lease, renewed as time goes by."""
 
 
@@ -123,6 +127,23 @@ def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
 
 
 @pytest.mark.slow
+def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_due(db, mailbox, settings):
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+    outbox.send_due()  # the first one makes the lease
+    found = {}
+    for number in (outbox.BATCH, FEW, MANY):
+        with transaction.atomic():
+            tellings = [outbox.Telling(Notification.Kind.OUTAGE, {"error": f"{one}"}) for one in range(number)]
+            outbox.tell(tellings, timezone.now())
+        Notification.objects.filter(state="due").update(about=Concat(Value("about "), Cast("id", CharField())))
+        delivery, found[number], _, _ = counted(outbox.send_due)
+        assert (delivery.sent, len(mailbox.mails)) == (number, number)
+        mailbox.clear()
+    a_claim = found[FEW] - found[outbox.BATCH]
+    assert found[MANY] - found[FEW] == a_claim * (MANY - FEW) / outbox.BATCH
+
+
+@pytest.mark.slow
 def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(filled, settings):
     found = []
     for number in (FEW, MANY):
@@ -185,6 +206,29 @@ def test_a_sweep_takes_as_many_statements_and_requests_for_many_registered_queue
         orphans.sweep_orphans()
         report, *count = counted(orphans.sweep_orphans)
         assert (report.found, report.repaired, report.errors) == (0, 0, [])
+        found.append(count)
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_publishing_takes_as_many_statements_for_many_queues_as_for_few(guarded, agents, alice, make):
+    found = []
+    for number in (FEW, MANY):
+        offering = agents.offering(alice)
+        names = [f"subscription_{number}_{one}" for one in range(number)]
+        make(guarded, names, dict(FOR_AGENTS))
+        subscriptions_of_it = EventSubscription.objects.bulk_create(
+            EventSubscription(owner=alice, object_type="order") for _ in names
+        )
+        SubscriptionQueue.objects.bulk_create(
+            SubscriptionQueue(
+                subscription=subscription, offering=offering, object_type="order", vhost=guarded, queue_name=name,
+                state=Registration.READY,
+            )
+            for subscription, name in zip(subscriptions_of_it, names, strict=True)
+        )  # fmt: skip
+        published, *count = counted(lambda offering=offering: events.publish(offering, "order", {}))
+        assert (published.delivered, published.skipped, published.rejected) == (number, 0, 0)
         found.append(count)
     assert found[0] == found[1]
 
