@@ -8,7 +8,7 @@ MOST_MEGABYTES = {10_000: 200, 50_000: 500}
 
 
 def measure(services: Services) -> list[Figure]:
-    """Measure it on each database. The floor is what the process has without a pass: Django and Guardian loaded."""
+    """Measure it on each database, and what the process has without a pass: Django and Guardian loaded."""
     figures: list[Figure] = []
     for database in services.databases:
         idle = services.measure("benchmarks.memory_child", database, "/")["peak_mb"]

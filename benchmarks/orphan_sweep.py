@@ -36,7 +36,7 @@ def measure(services: Services) -> list[Figure]:
             for database in services.databases:
                 services.say(f"sweeps over {queues:,} queues on {database}")
                 told: dict[str, Any] = {"vhosts": vhosts, "queues": queues, "orphans": ORPHANS, "rounds": ROUNDS}
-                measured = services.measure("benchmarks.sweeps", database, "/", **told)
+                measured = services.measure("benchmarks.orphan_sweep_child", database, "/", **told)
                 smallest.setdefault(database, measured)
                 most = MOST_RATIO if queues == SIZES[-1] else None
                 figures += _figures(f"{queues:,} queues, {database}", measured, smallest[database], most)

@@ -17,7 +17,7 @@ def measure(services: Services) -> list[Figure]:
     figures: list[Figure] = []
     for database in services.databases:
         services.say(f"the list of {QUEUES:,} queues on {database}")
-        measured = services.measure("benchmarks.lists", database, "/", queues=QUEUES, rounds=ROUNDS)
+        measured = services.measure("benchmarks.queue_list_child", database, "/", queues=QUEUES, rounds=ROUNDS)
         for visitor in ("owner", "operator"):
             figures += _figures(f"{QUEUES:,} queues, {visitor}, {database}", measured[visitor])
     return figures
