@@ -1,4 +1,4 @@
-"""The lengths of all queues from the Prometheus endpoints of the nodes: a twentieth of what the list costs the broker.
+"""The lengths of all queues from the Prometheus endpoints of the nodes: a tenth of what the list costs the broker.
 
 They are statistics, which lag by five seconds and more, and say nothing of a queue but its name and its length. So they
 complete what is known of it; names that are new or gone are looked up through the management API; and nothing may be
