@@ -93,16 +93,22 @@ def import_definitions(
     httpx.post(address, json=definitions, auth=auth, timeout=LOAD_SECONDS, trust_env=False).raise_for_status()
 
 
-def publish_one_each(amqp_url: str, vhost: str, queues: Sequence[str]) -> None:
-    """Publish one small message to each of these queues, without waiting for the broker to say that it has them."""
+def publish_one_each(amqp_url: str, vhost: str, queues: Sequence[str]) -> dict[str, float]:
+    """Publish one small message to each of these queues, without waiting for the broker to say that it has them.
+
+    Return when each was about to be sent, by the queue, in seconds of ``time.monotonic``.
+    """
+    sent_at = {}
     connection = pika.BlockingConnection(pika.URLParameters(f"{amqp_url}/{quote(vhost, safe='')}"))
     try:
         channel = connection.channel()
         for name in queues:
+            sent_at[name] = time.monotonic()
             channel.basic_publish("", name, b"{}")
         channel.close()
     finally:
         connection.close()
+    return sent_at
 
 
 def wait_for_messages(management: Management, *vhosts: str, queues: int, messages: int | None = None) -> None:

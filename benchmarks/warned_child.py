@@ -117,11 +117,10 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
             wait_for_messages(management, vhost, queues=queues, messages=len(names))
             time.sleep((began + number * poll_seconds / rounds - time.monotonic()) % poll_seconds)
             mails.expect("warning", len(names))
-            at = time.monotonic()
-            publish_one_each(connections.amqp_url(), vhost, names)
+            passed = publish_one_each(connections.amqp_url(), vhost, names)
             came = mails.wait()
             if number:  # the first warms up
-                delays.append([came[name] - at for name in names])
+                delays.append([came[name] - passed[name] for name in names])
                 lasted.append(max(came.values()) - min(came.values()))
                 bare.append(timed(lambda: _send_bare(port, len(names)))[0])
             mails.expect("recovery", len(names))
