@@ -14,7 +14,7 @@ from rabbit.permissions import for_subscription
 
 SIZES = (1_000, 10_000)
 ORPHANS = 100
-ROUNDS = 9
+ROUNDS = 21
 
 OWNERS = 10
 """So many vhosts have the queues between them."""
