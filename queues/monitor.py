@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import transaction
@@ -38,6 +38,7 @@ from queues.comparison import (
     QueueName,
     Rules,
     compare,
+    undisturbed,
 )
 from queues.deletion import Deletion, Outcome, write_events
 from queues.facts import Facts
@@ -242,22 +243,23 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
     going_by = rules(vhosts)
     try:
         management = connections.management()
-        read = cache(partial(_known, report.vhost))
+        expect = partial(_expected, report.vhost, going_by, agents_vhosts)
+        expect_once = cache(expect)
         seen = None
         if held and not (exactly or force):
-            seen = _by_figures(report, management, going_by, memory, held, read)
+            seen = _by_figures(report, management, going_by, memory, held, expect_once)
         if seen is None:
-            seen = snapshot.take(management, vhosts, held.keep if held else lambda: None, read)
+            seen = snapshot.take(management, vhosts, held.keep if held else lambda: None, expect_once)
         in_use = _memory(management) if going_by.policy.needs_memory else 0.0
         report.listing_seconds = seen.seconds
-        known = read()
+        expected = expect_once()
         listed = {queue[:2] for queue in seen.queues}
         stopped: frozenset[str] = frozenset()
-        if known.keys() - listed:
+        if expected.known.keys() - listed:
             # Something is missing: make sure that the list may be believed, and that nobody let go of it meanwhile.
             snapshot.require_administrator(management)
             stopped = frozenset(snapshot.stopped_vhosts(management))
-            known = _known(report.vhost)
+            expected = expect()
     except BrokerError as error:
         if isinstance(memory, Shard):
             _not_listed(report, memory, watch, error, held)
@@ -268,13 +270,17 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
         seen = seen._replace(no_such_vhosts=[])  # nobody said that it is there
     if held:
         held.keep()
+    known = expected.known
     known.update(_returned(listed - known.keys()))
-    agents = _agents(agents_vhosts, report.vhost)
+    accounts, agents = _accounts(report.vhost, going_by, known), _agents(agents_vhosts, report.vhost)
+    as_before = expected.undisturbed
+    if (accounts, agents) != (expected.accounts, expected.agents):
+        as_before = undisturbed(known, accounts, agents, going_by)
     judge = partial(
         compare,
         seen,
         known,
-        _accounts(report.vhost, going_by, known),
+        accounts,
         going_by,
         _earlier(memory),
         memory=in_use,
@@ -283,6 +289,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
         stopped_vhosts=stopped,
         agents=agents,
         let_go=let_go(watch, now),
+        as_before=as_before,
     )
     if isinstance(memory, Shard):
         changes = judge(most=len(seen.queues))  # the brake is asked with the decision
@@ -324,13 +331,32 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
     report.told += _note_refusals(watch, memory, outcome, held, now)
 
 
+class Expected(NamedTuple):
+    """What the database says while the broker works at its list.
+
+    Accounts and registrations are read again when that is there, since what the list has was registered before. Where
+    they are what they were, the queues ``undisturbed`` by them are the same.
+    """
+
+    known: dict[QueueName, Known]
+    accounts: dict[str, PulseAccount]
+    agents: Agents
+    undisturbed: Collection[tuple[object, ...]]
+
+
+def _expected(vhost: str, going_by: Rules, agents_vhosts: Mapping[str, int]) -> Expected:
+    known = _known(vhost)
+    accounts, agents = _accounts(vhost, going_by, known), _agents(agents_vhosts, vhost)
+    return Expected(known, accounts, agents, undisturbed(known, accounts, agents, going_by))
+
+
 def _by_figures(
     report: Report,
     management: Management,
     going_by: Rules,
     memory: Watch | Shard,
     held: HeldLease,
-    read: Callable[[], dict[QueueName, Known]],
+    expect: Callable[[], Expected],
 ) -> Snapshot | None:
     """Return what the nodes' Prometheus endpoints and the rows say together; None: the list is to be asked for.
 
@@ -343,9 +369,9 @@ def _by_figures(
         return None
     vhosts = None if going_by.vhosts is None else sorted(going_by.vhosts)
     try:
-        scrape = connections.prometheus().scrape(management, vhosts, held.keep, read)
+        scrape = connections.prometheus().scrape(management, vhosts, held.keep, expect)
         is_behind = since < FIGURES_LAG
-        return scrape.complete(management, read(), going_by.leaves_alone, held.keep, keeps_lengths=is_behind)
+        return scrape.complete(management, expect().known, going_by.leaves_alone, held.keep, keeps_lengths=is_behind)
     except Untrusted as news:
         logger.info("The queues are listed, since %s.", news)
     except BrokerError as error:
@@ -521,7 +547,7 @@ def _known(vhost: str) -> dict[QueueName, Known]:
     rows = Queue.objects.exclude(state=GONE)
     if vhost:
         rows = rows.filter(vhost=vhost)
-    columns = dict(zip(Known._fields, zip(*rows.order_by().values_list(*Known._fields), strict=True), strict=False))
+    columns = bulk.columns(rows.order_by(), Known._fields)
     for name in SHARED if columns else ():
         columns[name] = tuple(map(sys.intern, columns[name]))
     return {row[1:3]: row for row in map(Known._make, zip(*columns.values(), strict=True))}

@@ -71,6 +71,10 @@ class Policy(Protocol):
     """Where the thresholds come from for a queue that has none of its own, nor its Pulse user."""
 
     @property
+    def thresholds(self) -> Thresholds:
+        """The pair while the broker has memory to spare. No queue's maximum is ever below the warn length."""
+
+    @property
     def needs_memory(self) -> bool:
         """Whether it goes by the broker's memory, which then has to be asked for."""
 

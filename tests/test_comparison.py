@@ -1,15 +1,17 @@
 """What follows from a list of queues: the properties that hold for any history."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.comparison import NO_AGENTS, Agents, Earlier, Known, PulseAccount, Rules, compare, settled
+from queues.comparison import NO_AGENTS, Agents, Earlier, Known, PulseAccount, Rules, compare, settled, undisturbed
 from queues.quiet import Say
-from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
+from queues.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
 from rabbit.snapshot import QueueSeen, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,14 +38,16 @@ class Story:
         self.earlier = Earlier(NODES, 0)
         self.now = START
 
-    def look(self, shot, *, seconds=5, force=False, **fields):
+    def look(self, shot, *, seconds=5, force=False, memory=0, **fields):
         """Look once, note what it leaves, and return what follows."""
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
-        changes = compare(
-            shot, known, self.accounts, self.rules, self.earlier, memory=0, now=self.now, force=force,
+        look = partial(
+            compare, shot, known, self.accounts, self.rules, self.earlier, memory=memory, now=self.now, force=force,
             agents=self.agents, **fields,
         )  # fmt: skip
+        changes = look(as_before=undisturbed(known, self.accounts, self.agents, self.rules))
+        assert changes == look(), "a queue that was passed over as undisturbed had something to be done about it"
         written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):
             self.rows[row.vhost, row.name] = row if row.id is not None else row._replace(id=number)
@@ -70,6 +74,32 @@ def test_whatever_a_queue_does_the_last_message_about_it_is_true(history, second
     for message in story.look(snapshot(seen("queue/alice/a", settled_at)), seconds=901).messages:
         said = message.queue.state
     assert said == story.row("queue/alice/a").state == (WARNED if settled_at >= 5 else OK)
+
+
+limits = st.one_of(st.none(), st.integers(1, 30))
+
+
+@given(
+    st.lists(st.tuples(names, any_length), max_size=20),
+    st.lists(st.tuples(names, limits, limits), max_size=4),
+    st.sampled_from([Static(Thresholds(5, 10)), MemoryPressure(Thresholds(5, 10))]),
+    st.floats(0, 1),
+)
+def test_about_an_undisturbed_queue_nothing_is_to_be_done_whatever_the_limits(history, own, policy, memory):
+    story = Story(replace(RULES, policy=policy, ignored=None))
+    for name, length in history:
+        story.look(snapshot(seen(name, length)), memory=memory)
+        for limited, warn, most in own:
+            if ("/", limited) in story.rows:
+                story.rows["/", limited] = story.row(limited)._replace(warn_length=warn, max_length=most)
+
+
+def test_a_queue_of_which_nothing_is_open_is_passed_over_and_one_that_nobody_owns_on_the_pulse_vhost_is_not():
+    story = Story()
+    story.look(snapshot(seen("queue/alice/a", 4), seen("queue/alice/b", 5), seen("stray", 1)))
+    assert undisturbed(story.rows, ALICE, NO_AGENTS, RULES) == {seen("queue/alice/a", 4)}
+    assert undisturbed(story.rows, {}, NO_AGENTS, RULES) == frozenset()
+    assert undisturbed(story.rows, ALICE, NO_AGENTS, replace(RULES, namespace_policy="delete-misnamed")) == frozenset()
 
 
 @given(st.lists(st.tuples(names, any_length), max_size=20))

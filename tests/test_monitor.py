@@ -16,7 +16,19 @@ from accounts.models import Owner, PulseUser
 from benchmarks.passes import counted_requests
 from queues import bulk, by_hand, lease, monitor, pruning
 from queues.deletion import Deletion
-from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Watch
+from queues.models import (
+    AgentVhost,
+    EventSubscription,
+    Lease,
+    Notification,
+    Offering,
+    Pass,
+    Queue,
+    QueueEvent,
+    QueueSample,
+    SubscriptionQueue,
+    Watch,
+)
 from rabbit import snapshot
 from rabbit.management import Management
 
@@ -527,6 +539,37 @@ def while_the_broker_answers(monkeypatch, do):
         return take(management, vhosts, between, meanwhile)
 
     monkeypatch.setattr(monitor.snapshot, "take", read_and_do)
+
+
+def test_an_accounts_limit_that_is_set_while_the_broker_answers_holds_for_a_queue_that_stood_still(
+    amqp, alice, monkeypatch
+):
+    amqp.queue("queue/alice/builds", 3)
+    monitor.run_pass()
+    while_the_broker_answers(monkeypatch, lambda: PulseUser.objects.update(warn_length=2))
+    assert monitor.run_pass().warned == 1
+
+
+def test_a_queue_that_is_registered_while_the_broker_answers_is_so_though_it_stood_still(
+    amqp, monkeypatch, guarded, settings
+):
+    settings.GUARDIAN_PULSE_VHOST = "/"
+    owner = Owner.objects.create_user("agents@example.org")
+    AgentVhost.objects.create(owner=owner, name=guarded, ready=True)
+    subscription = EventSubscription.objects.create(owner=owner)
+    offering = Offering.objects.create(uuid=uuid.uuid4())
+    amqp.queue("stood-still", 1)
+    monitor.run_pass()
+    assert not Queue.objects.get().registered
+
+    def register():
+        SubscriptionQueue.objects.create(
+            subscription=subscription, offering=offering, object_type="order", vhost=guarded, queue_name="stood-still"
+        )
+
+    while_the_broker_answers(monkeypatch, register)
+    monitor.run_pass()
+    assert Queue.objects.get().registered
 
 
 @pytest.mark.parametrize(

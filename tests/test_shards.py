@@ -874,7 +874,7 @@ def test_the_reports_of_shards_are_kept_for_a_day(vhosts):
 # Without sharding
 
 
-@pytest.mark.parametrize(("messages", "statements"), [(0, 11), (1, 14)])
+@pytest.mark.parametrize(("messages", "statements"), [(0, 12), (1, 15)])
 def test_a_steady_pass_over_the_whole_broker_costs_no_more_than_without_shards(
     guarded, amqp, django_assert_num_queries, messages, statements
 ):
