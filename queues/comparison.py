@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
 from queues import quiet
@@ -284,26 +285,26 @@ def from_seen(seen: QueueSeen) -> Known:
 
 def undisturbed(
     known: Mapping[QueueName, Known], accounts: Mapping[str, PulseAccount], agents: Agents, rules: Rules
-) -> frozenset[tuple[object, ...]]:
+) -> dict[tuple[object, ...], bool]:
     """Return the known queues that need no look where a list shows them just so, as it would show them.
 
     That is nearly all of them in nearly every pass, and can be told while the broker works at the list: nothing is open
-    about them, they are below their thresholds, and whose they are is written down.
+    about them, they are below their thresholds, and whose they are is written down. With each, whether its name may
+    follow no pattern: that is counted all the same.
     """
     if rules.namespace_policy != "report":
-        return frozenset()  # that goes by what the list is like, too
+        return {}  # that goes by what the list is like, too
     warn, _ = rules.policy.thresholds
     lowest = Thresholds(warn, warn)  # that the policy has for any queue, whatever the broker is like
     limits = _limits(accounts)
-    return frozenset(
-        row[1:10]
+    return {
+        row[1:10]: _is_judged_by_name(key, whose, rules)
         for key, row in known.items()
         if row[13:18] == CALM
         and (length := row.length) is not None
         and row[10:13] == (whose := _whose(key, accounts, agents, rules))
-        and not _is_judged_by_name(key, whose, rules)
         and length < min(resolve((row.warn_length, row.max_length), limits.get(whose[0], NO_OWN), lowest))
-    )
+    }
 
 
 def compare(
@@ -320,7 +321,7 @@ def compare(
     agents: Agents = NO_AGENTS,
     most: int | None = None,
     let_go: Collection[QueueName] = frozenset(),
-    as_before: Collection[tuple[object, ...]] = frozenset(),
+    as_before: Mapping[tuple[object, ...], bool] = MappingProxyType({}),
 ) -> Changes:
     """Return what follows from this snapshot.
 
@@ -342,7 +343,10 @@ def compare(
     broker = BrokerState(memory, long_length([length for length in lengths if length is not None]))
     judges_names = rules.namespace_policy != "report" and not held
     for key, seen in present.items():
-        if seen in as_before:
+        is_judged_by_name = as_before.get(seen)
+        if is_judged_by_name is not None:
+            if is_judged_by_name:
+                _note_kind(changes, seen.name)
             continue
         row = known.get(key)
         length = seen.length

@@ -341,7 +341,7 @@ class Expected(NamedTuple):
     known: dict[QueueName, Known]
     accounts: dict[str, PulseAccount]
     agents: Agents
-    undisturbed: Collection[tuple[object, ...]]
+    undisturbed: Mapping[tuple[object, ...], bool]
 
 
 def _expected(vhost: str, going_by: Rules, agents_vhosts: Mapping[str, int]) -> Expected:

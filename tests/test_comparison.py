@@ -94,12 +94,14 @@ def test_about_an_undisturbed_queue_nothing_is_to_be_done_whatever_the_limits(hi
                 story.rows["/", limited] = story.row(limited)._replace(warn_length=warn, max_length=most)
 
 
-def test_a_queue_of_which_nothing_is_open_is_passed_over_and_one_that_nobody_owns_on_the_pulse_vhost_is_not():
+def test_a_queue_of_which_nothing_is_open_is_passed_over_and_the_name_of_a_stray_one_is_counted_all_the_same():
     story = Story()
     story.look(snapshot(seen("queue/alice/a", 4), seen("queue/alice/b", 5), seen("stray", 1)))
-    assert undisturbed(story.rows, ALICE, NO_AGENTS, RULES) == {seen("queue/alice/a", 4)}
-    assert undisturbed(story.rows, {}, NO_AGENTS, RULES) == frozenset()
-    assert undisturbed(story.rows, ALICE, NO_AGENTS, replace(RULES, namespace_policy="delete-misnamed")) == frozenset()
+    as_before = {seen("queue/alice/a", 4): False, seen("stray", 1): True}
+    assert undisturbed(story.rows, ALICE, NO_AGENTS, RULES) == as_before
+    assert undisturbed(story.rows, {}, NO_AGENTS, RULES) == {seen("stray", 1): True}
+    assert story.look(snapshot(*as_before)).unpatterned == 1
+    assert undisturbed(story.rows, ALICE, NO_AGENTS, replace(RULES, namespace_policy="delete-misnamed")) == {}
 
 
 @given(st.lists(st.tuples(names, any_length), max_size=20))
