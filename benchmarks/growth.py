@@ -14,7 +14,7 @@ from benchmarks.load import VHOST_HOLDS, fill_vhost
 from benchmarks.services import Services, with_broker_of_its_own
 from rabbit.snapshot import COLUMNS, TOTALS
 
-ROUNDS = {1_000: 5, 2_000: 5, 5_000: 5, 10_000: 11, 20_000: 5, 50_000: 11}
+ROUNDS = {1_000: 5, 2_000: 5, 5_000: 5, 10_000: 9, 20_000: 3, 50_000: 9}
 """The rounds at each number of queues: more where it is judged."""
 
 LISTINGS = 9

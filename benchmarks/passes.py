@@ -28,8 +28,8 @@ WARM_UPS = 2
 COUNTED = 3
 """Passes whose statements and requests are counted; none of them is timed, as counting takes its time too."""
 
-CHANGED_TIMES = 3
-UNCHANGED_TIMES = 6
+CHANGED_TIMES = 2
+UNCHANGED_TIMES = 4
 """So many times as many steady passes are timed as first ones: the nearer a target is, the less is left to chance."""
 
 

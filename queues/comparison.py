@@ -4,9 +4,10 @@ Everything here is pure. ``monitor.py`` fetches what goes in, and writes down wh
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -34,6 +35,9 @@ LISTS_TO_BE_GONE = 2
 SHORT_LISTS_TO_BELIEVE = 3
 
 QueueName = tuple[str, str]
+
+name_of: Callable[[QueueSeen], QueueName] = itemgetter(0, 1)
+vhost_of: Callable[[QueueSeen], str] = itemgetter(0)
 
 
 class Whose(NamedTuple):
@@ -156,6 +160,12 @@ class Rules:
         if self.vhosts is not None and vhost not in self.vhosts:
             return True
         return self.ignored is not None and self.ignored.search(name) is not None
+
+    def guarded(self, queues: Sequence[QueueSeen]) -> Sequence[QueueSeen]:
+        """Return those that Guardian doesn't leave alone, nearly always at a glance."""
+        if self.ignored is None and (self.vhosts is None or self.vhosts.issuperset(map(vhost_of, queues))):
+            return queues
+        return [seen for seen in queues if not self.leaves_alone(seen.vhost, seen.name)]
 
     def deletes_for_its_name(self, queue: Known) -> bool:
         """Return whether the namespace policy has this queue deleted, whatever its length."""
@@ -285,7 +295,7 @@ def from_seen(seen: QueueSeen) -> Known:
 
 def undisturbed(
     known: Mapping[QueueName, Known], accounts: Mapping[str, PulseAccount], agents: Agents, rules: Rules
-) -> dict[tuple[object, ...], bool]:
+) -> dict[QueueSeen, bool]:
     """Return the known queues that need no look where a list shows them just so, as it would show them.
 
     That is nearly all of them in nearly every pass, and can be told while the broker works at the list: nothing is open
@@ -298,7 +308,7 @@ def undisturbed(
     lowest = Thresholds(warn, warn)  # that the policy has for any queue, whatever the broker is like
     limits = _limits(accounts)
     return {
-        row[1:10]: _is_judged_by_name(key, whose, rules)
+        QueueSeen._make(row[1:10]): _is_judged_by_name(key, whose, rules)
         for key, row in known.items()
         if row[13:18] == CALM
         and (length := row.length) is not None
@@ -321,7 +331,7 @@ def compare(
     agents: Agents = NO_AGENTS,
     most: int | None = None,
     let_go: Collection[QueueName] = frozenset(),
-    as_before: Mapping[tuple[object, ...], bool] = MappingProxyType({}),
+    as_before: Mapping[QueueSeen, bool] = MappingProxyType({}),
 ) -> Changes:
     """Return what follows from this snapshot.
 
@@ -333,7 +343,8 @@ def compare(
     back. ``as_before`` are the ``undisturbed`` ones of these rows; without them it comes to the same, and takes longer.
     """
     changes = Changes()
-    present = {seen[:2]: seen for seen in snapshot.queues if not rules.leaves_alone(seen.vhost, seen.name)}
+    guarded = rules.guarded(snapshot.queues)
+    present = dict(zip(map(name_of, guarded), guarded, strict=True))
     changes.seen = len(present)
     limits = _limits(accounts)
     staying = {account.id for account in accounts.values() if not account.removing}

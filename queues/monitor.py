@@ -38,6 +38,7 @@ from queues.comparison import (
     QueueName,
     Rules,
     compare,
+    name_of,
     undisturbed,
 )
 from queues.deletion import Deletion, Outcome, write_events
@@ -50,7 +51,7 @@ from rabbit import connections, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
 from rabbit.prometheus import Untrusted
-from rabbit.snapshot import Snapshot
+from rabbit.snapshot import AsListed, QueueSeen, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -249,13 +250,14 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
         if held and not (exactly or force):
             seen = _by_figures(report, management, going_by, memory, held, expect_once)
         if seen is None:
-            seen = snapshot.take(management, vhosts, held.keep if held else lambda: None, expect_once)
+            keep = held.keep if held else lambda: None
+            seen = snapshot.take(management, vhosts, keep, lambda: expect_once().as_listed)
         in_use = _memory(management) if going_by.policy.needs_memory else 0.0
         report.listing_seconds = seen.seconds
         expected = expect_once()
-        listed = {queue[:2] for queue in seen.queues}
+        listed = set(map(name_of, seen.queues))
         stopped: frozenset[str] = frozenset()
-        if expected.known.keys() - listed:
+        if not expected.known.keys() <= listed:
             # Something is missing: make sure that the list may be believed, and that nobody let go of it meanwhile.
             snapshot.require_administrator(management)
             stopped = frozenset(snapshot.stopped_vhosts(management))
@@ -271,7 +273,8 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
     if held:
         held.keep()
     known = expected.known
-    known.update(_returned(listed - known.keys()))
+    if listed != known.keys():
+        known.update(_returned(listed - known.keys()))
     accounts, agents = _accounts(report.vhost, going_by, known), _agents(agents_vhosts, report.vhost)
     as_before = expected.undisturbed
     if (accounts, agents) != (expected.accounts, expected.agents):
@@ -335,19 +338,21 @@ class Expected(NamedTuple):
     """What the database says while the broker works at its list.
 
     Accounts and registrations are read again when that is there, since what the list has was registered before. Where
-    they are what they were, the queues ``undisturbed`` by them are the same.
+    they are what they were, the queues ``undisturbed`` by them are the same. ``as_listed`` has these, each by itself.
     """
 
     known: dict[QueueName, Known]
     accounts: dict[str, PulseAccount]
     agents: Agents
-    undisturbed: Mapping[tuple[object, ...], bool]
+    undisturbed: Mapping[QueueSeen, bool]
+    as_listed: AsListed
 
 
 def _expected(vhost: str, going_by: Rules, agents_vhosts: Mapping[str, int]) -> Expected:
     known = _known(vhost)
     accounts, agents = _accounts(vhost, going_by, known), _agents(agents_vhosts, vhost)
-    return Expected(known, accounts, agents, undisturbed(known, accounts, agents, going_by))
+    calm = undisturbed(known, accounts, agents, going_by)
+    return Expected(known, accounts, agents, calm, {seen: seen for seen in calm})
 
 
 def _by_figures(

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import cache, lru_cache
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotThere, Refused
@@ -65,6 +67,15 @@ class QueueSeen(NamedTuple):
         return self.ready + self.unacknowledged
 
 
+AsListed = Mapping[tuple[object, ...], QueueSeen]
+"""Queues as a list would show them, each by itself."""
+
+_in_a_row = itemgetter(
+    "vhost", "name", "type", "durable", "auto_delete", "exclusive", "node", "messages_ready", "messages_unacknowledged"
+)
+"""What a row has of the fields of ``QueueSeen``, in their order; a KeyError where it lacks one."""
+
+
 class Snapshot(NamedTuple):
     """A list of queues.
 
@@ -93,11 +104,11 @@ def take(
     management: Management,
     vhosts: Sequence[str] | None,
     between: Callable[[], None] = lambda: None,
-    meanwhile: Callable[[], object] = lambda: None,
+    expect: Callable[[], AsListed] = lambda: MappingProxyType({}),
 ) -> Snapshot:
     """List the queues of these vhosts (None: of all there are). ``between`` is called between two requests.
 
-    ``meanwhile`` is called while the broker works at its answer.
+    ``expect`` is called while the broker works at its answer. What is listed just as expected takes less time to read.
 
     A vhost that could not be listed is named in the answer. One that isn't there any more counts as listed, and empty.
 
@@ -109,15 +120,18 @@ def take(
     began = time.monotonic()
     unlisted: dict[str, str] = {}
     exact = True
+    expect = cache(expect)
     try:
-        exactly = lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, meanwhile)
-        queues, unreadable, listed_at = _read(exactly)
+        exactly = lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, expect)
+        queues, unreadable, listed_at = _read(exactly, expect)
     except BrokerAway as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
-        queues, unreadable, listed_at = _read(lists(management, vhosts, {"columns": COLUMNS}, unlisted, between))
+        queues, unreadable, listed_at = _read(
+            lists(management, vhosts, {"columns": COLUMNS}, unlisted, between), expect
+        )
         exact = False
     seconds = listed_at - began
     if not queues:
@@ -238,16 +252,25 @@ def _asked_for(vhosts: Sequence[str] | None) -> Sequence[str | None]:
     return list(dict.fromkeys(vhosts))
 
 
-def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[QueueSeen], list[str], float]:
+def _read(
+    listing: Generator[list[dict[str, Any]], None, None], expect: Callable[[], AsListed]
+) -> tuple[list[QueueSeen], list[str], float]:
     """Return the queues listed, the names that cannot be kept, and when the last list came, by ``time.monotonic()``."""
     queues, unreadable = [], []
     came_at = time.monotonic()
     with closing(listing) as given:  # where it isn't read to its end, nothing more is to be asked for
         for rows in given:
             came_at = time.monotonic()
+            expected = expect()
             try:
                 for row in rows:
-                    if not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
+                    try:
+                        as_expected = expected.get(_in_a_row(row))
+                    except (KeyError, TypeError):  # a stream's row lacks some; what is no row is said below
+                        as_expected = None
+                    if as_expected is not None:
+                        queues.append(as_expected)  # in a quarter of the time
+                    elif not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
                         unreadable.append(row["name"])
                     else:
                         queues.append(seen_as(row))

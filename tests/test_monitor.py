@@ -532,11 +532,11 @@ def while_the_broker_answers(monkeypatch, do):
     """Have this done once, when a pass has read its rows, and before the broker takes its list."""
     take = monitor.snapshot.take
 
-    def read_and_do(management, vhosts, between, meanwhile):
+    def read_and_do(management, vhosts, between, expect):
         monkeypatch.setattr(monitor.snapshot, "take", take)
-        meanwhile()
+        expect()
         do()
-        return take(management, vhosts, between, meanwhile)
+        return take(management, vhosts, between, expect)
 
     monkeypatch.setattr(monitor.snapshot, "take", read_and_do)
 
