@@ -71,7 +71,7 @@ def columns(rows: QuerySet[Any], fields: Sequence[str]) -> dict[str, tuple[Any, 
     """Read these fields of all rows, and return the values of each by its name, in one order; empty: there are none.
 
     Django converts value by value what SQLite has as numbers and texts, which takes as long as reading them. Here each
-    different value is converted once, and few columns have many.
+    different value is converted once, and few columns have many. For columns of one type, whose values have a hash.
     """
     compiler = rows.values_list(*fields).query.get_compiler(connection=connection)
     with connection.cursor() as cursor:

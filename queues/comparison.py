@@ -304,11 +304,11 @@ def undisturbed(
     """
     if rules.namespace_policy != "report":
         return {}  # that goes by what the list is like, too
-    warn, _ = rules.policy.thresholds
-    lowest = Thresholds(warn, warn)  # that the policy has for any queue, whatever the broker is like
+    least = min(rules.policy.thresholds)
+    lowest = Thresholds(least, least)  # that the policy has for any queue, whatever the broker is like
     limits = _limits(accounts)
     return {
-        QueueSeen._make(row[1:10]): _is_judged_by_name(key, whose, rules)
+        QueueSeen._make(row[1:10]): _may_be_stray(key, whose, rules)
         for key, row in known.items()
         if row[13:18] == CALM
         and (length := row.length) is not None
@@ -354,9 +354,9 @@ def compare(
     broker = BrokerState(memory, long_length([length for length in lengths if length is not None]))
     judges_names = rules.namespace_policy != "report" and not held
     for key, seen in present.items():
-        is_judged_by_name = as_before.get(seen)
-        if is_judged_by_name is not None:
-            if is_judged_by_name:
+        may_be_stray = as_before.get(seen)
+        if may_be_stray is not None:
+            if may_be_stray:
                 _note_kind(changes, seen.name)
             continue
         row = known.get(key)
@@ -364,7 +364,7 @@ def compare(
         if length is None:
             changes.unknown += 1
         whose = _whose(key, accounts, agents, rules)
-        if _is_judged_by_name(key, whose, rules):
+        if _may_be_stray(key, whose, rules):
             _note_kind(changes, seen.name)
         own = (row.warn_length, row.max_length) if row is not None else NO_OWN
         thresholds = resolve(own, limits.get(whose[0], NO_OWN), rules.policy(length, broker))
@@ -473,8 +473,8 @@ def _whose(key: QueueName, accounts: Mapping[str, PulseAccount], agents: Agents,
     return pulse_user_id, owner_id, registered
 
 
-def _is_judged_by_name(key: QueueName, whose: Belongs, rules: Rules) -> bool:
-    """Return whether a queue's name may follow no pattern: it is on the Pulse vhost, and nobody's."""
+def _may_be_stray(key: QueueName, whose: Belongs, rules: Rules) -> bool:
+    """Return whether a queue's name may follow no pattern: it is on the Pulse vhost, and no Pulse user's."""
     pulse_user_id, _, registered = whose
     return key[0] == rules.pulse_vhost and pulse_user_id is None and not registered
 

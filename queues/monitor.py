@@ -51,7 +51,7 @@ from rabbit import connections, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
 from rabbit.prometheus import Untrusted
-from rabbit.snapshot import AsListed, QueueSeen, Snapshot
+from rabbit.snapshot import QueueSeen, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -244,24 +244,24 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
     going_by = rules(vhosts)
     try:
         management = connections.management()
-        expect = partial(_expected, report.vhost, going_by, agents_vhosts)
-        expect_once = cache(expect)
+        expect = cache(partial(_expected, report.vhost, going_by, agents_vhosts))
         seen = None
         if held and not (exactly or force):
-            seen = _by_figures(report, management, going_by, memory, held, expect_once)
+            seen = _by_figures(report, management, going_by, memory, held, expect)
         if seen is None:
             keep = held.keep if held else lambda: None
-            seen = snapshot.take(management, vhosts, keep, lambda: expect_once().as_listed)
+            seen = snapshot.take(management, vhosts, keep, lambda: {one: one for one in expect().undisturbed})
         in_use = _memory(management) if going_by.policy.needs_memory else 0.0
         report.listing_seconds = seen.seconds
-        expected = expect_once()
+        known, accounts_before, agents_before, as_before = expect()
         listed = set(map(name_of, seen.queues))
         stopped: frozenset[str] = frozenset()
-        if not expected.known.keys() <= listed:
+        is_short = not known.keys() <= listed
+        if is_short:
             # Something is missing: make sure that the list may be believed, and that nobody let go of it meanwhile.
             snapshot.require_administrator(management)
             stopped = frozenset(snapshot.stopped_vhosts(management))
-            expected = expect()
+            known = _known(report.vhost)
     except BrokerError as error:
         if isinstance(memory, Shard):
             _not_listed(report, memory, watch, error, held)
@@ -272,12 +272,10 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
         seen = seen._replace(no_such_vhosts=[])  # nobody said that it is there
     if held:
         held.keep()
-    known = expected.known
     if listed != known.keys():
         known.update(_returned(listed - known.keys()))
     accounts, agents = _accounts(report.vhost, going_by, known), _agents(agents_vhosts, report.vhost)
-    as_before = expected.undisturbed
-    if (accounts, agents) != (expected.accounts, expected.agents):
+    if is_short or (accounts, agents) != (accounts_before, agents_before):
         as_before = undisturbed(known, accounts, agents, going_by)
     judge = partial(
         compare,
@@ -338,21 +336,19 @@ class Expected(NamedTuple):
     """What the database says while the broker works at its list.
 
     Accounts and registrations are read again when that is there, since what the list has was registered before. Where
-    they are what they were, the queues ``undisturbed`` by them are the same. ``as_listed`` has these, each by itself.
+    they are what they were, the queues ``undisturbed`` by them are the same.
     """
 
     known: dict[QueueName, Known]
     accounts: dict[str, PulseAccount]
     agents: Agents
     undisturbed: Mapping[QueueSeen, bool]
-    as_listed: AsListed
 
 
 def _expected(vhost: str, going_by: Rules, agents_vhosts: Mapping[str, int]) -> Expected:
     known = _known(vhost)
     accounts, agents = _accounts(vhost, going_by, known), _agents(agents_vhosts, vhost)
-    calm = undisturbed(known, accounts, agents, going_by)
-    return Expected(known, accounts, agents, calm, {seen: seen for seen in calm})
+    return Expected(known, accounts, agents, undisturbed(known, accounts, agents, going_by))
 
 
 def _by_figures(

@@ -72,7 +72,7 @@ class Policy(Protocol):
 
     @property
     def thresholds(self) -> Thresholds:
-        """The pair while the broker has memory to spare. No queue's maximum is ever below the warn length."""
+        """The pair while the broker has memory to spare. No other one it gives has less than the lesser of these."""
 
     @property
     def needs_memory(self) -> bool:

@@ -264,6 +264,7 @@ def _read(
             expected = expect()
             try:
                 for row in rows:
+                    # To Python true and 1.0 are equal to 1. No broker writes a number of messages so.
                     try:
                         as_expected = expected.get(_in_a_row(row))
                     except (KeyError, TypeError):  # a stream's row lacks some; what is no row is said below

@@ -80,18 +80,20 @@ limits = st.one_of(st.none(), st.integers(1, 30))
 
 
 @given(
-    st.lists(st.tuples(names, any_length), max_size=20),
-    st.lists(st.tuples(names, limits, limits), max_size=4),
-    st.sampled_from([Static(Thresholds(5, 10)), MemoryPressure(Thresholds(5, 10))]),
-    st.floats(0, 1),
+    st.lists(st.tuples(names, any_length, limits, limits, st.sampled_from([0, 0.9, 1])), max_size=5),
+    st.tuples(limits, limits),
+    st.sampled_from([kind(Thresholds(*pair)) for kind in (Static, MemoryPressure) for pair in ((5, 10), (10, 5))]),
 )
-def test_about_an_undisturbed_queue_nothing_is_to_be_done_whatever_the_limits(history, own, policy, memory):
-    story = Story(replace(RULES, policy=policy, ignored=None))
-    for name, length in history:
-        story.look(snapshot(seen(name, length)), memory=memory)
-        for limited, warn, most in own:
-            if ("/", limited) in story.rows:
-                story.rows["/", limited] = story.row(limited)._replace(warn_length=warn, max_length=most)
+def test_about_an_undisturbed_queue_nothing_is_to_be_done_whatever_the_limits(history, of_user, policy):
+    story = Story(replace(RULES, policy=policy, ignored=None, quiet_seconds=0))
+    for name, length, warn, most, memory in history:
+        shot = snapshot(seen(name, length))
+        story.look(shot)
+        story.rows["/", name] = story.row(name)._replace(warn_length=warn, max_length=most)
+        story.look(shot)
+        story.look(shot, memory=memory)
+        story.accounts = {"alice": PulseAccount(1, *of_user)}
+        story.look(shot)
 
 
 def test_a_queue_of_which_nothing_is_open_is_passed_over_and_the_name_of_a_stray_one_is_counted_all_the_same():
