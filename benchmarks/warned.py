@@ -22,7 +22,9 @@ interval away."""
 def measure(services: Services) -> list[Figure]:
     """Measure it on each database, with the processes and the task queue of production.
 
-    The floor of the mails' time, first to last, is that of as many mails sent over as many bare connections.
+    The floor of the mails' time, first to last, is that of as many mails sent over as many bare connections. That of
+    what a mail takes beyond the poll interval is the list and these: where it is near two seconds, the machine is too
+    slow for the target, which is in seconds.
     """
     figures: list[Figure] = []
     with PrivateRedis() as redis, filled_vhost(services, QUEUES) as vhost:
@@ -44,9 +46,11 @@ def measure(services: Services) -> list[Figure]:
 
 def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
     delays: list[list[float]] = measured["delays"]
-    all_of_them = [delay for one in delays for delay in one]
+    highest = _99th([delay for one in delays for delay in one])
+    floor = median(measured["listing"]) + median(measured["bare"])
     return [
-        Figure(where, "to the mail, 99th percentile", "s", [_99th(all_of_them)], (), MOST_SECONDS),
+        Figure(where, "to the mail, 99th percentile", "s", [highest], (), MOST_SECONDS),
+        Figure(where, "of it, beyond the poll interval", "s", [highest - POLL_SECONDS], [floor]),
         Figure(where, "to the mail, 99th percentile of each pass", "s", [_99th(one) for one in delays]),
         Figure(where, "to the mail, median", "s", [median(one) for one in delays]),
         Figure(where, "from the first mail to the last", "s", measured["mails"], measured["bare"]),

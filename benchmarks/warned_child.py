@@ -23,6 +23,7 @@ from local.processes import Group
 from queues.models import Notification, Queue
 from queues.outbox import MAILS_AT_ONCE
 from rabbit import connections
+from rabbit.snapshot import COLUMNS, TOTALS
 
 SECONDS = 120.0
 """How long all mails of a round may take."""
@@ -94,7 +95,8 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
 
     The rounds begin at points of the interval between two passes that are as far apart as can be.
 
-    ``mails`` are the seconds from the first mail to the last, and ``bare`` those of as many bare ones.
+    ``mails`` are the seconds from the first mail to the last, ``bare`` those of as many bare ones, ``listing`` those of
+    the list that a pass makes.
     """
     account = PulseUser.objects.create(username="user-0", ready=True)
     account.owners.add(Owner.objects.create_user("owner@example.org", vouched=True))
@@ -104,7 +106,8 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
     management = connections.management()
     mails = Mails()
     names = [queue_name(number) for number in range(0, queues, queues // warned)]
-    delays, lasted, bare = [], [], []
+    delays, lasted, bare, listing = [], [], [], []
+    params = {**TOTALS, "columns": COLUMNS}
     with MailCatcher(port=port, on_mail=mails.note) as catcher, at_work():
         deadline = time.monotonic() + SECONDS
         while Queue.objects.count() < queues:
@@ -123,6 +126,7 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
                 delays.append([came[name] - passed[name] for name in names])
                 lasted.append(max(came.values()) - min(came.values()))
                 bare.append(timed(lambda: _send_bare(port, len(names)))[0])
+                listing.append(timed(lambda: management.list_queues(vhost, params))[0])
             mails.expect("recovery", len(names))
             for name in names:
                 management.purge_queue(vhost, name)
@@ -130,7 +134,7 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
             while Notification.objects.exclude(state=Notification.State.SENT).exists():
                 time.sleep(0.1)
             catcher.clear()
-    return {"delays": delays, "mails": lasted, "bare": bare}
+    return {"delays": delays, "mails": lasted, "bare": bare, "listing": listing}
 
 
 def _send_bare(port: int, number: int) -> None:
