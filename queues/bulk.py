@@ -162,13 +162,34 @@ def _update_of(model: type[Model], field: str, vendor: str) -> str:
 
 
 def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:
-    """Return the condition, for ``filter``, that a row's values of ``by`` are one of these keys. There must be one."""
+    """Return the condition, for ``filter``, that a row's values of ``by`` are one of these keys. There must be one.
+
+    Where the keys differ in one column alone, as they mostly do, PostgreSQL is given an array of that to look up. Else
+    it is a join, and to that it has several ways: beside another condition that few rows met when the statistics were
+    made, it compares each row with each key.
+    """
     columns = [_field(model, name) for name in by]
-    source, parameters = _table(columns, keys)
     table = _quoted(model._meta.db_table)
-    mine = ", ".join(f"{table}.{_quoted(field.column)}" for field in columns)
-    theirs = ", ".join(_quoted(field.column) for field in columns)
-    return RawSQL(f"({mine}) IN (SELECT {theirs} FROM {source})", parameters, output_field=BooleanField())
+    mine = [f"{table}.{_quoted(field.column)}" for field in columns]
+    given = list(zip(columns, mine, zip(*keys, strict=True), strict=True))
+    different = [name for field, name, values in given if not _is_same(field, values)]
+    parameters: list[Any] = []
+    if connection.vendor == "postgresql" and len(different) <= 1:
+        conditions = []
+        for field, name, values in given:
+            type_ = field.rel_db_type(connection)
+            if name in different:
+                conditions.append(f"{name} = ANY (%s::{type_}[])")
+                parameters.append(_as_array(_prepared(field, values)))
+            else:
+                conditions.append(f"{name} = %s::{type_}")
+                parameters += _prepared(field, values[:1])
+        sql = f"({' AND '.join(conditions)})"
+    else:
+        source, parameters = _table(columns, keys)
+        theirs = ", ".join(_quoted(field.column) for field in columns)
+        sql = f"({', '.join(mine)}) IN (SELECT {theirs} FROM {source})"
+    return RawSQL(sql, parameters, output_field=BooleanField())
 
 
 def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[str, list[Any]]:

@@ -108,10 +108,36 @@ def test_an_update_can_set_a_value_to_nothing():
     assert (queue.ready, queue.quiet_until) == (None, None)
 
 
-def test_among_finds_the_rows_with_these_keys_and_no_others():
-    bulk.insert(Queue, FIELDS, rows("a", "b", "c"))
-    found = Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), [("/", "a"), ("/", "z"), ("other", "b")]))
-    assert [queue.name for queue in found] == ["a"]
+ODD = "a'b\"c\\d\ne%s{},\u202eé"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [("/", ODD)],
+        [("/", ODD), ("/", ODD)],
+        [("/", ODD), ("/", "z")],
+        [("/", ODD), ("other", "b")],
+        [("/", ODD), ("other", ODD)],
+    ],
+    ids=["one", "twice the same", "another name", "all is another", "another vhost"],
+)
+def test_among_finds_the_rows_with_these_keys_and_no_others(keys):
+    bulk.insert(Queue, FIELDS, rows(ODD, "b", "c"))
+    found = Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), keys))
+    assert [queue.name for queue in found] == [ODD]
+
+
+def test_postgresql_never_compares_each_row_with_each_key_whatever_its_statistics_say():
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite takes the index in any case")
+    numbers = bulk.insert(Queue, FIELDS, rows(*(f"q{n}" for n in range(1000))), returning=("id", "vhost", "name"))
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE queues_queue")  # none of them is gone by that
+    for by, keys in ((("id",), [row[:1] for row in numbers]), (("vhost", "name"), [row[1:] for row in numbers])):
+        plan = Queue.objects.filter(bulk.among(Queue, by, keys), state="gone").explain()
+        assert "Join" not in plan
+        assert "Nested Loop" not in plan
 
 
 # Planned once
