@@ -24,7 +24,7 @@ AT_ONCE = 8
 NEW_AGENTS = 20
 WARM_UPS = 18
 
-TIMES_AS_OFTEN = 4
+TIMES_AS_OFTEN = 8
 """So much oftener eight register at once: by the round, such a registration takes up to a third longer or shorter."""
 
 # It authenticates whoever asks, as all do, and finds only then that nothing can be made there: 405. So it costs what
