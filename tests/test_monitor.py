@@ -657,9 +657,9 @@ def test_garbage_is_not_searched_for_during_a_pass_and_is_after_it_however_it_en
 
 def test_a_pass_leaves_no_more_garbage_where_it_warns_of_and_deletes_more_queues(amqp, alice):
     garbage = []
-    for deleted in (1, 5):
-        short = [f"queue/alice/short-{deleted}-{number}" for number in range(3 * deleted)]
-        long = [f"queue/alice/long-{deleted}-{number}" for number in range(deleted)]
+    for turn, deleted in enumerate((1, 1, 5)):  # the first may leave what is made once in a process
+        short = [f"queue/alice/short-{turn}-{number}" for number in range(3 * deleted)]
+        long = [f"queue/alice/long-{turn}-{number}" for number in range(deleted)]
         for name in short:
             amqp.queue(name, 4)
         for name in long:
@@ -677,7 +677,7 @@ def test_a_pass_leaves_no_more_garbage_where_it_warns_of_and_deletes_more_queues
             garbage.append(gc.collect())
         finally:
             gc.enable()
-    assert garbage[0] == pytest.approx(garbage[1], abs=5), "cycles that a pass leaves for each queue"
+    assert garbage[1] == pytest.approx(garbage[2], abs=5), "cycles that a pass leaves for each queue"
 
 
 def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few(amqp, alice, management, vhost):
