@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import IntegrityError, OperationalError, connection, transaction
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -72,7 +72,6 @@ _MAY_SUBSCRIBE = """(%s OR EXISTS (
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 Row = TypeVar("Row", SubscriptionQueue, Consumer)
-AnyRow = TypeVar("AnyRow", bound=Model)
 Made = TypeVar("Made", EventSubscription, SubscriptionQueue, Consumer)
 
 
@@ -432,12 +431,12 @@ def _create(
 
 def create_new(
     owner: Owner, subscription: str, offering_uuid: uuids.UUID, object_type: str, presented: Presented
-) -> SubscriptionQueue | None:
+) -> "SubscriptionQueue | NewQueue | None":
     """Return the new queue of a subscription that the token is in already; None: it can't be had so, nothing was done.
 
     Who may have it is asked by the very statement that inserts its row, and what is pending to remove it by the one
-    that says that it is there, so that a registration without a hitch takes two. What stands in the way, or is to be
-    done besides, is for :func:`look_up` and :func:`create_asked`.
+    that says that it is there, so that a registration without a hitch takes two, and reads nothing. What stands in the
+    way, or is to be done besides, is for :func:`look_up` and :func:`create_asked`.
 
     Raises:
         What :func:`create_queue` does.
@@ -448,80 +447,93 @@ def create_new(
     except (ValueError, vouching.NotVouched):
         return None
     try:
-        row = _insert_allowed(owner, wanted, offering_uuid, object_type, presented.token)
+        new = _insert_allowed(owner, wanted, offering_uuid, object_type, presented.token)
     except IntegrityError:  # what it would belong to was just removed
         return None
     except OperationalError as error:
         if not removals.is_deadlock(error):
             raise
         return None
-    if row is None:
+    if new is None:
         return None
-    return _create(row.subscription, row.offering, object_type, owner, presented, first=row)[0]
+    is_made = False
+    try:
+        connections.management().make_queue(new.vhost, new.queue_name, arguments.FOR_AGENTS)
+        is_made = True
+        if _mark_unless_removed(new):
+            return new
+    except (NotEqual, NotThere):  # it is there already, or not even its vhost is
+        pass
+    except BrokerError as error:
+        _give_up(new, is_ours=True, may_be_there=_may_be_done(error))
+        raise
+    row = SubscriptionQueue.objects.select_related("subscription", "offering").filter(uuid=new.uuid).first()
+    if row is None:
+        _give_up(new, is_ours=False, may_be_there=is_made)
+        return None
+    try:
+        _drop_what_removes(row)
+        return _create(row.subscription, row.offering, object_type, owner, presented, first=row)[0]
+    except (BrokerError, PermissionDenied, ObjectDoesNotExist):
+        # What was made above is known here alone.
+        _give_up(new, is_ours=False, may_be_there=is_made)
+        raise
+
+
+class Known(NamedTuple):
+    """A row of which this alone is known."""
+
+    uuid: uuids.UUID
+
+
+class NewQueue(NamedTuple):
+    """What is told of a queue, as a :class:`SubscriptionQueue` has it, whose row was inserted and not read."""
+
+    uuid: uuids.UUID
+    subscription: Known
+    offering: Known
+    object_type: str
+    vhost: str
+    queue_name: str
+    created: datetime
 
 
 def _insert_allowed(
     owner: Owner, subscription: uuids.UUID, offering: uuids.UUID, object_type: str, token: AuthToken
-) -> SubscriptionQueue | None:
+) -> NewQueue | None:
     """Insert the row of a queue, if it may be and the token is in already, and return it."""
-    row = SubscriptionQueue(
-        object_type=object_type,
-        vhost=owner.uuid.hex,
-        queue_name=names.subscription_queue(subscription.hex, offering.hex, object_type),
-        created=timezone.now(),
+    new = NewQueue(
+        uuids.uuid4(),
+        Known(subscription),
+        Known(offering),
+        object_type,
+        owner.uuid.hex,
+        names.subscription_queue(subscription.hex, offering.hex, object_type),
+        timezone.now(),
     )
-
     created = SubscriptionQueue._meta.get_field("created").get_db_prep_value
     with connection.cursor() as cursor:
+        # Nothing is returned: SQLite would stay locked for all others until that is fetched.
         bulk.execute_planned(
             cursor,
             "register_queue",
             f"""
             INSERT INTO queues_subscriptionqueue
-                (uuid, subscription_id, offering_id, object_type, vhost, queue_name, state, created)
-            SELECT %s, subscription.id, offering.id, %s, %s, %s, %s, %s
+                (uuid, subscription_id, offering_id, object_type, vhost, queue_name, created, state)
+            SELECT %s, subscription.id, offering.id, %s, %s, %s, %s, '{Registration.CREATING}'
             FROM queues_eventsubscription subscription, queues_offering offering
             WHERE subscription.uuid = %s AND subscription.owner_id = %s
                 AND subscription.token_id = %s AND subscription.next_token_id IS NULL AND subscription.password_set
                 AND offering.uuid = %s AND {_MAY_SUBSCRIBE}
             ON CONFLICT DO NOTHING
-            RETURNING id, subscription_id, offering_id
             """,  # noqa: S608 - all values are parameters
             [
                 # The UUIDs in hex: that is what SQLite has, and psycopg2 takes longer for the objects.
-                *(row.uuid.hex, row.object_type, row.vhost, row.queue_name, row.state),
-                *(created(row.created, connection), subscription.hex, owner.pk),
-                *(token.pk, offering.hex, owner.is_staff),
+                *(new.uuid.hex, object_type, new.vhost, new.queue_name, created(new.created, connection)),
+                *(subscription.hex, owner.pk, token.pk, offering.hex, owner.is_staff),
             ],
         )
-        found = cursor.fetchone()
-    if found is None:
-        return None
-    row.pk, subscription_id, offering_id = found
-    row.subscription = _known(
-        EventSubscription,
-        id=subscription_id,
-        token_id=token.pk,
-        next_token_id=None,
-        password_set=True,
-        uuid=subscription,
-        owner_id=owner.pk,
-    )
-    row.subscription.owner = owner
-    row.offering = _known(Offering, id=offering_id, uuid=offering)
-    row._state.adding, row._state.db = False, connection.alias
-    return row
-
-
-def _known(model: type[AnyRow], **values: Any) -> AnyRow:
-    """Return a row of which only these columns are known. Any other is read when it is asked for.
-
-    Made as a row that was read: by its keywords a model takes twice as long.
-    """
-    columns = [field.attname for field in model._meta.concrete_fields if field.attname in values]
-    if len(columns) < len(values):
-        raise TypeError(f"{model.__name__} has not all of these columns: {', '.join(values)}")
-    return model.from_db(connection.alias, columns, [values[column] for column in columns])
+        return new if cursor.rowcount > 0 else None
 
 
 def create_asked(asked: Asked, presented: Presented) -> tuple[SubscriptionQueue, bool]:
@@ -600,10 +612,9 @@ def _register(
 ) -> tuple[Row, bool]:
     """Register a queue: the row, the queue, the login, the mark; and return the row and whether it is new.
 
-    ``first``: the row, where it was just inserted, and nobody has looked yet for what is pending to remove it.
+    ``first``: the row, where it was just inserted.
     """
     management = connections.management()
-    is_looked_for = first is None
     for _ in range(ROUNDS):
         row, is_new = (first, True) if first is not None else _row(find, new, owner)
         first = None
@@ -630,17 +641,6 @@ def _register(
                 may_have_user=may_be_there or not _is_nothing_done(error),
             )
             raise
-        if not is_looked_for:
-            is_looked_for = True
-            if _mark_unless_removed(row):
-                return row, is_new
-            try:
-                _drop_what_removes(row)
-            except Busy:
-                _give_up(row, is_ours=False, may_be_there=True)
-                raise
-            first = row  # and once more: it may have been removed after it was made
-            continue
         if _mark(row, put.is_new, news):
             return row, is_new
         # Somebody removed it meanwhile. The row of the next round takes this back.
@@ -666,43 +666,41 @@ def _mark(row: SubscriptionQueue | Consumer, is_made: bool, news: Mapping[str, A
     return True
 
 
-def _mark_unless_removed(row: SubscriptionQueue | Consumer) -> bool:
+def _mark_unless_removed(new: NewQueue) -> bool:
     """Say that the broker has a new queue, unless it may have been removed since its row was inserted.
 
     Whoever removed it, and did not see the row, claimed its Removal before; that is there still, or a RemovedQueue is
     in its place. False also for a row that is gone, or that was inserted too long ago to be sure of that.
     """
-    if abs(timezone.now() - row.created) > SURE_FOR:
+    if abs(timezone.now() - new.created) > SURE_FOR:
         return False
     with connection.cursor() as cursor:
         bulk.execute_planned(
             cursor,
-            f"mark_{row._meta.model_name}",
+            "mark_queue",
             f"""
-            UPDATE {row._meta.db_table} SET state = %s
-            WHERE id = %s
-                AND NOT EXISTS (SELECT 1 FROM queues_removal WHERE kind = %s AND vhost = %s AND name = %s)
+            UPDATE queues_subscriptionqueue SET state = '{Registration.READY}'
+            WHERE uuid = %s
+                AND NOT EXISTS (
+                    SELECT 1 FROM queues_removal WHERE kind = '{Removal.Kind.QUEUE}' AND vhost = %s AND name = %s
+                )
                 AND NOT EXISTS (SELECT 1 FROM queues_removedqueue WHERE vhost = %s AND name = %s)
             """,  # noqa: S608 - all values are parameters
-            [
-                *(Registration.READY, row.pk, Removal.Kind.QUEUE, row.vhost, row.queue_name),
-                *(row.vhost, row.queue_name),
-            ],
+            [new.uuid.hex, new.vhost, new.queue_name, new.vhost, new.queue_name],
         )
         is_marked: bool = cursor.rowcount > 0
-    if is_marked:
-        row.state = Registration.READY
     return is_marked
 
 
 def _give_up(
-    row: SubscriptionQueue | Consumer, *, is_ours: bool, may_be_there: bool, may_have_user: bool = True
+    row: SubscriptionQueue | Consumer | NewQueue, *, is_ours: bool, may_be_there: bool, may_have_user: bool = True
 ) -> None:
     """Take back the row of a request that failed, where it was that request's and nobody has made the queue since.
 
     Where no row stands for what may be on the broker, it is removed later: the queue, and a consumer's user.
     """
-    rows = type(row)._default_manager.filter(pk=row.pk)
+    model = Consumer if isinstance(row, Consumer) else SubscriptionQueue
+    rows = model._default_manager.filter(uuid=row.uuid)
     with transaction.atomic():
         if is_ours:
             # As in _take_back().

@@ -343,7 +343,7 @@ def test_where_nothing_stands_in_the_way_a_new_queue_takes_two_statements(
     asked.clear()
     with CaptureQueriesContext(connection) as captured:
         queue = create_new(alice, subscription.uuid.hex, offering.uuid, "resource", presented)
-    assert queue == SubscriptionQueue.objects.get(object_type="resource", state="ready")
+    assert queue.uuid == SubscriptionQueue.objects.get(object_type="resource", state="ready").uuid
     assert asked == ["PUT queues"]
     # The row, if it may be; the mark, if nothing removes it.
     assert len(statements(captured)) == 2
@@ -440,7 +440,7 @@ def test_a_queue_that_is_removed_between_its_row_and_its_mark_is_made_once_more(
     remover.start()
     assert looked.wait(30)
     row = create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert row.state == SubscriptionQueue.objects.get().state == "ready"
+    assert SubscriptionQueue.objects.get(uuid=row.uuid).state == "ready"
     assert management.queue(vhost, name)["arguments"] == dict(FOR_AGENTS)
     assert not Removal.objects.exists()
 
@@ -450,8 +450,35 @@ def test_a_queue_that_took_longer_than_removed_ones_are_known_is_marked_by_the_l
 ):
     monkeypatch.setattr("queues.subscriptions.SURE_FOR", timedelta(0))
     row = create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert row.state == SubscriptionQueue.objects.get().state == "ready"
+    assert SubscriptionQueue.objects.get(uuid=row.uuid).state == "ready"
     assert asked[-2:] == ["PUT queues", "PUT queues"]
+
+
+def test_a_queue_that_was_made_and_could_not_be_marked_is_removed_later_with_the_broker_away_since(
+    monkeypatch, settings, alice, offering, subscription, presented
+):
+    monkeypatch.setattr("queues.subscriptions.SURE_FOR", timedelta(0))
+    put = Management.make_queue
+
+    def make(self, *args):
+        is_new = put(self, *args)
+        settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+        return is_new
+
+    monkeypatch.setattr(Management, "make_queue", make)
+    with pytest.raises(BrokerAway):
+        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    assert (Removal.objects.get().kind, Removal.objects.get().name) == ("queue", name)
+
+
+def test_without_a_broker_configured_a_new_queue_leaves_no_row(settings, alice, offering, subscription, presented):
+    settings.RABBITMQ_MANAGEMENT_URL = ""
+    with pytest.raises(BrokerAway, match="RABBITMQ_MANAGEMENT_URL"):
+        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    assert not Removal.objects.exists()
 
 
 def test_a_new_queue_is_not_made_so_for_another_token_than_the_last_one(
