@@ -19,6 +19,7 @@ from accounts.models import Owner
 from accounts.serializers import HexAddressField, HexUUIDField
 from queues import subscriptions
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
+from queues.subscriptions import Known, NewQueue
 
 MOST_DEPENDENCIES = 200
 MOST_OBSERVED = 200
@@ -129,7 +130,7 @@ def address_of_identity(identity: AgentIdentity) -> str:
     return address("api-agent-identity", identity.uuid)
 
 
-def address_of_subscription(subscription: EventSubscription) -> str:
+def address_of_subscription(subscription: EventSubscription | Known) -> str:
     """Return where a subscription is read."""
     return address("api-event-subscription", subscription.uuid)
 
@@ -282,8 +283,11 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
         return _written(identity.last_restarted or identity.created)
 
 
+_TIME = serializers.DateTimeField()
+
+
 def _written(time: datetime) -> str:
-    return str(serializers.DateTimeField().to_representation(time))
+    return str(_TIME.to_representation(time))
 
 
 @extend_schema_serializer(
@@ -469,7 +473,7 @@ class SubscriptionQueueSerializer(serializers.Serializer[SubscriptionQueue]):
     # Each field by hand: looking them up in the model would take as long as all else of the answer.
     uuid = HexUUIDField()
     url = HexAddressField(view_name="api-event-subscription-queue")
-    event_subscription = serializers.SerializerMethodField(help_text="Where its subscription is read.")
+    event_subscription = serializers.URLField(read_only=True, help_text="Where its subscription is read.")
     event_subscription_uuid = HexUUIDField(source="subscription.uuid")
     offering_uuid = HexUUIDField(source="offering.uuid")
     object_type = serializers.ChoiceField(choices=ObjectType.choices, read_only=True)
@@ -477,10 +481,19 @@ class SubscriptionQueueSerializer(serializers.Serializer[SubscriptionQueue]):
     vhost = serializers.CharField(read_only=True)
     created = serializers.DateTimeField(read_only=True)
 
-    @extend_schema_field({"type": "string", "format": "uri"})
-    def get_event_subscription(self, queue: SubscriptionQueue) -> str:
-        """Return where its subscription is read."""
-        return address_of_subscription(queue.subscription)
+    def to_representation(self, queue: SubscriptionQueue | NewQueue) -> dict[str, Any]:
+        """Return what the fields say, in half the time that they take to find it."""
+        return {
+            "uuid": queue.uuid.hex,
+            "url": address("api-event-subscription-queue", queue.uuid),
+            "event_subscription": address_of_subscription(queue.subscription),
+            "event_subscription_uuid": queue.subscription.uuid.hex,
+            "offering_uuid": queue.offering.uuid.hex,
+            "object_type": queue.object_type,
+            "queue_name": queue.queue_name,
+            "vhost": queue.vhost,
+            "created": _written(queue.created),
+        }
 
 
 @extend_schema_serializer(
