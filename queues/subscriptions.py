@@ -412,6 +412,7 @@ def _create(
     owner: Owner,
     presented: Presented,
     first: SubscriptionQueue | None = None,
+    is_made: bool = False,
 ) -> tuple[SubscriptionQueue, bool]:
     return _register(
         lambda: SubscriptionQueue.objects.filter(subscription=subscription, offering=offering, object_type=object_type),
@@ -426,6 +427,7 @@ def _create(
         owner,
         presented,
         first=first,
+        is_made=is_made,
     )
 
 
@@ -458,26 +460,23 @@ def create_new(
         return None
     is_made = False
     try:
-        connections.management().make_queue(new.vhost, new.queue_name, arguments.FOR_AGENTS)
-        is_made = True
+        is_made = connections.management().make_queue(new.vhost, new.queue_name, arguments.FOR_AGENTS)
         if _mark_unless_removed(new):
             return new
-    except (NotEqual, NotThere):  # it is there already, or not even its vhost is
+    except (NotEqual, NotThere):  # it is there with other arguments, or not even its vhost is
         pass
     except BrokerError as error:
         _give_up(new, is_ours=True, may_be_there=_may_be_done(error))
         raise
     row = SubscriptionQueue.objects.select_related("subscription", "offering").filter(uuid=new.uuid).first()
-    if row is None:
-        _give_up(new, is_ours=False, may_be_there=is_made)
-        return None
-    try:
-        _drop_what_removes(row)
-        return _create(row.subscription, row.offering, object_type, owner, presented, first=row)[0]
-    except (BrokerError, PermissionDenied, ObjectDoesNotExist):
-        # What was made above is known here alone.
-        _give_up(new, is_ours=False, may_be_there=is_made)
-        raise
+    if row is not None:
+        return _create(row.subscription, row.offering, object_type, owner, presented, first=row, is_made=is_made)[0]
+    if is_made:  # else whoever removed the row looks after the queue, too
+        try:
+            _drop_removal(Removal.Kind.QUEUE, new.vhost, new.queue_name)
+        finally:
+            _give_up(new, is_ours=False, may_be_there=True)
+    return None
 
 
 class Known(NamedTuple):
@@ -608,13 +607,16 @@ def _register(
     presented: Presented,
     *,
     first: Row | None = None,
+    is_made: bool = False,
     news: Mapping[str, Any] = NOTHING_NEW,
 ) -> tuple[Row, bool]:
     """Register a queue: the row, the queue, the login, the mark; and return the row and whether it is new.
 
-    ``first``: the row, where it was just inserted.
+    ``first``: the row, where it was just inserted, and nobody has looked yet for what is pending to remove it.
+    ``is_made``: the broker has its queue since, and had none before.
     """
     management = connections.management()
+    is_looked_for = first is None
     for _ in range(ROUNDS):
         row, is_new = (first, True) if first is not None else _row(find, new, owner)
         first = None
@@ -633,7 +635,7 @@ def _register(
             _give_up(row, is_ours=is_new, may_be_there=True)
             continue
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
-            may_be_there = put.is_new or _may_be_done(error)
+            may_be_there = is_made or put.is_new or _may_be_done(error)
             _give_up(
                 row,
                 is_ours=is_new,
@@ -641,6 +643,17 @@ def _register(
                 may_have_user=may_be_there or not _is_nothing_done(error),
             )
             raise
+        is_made = is_made or put.is_new
+        if not is_looked_for:
+            is_looked_for = True
+            try:
+                # What was to be removed and is not any more is ours to remove, where this fails.
+                is_made = _drop_what_removes(row) or is_made
+            except Busy:
+                _give_up(row, is_ours=False, may_be_there=True)
+                raise
+            first = row  # and once more: it may have been removed after it was made
+            continue
         if _mark(row, put.is_new, news):
             return row, is_new
         # Somebody removed it meanwhile. The row of the next round takes this back.
@@ -756,17 +769,19 @@ def _insert(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consume
     _drop_what_removes(row)
 
 
-def _drop_what_removes(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost) -> None:
+def _drop_what_removes(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost) -> bool:
     """Drop what is pending to remove what this new row stands for; where that is under way, take the row back.
+
+    Return whether there was anything.
 
     Raises:
         Busy: it is.
     """
     try:
         if isinstance(row, SubscriptionQueue):  # the others have names that never were before
-            _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
-        elif isinstance(row, AgentVhost):
-            _drop_removal(Removal.Kind.VHOST, "", row.name)
+            return _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
+        if isinstance(row, AgentVhost):
+            return _drop_removal(Removal.Kind.VHOST, "", row.name)
     except Busy:
         if isinstance(row, SubscriptionQueue):
             # As in _give_up(): who has made it ready since has looked after this, and found nothing any more.
@@ -774,6 +789,7 @@ def _drop_what_removes(row: AgentIdentity | EventSubscription | SubscriptionQueu
         else:
             type(row)._default_manager.filter(pk=row.pk)._raw_delete("default")
         raise
+    return False
 
 
 def _save(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost, owner: Owner) -> None:
@@ -795,8 +811,8 @@ def _save(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer 
             return
 
 
-def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> None:
-    """Drop what is pending to remove this, once its row is committed.
+def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> bool:
+    """Drop what is pending to remove this, once its row is committed, and return whether there was anything.
 
     Whoever carries it out writes a claim, and then looks whether anything stands for it: one sees the other.
 
@@ -809,11 +825,12 @@ def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> None:
         )
         found = cursor.fetchone()
     if found is None:
-        return
+        return False
     pending = Removal.objects.filter(pk=found[0])
     pending.filter(Q(claim=None) | Q(due_at__lte=Now())).delete()
     if pending.exists():
         raise Busy(f"'{name}' is just being removed from the broker; ask again in a minute")
+    return True
 
 
 def _remove_later(*what: Removal) -> None:

@@ -27,6 +27,7 @@ from queues.models import (
     ObjectType,
     Offering,
     Removal,
+    RemovedQueue,
     SubscriptionQueue,
 )
 from queues.subscriptions import (
@@ -471,6 +472,61 @@ def test_a_queue_that_was_made_and_could_not_be_marked_is_removed_later_with_the
     assert not SubscriptionQueue.objects.exists()
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     assert (Removal.objects.get().kind, Removal.objects.get().name) == ("queue", name)
+
+
+def test_a_pending_removal_stays_where_the_queue_has_other_arguments_and_messages(
+    management, broker, alice, offering, subscription, presented
+):
+    vhost = alice.uuid.hex
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    management.make_queue(vhost, name, {})
+    Amqp(broker.amqp_url, vhost).publish(name, 2)
+    soon = timezone.now() + timedelta(minutes=1)
+    Removal.objects.create(kind="queue", vhost=vhost, name=name, due_at=soon)
+    with pytest.raises(Refused):
+        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    assert Removal.objects.get().name == name
+
+
+def test_a_queue_that_was_there_before_a_registration_that_fails_is_not_removed_for_it(
+    monkeypatch, settings, management, alice, offering, subscription, presented
+):
+    vhost = alice.uuid.hex
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    management.make_queue(vhost, name, FOR_AGENTS)
+    RemovedQueue.objects.create(vhost=vhost, name=name)
+    put = Management.make_queue
+
+    def make(self, *args):
+        is_new = put(self, *args)
+        settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+        return is_new
+
+    monkeypatch.setattr(Management, "make_queue", make)
+    with pytest.raises(BrokerAway):
+        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    assert not Removal.objects.exists()
+
+
+def test_a_new_queue_whose_row_goes_while_it_is_just_being_removed_is_busy(
+    monkeypatch, alice, offering, subscription, presented
+):
+    put = Management.make_queue
+
+    def make(self, *args):
+        is_new = put(self, *args)
+        monkeypatch.setattr(removals, "work_off", lambda *args: 0)
+        SubscriptionQueue.objects.get().delete()
+        # As a worker has it that has looked for rows, and not asked the broker yet.
+        Removal.objects.update(claim=uuid.uuid4(), due_at=timezone.now() + timedelta(minutes=1))
+        return is_new
+
+    monkeypatch.setattr(Management, "make_queue", make)
+    with pytest.raises(BrokerAway, match="being removed"):
+        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
+    assert Removal.objects.filter(kind="queue").exists()
 
 
 def test_without_a_broker_configured_a_new_queue_leaves_no_row(settings, alice, offering, subscription, presented):
