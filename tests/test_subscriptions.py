@@ -455,18 +455,24 @@ def test_a_queue_that_took_longer_than_removed_ones_are_known_is_marked_by_the_l
     assert asked[-2:] == ["PUT queues", "PUT queues"]
 
 
-def test_a_queue_that_was_made_and_could_not_be_marked_is_removed_later_with_the_broker_away_since(
-    monkeypatch, settings, alice, offering, subscription, presented
-):
-    monkeypatch.setattr("queues.subscriptions.SURE_FOR", timedelta(0))
+@pytest.fixture
+def away_after_the_first_queue(monkeypatch, settings):
+    """Nobody answers at the broker's address any more once a queue was asked for that has a row."""
     put = Management.make_queue
 
     def make(self, *args):
         is_new = put(self, *args)
-        settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+        if SubscriptionQueue.objects.exists():
+            settings.RABBITMQ_MANAGEMENT_URL = NOBODY
         return is_new
 
     monkeypatch.setattr(Management, "make_queue", make)
+
+
+def test_a_queue_that_was_made_and_could_not_be_marked_is_removed_later_with_the_broker_away_since(
+    monkeypatch, away_after_the_first_queue, alice, offering, subscription, presented
+):
+    monkeypatch.setattr("queues.subscriptions.SURE_FOR", timedelta(0))
     with pytest.raises(BrokerAway):
         create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
     assert not SubscriptionQueue.objects.exists()
@@ -490,20 +496,12 @@ def test_a_pending_removal_stays_where_the_queue_has_other_arguments_and_message
 
 
 def test_a_queue_that_was_there_before_a_registration_that_fails_is_not_removed_for_it(
-    monkeypatch, settings, management, alice, offering, subscription, presented
+    away_after_the_first_queue, management, alice, offering, subscription, presented
 ):
     vhost = alice.uuid.hex
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     management.make_queue(vhost, name, FOR_AGENTS)
     RemovedQueue.objects.create(vhost=vhost, name=name)
-    put = Management.make_queue
-
-    def make(self, *args):
-        is_new = put(self, *args)
-        settings.RABBITMQ_MANAGEMENT_URL = NOBODY
-        return is_new
-
-    monkeypatch.setattr(Management, "make_queue", make)
     with pytest.raises(BrokerAway):
         create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
     assert not SubscriptionQueue.objects.exists()
