@@ -19,7 +19,7 @@ from accounts.models import Owner
 from accounts.serializers import HexAddressField, HexUUIDField
 from queues import subscriptions
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
-from queues.subscriptions import Known, NewQueue
+from queues.subscriptions import NewQueue
 
 MOST_DEPENDENCIES = 200
 MOST_OBSERVED = 200
@@ -128,11 +128,6 @@ def compatibility(version: str) -> Compatibility:
 def address_of_identity(identity: AgentIdentity) -> str:
     """Return where an identity is read."""
     return address("api-agent-identity", identity.uuid)
-
-
-def address_of_subscription(subscription: EventSubscription | Known) -> str:
-    """Return where a subscription is read."""
-    return address("api-event-subscription", subscription.uuid)
 
 
 # Fields
@@ -470,23 +465,24 @@ class NewEventSubscriptionSerializer(serializers.Serializer[Any]):
 class SubscriptionQueueSerializer(serializers.Serializer[SubscriptionQueue]):
     """The queue of a subscription for the events of one type about one offering."""
 
-    # Each field by hand: looking them up in the model would take as long as all else of the answer.
+    # What the API's description says of the answer, which is put together below: found field by field it takes twice as
+    # long.
     uuid = HexUUIDField()
     url = HexAddressField(view_name="api-event-subscription-queue")
     event_subscription = serializers.URLField(read_only=True, help_text="Where its subscription is read.")
-    event_subscription_uuid = HexUUIDField(source="subscription.uuid")
-    offering_uuid = HexUUIDField(source="offering.uuid")
+    event_subscription_uuid = HexUUIDField()
+    offering_uuid = HexUUIDField()
     object_type = serializers.ChoiceField(choices=ObjectType.choices, read_only=True)
     queue_name = serializers.CharField(read_only=True)
     vhost = serializers.CharField(read_only=True)
     created = serializers.DateTimeField(read_only=True)
 
     def to_representation(self, queue: SubscriptionQueue | NewQueue) -> dict[str, Any]:
-        """Return what the fields say, in half the time that they take to find it."""
+        """Return what is told of it."""
         return {
             "uuid": queue.uuid.hex,
             "url": address("api-event-subscription-queue", queue.uuid),
-            "event_subscription": address_of_subscription(queue.subscription),
+            "event_subscription": address("api-event-subscription", queue.subscription.uuid),
             "event_subscription_uuid": queue.subscription.uuid.hex,
             "offering_uuid": queue.offering.uuid.hex,
             "object_type": queue.object_type,

@@ -431,10 +431,28 @@ def _create(
     )
 
 
+class Known(NamedTuple):
+    """A row of which this alone is known."""
+
+    uuid: uuids.UUID
+
+
+class NewQueue(NamedTuple):
+    """What is told of a queue, as a :class:`SubscriptionQueue` has it, whose row was inserted and not read."""
+
+    uuid: uuids.UUID
+    subscription: Known
+    offering: Known
+    object_type: str
+    vhost: str
+    queue_name: str
+    created: datetime
+
+
 def create_new(
     owner: Owner, subscription: str, offering_uuid: uuids.UUID, object_type: str, presented: Presented
-) -> "SubscriptionQueue | NewQueue | None":
-    """Return the new queue of a subscription that the token is in already; None: it can't be had so, nothing was done.
+) -> SubscriptionQueue | NewQueue | None:
+    """Return the new queue of a subscription that the token is in already; None: it can't be had so.
 
     Who may have it is asked by the very statement that inserts its row, and what is pending to remove it by the one
     that says that it is there, so that a registration without a hitch takes two, and reads nothing. What stands in the
@@ -477,24 +495,6 @@ def create_new(
         finally:
             _give_up(new, is_ours=False, may_be_there=True)
     return None
-
-
-class Known(NamedTuple):
-    """A row of which this alone is known."""
-
-    uuid: uuids.UUID
-
-
-class NewQueue(NamedTuple):
-    """What is told of a queue, as a :class:`SubscriptionQueue` has it, whose row was inserted and not read."""
-
-    uuid: uuids.UUID
-    subscription: Known
-    offering: Known
-    object_type: str
-    vhost: str
-    queue_name: str
-    created: datetime
 
 
 def _insert_allowed(
