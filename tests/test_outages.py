@@ -422,7 +422,9 @@ def test_a_clock_that_jumps_in_the_middle_of_everything_loses_nothing_and_does_n
     monitor.run_pass()
     mailbox.refuse(True)
     outbox.send_due()
-    removals.write([Removal(kind=Removal.Kind.QUEUE, vhost=queue.vhost, name="gone")], due_at=timezone.now())
+    removals.write(
+        [Removal(kind=Removal.Kind.QUEUE, vhost=queue.vhost, name="gone")], due_at=timezone.now() - timedelta(seconds=1)
+    )
     amqp.publish(BUILDS, 6)
     mailbox.refuse(False)
     with time_machine.travel(timezone.now() + jump, tick=True):

@@ -741,7 +741,7 @@ def test_a_database_that_is_away_is_logged_and_nothing_is_lost(made, caplog):
             raise OperationalError("the database is away")
         return execute(sql, params, many, context)
 
-    removals.write([Removal(kind=KIND.QUEUE, vhost="nowhere", name="q")], due_at=timezone.now())
+    removals.write([Removal(kind=KIND.QUEUE, vhost="nowhere", name="q")], due_at=timezone.now() - timedelta(seconds=1))
     with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, "queues.removals"):
         assert removals.work_off() == 0
     assert "the database is away" in caplog.text
@@ -792,7 +792,10 @@ def test_two_workers_remove_each_thing_once(agents, management):
         management.make_queue(vhost, name)
     names = list(subscription.queues.values_list("queue_name", flat=True))
     subscription.queues.all()._raw_delete("default")
-    removals.write([Removal(kind=KIND.QUEUE, vhost=vhost, name=name) for name in names], due_at=timezone.now())
+    removals.write(
+        [Removal(kind=KIND.QUEUE, vhost=vhost, name=name) for name in names],
+        due_at=timezone.now() - timedelta(seconds=1),
+    )
     done, start = [], threading.Barrier(3)
 
     def work():
@@ -875,7 +878,9 @@ def test_what_is_deleted_again_while_it_is_being_removed_is_removed_again(made, 
     def again(self, vhost, name, **options):
         asked.append(name)
         if len(asked) == 1:
-            removals.write([Removal(kind=KIND.QUEUE, vhost=vhost, name=name)], due_at=timezone.now())
+            removals.write(
+                [Removal(kind=KIND.QUEUE, vhost=vhost, name=name)], due_at=timezone.now() - timedelta(seconds=1)
+            )
             connection.close()
         real(self, vhost, name, **options)
 
@@ -897,7 +902,7 @@ def test_a_user_that_somebody_changes_right_now_goes_a_little_later(made, agents
 
 def test_nothing_is_begun_once_the_time_is_over(made, agents):
     before = on_broker(agents, made)
-    removals.write([Removal(kind=KIND.QUEUE, vhost=made.vhost, name="q")], due_at=timezone.now())
+    removals.write([Removal(kind=KIND.QUEUE, vhost=made.vhost, name="q")], due_at=timezone.now() - timedelta(seconds=1))
     assert removals.work_off(0) == 0
     batch = removals._claim(removals._is_due(), 0, 0)
     batch.carry_out()
@@ -1044,7 +1049,7 @@ def test_a_login_that_has_another_token_by_now_keeps_it(made, agents, broker, se
 
 
 def test_a_password_that_a_late_request_may_have_taken_is_set_anew_by_the_next_call(made, agents, settings, broker):
-    removals.write([Removal(kind=KIND.PASSWORD, name=made.username)], due_at=timezone.now())
+    removals.write([Removal(kind=KIND.PASSWORD, name=made.username)], due_at=timezone.now() - timedelta(seconds=1))
     Removal.objects.update(attempts=1)
     removals.finish()
     made.subscription.refresh_from_db()
