@@ -5,7 +5,7 @@ The fields of identities, subscriptions and their queues are those that agents i
 
 import re
 import uuid
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django import forms
@@ -278,11 +278,9 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
         return _written(identity.last_restarted or identity.created)
 
 
-_TIME = serializers.DateTimeField()
-
-
 def _written(time: datetime) -> str:
-    return str(_TIME.to_representation(time))
+    """Return a time as the fields of serializers do, which look for the time zone anew each time."""
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 @extend_schema_serializer(

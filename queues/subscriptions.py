@@ -69,6 +69,26 @@ _MAY_SUBSCRIBE = """(%s OR EXISTS (
         ))"""
 """Whether the owner of a subscription may subscribe to an offering; its parameter: whether that is an operator."""
 
+_REGISTER_QUEUE = f"""
+    INSERT INTO queues_subscriptionqueue
+        (uuid, subscription_id, offering_id, object_type, vhost, queue_name, created, state)
+    SELECT %s, subscription.id, offering.id, %s, %s, %s, %s, '{Registration.CREATING}'
+    FROM queues_eventsubscription subscription, queues_offering offering
+    WHERE subscription.uuid = %s AND subscription.owner_id = %s
+        AND subscription.token_id = %s AND subscription.next_token_id IS NULL AND subscription.password_set
+        AND offering.uuid = %s AND {_MAY_SUBSCRIBE}
+    ON CONFLICT DO NOTHING
+"""  # noqa: S608 - all values are parameters
+
+_MARK_QUEUE = f"""
+    UPDATE queues_subscriptionqueue SET state = '{Registration.READY}'
+    WHERE uuid = %s
+        AND NOT EXISTS (
+            SELECT 1 FROM queues_removal WHERE kind = '{Removal.Kind.QUEUE}' AND vhost = %s AND name = %s
+        )
+        AND NOT EXISTS (SELECT 1 FROM queues_removedqueue WHERE vhost = %s AND name = %s)
+"""  # noqa: S608 - all values are parameters
+
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 Row = TypeVar("Row", SubscriptionQueue, Consumer)
@@ -510,25 +530,16 @@ def _insert_allowed(
         names.subscription_queue(subscription.hex, offering.hex, object_type),
         timezone.now(),
     )
-    created = SubscriptionQueue._meta.get_field("created").get_db_prep_value
     with connection.cursor() as cursor:
         # Nothing is returned: SQLite would stay locked for all others until that is fetched.
         bulk.execute_planned(
             cursor,
             "register_queue",
-            f"""
-            INSERT INTO queues_subscriptionqueue
-                (uuid, subscription_id, offering_id, object_type, vhost, queue_name, created, state)
-            SELECT %s, subscription.id, offering.id, %s, %s, %s, %s, '{Registration.CREATING}'
-            FROM queues_eventsubscription subscription, queues_offering offering
-            WHERE subscription.uuid = %s AND subscription.owner_id = %s
-                AND subscription.token_id = %s AND subscription.next_token_id IS NULL AND subscription.password_set
-                AND offering.uuid = %s AND {_MAY_SUBSCRIBE}
-            ON CONFLICT DO NOTHING
-            """,  # noqa: S608 - all values are parameters
+            _REGISTER_QUEUE,
             [
-                # The UUIDs in hex: that is what SQLite has, and psycopg2 takes longer for the objects.
-                *(new.uuid.hex, object_type, new.vhost, new.queue_name, created(new.created, connection)),
+                # As texts, as SQLite has them: the UUIDs in hex, since psycopg2 takes longer for the objects, and the
+                # time without its zone, since to both databases it is UTC.
+                *(new.uuid.hex, object_type, new.vhost, new.queue_name, str(new.created.replace(tzinfo=None))),
                 *(subscription.hex, owner.pk, token.pk, offering.hex, owner.is_staff),
             ],
         )
@@ -691,14 +702,7 @@ def _mark_unless_removed(new: NewQueue) -> bool:
         bulk.execute_planned(
             cursor,
             "mark_queue",
-            f"""
-            UPDATE queues_subscriptionqueue SET state = '{Registration.READY}'
-            WHERE uuid = %s
-                AND NOT EXISTS (
-                    SELECT 1 FROM queues_removal WHERE kind = '{Removal.Kind.QUEUE}' AND vhost = %s AND name = %s
-                )
-                AND NOT EXISTS (SELECT 1 FROM queues_removedqueue WHERE vhost = %s AND name = %s)
-            """,  # noqa: S608 - all values are parameters
+            _MARK_QUEUE,
             [new.uuid.hex, new.vhost, new.queue_name, new.vhost, new.queue_name],
         )
         is_marked: bool = cursor.rowcount > 0
