@@ -530,6 +530,7 @@ def _insert_allowed(
         names.subscription_queue(subscription.hex, offering.hex, object_type),
         timezone.now(),
     )
+    created = SubscriptionQueue._meta.get_field("created").get_db_prep_value
     with connection.cursor() as cursor:
         # Nothing is returned: SQLite would stay locked for all others until that is fetched.
         bulk.execute_planned(
@@ -537,9 +538,8 @@ def _insert_allowed(
             "register_queue",
             _REGISTER_QUEUE,
             [
-                # As texts, as SQLite has them: the UUIDs in hex, since psycopg2 takes longer for the objects, and the
-                # time without its zone, since to both databases it is UTC.
-                *(new.uuid.hex, object_type, new.vhost, new.queue_name, str(new.created.replace(tzinfo=None))),
+                # The UUIDs in hex: that is what SQLite has, and psycopg2 takes longer for the objects.
+                *(new.uuid.hex, object_type, new.vhost, new.queue_name, created(new.created, connection)),
                 *(subscription.hex, owner.pk, token.pk, offering.hex, owner.is_staff),
             ],
         )

@@ -4,17 +4,24 @@ import contextlib
 import itertools
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from queues.models import AgentIdentity, Offering
+from queues.models import AgentIdentity, Offering, Removal
 from queues.subscriptions import Presented, make_identity
 from rabbit.management import Management, NotThere
 
 _numbers = itertools.count(1)
+
+
+def make_due() -> None:
+    """Have everything be due that is to go from the broker."""
+    # Not right now: SQLite's clock has milliseconds, and to it that may be later than now.
+    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
 
 
 class Agents:

@@ -38,6 +38,7 @@ from queues.pruning import prune
 from rabbit import snapshot
 from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
+from tests.agents import make_due
 from tests.conftest import Amqp
 from tests.proxy import Proxy, http_answer
 
@@ -666,7 +667,7 @@ def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decid
         patched.setattr(Management, "delete_queue", away)
         report = sweep_orphans()
     assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     assert removals.finish() == 3
     assert not any(name.startswith("subscription_0") for name in alice.names)
 
@@ -684,7 +685,7 @@ def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(ali
         with pytest.raises(Killed):
             sweep_orphans()
     assert sweep_orphans().found == 0
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert alice.names == alice.registered
 

@@ -41,6 +41,7 @@ from queues.models import (
 from queues.tasks import finish_removals
 from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
+from tests.agents import make_due
 from tests.proxy import Proxy
 
 AWAY = "http://guest:guest@127.0.0.1:1"
@@ -108,10 +109,6 @@ def on_broker(agents, made):
     """Return the queues that the owner's vhost has beside the dead-letter queue, and which of their logins are left."""
     there = set(agents.queues(made.vhost)) - {DEAD_LETTER_QUEUE} if made.vhost in agents.vhosts() else None
     return there, agents.users() & {made.subscription.rmq_username, made.consumer.rmq_username}
-
-
-def make_due():
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
 
 
 def many_queues(agents, count):

@@ -57,6 +57,7 @@ from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
 from rabbit.http import Connections
 from rabbit.management import BrokerAway, Management, NotThere, Refused
 from rabbit.permissions import Permissions
+from tests.agents import make_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
@@ -401,7 +402,7 @@ def test_a_new_queue_is_taken_back_with_the_broker_away_and_while_its_name_is_ju
     with pytest.raises(BrokerAway, match="being removed"):
         new()
     assert not SubscriptionQueue.objects.exists()
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))  # by then its worker must have died
+    make_due()  # by then its worker must have died
     assert new().queue_name == name
     assert not Removal.objects.exists()
 
@@ -679,7 +680,7 @@ def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
     assert len(made) == 2
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     assert removals.finish() == 2
     assert not made & agents.users()
 
@@ -921,7 +922,7 @@ def test_where_what_it_belongs_to_is_removed_the_queue_is_left_to_be_removed(
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert {kind for kind, _, _ in pending()} == {"queue"}
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
 
@@ -933,7 +934,7 @@ def test_a_subscription_that_is_removed_while_its_user_is_made_leaves_no_user(
     before(monkeypatch, "put_user", lambda: EventSubscription.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         create_queue(subscription, offering, "order", newer)
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert subscription.rmq_username not in agents.users()
     assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
@@ -947,7 +948,7 @@ def test_a_consumer_that_is_removed_while_its_user_is_made_is_registered_anew(
     consumer, new = register_consumer(identity, presented, None)
     assert new
     open_amqp(consumer.rmq_username, presented.key, alice.uuid.hex)
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert set(agents.queues(alice.uuid.hex)) == {consumer.queue_name, "guardian.dlq"}
     assert not Removal.objects.exists()
@@ -974,7 +975,7 @@ def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, s
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert list(Removal.objects.all()) == [removal]
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))  # by then its worker must have died
+    make_due()  # by then its worker must have died
     assert create_queue(subscription, offering, "order", presented)[1]
     assert not Removal.objects.exists()
 
@@ -1000,7 +1001,7 @@ def test_a_token_that_is_revoked_while_it_is_set_does_not_stay_the_password(
         create_queue(subscription, offering, "order", newer)
     left = EventSubscription.objects.get()
     assert (left.token, left.next_token, left.password_set) == (presented.token, None, False)
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         open_amqp(subscription.rmq_username, newer.key, alice.uuid.hex)
@@ -1036,7 +1037,7 @@ def test_no_user_stays_whose_token_is_revoked_during_its_first_registration(
         register(identity, presented)
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert only_hex(agents.users()) == before_it
     assert not Removal.objects.exists()
@@ -1066,7 +1067,7 @@ def test_no_user_stays_whose_permissions_could_not_be_set(
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
     assert only_hex(agents.users()) != before_it
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert only_hex(agents.users()) == before_it
     assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}
@@ -1182,7 +1183,7 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
     ):
         with pytest.raises(ObjectDoesNotExist):
             call()
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert stale.uuid.hex not in agents.vhosts()
     assert not only_hex(agents.users())
@@ -1435,7 +1436,7 @@ def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
     before(monkeypatch, "make_queue", lambda: SubscriptionQueue.objects.all().delete())
     make_again(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert queue.queue_name not in agents.queues(queue.vhost)
 
@@ -1456,7 +1457,7 @@ def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
     before(monkeypatch, "make_vhost", lambda: Owner.objects.filter(pk=alice.pk).delete())
     with pytest.raises(ObjectDoesNotExist):
         register_subscription(identity, "order", presented)
-    Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    make_due()
     removals.finish()
     assert alice.uuid.hex not in agents.vhosts()
     with pytest.raises(NotThere):
