@@ -140,6 +140,9 @@ class PrivateNode:
             "RABBITMQ_PID_FILE": str(self.directory / "pid"),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            # By default each scheduler keeps to one core. Whatever else is at work there then holds it up, although the
+            # other core rests; and every node on this machine binds its first one to the same core.
+            "RABBITMQ_SCHEDULER_BIND_TYPE": "u",
             "RABBITMQ_CTL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             # rabbitmqctl listens too, by default on a port of a range that other programs use; 0 takes any.
             "RABBITMQ_CTL_DIST_PORT_MIN": "0",
