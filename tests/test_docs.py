@@ -94,6 +94,7 @@ NAMES_ELSEWHERE = {
     "GUARDIAN_TEST_RABBIT_URL": "tests/conftest.py",
     "GUARDIAN_TEST_STOMP_URL": "tests/conftest.py",
     "PULSEGUARDIAN_DATABASE_URL": "queues/management/commands/import_pulseguardian.py",
+    "RABBITMQ_SCHEDULER_BIND_TYPE": "local/rabbitmq.py",
     "REFUSED_OPTIONS": "queues/channels.py",
 }
 """Names in capital letters that are no settings, and where they stand."""
