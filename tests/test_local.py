@@ -110,6 +110,9 @@ class TestPrivateNode:
         with pytest.raises(ControlError, match="does not exist"):
             node.ctl("delete_user", "nobody")
 
+    def test_its_schedulers_may_move_between_the_cores_that_it_shares(self, node):
+        assert node.eval("erlang:system_info(scheduler_bind_type).") == "unbound"
+
     def test_suspended_it_accepts_and_answers_nothing_until_it_goes_on(self, node):
         node.suspend()
         try:

@@ -255,6 +255,10 @@ def test_rabbitmq_has_its_plugins():
         assert plugin in content
 
 
+def test_rabbitmqs_schedulers_may_move_between_the_cores_that_it_shares():
+    assert SERVICES["rabbitmq"]["environment"]["RABBITMQ_SCHEDULER_BIND_TYPE"] == "u"
+
+
 def seconds(text):
     minutes, rest = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", text).groups()
     return int(minutes or 0) * 60 + int(rest or 0)
