@@ -144,7 +144,8 @@ def stomp_url(broker: Broker) -> str:
 
 @pytest.fixture(scope="session")
 def management(broker: Broker) -> Iterator[Management]:
-    client = Management(broker.management_url)
+    # Beside other tests the broker takes longer than Guardian waits to delete a vhost with a thousand queues.
+    client = Management(broker.management_url, read_timeout=60)
     yield client
     client.close()
 
