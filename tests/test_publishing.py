@@ -482,11 +482,10 @@ def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_bound_and_after_it
     finally:
         breakable.ctl("set_vm_memory_high_watermark", "0.4")
     assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
-    for _ in range(100):  # what was unknown was delivered after all
-        if lengths(management, "/") == {"a": 4, "b": 4, "c": 4}:
-            break
-        time.sleep(0.1)
-    assert lengths(management, "/") == {"a": 4, "b": 4, "c": 4}
+    # Two of each are known to be there. The two that are unknown mostly come too, but the broker may have read neither.
+    found = lengths(management, "/")
+    assert found.keys() == {"a", "b", "c"}
+    assert all(2 <= length <= 4 for length in found.values()), found
     publisher.close()
 
 
