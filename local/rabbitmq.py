@@ -41,12 +41,14 @@ class PrivateNode:
         config: Mapping[str, str] | None = None,
         directory: Path | None = None,
         peer: "PrivateNode | None" = None,
+        quorum_tick_seconds: float = 5,
     ) -> None:
         """Choose ports and write the configuration; nothing runs yet.
 
         ``config`` holds further lines of ``rabbitmq.conf``. ``directory`` keeps data, password and ports from one time
         to the next; without it both are in a temporary directory that `stop` removes. ``peer`` is a running node whose
         cookie, password and epmd this one shares, so that it can `join` it; its ``name`` must be another.
+        ``quorum_tick_seconds`` is how old the listed length of a quorum queue may be; 5 is RabbitMQ's default.
         Raises StartError when RabbitMQ isn't installed, or another program runs the node of that directory.
         """
         if not (SCRIPTS / "rabbitmq-server").exists():
@@ -69,6 +71,7 @@ class PrivateNode:
         self.management_port = self._keep_port("management_port")
         self.stomp_port = self._keep_port("stomp_port") if "rabbitmq_web_stomp" in plugins else None
         self._peer = peer
+        self._quorum_tick_seconds = quorum_tick_seconds
         self._epmd: subprocess.Popen[bytes] | None = None
         self._epmd_port: int = free_port() if peer is None else peer._epmd_port
         self._distribution_port = free_port()
@@ -115,7 +118,8 @@ class PrivateNode:
         self.config = lines | self._config
         text = "".join(f"{key} = {value}\n" for key, value in self.config.items())
         (self.directory / "rabbitmq.conf").write_text(text)
-        (self.directory / "advanced.config").write_text("[].\n")
+        tick = round(self._quorum_tick_seconds * 1000)
+        (self.directory / "advanced.config").write_text(f"[{{rabbit, [{{quorum_tick_interval, {tick}}}]}}].\n")
         (self.directory / "rabbitmq-env.conf").write_text("")  # so that the one under /etc isn't read
         (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
 

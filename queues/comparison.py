@@ -19,6 +19,7 @@ from queues.thresholds import (
     GONE,
     NO_OWN,
     OK,
+    UNACKED_MINIMUM,
     Action,
     BrokerState,
     Policy,
@@ -26,10 +27,12 @@ from queues.thresholds import (
     brake_limit,
     judge,
     long_length,
+    over_unacked_since,
     resolve,
 )
+from rabbit.directly import Depth
 from rabbit.names import Kind, kind_of_queue, user_of_queue
-from rabbit.snapshot import QueueSeen, Snapshot
+from rabbit.snapshot import CLASSIC, QueueSeen, Snapshot
 
 LISTS_TO_BE_GONE = 2
 SHORT_LISTS_TO_BELIEVE = 3
@@ -70,6 +73,7 @@ class Known(NamedTuple):
     quiet_until: datetime | None
     recovery_said: bool
     folded: int
+    over_unacked_since: datetime | None
     unbounded: bool
     warn_length: int | None
     max_length: int | None
@@ -231,6 +235,7 @@ class Changes:
     ``returned`` are registered ones that were gone.
     ``missing`` is how many known queues the list lacks for no reason that is known, and ``short`` the same where that
     is too many. ``kept`` are the queues that the brake keeps.
+    ``unconfirmed`` are the queues that would be deleted, or reported as back to normal, by a length that lags.
     """
 
     seen: int = 0
@@ -254,6 +259,7 @@ class Changes:
     short: int = 0
     short_lists: int = 0
     kept: list[QueueName] = field(default_factory=list)
+    unconfirmed: list[QueueName] = field(default_factory=list)
 
     @property
     def braked(self) -> int:
@@ -288,9 +294,35 @@ def from_seen(seen: QueueSeen) -> Known:
     """Return the row of a queue that is seen for the first time."""
     return Known(
         None, *seen, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
-        delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, unbounded=False,
-        warn_length=None, max_length=None,
+        delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, over_unacked_since=None,
+        unbounded=False, warn_length=None, max_length=None,
     )  # fmt: skip
+
+
+def confirmed(
+    snapshot: Snapshot,
+    unconfirmed: Collection[QueueName],
+    depths: Mapping[QueueName, Depth],
+    known: Mapping[QueueName, Known],
+) -> Snapshot:
+    """Return the snapshot with the exact ready counts of these queues, as passive declares gave them.
+
+    Without an answer, the length of a queue that seems to have shrunk is unknown, and others stay as listed.
+    """
+
+    def corrected(seen: QueueSeen) -> QueueSeen:
+        key = name_of(seen)
+        if key not in unconfirmed or seen.ready is None or seen.unacknowledged is None:
+            return seen
+        depth, row = depths.get(key), known.get(key)
+        if depth is not None:
+            # What became ready since the last tick may have been unacknowledged: it must not count twice.
+            requeued = max(0, depth.ready - seen.ready)
+            return seen._replace(ready=depth.ready, unacknowledged=max(0, seen.unacknowledged - requeued))
+        has_shrunk = row is not None and row.length is not None and seen.ready + seen.unacknowledged < row.length
+        return seen._replace(ready=None) if has_shrunk else seen
+
+    return snapshot._replace(queues=[corrected(seen) for seen in snapshot.queues])
 
 
 def undisturbed(
@@ -376,8 +408,16 @@ def compare(
             if key in agents.queues:
                 changes.returned.append(before)
         after = _brought_up_to_date(before, seen, whose)
+        lags = seen.type != CLASSIC
+        if lags or after.over_unacked_since is not None:
+            after = _with_over_unacked(after, thresholds, now)
         spared = after.unbounded or after.exclusive or after.registered or held
+        # Figures of Prometheus only have the list fetched, which decides.
+        waits = after.over_unacked_since is not None and now - after.over_unacked_since < UNACKED_MINIMUM
+        spared = spared or (waits and not snapshot.lagging)
         verdict = judge(after.stood, length, thresholds, spared=spared)
+        if lags and verdict.action in (Action.DELETE, Action.RECOVER):
+            changes.unconfirmed.append(key)
         for_its_name = judges_names and rules.deletes_for_its_name(after)
         if verdict.action is Action.DELETE or for_its_name:
             changes.condemned.append(Condemned(after, thresholds, for_its_name))
@@ -495,6 +535,14 @@ def _brought_up_to_date(queue: Known, seen: QueueSeen, whose: Belongs) -> Known:
     return Known._make((queue.id, *seen, *whose, queue.state, 0, *queue[15:]))
 
 
+def _with_over_unacked(queue: Known, thresholds: Thresholds, now: datetime) -> Known:
+    """Return the queue with the time since when it is over its limit only with its unacknowledged messages."""
+    since = None
+    if queue.type != CLASSIC and queue.ready is not None and queue.length is not None:
+        since = over_unacked_since(queue.over_unacked_since, queue.ready, queue.length, thresholds.max, now)
+    return queue if since == queue.over_unacked_since else queue._replace(over_unacked_since=since)
+
+
 def _absent(
     changes: Changes,
     present: Mapping[QueueName, QueueSeen],
@@ -562,7 +610,9 @@ def _absent(
 
 def _let_go(changes: Changes, row: Known) -> None:
     """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""
-    gone = row._replace(state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None)
+    gone = row._replace(
+        state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None
+    )
     changes.gone.append(gone)
     if row.misses == 0:
         changes.listed_last.append(gone)

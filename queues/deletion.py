@@ -27,7 +27,7 @@ from queues.quiet import Quiet
 from queues.thresholds import DELETING, GONE
 from rabbit import directly, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
-from rabbit.snapshot import Snapshot
+from rabbit.snapshot import CLASSIC, Snapshot
 from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -95,8 +95,9 @@ class Deletion:
 
         ``between`` is called between two requests, and raises a BrokerError where there is no more time for the list.
 
-        First the ready messages, by AMQP. Where they alone are not over the maximum, by one more exact list, unless
-        ``exact`` is False: then a queue's process hangs, and so would the list.
+        First the ready messages, by AMQP. Where they alone are not over the limit, a classic queue is looked up in one
+        more list, unless ``exact`` is False: then a queue's process hangs, and so would the list. Other types are
+        listed as of their last tick: they go only if every list for ``UNACKED_MINIMUM`` has shown them over.
         """
         look = Look([one for one in condemned if one.for_its_name], [], [])
         by_length = [one for one in condemned if not one.for_its_name]
@@ -104,8 +105,14 @@ class Deletion:
         doubtful: list[Condemned] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
-            over = depth is not None and depth.ready > one.thresholds.max
-            (look.over if over else doubtful).append(one)
+            if depth is not None and depth.ready > one.thresholds.max:
+                look.over.append(one)
+            elif depth is None or one.queue.type == CLASSIC:
+                doubtful.append(one)
+            else:
+                queue = one.queue._replace(ready=depth.ready)
+                is_over = queue.over_unacked_since is not None and (queue.length or 0) > one.thresholds.max
+                (look.over if is_over else look.kept).append(one._replace(queue=queue))
         if not doubtful:
             return look
         listed = self._list({one.queue.vhost for one in doubtful}, between) if exact else None
@@ -115,7 +122,7 @@ class Deletion:
             if seen is None:
                 if listed is None or one.queue.vhost in listed.unlisted:
                     look.unsure.append(one)
-            elif seen.length is None:
+            elif seen.length is None or seen.type != CLASSIC:
                 look.unsure.append(one)
             elif seen.length > one.thresholds.max:
                 look.over.append(one)
@@ -316,12 +323,14 @@ def _still_deleting(queues: Sequence[Known]) -> set[int]:
 
 
 def _deleted(queue: Known) -> Known:
-    return queue.with_quiet(Quiet())._replace(state=GONE, delete_sent_at=None, misses=0)
+    return queue.with_quiet(Quiet())._replace(state=GONE, delete_sent_at=None, misses=0, over_unacked_since=None)
 
 
 def write_states(queues: Sequence[Known]) -> None:
     """Write where these stand, and what is remembered of their messages."""
-    fields = ("state", "misses", "delete_sent_at", "said", "quiet_until", "recovery_said", "folded")
+    fields = (
+        "state", "misses", "delete_sent_at", "said", "quiet_until", "recovery_said", "folded", "over_unacked_since",
+    )  # fmt: skip
     rows = [(queue.id, *(getattr(queue, name) for name in fields)) for queue in queues]
     bulk.update(Queue, fields, rows)
 

@@ -74,6 +74,11 @@ class Queue(models.Model):
         null=True, help_text="Set right before the broker is asked to delete it, so that a crash in between is seen."
     )
 
+    over_unacked_since = models.DateTimeField(
+        null=True,
+        help_text="Since when every list shows it over its limit only with unacknowledged messages; see thresholds.",
+    )
+
     consumers = models.PositiveIntegerField(
         null=True, help_text="At the last count, a minute ago at most; empty: unknown."
     )

@@ -38,6 +38,7 @@ from queues.comparison import (
     QueueName,
     Rules,
     compare,
+    confirmed,
     name_of,
     undisturbed,
 )
@@ -47,7 +48,7 @@ from queues.lease import HeldLease, LeaseLost, LeaseTaken, is_held, lease
 from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Shard, Watch
 from queues.outbox import Telling
 from queues.thresholds import DELETING, GONE, policy
-from rabbit import connections, snapshot
+from rabbit import connections, directly, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
 from rabbit.prometheus import Untrusted
@@ -245,12 +246,11 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
     try:
         management = connections.management()
         expect = cache(partial(_expected, report.vhost, going_by, agents_vhosts))
-        seen = None
+        figures = None
         if held and not (exactly or force):
-            seen = _by_figures(report, management, going_by, memory, held, expect)
-        if seen is None:
-            keep = held.keep if held else lambda: None
-            seen = snapshot.take(management, vhosts, keep, lambda: {one: one for one in expect().undisturbed})
+            figures = _by_figures(report, management, going_by, memory, held, expect)
+        keep = held.keep if held else lambda: None
+        seen = figures or snapshot.take(management, vhosts, keep, lambda: {one: one for one in expect().undisturbed})
         in_use = _memory(management) if going_by.policy.needs_memory else 0.0
         report.listing_seconds = seen.seconds
         known, accounts_before, agents_before, as_before = expect()
@@ -277,27 +277,37 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
     accounts, agents = _accounts(report.vhost, going_by, known), _agents(agents_vhosts, report.vhost)
     if is_short or (accounts, agents) != (accounts_before, agents_before):
         as_before = undisturbed(known, accounts, agents, going_by)
-    judge = partial(
-        compare,
-        seen,
-        known,
-        accounts,
-        going_by,
-        _earlier(memory),
-        memory=in_use,
-        now=now,
-        force=force,
-        stopped_vhosts=stopped,
-        agents=agents,
-        let_go=let_go(watch, now),
-        as_before=as_before,
-    )
-    if isinstance(memory, Shard):
-        changes = judge(most=len(seen.queues))  # the brake is asked with the decision
-    else:
+    may_go = let_go(watch, now)
+
+    def judge(**options: Any) -> Changes:
+        return compare(
+            seen,
+            known,
+            accounts,
+            going_by,
+            _earlier(memory),
+            memory=in_use,
+            now=now,
+            force=force,
+            stopped_vhosts=stopped,
+            agents=agents,
+            as_before=as_before,
+            **{"let_go": may_go, **options},
+        )
+
+    def first() -> Changes:
+        if isinstance(memory, Shard):
+            return judge(most=len(seen.queues))  # the brake is asked with the decision
         changes = judge()
         if watch.braked and settings.GUARDIAN_SHARD_BY_VHOST:
             changes = judge(most=left_by_shards(watch, changes.seen, going_by.brake))
+        return changes
+
+    changes = first()
+    if changes.unconfirmed:
+        unconfirmed = frozenset(changes.unconfirmed)
+        seen = confirmed(seen, unconfirmed, directly.ask(connections.amqp_url(), unconfirmed), known)
+        changes = first()
     if seen.lagging and (changes.condemned or changes.kept or changes.short):
         _pass(report, held, force, exactly=True)  # nothing is deleted by figures that lag, or gone by a short list
         return

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -53,6 +54,23 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
     if length >= thresholds.warn:
         return Verdict(WARNED, Action.NOTHING if state == WARNED else Action.WARN)
     return Verdict(OK, Action.NOTHING if state == OK else Action.RECOVER)
+
+
+UNACKED_MINIMUM = timedelta(seconds=12)
+"""How long unacknowledged messages must keep a queue over its limit before it is deleted, if its listed length lags.
+
+The list shows such a queue as of its last tick, which is up to 5 s old. Only its ready count can be rechecked.
+"""
+
+
+def over_unacked_since(since: datetime | None, ready: int, length: int, limit: int, now: datetime) -> datetime | None:
+    """Return since when a queue has been over its limit only with its unacknowledged messages; None: it is not.
+
+    ``since`` is the answer for the previous list.
+    """
+    if not ready <= limit < length:
+        return None
+    return now if since is None else min(since, now)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,15 @@ LISTS_AT_ONCE = 2
 """Lists under way at once. Those five took two cores 4.9 s one after another, and by two, three, four or five at once
 all the same 3.3 to 3.8 s."""
 
+CLASSIC = "classic"
+"""The queue type whose listed length is exact."""
+
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
-"""The cheapest complete answer there is. It asks each queue's process, so its lengths are exact."""
+"""The cheapest complete answer there is. Classic queues are asked for their lengths, which are exact.
+
+Other types are shown as of their last tick: for 5 s after a publish, purge, get or ack their lengths are wrong, and
+right after a change of leader they are 0.
+"""
 
 LONGEST_NAME = 255
 
@@ -82,10 +89,11 @@ class Snapshot(NamedTuple):
     ``unlisted`` maps each vhost that could not be listed to the reason; its queues are not in the list, which says
     nothing about them. ``nodes`` are the running nodes, ``down`` the cluster's others; ``steady`` says that they were
     the same before and after.
-    ``exact`` is False where a queue's process did not answer and the lengths are the broker's statistics, which lag by
-    seconds. ``unreadable`` are names that cannot be kept in a database, ``no_such_vhosts`` vhosts that were asked for
-    and aren't there. ``seconds`` is from the first request to the last list. ``lagging``: the lengths are from the
-    nodes' Prometheus endpoints (``prometheus.py``), and nothing may be deleted by them.
+    ``exact`` says that the lengths of classic queues are exact (see ``TOTALS``). It is False where a queue's process
+    did not answer and the lengths are the broker's statistics, which lag by seconds. ``unreadable`` are names that
+    cannot be kept in a database, ``no_such_vhosts`` vhosts that were asked for and aren't there. ``seconds`` is from
+    the first request to the last list. ``lagging``: the lengths are from the nodes' Prometheus endpoints
+    (``prometheus.py``), and nothing may be deleted by them.
     """
 
     queues: list[QueueSeen]

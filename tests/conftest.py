@@ -121,7 +121,8 @@ def broker() -> Iterator[Broker]:
         yield Broker(outside, os.environ["GUARDIAN_TEST_RABBIT_URL"], stomp_url=stomp_url)
         return
     with PrivateNode(
-        plugins=["rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_stream", "rabbitmq_web_stomp"]
+        plugins=["rabbitmq_management", "rabbitmq_prometheus", "rabbitmq_stream", "rabbitmq_web_stomp"],
+        quorum_tick_seconds=1,
     ) as node:
         yield Broker(node.management_url, node.amqp_url, node, node.stomp_url)
 

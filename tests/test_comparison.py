@@ -9,9 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queues.comparison import NO_AGENTS, Agents, Earlier, Known, PulseAccount, Rules, compare, settled, undisturbed
+from queues.comparison import (
+    NO_AGENTS,
+    Agents,
+    Earlier,
+    Known,
+    PulseAccount,
+    Rules,
+    compare,
+    confirmed,
+    from_seen,
+    settled,
+    undisturbed,
+)
 from queues.quiet import Say
 from queues.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
+from rabbit.directly import Depth
 from rabbit.snapshot import QueueSeen, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -416,3 +429,55 @@ def test_a_name_that_only_looks_like_alices_is_not_hers(name):
     story = Story()
     story.look(snapshot(seen(name, 0)))
     assert story.row(name).pulse_user_id is None
+
+
+class TestLengthsThatLag:
+    """Quorum queues are listed as of their last tick; only their ready count can be asked for."""
+
+    def test_over_the_limit_with_unacknowledged_messages_alone_a_queue_is_warned_about_for_12_s_then_condemned(self):
+        story = Story()
+        held = seen("queue/alice/a", 3, type="quorum", unacknowledged=40)
+        changes = [story.look(snapshot(held), seconds=4) for _ in range(4)]
+        assert [len(one.condemned) for one in changes] == [0, 0, 0, 1]
+        assert [message.say for one in changes for message in one.messages] == [Say.WARNING]
+
+    @pytest.mark.parametrize("other", [3, 11, None])
+    def test_any_other_list_begins_the_12_s_anew(self, other):
+        story = Story()
+        held = seen("queue/alice/a", 3, type="quorum", unacknowledged=40)
+        story.look(snapshot(held), seconds=8)
+        story.look(snapshot(seen("queue/alice/a", other, type="quorum")), seconds=8)
+        assert not story.look(snapshot(held), seconds=8).condemned
+
+    def test_a_classic_queue_is_condemned_at_once(self):
+        held = seen("queue/alice/a", 3, unacknowledged=40)
+        changes = Story().look(snapshot(held))
+        assert len(changes.condemned) == 1
+        assert changes.unconfirmed == []
+
+    def test_what_would_be_deleted_or_back_to_normal_is_to_be_confirmed_and_nothing_else(self):
+        story = Story()
+        quorum = partial(seen, type="quorum")
+        names = ["long", "short", "calm"]
+        story.look(snapshot(*map(quorum, names, (5, 6, 1))))
+        changes = story.look(snapshot(*map(quorum, names, (11, 2, 5))))
+        assert changes.unconfirmed == [("/", "long"), ("/", "short")]
+
+    @pytest.mark.parametrize(
+        ("listed", "depth", "length"),
+        [
+            ((40, 0), Depth(0, 0), 0),  # purged since the last tick
+            ((0, 0), Depth(40, 0), 40),  # a new leader
+            ((0, 40), Depth(40, 0), 40),  # requeued, which is not 80
+            ((0, 40), Depth(0, 1), 40),
+            ((40, 0), None, 40),  # not shorter than before: as listed
+            ((1, 0), None, None),  # shorter than before, and nobody confirms it
+        ],
+    )
+    def test_the_ready_count_of_a_passive_declare_replaces_the_listed_one(self, listed, depth, length):
+        ready, unacknowledged = listed
+        shot = snapshot(seen("queue/alice/a", ready, type="quorum", unacknowledged=unacknowledged), seen("other", 3))
+        known = {("/", "queue/alice/a"): from_seen(seen("queue/alice/a", 30, type="quorum"))}
+        key = ("/", "queue/alice/a")
+        corrected = confirmed(shot, {key}, {key: depth} if depth else {}, known)
+        assert [queue.length for queue in corrected.queues] == [length, 3]

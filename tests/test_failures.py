@@ -590,7 +590,7 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
 @pytest.fixture(scope="module")
 def lent_node():
     """Start a node that tests may trouble, since one for each of them takes seconds."""
-    with PrivateNode(plugins=["rabbitmq_management"]) as node:
+    with PrivateNode(plugins=["rabbitmq_management"], quorum_tick_seconds=1) as node:
         yield node
 
 
