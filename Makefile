@@ -6,23 +6,16 @@ PYTHON = .venv/bin/python
 BROKER = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 
-# Tests that look at whole processes for the most part, each of them for long.
-PROCESSES = tests/test_kills.py tests/test_local.py tests/test_production.py tests/test_publishing.py tests/test_restarts.py tests/test_soak.py tests/test_spool.py
-
-# Tests that wait for most of their time: for a command to start, a broker to be back, a page to be drawn.
-WAITING = $(patsubst %,tests/test_%.py,channels commands doctor events failures outbox overview prometheus sentry shards \
-	tracing unattended walk work_store)
-
-# What failed once and then passed is named at the end of a run (RERUN), to be mended; a busy machine stops nobody's merge.
-RERUNS = $(if $(CI),--reruns 1 --rerun-show-tracebacks)
-
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7
+
+# Each has a broker and a database of its own, and waits for others for half of its time.
+WORKERS_OF_TESTS = 4
 
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run restarts soak test test-on-sqlite test-on-postgresql test-waiting test-processes test-consumers lint audit bench figures docs pictures lock clean \
+.PHONY: help setup demo run restarts soak test lint audit bench figures docs pictures lock clean \
 	rabbitmq-server postgresql redis-server zookeeper chromium site-agents production-packages
 
 help:
@@ -33,7 +26,7 @@ help:
 	@echo "make restarts  kill and restart processes of each kind under load, and show that nothing is lost or done twice"
 	@echo "make soak    ten minutes of a hundred owners and agents while parts are killed at random: does all hold that has to?"
 	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with that left to chance as it was then)"
-	@echo "make test    all tests, on SQLite and on PostgreSQL"
+	@echo "make test    all tests (make test ONLY=test_thresholds: those of one file)"
 	@echo "make lint    ruff, mypy, and whether a migration is missing"
 	@echo "make audit   look for known holes in the packages that are installed"
 	@echo "make bench   measure (make bench ONLY=name: one of them)"
@@ -59,31 +52,12 @@ soak: setup rabbitmq-server postgresql redis-server
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
 
 test: setup $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages
-	@$(MAKE) --no-print-directory -j3 test-on-sqlite test-on-postgresql test-waiting test-processes test-consumers
-
-# Three at once, each with a broker of its own: most of the time a test waits for somebody else.
-test-on-sqlite:
-	$(PYTHON) -m pytest $(RERUNS) --ignore-glob='tests/test_consumer*.py' $(PROCESSES:%=--ignore=%) $(WAITING:%=--ignore=%)
-
-test-on-postgresql:
-	@mkdir -p var
-	@GUARDIAN_TEST_DATABASE=postgresql $(PYTHON) -m pytest $(RERUNS) -m database > var/test-on-postgresql.txt 2>&1; \
-		code=$$?; echo; echo "On PostgreSQL:"; cat var/test-on-postgresql.txt; exit $$code
-
-test-waiting:
-	@mkdir -p var
-	@$(PYTHON) -m pytest $(RERUNS) $(WAITING) > var/test-waiting.txt 2>&1; \
-		code=$$?; echo; echo "Commands, faults and pages:"; cat var/test-waiting.txt; exit $$code
-
-test-processes:
-	@mkdir -p var
-	@$(PYTHON) -m pytest $(RERUNS) $(PROCESSES) > var/test-processes.txt 2>&1; \
-		code=$$?; echo; echo "Processes that are started, hang and are killed:"; cat var/test-processes.txt; exit $$code
-
-test-consumers:
-	@mkdir -p var
-	@$(PYTHON) -m pytest $(RERUNS) tests/test_consumer*.py > var/test-consumers.txt 2>&1; \
-		code=$$?; echo; echo "The consumer toolkit:"; cat var/test-consumers.txt; exit $$code
+ifdef ONLY
+	$(PYTHON) -m pytest $(ONLY:%=tests/%.py)
+else
+	$(PYTHON) -m pytest -n $(WORKERS_OF_TESTS) --dist loadfile
+	GUARDIAN_TEST_DATABASE=sqlite $(PYTHON) -m pytest -n $(WORKERS_OF_TESTS) --dist loadfile -m sqlite
+endif
 
 lint: setup
 	$(PYTHON) -m ruff check .

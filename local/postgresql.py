@@ -83,7 +83,7 @@ class PrivateCluster(PrivateServer):
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
             "unix_socket_directories": "",
-            "max_connections": "80",
+            "max_connections": "200",
             # What is here is thrown away anyway.
             "fsync": "off",
             "synchronous_commit": "off",

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import queue
-import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -37,7 +37,7 @@ def free_port(preferred: int | None = None) -> int:
         if preferred is not None and attempt == 0:
             port = preferred
         else:
-            port = random.randint(20_000, 31_999)
+            port = 20_000 + secrets.randbelow(12_000)  # tests seed `random`, alike in each of their processes
             if port in _given:
                 continue
         with socket.socket() as probe:

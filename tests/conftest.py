@@ -30,39 +30,22 @@ KEPT_TABLES = {"django_content_type", "auth_permission"}
 CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
 """No model's: how often somebody did something."""
 
-DATABASE_FIXTURES = {"db", "transactional_db", "guarded"}
-
-ON_ONE_DATABASE = {
-    "test_account_pages", "test_admin", "test_admin_agents", "test_adopt_broker",
-    "test_api_errors", "test_api_schema", "test_channels", "test_cleanup_commands", "test_commands", "test_docs",
-    "test_doctor", "test_door", "test_error_pages", "test_failures", "test_fuzz",
-    "test_invariants", "test_kills", "test_mails", "test_message_store_pages",
-    "test_oidc", "test_operator_views", "test_preferences", "test_prometheus",
-    "test_queue_page", "test_settings_page", "test_signin", "test_site", "test_site_agents", "test_stomp",
-    "test_subscription_pages", "test_tokens", "test_tracing", "test_who_may",
+ON_SQLITE_TOO = {
+    "test_backup", "test_bulk", "test_kills", "test_limits", "test_message_store", "test_migrations", "test_monitor",
+    "test_outages", "test_outbox", "test_pruning", "test_work_store",
 }  # fmt: skip
-"""What asks no more of a database than to keep rows: it is about words, input, rights, the broker or the mail server.
-
-The rules and statements that they come to are tested elsewhere, on both; and half of the second run's time is saved.
-"""
+"""What depends on how a database locks, upserts, migrates or fails. All run on PostgreSQL, and these on SQLite too."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the database, so that they can be run on the other one too.
-
-    Left out are those named above, and Chromium's: what they look at is the same on both.
-    """
+    """Mark the tests that are run on SQLite too."""
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        uses_database = item.get_closest_marker("django_db") or DATABASE_FIXTURES & fixtures
-        if item.path.stem in ON_ONE_DATABASE or "browser" in fixtures:
-            continue
-        if uses_database:
-            item.add_marker(pytest.mark.database)
+        if item.path.stem in ON_SQLITE_TOO:
+            item.add_marker(pytest.mark.sqlite)
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings() -> None:
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
     """Put SQLite's test database into a file, so that threads and other processes see it too."""
     database = django_settings.DATABASES["default"]
     if "sqlite" in database["ENGINE"]:

@@ -22,11 +22,16 @@ os.environ["ALLOWED_HOSTS"] = "testserver,127.0.0.1,localhost"
 os.environ["SECRET_KEY"] = "for-the-tests-alone"
 os.environ["GUARDIAN_VAR_DIR"] = VAR.name
 
-if os.environ.get("GUARDIAN_TEST_DATABASE") == "postgresql":
-    from local.postgresql import PrivateCluster
+DATABASE_URL = "GUARDIAN_TEST_DATABASE_URL"
+"""Where the processes of one run find the server that the first of them started."""
 
-    cluster = PrivateCluster().start()
-    atexit.register(cluster.stop)
-    os.environ["DATABASE_URL"] = cluster.database_url()
-else:
+if os.environ.get("GUARDIAN_TEST_DATABASE") == "sqlite":
     os.environ["DATABASE_URL"] = f"sqlite:///{VAR.name}/guardian.sqlite3"
+else:
+    if DATABASE_URL not in os.environ:
+        from local.postgresql import PrivateCluster
+
+        cluster = PrivateCluster().start()
+        atexit.register(cluster.stop)
+        os.environ[DATABASE_URL] = cluster.database_url()
+    os.environ["DATABASE_URL"] = os.environ[DATABASE_URL]

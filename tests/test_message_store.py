@@ -24,7 +24,7 @@ from message_store.ids import TICKS, Place, place
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
 
-IN_DATABASE = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+IN_DATABASE = pytest.mark.django_db(transaction=True)
 STORES = [
     pytest.param("message_store.memory.MemoryStore", id="memory"),
     pytest.param("message_store.database.DatabaseStore", marks=IN_DATABASE, id="database"),

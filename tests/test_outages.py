@@ -86,7 +86,7 @@ def at_once(*deeds):
 def cluster(guarded):
     """Give the PostgreSQL that holds the tests' database, to be stopped; it runs afterwards."""
     if connection.vendor != "postgresql":
-        pytest.skip("it is about PostgreSQL; make test-on-postgresql runs it")
+        pytest.skip("it is about PostgreSQL")
     yield plugin.cluster
     if not plugin.cluster.running:
         plugin.cluster.start()
