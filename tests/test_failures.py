@@ -20,6 +20,7 @@ from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.proxy import Proxy, http_answer
+from tests.toolbox import Killed
 
 
 @pytest.fixture
@@ -436,9 +437,6 @@ def test_a_pass_that_dies_at_the_deletion_is_finished_by_the_next_and_told_once(
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
     delete = Management.delete_queue
-
-    class Killed(BaseException):
-        """As sudden as SIGKILL, for this process."""
 
     def die(self, *arguments, **options):
         if after_the_broker_did_it:

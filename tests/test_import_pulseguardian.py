@@ -31,6 +31,7 @@ from rabbit.permissions import EVERYTHING, Permissions
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
+from tests.toolbox import Killed
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -45,10 +46,6 @@ TABLES = [
     "CREATE TABLE bindings (id INTEGER NOT NULL PRIMARY KEY, exchange VARCHAR(255), routing_key VARCHAR(255),"
     " queue_name VARCHAR(255) REFERENCES queues (name))",
 ]
-
-
-class Killed(BaseException):
-    """As sudden as SIGKILL, for this process."""
 
 
 class Source:

@@ -41,6 +41,7 @@ from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
 from tests.agents import make_due
 from tests.conftest import Amqp
 from tests.proxy import Proxy, http_answer
+from tests.toolbox import Killed
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 
@@ -673,9 +674,6 @@ def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decid
 
 
 def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(alice, monkeypatch):
-    class Killed(BaseException):
-        pass
-
     def killed(_):
         raise Killed
 

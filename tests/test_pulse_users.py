@@ -60,12 +60,9 @@ from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user,
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
+from tests.toolbox import Killed
 
 NOBODY = "http://guest:guest@127.0.0.1:1"
-
-
-class Killed(BaseException):
-    """As sudden as SIGKILL, for this process."""
 
 
 @pytest.fixture

@@ -43,13 +43,10 @@ from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
 from tests.proxy import Proxy
+from tests.toolbox import Killed
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 KIND = Removal.Kind
-
-
-class Killed(BaseException):
-    """As sudden as SIGKILL, for this process."""
 
 
 class Setting:

@@ -61,14 +61,11 @@ from tests.agents import make_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
+from tests.toolbox import Killed
 
 NOBODY = "http://guest:guest@127.0.0.1:1"
 
 TRANSACTIONS = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
-
-
-class Killed(BaseException):
-    """As sudden as SIGKILL, for this process."""
 
 
 @pytest.fixture
