@@ -2,9 +2,10 @@
 
 import gzip
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, Self
+
+from tests.toolbox import wait_until
 
 
 class Asked(NamedTuple):
@@ -47,11 +48,8 @@ class Recorder:
         self.port: int = self._server.server_address[1]
 
     def wait_for(self, number: int, seconds: float = 30) -> list[Asked]:
-        """Return what it was asked as soon as that is so much."""
-        until = time.monotonic() + seconds
-        while len(self.asked) < number and time.monotonic() < until:
-            time.sleep(0.05)
-        assert len(self.asked) >= number, self.asked
+        """Return the requests as soon as there are this many."""
+        wait_until(lambda: len(self.asked) >= number, seconds)
         return self.asked
 
     def __enter__(self) -> Self:

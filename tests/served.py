@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +11,7 @@ from django.db import connection
 
 from local.processes import end, free_port, port_answers, spawn
 from tests.plugin import ROOT
+from tests.toolbox import wait_until
 
 
 @pytest.fixture
@@ -31,10 +31,7 @@ def served(transactional_db: None) -> Iterator[int]:
         output=subprocess.DEVNULL,
     )
     try:
-        until = time.monotonic() + 60
-        while not port_answers(port):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: port_answers(port), seconds=60)
         yield port
     finally:
         end(process, timeout=20)

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -20,6 +19,7 @@ from queues.models import AgentVhost, Consumer, Notification, Offering, Queue, Q
 from queues.subscriptions import create_queue, make_again, register_consumer, register_subscription
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
+from tests.toolbox import wait_until
 
 
 @pytest.fixture
@@ -203,10 +203,12 @@ def test_an_owner_who_may_not_sign_in_any_more_is_not_told(registered, theirs, o
 def test_an_owner_is_told_that_nothing_reads_a_registered_queue_but_not_of_dead_letters(registered, theirs, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     monitor.run_pass()
-    until = time.monotonic() + 20
-    while Queue.objects.filter(consumers=None).exists() and time.monotonic() < until:
-        unattended.count_consumers()  # the broker counts a new queue's consumers after some seconds
-        time.sleep(0.5)
+
+    def all_are_counted():
+        unattended.count_consumers()
+        return not Queue.objects.filter(consumers=None).exists()
+
+    wait_until(all_are_counted)  # the broker counts a new queue's consumers after some seconds
     for queue in Queue.objects.all():
         Queue.objects.filter(pk=queue.pk).update(unattended_since=timezone.now() - timedelta(minutes=6))
     assert unattended.count_consumers() == 2

@@ -1,7 +1,6 @@
 """The REST API of RabbitMQ accounts, owners and tokens."""
 
 import threading
-import time
 import uuid
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from queues.models import Notification
 from rabbit.management import Management, NotThere
 from tests.api import Program
 from tests.proxy import Proxy
+from tests.toolbox import wait_until
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_live_connections_are_told_and_closed(alice, username, broker, guarded):
     parts = urlsplit(broker.amqp_url)
     url = f"amqp://{username}:{password}@{parts.hostname}:{parts.port}/{guarded}"
     opened = pika.BlockingConnection(pika.URLParameters(url))
-    until(lambda: program.get(f"pulse-users/{username}/connections/").json())
+    wait_until(lambda: program.get(f"pulse-users/{username}/connections/").json())
     answer = program.get(f"pulse-users/{username}/connections/")
     assert answer["X-Result-Count"] == "1"
     assert (answer.json()[0]["vhost"], answer.json()[0]["client_address"]) == (guarded, "127.0.0.1")
@@ -271,15 +271,7 @@ def test_live_connections_are_told_and_closed(alice, username, broker, guarded):
     closed = program.post(f"pulse-users/{username}/rotate-password/", {"close_connections": True})
     assert closed.status_code == 200
     with pytest.raises(AMQPConnectionError):
-        until(lambda: opened.process_data_events(time_limit=0.2))
-
-
-def until(done):
-    """Ask again until there is an answer, for ten seconds at most: the broker's statistics lag."""
-    deadline = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        wait_until(lambda: opened.process_data_events(time_limit=0.2))
 
 
 def test_a_deletion_that_is_cut_half_way_is_accepted_and_finished(alice, username, management, settings, monkeypatch):

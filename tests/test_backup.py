@@ -3,7 +3,6 @@
 import os
 import shutil
 import sqlite3
-import time
 from collections import Counter
 from datetime import timedelta
 
@@ -23,6 +22,7 @@ from tests.conftest import Amqp
 from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
 from tests.test_migrations import contents, fill, of_ours
 from tests.test_orphans import Registered, a_while_ago
+from tests.toolbox import wait_until
 
 LOOKS = [
     line.removeprefix(MANAGE).split()
@@ -254,10 +254,9 @@ def test_the_looks_of_the_documents_name_what_a_restore_would_cost_and_change_no
     monitor.run_pass()
     assert Queue.objects.get(name="unbounded since").state == "warned"
     backup.restore()
-    until = time.monotonic() + 60
-    while not (expired := clean_up_stale(dry_run=True)).tokens:
-        assert not expired.errors
-        assert time.monotonic() < until
+    wait_until(lambda: clean_up_stale(dry_run=True).tokens, seconds=60)
+    expired = clean_up_stale(dry_run=True)
+    assert not expired.errors
     there, rows = (alice.names, stale.names), contents(apps, "default")
     told = "\n".join(run(*look) for look in LOOKS)
     assert [look[0] for look in LOOKS] == ["monitor_queues", "cleanup_orphan_queues", "cleanup_stale_subscriptions"]

@@ -22,6 +22,7 @@ from local.invariants import broken
 from local.redis import PrivateRedis
 from queues.models import Lease, Notification, Pass, Queue
 from tests.faults import follow
+from tests.toolbox import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -110,13 +111,6 @@ def test_two_monitors_at_once_tell_everything_once(amqp, environment):
     assert codes == [0, 0]
     told = Notification.objects.filter(recipient="alice@example.org").order_by("id")
     assert list(told.values_list("kind", flat=True)) == ["warning", "deletion"]
-
-
-def wait_until(happened, seconds=30):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_sigterm_ends_the_pass_under_way_and_gives_the_lease_back(amqp, environment):

@@ -50,19 +50,11 @@ from rabbit.management import Management
 from rabbit.permissions import for_pulse_user
 from tests.conftest import Amqp
 from tests.proxy import Proxy
+from tests.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 QUEUE = "shop_test_orders"
 PARKED = f"{QUEUE}.parked"
-
-
-def until(condition, seconds=15):
-    """Wait for something to become true, and give it."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return value
 
 
 def at(amqp_url, vhost="/", **changes):
@@ -83,7 +75,7 @@ def consuming(consumer):
     """Consume until the end of the ``with``."""
     consumer.start()
     try:
-        until(lambda: consumer.connected)
+        wait_until(lambda: consumer.connected)
         yield consumer
     finally:
         consumer.close()
@@ -96,7 +88,7 @@ def length(amqp, queue):
 
 def taken(amqp, queue):
     """Take one message out of a queue: its properties and its body."""
-    until(lambda: length(amqp, queue))
+    wait_until(lambda: length(amqp, queue))
     _, properties, body = amqp.channel.basic_get(queue, auto_ack=True)
     return properties, body
 
@@ -112,7 +104,7 @@ def put(amqp, body=b"{}", queue=QUEUE, **properties):
             return False
         return True
 
-    until(is_routed)
+    wait_until(is_routed)
 
 
 # Names, publishing, handling
@@ -125,7 +117,7 @@ def test_a_publisher_with_yapw_and_a_consumer_with_this_package_meet_by_the_keys
         client.publish({"order": 17}, "orders")
         client.publish({"order": 18}, "returns")
         client.close()
-        until(lambda: len(seen) == 2)
+        wait_until(lambda: len(seen) == 2)
     assert sorted((message.routing_key, message.body["order"]) for message in seen) == [
         ("shop_test_orders", 17),
         ("shop_test_returns", 18),
@@ -159,7 +151,7 @@ def test_each_message_is_handled_once_and_by_many_threads_at_a_time(here, amqp):
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         for number in range(60):
             put(amqp, b"%d" % number)
-        until(lambda: consumer.counts["done"] == 60)
+        wait_until(lambda: consumer.counts["done"] == 60)
     assert sorted(bodies) == list(range(60))
     assert len(threads) == 20
     assert length(amqp, QUEUE) == 0
@@ -175,7 +167,7 @@ def test_callbacks_that_get_stuck_after_a_thousand_quick_ones_do_not_hold_up_the
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         for number in range(1020):
             put(amqp, b"%d" % number)
-        until(lambda: consumer.counts["done"] == 1020)
+        wait_until(lambda: consumer.counts["done"] == 1020)
     assert set(consumer.counts) == {"done"}
 
 
@@ -188,7 +180,7 @@ def test_a_callback_publishes_and_its_message_is_acknowledged_after_the_broker_h
         consuming(Consumer(here(), "invoices", lambda message: None)),
     ):
         put(amqp, b'{"order": 17}')
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
 
 
 def test_a_mandatory_message_that_nobody_reads_is_refused_and_another_is_gone_by_design(here):
@@ -214,7 +206,7 @@ def test_many_threads_publish_at_once_and_each_waits_for_its_own_confirmation(he
             thread.start()
         for thread in threads:
             thread.join(20)
-        until(lambda: consumer.counts["done"] == 200)
+        wait_until(lambda: consumer.counts["done"] == 200)
     assert sorted(seen) == sorted(confirmed) == list(range(200))
 
 
@@ -242,7 +234,7 @@ def test_a_poison_message_is_tried_again_after_each_delay_and_parked_once_with_t
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         put(amqp, b'{"order": 17}', message_id="seventeen", headers={"theirs": "kept"}, correlation_id="c")
         properties, body = taken(amqp, PARKED)
-        until(lambda: consumer.counts["park"] == 1)
+        wait_until(lambda: consumer.counts["park"] == 1)
     assert [attempts for _, attempts, _ in times] == [0, 1, 2]
     assert {names for *_, names in times} == {(QUEUE, "shop_test")}
     assert times[1][0] - times[0][0] >= 0.05
@@ -281,7 +273,7 @@ def test_a_body_that_nobody_can_read_is_parked_at_once_and_the_next_is_handled(
         put(amqp, body, **properties)
         put(amqp, b'{"order": 18}')
         parked, raw = taken(amqp, PARKED)
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
     assert raw == body
     assert parked.headers["consumer-error"].startswith(f"consumers.outcomes.Unreadable: {said}")
     assert [message.body for message in seen] == [{"order": 18}]
@@ -307,7 +299,7 @@ def test_headers_that_pika_cannot_read_park_their_message_and_cost_no_connection
             amqp.channel.basic_publish("shop_test", QUEUE, b'{"order": 17}', odd)
         put(amqp, b'{"order": 18}')
         parked = [taken(amqp, PARKED) for _ in range(2)]
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
     assert {(p.content_type, p.message_id, p.type, body) for p, body in parked} == {
         (content_type, "one", "order", b'{"order": 17}') for content_type in ("application/json", None)
     }
@@ -324,7 +316,7 @@ def test_bytes_and_text_come_as_they_are_and_a_decoder_of_ones_own_is_used(here,
         put(amqp, "å".encode(), content_type="text/plain; charset=utf-8")
         put(amqp, b"<order/>", content_type="application/xml")
         put(amqp, b"[1]", content_type="application/vnd.shop+json")
-        until(lambda: len(seen) == 4)
+        wait_until(lambda: len(seen) == 4)
     assert sorted(map(repr, seen)) == sorted(map(repr, [b"\x00\xff", "å", "<order/>", [1]]))
 
 
@@ -356,7 +348,7 @@ def test_a_callback_may_say_itself_what_becomes_of_its_message(here, amqp, error
     consumer, seen = failing(here, error)
     with consuming(consumer):
         put(amqp)
-        until(lambda: len(seen) == len(calls) and not consumer.figures()["in_hand"])
+        wait_until(lambda: len(seen) == len(calls) and not consumer.figures()["in_hand"])
     assert seen == calls
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left)
 
@@ -370,7 +362,7 @@ def test_an_exception_after_the_point_of_no_return_brings_nothing_back(here, amq
 
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         put(amqp)
-        until(lambda: consumer.counts["late"])
+        wait_until(lambda: consumer.counts["late"])
     assert said == [(True, False, True)]
     assert consumer.counts == {"done": 1, "late": 1}
     assert (length(amqp, QUEUE), length(amqp, PARKED)) == (0, 0)
@@ -395,7 +387,7 @@ def test_headers_that_fill_a_frame_and_an_error_without_end_are_parked_all_the_s
     with consuming(consumer):
         put(amqp, headers={"much": "x" * 130_000, "consumer-attempts": 2})
         properties, _ = taken(amqp, PARKED)
-        until(lambda: consumer.counts["park"] == 1)
+        wait_until(lambda: consumer.counts["park"] == 1)
         assert consumer.counts["reconnected"] == 0
     assert properties.headers["consumer-headers-dropped"] is True
     assert "much" not in properties.headers
@@ -418,7 +410,7 @@ def test_a_crash_between_parking_and_acknowledging_leaves_two_with_the_same_id(h
     with consuming(consumer):
         put(amqp, b'{"order": 17}')
         ids = [taken(amqp, PARKED)[0].message_id for _ in range(2)]
-        until(lambda: consumer.counts["park"] == 1)
+        wait_until(lambda: consumer.counts["park"] == 1)
     assert ids[0] == ids[1]
     assert len(seen) == 2
     assert consumer.counts["void"] == 1
@@ -454,7 +446,7 @@ def test_it_holds_one_message_while_it_is_young_and_twenty_when_it_has_grown(her
         assert consumer.figures()["prefetch"] == 1
         for number in range(70):
             put(amqp, b"%d" % number)
-        until(lambda: consumer.counts["done"] == 70)
+        wait_until(lambda: consumer.counts["done"] == 70)
         assert consumer.figures()["prefetch"] == 20
     assert max(together for body, together in at_once if body < 10) == 1
     assert max(together for body, together in at_once if body > 20) == 20
@@ -478,13 +470,13 @@ def test_a_message_whose_connection_was_lost_comes_again_and_its_old_acknowledge
         consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
         with consuming(consumer):
             put(amqp, b"17")
-            until(lambda: calls)
+            wait_until(lambda: calls)
             proxy.cut_after(1)
             put(amqp, b"18")
-            until(lambda: not consumer.connected)
-            until(lambda: consumer.counts["done"] == 2)
+            wait_until(lambda: not consumer.connected)
+            wait_until(lambda: consumer.counts["done"] == 2)
             going.set()
-            until(lambda: consumer.counts["void"])
+            wait_until(lambda: consumer.counts["void"])
     assert calls[0] == (17, False)
     assert set(calls[1:]) - {("acknowledged", False)} <= {(17, True), (18, False), (18, True)}
     assert ("acknowledged", False) in calls
@@ -506,14 +498,14 @@ def test_a_message_that_fails_when_its_connection_is_lost_comes_again_and_is_par
         consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
         with consuming(consumer):
             put(amqp, b"17")
-            until(lambda: calls)
+            wait_until(lambda: calls)
             proxy.cut_after(1)
             put(amqp, b"18")
-            until(lambda: not consumer.connected)
-            until(lambda: consumer.counts["park"] == 2)
+            wait_until(lambda: not consumer.connected)
+            wait_until(lambda: consumer.counts["park"] == 2)
             before = consumer.counts["void"]
             going.set()
-            until(lambda: consumer.counts["void"] > before)
+            wait_until(lambda: consumer.counts["void"] > before)
     assert calls.count(17) == 2
     assert sorted(taken(amqp, PARKED)[1] for _ in range(2)) == [b"17", b"18"]
     assert length(amqp, PARKED) == 0
@@ -538,11 +530,11 @@ def test_a_queue_that_is_deleted_is_declared_again_and_read_on_and_what_is_in_ha
     held = Held()
     with consuming(Consumer(here(), "orders", held)) as consumer:
         put(amqp, b"17")
-        until(lambda: held.seen)
+        wait_until(lambda: held.seen)
         amqp.channel.queue_delete(QUEUE)
-        until(lambda: put(amqp, b"18") or 18 in held.seen)
+        wait_until(lambda: put(amqp, b"18") or 18 in held.seen)
         held.released.set()
-        until(lambda: not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
+        wait_until(lambda: not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
     assert consumer.counts == {"done": len(held.seen)}  # no connection was lost for it, and nothing was void
 
 
@@ -551,7 +543,7 @@ def test_a_level_that_is_deleted_is_declared_bound_and_read_again(here, amqp):
     settings = here(priorities="0-4,5-9")
     with consuming(Consumer(settings, "orders", lambda message: seen.append(message.queue))) as consumer:
         amqp.channel.queue_delete(level)
-        until(lambda: consumer.publisher.publish({}, "orders", priority=9) or level in seen)
+        wait_until(lambda: consumer.publisher.publish({}, "orders", priority=9) or level in seen)
     assert consumer.counts["reconnected"] == 0
 
 
@@ -559,20 +551,20 @@ def test_a_parking_queue_that_is_gone_is_declared_again_and_what_is_in_hand_stay
     held = Held()
     with consuming(Consumer(here(), "orders", held)) as consumer:
         put(amqp, b"17")
-        until(lambda: held.seen)
+        wait_until(lambda: held.seen)
         amqp.channel.queue_delete(PARKED)
         put(amqp, b'"poison"')
         assert taken_when_there(amqp, PARKED) == b'"poison"'
-        until(lambda: consumer.counts["park"])
+        wait_until(lambda: consumer.counts["park"])
         held.released.set()
-        until(lambda: consumer.counts["done"])
+        wait_until(lambda: consumer.counts["done"])
     assert held.seen == [17, "poison"]
     assert consumer.counts == {"done": 1, "park": 1}
 
 
 def taken_when_there(amqp, queue):
     """Take one message out of a queue that may have to be made first."""
-    until(lambda: amqp_has(amqp, queue))
+    wait_until(lambda: amqp_has(amqp, queue))
     return taken(amqp, queue)[1]
 
 
@@ -601,7 +593,7 @@ def test_what_happens_while_it_reads_anew_leaves_one_reader(here, amqp):
             before = consumer.counts["done"]
             consumer._link.call(upset)
             put(amqp)
-            until(lambda: consumer.counts["done"] > before and consumer._reading and not consumer._starting)  # noqa: B023
+            wait_until(lambda: consumer.counts["done"] > before and consumer._reading and not consumer._starting)  # noqa: B023
         assert consumer.figures()["prefetch"] == 20
         assert amqp.channel.queue_declare(QUEUE, passive=True).method.consumer_count == 1
 
@@ -619,12 +611,12 @@ def test_from_the_moment_in_which_a_connection_is_given_up_nothing_passes_for_ac
         consumer = Consumer(here(url=proxy.url(here().url)), "orders", callback)
         with consuming(consumer):
             put(amqp)
-            until(lambda: said)
+            wait_until(lambda: said)
             proxy.delay(1)  # the broker's goodbye takes a second
             consumer._link.call(lambda: (consumer._link.drop("for a test"), given_up.set()))
-            until(lambda: len(said) == 2)
+            wait_until(lambda: len(said) == 2)
             proxy.forward()
-            until(lambda: consumer.counts["done"])
+            wait_until(lambda: consumer.counts["done"])
     assert said == ["begun", False]
     assert consumer.counts["void"] == 1
 
@@ -638,11 +630,11 @@ def test_what_waits_too_long_for_a_thread_goes_back_until_one_is_free(here, amqp
     with consuming(consumer):
         for number in range(5):
             put(amqp, b"%d" % number)
-        until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 4)  # where another may have them
+        wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 4)  # where another may have them
         assert consumer.wait(1.2) == (False, None)
         assert len(arrived) == 5  # it has looked again, and not fetched them time after time
         held.released.set()
-        until(lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == 5)
+        wait_until(lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == 5)
     assert sorted(held.seen) == list(range(5))
 
 
@@ -690,7 +682,7 @@ def test_who_is_in_a_hurry_does_not_wait_for_a_broker_that_answers_no_goodbye(he
     with Proxy.before(broker.amqp_url) as proxy:
         consumer = Consumer(here(url=proxy.url(here().url)), "orders", lambda message: None)
         consumer.start()
-        until(lambda: consumer.connected)
+        wait_until(lambda: consumer.connected)
         consumer.publisher.publish({}, "nobody")
         proxy.delay(60)
         begun = time.monotonic()
@@ -760,7 +752,7 @@ def test_a_callback_that_ends_while_its_message_is_being_parked_changes_nothing_
         if not parking.is_set():
             parking.set()
             assert ended.wait(10)
-            until(lambda: not consumer.figures()["in_hand"])
+            wait_until(lambda: not consumer.figures()["in_hand"])
         send(*args, **keywords)
 
     consumer.publisher.send = send_late
@@ -784,10 +776,10 @@ def test_the_time_limit_is_the_callbacks_and_not_that_of_parking_its_message(her
     consumer.publisher.send = send_slowly
     with consuming(consumer):
         put(amqp)
-        until(lambda: seen)
+        wait_until(lambda: seen)
         assert consumer.wait(1) == (False, None)
         slowly.set()
-        until(lambda: consumer.counts["park"])
+        wait_until(lambda: consumer.counts["park"])
         assert consumer.wait(0.01) == (False, None)
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
 
@@ -839,11 +831,11 @@ def test_what_goes_wrong_while_it_finishes_is_raised_too(here, amqp):
     consumer = Consumer(here(), "orders", callback)
     thread = threading.Thread(target=run)
     thread.start()
-    until(lambda: consumer.connected)
+    wait_until(lambda: consumer.connected)
     put(amqp)
-    until(lambda: consumer.figures()["in_hand"])
+    wait_until(lambda: consumer.figures()["in_hand"])
     consumer.stop()
-    until(consumer._stopping.is_set)
+    wait_until(consumer._stopping.is_set)
     release.set()
     thread.join(10)
     assert raised
@@ -851,7 +843,7 @@ def test_what_goes_wrong_while_it_finishes_is_raised_too(here, amqp):
 
 def test_a_consumer_that_cannot_be_started_does_not_leave_another_running(here, monkeypatch):
     first, second = (Consumer(here(), key, lambda message: None) for key in ("orders", "returns"))
-    monkeypatch.setattr(second, "start", lambda: (until(lambda: first.connected), pytest.fail("no more threads")))
+    monkeypatch.setattr(second, "start", lambda: (wait_until(lambda: first.connected), pytest.fail("no more threads")))
     with pytest.raises(pytest.fail.Exception, match="no more threads"):
         run_all([first, second])
     assert not first.connected
@@ -864,7 +856,7 @@ def test_a_consumer_that_cannot_be_started_does_not_leave_another_running(here, 
 def test_what_waits_for_a_broker_that_is_away_is_told_at_the_end_that_it_was_not_published(here):
     with Publisher(here(url="amqp://127.0.0.1:1")) as publisher:
         future = publisher.post(*publisher.prepare({}, "orders")[:3], mandatory=False)
-        until(lambda: publisher._link._failures)
+        wait_until(lambda: publisher._link._failures)
     with pytest.raises(NotPublished, match="closed"):
         future.result(5)
 
@@ -887,10 +879,10 @@ def test_a_vhost_that_has_all_its_connections_is_tried_again_and_is_no_reason_to
     consumer = Consumer(here(), "orders", lambda message: None)
     consumer.start()
     try:
-        until(lambda: consumer._link._failures)
+        wait_until(lambda: consumer._link._failures)
         assert consumer.wait(0.01) == (False, None)
         management._delete("vhost-limits", vhost, "max-connections")
-        until(lambda: consumer.connected)
+        wait_until(lambda: consumer.connected)
     finally:
         consumer.close()
 
@@ -899,7 +891,7 @@ def test_a_vhost_that_has_all_its_connections_is_tried_again_and_is_no_reason_to
 def test_a_callback_longer_than_three_heartbeats_loses_no_connection(here, amqp):
     with consuming(Consumer(here(url=here().url + "?heartbeat=1"), "orders", lambda m: time.sleep(4))) as consumer:
         put(amqp)
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
         assert consumer.counts["reconnected"] == 0
 
 
@@ -932,7 +924,7 @@ def test_a_pulse_users_account_may_do_all_of_it_under_its_own_names(pulse, manag
     with consuming(Consumer(settings, "orders", callback)) as consumer:
         with Publisher(settings) as publisher:
             publisher.publish("first", "orders", mandatory=True)
-        until(lambda: consumer.counts["park"] == 1)
+        wait_until(lambda: consumer.counts["park"] == 1)
     key = f"exchange/{name}/shop_test_orders"
     assert seen == [(0, key), (0, key), (1, key), (2, key)]
     queue = f"queue/{name}/shop_test_orders"
@@ -978,7 +970,7 @@ def test_a_source_of_several_queues_has_a_channel_and_delays_for_each(here, amqp
     with consuming(Consumer(here(), TwoQueues(), callback)) as consumer:
         put(amqp, b"0", "shop_test_orders_0")
         put(amqp, b"1", "shop_test_orders_1")
-        until(lambda: consumer.counts["done"] == 2)
+        wait_until(lambda: consumer.counts["done"] == 2)
     assert sorted(seen) == [
         ("shop_test_orders_0", 0, 0), ("shop_test_orders_0", 0, 1),
         ("shop_test_orders_1", 1, 0), ("shop_test_orders_1", 1, 1),
@@ -1011,14 +1003,14 @@ def test_a_limiter_stands_before_the_workers_and_sizes_the_prefetch(here, amqp):
     with consuming(Consumer(here(), "orders", lambda message: None, limiter=limiter)) as consumer:
         for number in range(10):
             put(amqp, b"%d" % number)
-        until(lambda: consumer.figures()["waiting"] == 4 + 1)
+        wait_until(lambda: consumer.figures()["waiting"] == 4 + 1)
         assert (consumer.figures()["prefetch"], length(amqp, QUEUE)) == (5, 5)
         limiter.tokens = 3
-        until(lambda: consumer.counts["done"] == 3)
+        wait_until(lambda: consumer.counts["done"] == 3)
         time.sleep(0.2)
         assert consumer.counts["done"] == 3
         limiter.tokens = 7
-        until(lambda: consumer.counts["done"] == 10)
+        wait_until(lambda: consumer.counts["done"] == 10)
 
 
 def test_messages_that_would_wait_long_for_a_limiter_are_given_back_and_read_again_in_time(here, amqp):
@@ -1026,10 +1018,10 @@ def test_messages_that_would_wait_long_for_a_limiter_are_given_back_and_read_aga
     with consuming(Consumer(here(hold_seconds=1), "orders", lambda m: None, limiter=limiter)) as consumer:
         for number in range(6):
             put(amqp, b"%d" % number)
-        until(lambda: consumer.counts["done"] == 2)
-        until(lambda: length(amqp, QUEUE) == 4)  # where another consumer can have them
+        wait_until(lambda: consumer.counts["done"] == 2)
+        wait_until(lambda: length(amqp, QUEUE) == 4)  # where another consumer can have them
         limiter.tokens = 100
-        until(lambda: consumer.counts["done"] == 6)
+        wait_until(lambda: consumer.counts["done"] == 6)
 
 
 # As a process
@@ -1077,10 +1069,10 @@ def program(here, tmp_path):
 def test_sigterm_finishes_what_is_in_hand_and_leaves_the_rest_in_the_queue(program, amqp, tmp_path, command):
     process = program("shop:orders", command=command, RABBIT_THREADS="5")
     done = tmp_path / "done"
-    until(lambda: amqp_has(amqp, QUEUE), 60)  # Django takes its time to start
+    wait_until(lambda: amqp_has(amqp, QUEUE), 60)  # Django takes its time to start
     for number in range(40):
         put(amqp, b"%d" % number)
-    until(lambda: done.exists() and done.read_text())
+    wait_until(lambda: done.exists() and done.read_text())
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0, process.stdout.read()
     handled = [int(line) for line in done.read_text().split()]
@@ -1103,9 +1095,9 @@ def amqp_has(amqp, queue):
 
 def test_a_second_signal_ends_a_process_whose_callback_takes_its_time(program, amqp):
     process = program("shop:orders", SLEEP="60")
-    until(lambda: amqp_has(amqp, QUEUE))
+    wait_until(lambda: amqp_has(amqp, QUEUE))
     put(amqp, b"17")
-    until(lambda: length(amqp, QUEUE) == 0)
+    wait_until(lambda: length(amqp, QUEUE) == 0)
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -1125,7 +1117,7 @@ def test_the_exit_code_says_who_has_to_look(program, amqp):
         (program("shop:orders", "shop:orders"), 2, "two functions would read one queue"),
     ]
     halting = program("shop:orders", "--on-error", "halt")
-    until(lambda: amqp_has(amqp, QUEUE))
+    wait_until(lambda: amqp_has(amqp, QUEUE))
     put(amqp, b'"poison"')
     for process, code, said in [*cases, (halting, 1, "LookupError: no")]:
         out, _ = process.communicate(timeout=20)
@@ -1135,15 +1127,15 @@ def test_the_exit_code_says_who_has_to_look(program, amqp):
 
 def test_killed_in_the_middle_it_leaves_everything_unacknowledged_in_the_queue(program, amqp, tmp_path):
     process = program("shop:orders", RABBIT_THREADS="2")
-    until(lambda: amqp_has(amqp, QUEUE))
+    wait_until(lambda: amqp_has(amqp, QUEUE))
     for number in range(20):
         put(amqp, b"%d" % number)
     done = tmp_path / "done"
-    until(lambda: done.exists() and done.read_text())
+    wait_until(lambda: done.exists() and done.read_text())
     process.kill()
     process.wait()
     handled = {int(line) for line in done.read_text().split()}
-    until(lambda: length(amqp, QUEUE) >= 20 - len(handled))
+    wait_until(lambda: length(amqp, QUEUE) >= 20 - len(handled))
     left = {int(taken(amqp, QUEUE)[1]) for _ in range(length(amqp, QUEUE))}
     assert handled | left == set(range(20))
 
@@ -1189,8 +1181,8 @@ def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_la
     try:
         with consuming(Consumer(own(), "orders", callback)) as consumer:
             put(connect(own()))
-            until(lambda: consumer.counts["done"] == 1, 20)
-            until(lambda: consumer.counts["void"] == 1, 20)
+            wait_until(lambda: consumer.counts["done"] == 1, 20)
+            wait_until(lambda: consumer.counts["void"] == 1, 20)
     finally:
         own_node.eval("application:set_env(rabbit, consumer_timeout, 1800000)")
         own_node.eval("application:set_env(rabbit, channel_tick_interval, 60000)")
@@ -1216,19 +1208,19 @@ def test_under_an_alarm_it_works_on_and_what_it_would_park_is_kept_in_hand_until
         put(amqp, b'"slower poison"')
         for number in range(50):
             put(amqp, b"%d" % number)
-        until(lambda: consumer.counts["done"] == 50)
-        until(lambda: consumer.counts["park"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 50)
+        wait_until(lambda: consumer.counts["park"] == 1)
         taken(amqp, PARKED)
         own_node.ctl("set_vm_memory_high_watermark", "0")
         try:
-            until(lambda: publishing_is_refused(consumer.publisher))
+            wait_until(lambda: publishing_is_refused(consumer.publisher))
             assert consumer.connected
             fail.set()
             assert consumer.wait(1.5) == (False, None)  # three times as long as the broker has to confirm
             assert (consumer.figures()["in_hand"], length(amqp, PARKED)) == (2, 0)
         finally:
             own_node.ctl("set_vm_memory_high_watermark", "0.4")
-        until(lambda: consumer.counts["park"] == 3, 30)
+        wait_until(lambda: consumer.counts["park"] == 3, 30)
         assert {taken(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
         assert length(amqp, PARKED) == 0
     assert consumer.counts == {"done": 50, "park": 3}
@@ -1245,21 +1237,21 @@ def test_under_an_alarm_a_callback_that_hangs_keeps_nobody_from_ending(own, own_
         amqp = connect(own())
         own_node.ctl("set_vm_memory_high_watermark", "0")
         try:
-            until(lambda: publishing_is_refused(other))
+            wait_until(lambda: publishing_is_refused(other))
             own_node.ctl("set_vm_memory_high_watermark", "0.4")
             put(amqp)
-            until(lambda: consumer.figures()["in_hand"])
+            wait_until(lambda: consumer.figures()["in_hand"])
             own_node.ctl("set_vm_memory_high_watermark", "0")
             waiter = threading.Thread(target=lambda: ended.append(consumer.wait()))
             waiter.start()
-            until(lambda: consumer._hung)
+            wait_until(lambda: consumer._hung)
             consumer.stop()
             waiter.join(5)
             assert ended == [(True, None)]
         finally:
             own_node.ctl("set_vm_memory_high_watermark", "0.4")
             release.set()
-        until(lambda: length(amqp, PARKED) == 1)
+        wait_until(lambda: length(amqp, PARKED) == 1)
         assert isinstance(consumer.wait(10)[1], Hung)
     assert consumer.counts == {"park": 1}
 
@@ -1303,16 +1295,16 @@ def test_a_restart_of_the_broker_under_load_loses_nothing_and_repeats_only_what_
         threads = [threading.Thread(target=publish) for _ in range(4)]
         for thread in threads:
             thread.start()
-        until(lambda: consumer.counts["done"] > 200)
+        wait_until(lambda: consumer.counts["done"] > 200)
         acknowledged = {body for body, _ in handled[:100]}  # what is in hand are the last twenty at most
         own_node.restart()
         before = len(published)
-        until(lambda: len(published) > before + 200, 60)
+        wait_until(lambda: len(published) > before + 200, 60)
         enough.set()
         for thread in threads:
             thread.join(60)
-        until(lambda: {body for body, _ in handled} >= set(published), 60)
-        until(lambda: not consumer.figures()["in_hand"])
+        wait_until(lambda: {body for body, _ in handled} >= set(published), 60)
+        wait_until(lambda: not consumer.figures()["in_hand"])
         assert length(connect(own()), QUEUE) == 0
         assert consumer.counts["reconnected"] == 1
     assert consumer.counts["void"] > 0  # there was work in hand, or fetched, when the connection went

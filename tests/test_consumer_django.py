@@ -19,7 +19,8 @@ from consumers.django import in_transaction, once, rewrite
 from consumers.processed.models import Processed
 from queues.models import Queue, QueueSample
 from tests.dying import ACKNOWLEDGE, COMMIT, NOTE, PUBLISH, STEPS, shipping
-from tests.test_consumer import at, consuming, length, put, taken, until
+from tests.test_consumer import at, consuming, length, put, taken
+from tests.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 INVOICES = "shop_test_invoices"
@@ -115,7 +116,7 @@ def test_killed_in_any_gap_the_work_is_in_the_database_once_and_all_is_published
     settings = here(policy=Policy())
     for step in STEPS:  # what was delivered to the killed comes again
         with consuming(Consumer(settings, step, shipping(guard))) as consumer:
-            until(lambda: consumer.counts["done"] == 1)
+            wait_until(lambda: consumer.counts["done"] == 1)
         assert length(amqp, f"shop_test_{step}") == 0
     assert work() == sorted(STEPS)
     published = [of for of, _ in invoices()]
@@ -145,7 +146,7 @@ def test_a_message_that_two_have_at_once_is_worked_on_once_and_the_second_waits_
     with consuming(Consumer(here(), "orders", together)) as consumer:
         put(amqp, b"17", message_id="order-17")
         put(amqp, b"17", message_id="order-17")
-        until(lambda: consumer.counts["done"] == 2)
+        wait_until(lambda: consumer.counts["done"] == 2)
     assert (calls, work()) == (["order-17"], ["17"])
 
 
@@ -158,9 +159,9 @@ def test_work_that_failed_is_not_taken_for_done(here, amqp, work):
 
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         put(amqp, b"17", message_id="order-17")
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
         put(amqp, b"17", message_id="order-17")
-        until(lambda: consumer.counts["done"] == 2)
+        wait_until(lambda: consumer.counts["done"] == 2)
     assert work() == ["17"]
 
 
@@ -168,7 +169,7 @@ def test_two_consumers_that_get_the_same_message_both_work_on_it(here, amqp, wor
     shop, stock = (Consumer(here(), PlainQueue(key, ["orders"]), once(insert)) for key in ("shop", "stock"))
     with consuming(shop), consuming(stock):
         put(amqp, b"17", message_id="order-17")
-        until(lambda: shop.counts["done"] == stock.counts["done"] == 1)
+        wait_until(lambda: shop.counts["done"] == stock.counts["done"] == 1)
     assert work() == ["17", "17"]
     assert sorted(Processed.objects.values_list("consumer", "message_id")) == [
         ("shop_test_shop", "order-17"),
@@ -186,7 +187,7 @@ def test_two_messages_without_an_id_are_two_however_like_each_other_and_whatever
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         put(amqp, b"17")
         put(amqp, b"17")
-        until(lambda: consumer.counts["done"] == 2)
+        wait_until(lambda: consumer.counts["done"] == 2)
     assert work() == ["17", "17"]
 
 
@@ -194,10 +195,10 @@ def test_a_key_tells_messages_apart_that_have_no_id_or_another(here, amqp, work)
     callback = once(key=lambda message: str(message.body["order"]))(insert)
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         put(amqp, b'{"order": 17}')
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
         put(amqp, b'{"order": 17}', message_id="another")
         put(amqp, b'{"order": 18}')
-        until(lambda: consumer.counts["done"] == 3)
+        wait_until(lambda: consumer.counts["done"] == 3)
     assert work() == ["{'order': 17}", "{'order': 18}"]
 
 
@@ -205,9 +206,9 @@ def test_a_key_tells_messages_apart_that_have_no_id_or_another(here, amqp, work)
 def test_any_key_can_be_kept(here, amqp, work, key):
     with consuming(Consumer(here(), "orders", once(key=lambda message: key)(insert))) as consumer:
         put(amqp, b"1")
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
         put(amqp, b"2")
-        until(lambda: consumer.counts["done"] == 2)
+        wait_until(lambda: consumer.counts["done"] == 2)
     assert work() == ["1"]
 
 
@@ -217,7 +218,7 @@ def test_old_rows_go_by_themselves_and_young_ones_stay(here, amqp, work):
         Processed.objects.create(consumer="x", message_id=str(number), at=now - timedelta(days=days))
     with consuming(Consumer(here(), "orders", once(keep=timedelta(days=7))(insert))) as consumer:
         put(amqp, b"17", message_id="new")
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
     assert set(Processed.objects.values_list("message_id", flat=True)) == {"1", "new"}
 
 
@@ -255,7 +256,7 @@ def outcome_of(here, amqp, callback, **changes):
     """Have one message handled, and give the consumer once it is dealt with in the end."""
     with consuming(Consumer(here(**changes), "orders", callback)) as consumer:
         put(amqp, b"17", message_id="order-17")
-        until(lambda: consumer.counts["done"] or consumer.counts["park"])
+        wait_until(lambda: consumer.counts["done"] or consumer.counts["park"])
     return consumer
 
 
@@ -357,7 +358,7 @@ def test_a_database_that_is_lost_when_all_is_done_changes_nothing(here, amqp, wo
         publisher.send = send_and_lose_the_database
         with consuming(Consumer(settings, "orders", callback, publisher=publisher)) as consumer:
             put(amqp, b"17", message_id="order-17")
-            until(lambda: consumer.counts.total())
+            wait_until(lambda: consumer.counts.total())
     assert dict(consumer.counts) == {"done": 1}
     assert (work(), len(invoices())) == (["17"], 1)
 
@@ -374,10 +375,10 @@ def test_what_can_not_be_published_after_the_commit_is_published_at_the_next_try
 
     with consuming(Consumer(here(policy=Policy(Outcome.DISCARD, delays=(0.5, 5))), "orders", callback)) as consumer:
         put(amqp, b"17", message_id="order-17")
-        until(lambda: consumer.counts["retry"] == 1)
+        wait_until(lambda: consumer.counts["retry"] == 1)
         assert (work(), invoices()) == (["17"], [])
         amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
     assert (work(), invoices()) == (["17"], [(17, "invoice-17")])
 
 
@@ -393,9 +394,9 @@ def test_what_is_kept_to_be_published_is_sent_as_it_was_meant(here, amqp, work, 
 
     with consuming(Consumer(here(policy=Policy(delays=(0.5, 5))), "orders", callback)) as consumer:
         put(amqp, b"17", message_id="order-17")
-        until(lambda: consumer.counts["retry"] == 1)
+        wait_until(lambda: consumer.counts["retry"] == 1)
         amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
     properties, body = taken(amqp, INVOICES)
     assert body == b"\x00\xff"
     assert isinstance(properties, pika.BasicProperties)
@@ -419,7 +420,7 @@ def test_work_whose_message_was_dealt_with_in_the_meantime_is_rolled_back(here, 
     put_when_there(amqp, consumer)
     ended, error = consumer.wait(10)  # looks for what takes too long, and parks it
     parked.set()
-    until(lambda: consumer.counts["late"] == 1)
+    wait_until(lambda: consumer.counts["late"] == 1)
     consumer.close()
     assert ended
     assert "did not return" in str(error)
@@ -427,7 +428,7 @@ def test_work_whose_message_was_dealt_with_in_the_meantime_is_rolled_back(here, 
 
 
 def put_when_there(amqp, consumer):
-    until(lambda: consumer.connected)
+    wait_until(lambda: consumer.connected)
     put(amqp, b"17", message_id="order-17")
 
 
@@ -438,7 +439,7 @@ def test_no_thread_keeps_a_connection_to_the_database_past_its_age(here, amqp, w
     with consuming(consumer):
         for number in range(10):
             put(amqp, b"%d" % number)
-        until(lambda: len(left) == 10)
+        wait_until(lambda: len(left) == 10)
     assert left == [None] * 10
     assert len(work()) == 10
 

@@ -18,7 +18,8 @@ from consumers.metrics import served
 from local.processes import free_port
 from queues import monitor
 from queues.models import Queue
-from tests.test_consumer import PARKED, QUEUE, at, consuming, put, until
+from tests.test_consumer import PARKED, QUEUE, at, consuming, put
+from tests.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -48,7 +49,7 @@ def test_prometheus_reads_what_became_of_messages_and_what_is_in_hand(here, amqp
     def callback(message):
         if message.body == "hold":
             held.append(message)
-            until(lambda: len(held) > 1)
+            wait_until(lambda: len(held) > 1)
         elif message.body == "fail":
             raise LookupError("no such order")
 
@@ -58,12 +59,12 @@ def test_prometheus_reads_what_became_of_messages_and_what_is_in_hand(here, amqp
         assert scraped(port)["consumer_last_acknowledged_timestamp_seconds"] == pytest.approx(begun, abs=5)
         for body in (b'"hold"', b'"fail"', b"1", b"2"):
             put(amqp, body)
-        until(lambda: consumer.counts["park"] and consumer.counts["done"] == 2)
+        wait_until(lambda: consumer.counts["park"] and consumer.counts["done"] == 2)
         figures = scraped(port)
         consumer._link.call(lambda: consumer._link.drop("as by a crash"))  # what is in hand is void
-        until(lambda: consumer.counts["reconnected"] == 1)
+        wait_until(lambda: consumer.counts["reconnected"] == 1)
         held.append(None)
-        until(lambda: consumer.counts["void"] == 1)
+        wait_until(lambda: consumer.counts["void"] == 1)
         after = scraped(port)
     assert {name: value for name, value in figures.items() if "messages_total" in name[0] and value} == {
         ("consumer_messages_total", "done"): 2,
@@ -92,11 +93,11 @@ def test_what_is_put_back_does_not_pass_for_an_acknowledgement(here, amqp):
     made = time.monotonic()
     with consuming(consumer):
         put(amqp)
-        until(lambda: consumer.counts["requeue"] == 1 and consumer.figures()["in_hand"])
+        wait_until(lambda: consumer.counts["requeue"] == 1 and consumer.figures()["in_hand"])
         since = time.monotonic() - made
         assert consumer.figures()["seconds_since_acknowledged"] >= since
         go_on.set()
-        until(lambda: consumer.counts["done"] == 1)
+        wait_until(lambda: consumer.counts["done"] == 1)
         assert consumer.figures()["seconds_since_acknowledged"] < since
 
 
@@ -123,10 +124,10 @@ def test_the_command_serves_figures_on_this_machine_alone_until_it_ends(here, am
         text=True,
     )
     try:
-        until(lambda: answers(port), 30)
-        until(lambda: scraped(port)["consumer_connected"])
+        wait_until(lambda: answers(port), 30)
+        wait_until(lambda: scraped(port)["consumer_connected"])
         put(amqp)
-        until(lambda: scraped(port)["consumer_messages_total", "done"] == 1)
+        wait_until(lambda: scraped(port)["consumer_messages_total", "done"] == 1)
         listening = subprocess.run(
             ["cat", f"/proc/{process.pid}/net/tcp", f"/proc/{process.pid}/net/tcp6"],
             capture_output=True, text=True, check=True,

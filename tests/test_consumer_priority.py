@@ -33,7 +33,8 @@ from consumers.move_priorities import main, move
 from consumers.names import level_queue, priority_queue
 from consumers.priority import ByRank, levels, priority_of, ranked_exchange
 from rabbit.permissions import for_pulse_user
-from tests.test_consumer import QUEUE, amqp_has, at, consuming, length, put, taken, until
+from tests.test_consumer import QUEUE, amqp_has, at, consuming, length, put, taken
+from tests.toolbox import wait_until, wait_until_equal
 
 PROJECT = Path(__file__).resolve().parent.parent
 ALL = [QUEUE, f"{QUEUE}.level1", f"{QUEUE}.level2", f"{QUEUE}.priority"]
@@ -282,9 +283,9 @@ def test_the_application_sees_one_queue_and_what_is_high_comes_first(here, amqp,
     gate = Gate()
     publish(*priorities)
     with consuming(Consumer(settings, "orders", gate)) as consumer:
-        until(lambda: consumer.figures()["waiting"] == 29)
+        wait_until(lambda: consumer.figures()["waiting"] == 29)
         gate.open.set()
-        until(lambda: consumer.counts["done"] == 30)
+        wait_until(lambda: consumer.counts["done"] == 30)
     ranks = by_rank(by, gate.seen[1:])  # the first was taken while the others were on their way
     assert ranks == sorted(ranks, reverse=True)
     assert Counter(gate.seen) == Counter(priorities)
@@ -311,11 +312,11 @@ def test_a_high_message_overtakes_a_backlog_that_is_larger_than_the_prefetch(her
     publish(*[0] * 50)
     gate = Gate()
     with consuming(Consumer(settings, "orders", gate)) as consumer:
-        until(lambda: consumer.figures()["in_hand"])
+        wait_until(lambda: consumer.figures()["in_hand"])
         publish(9, 9, 9)
-        until(lambda: consumer.figures()["waiting"] == 1 + 3)
+        wait_until(lambda: consumer.figures()["waiting"] == 1 + 3)
         gate.open.set()
-        until(lambda: consumer.counts["done"] == 53)
+        wait_until(lambda: consumer.counts["done"] == 53)
     assert gate.seen[:4] == [0, 9, 9, 9]
 
 
@@ -329,15 +330,16 @@ def test_low_messages_that_take_long_leave_threads_for_a_high_one_and_high_ones_
             figures = consumer.figures()
             return figures["in_hand"], figures["waiting"]
 
-        until(lambda: stands() == (4, 0))
+        wait_until_equal(stands, (4, 0))
         publish(*[9] * 20)
-        until(lambda: stands() == (6, 6))  # two of the high ones are in hand, and so many here as their prefetch says
+        # Two of the high ones are in hand, and so many here as their prefetch says.
+        wait_until_equal(stands, (6, 6))
         release[0].set()
-        until(lambda: consumer.counts["done"] == 4 and stands() == (6, 2 + 4))
+        wait_until(lambda: consumer.counts["done"] == 4 and stands() == (6, 2 + 4))
         time.sleep(0.1)
         assert consumer.counts["done"] == 4  # no other low one was begun: four high ones were
         release[9].set()
-        until(lambda: consumer.counts["done"] == 29)
+        wait_until(lambda: consumer.counts["done"] == 29)
 
 
 def test_with_ageing_a_low_message_is_handled_while_high_ones_keep_coming(here, amqp, publish):
@@ -353,7 +355,9 @@ def test_with_ageing_a_low_message_is_handled_while_high_ones_keep_coming(here, 
 
         publish(9, 9, 9, 0)
         with consuming(Consumer(settings, "orders", callback)) as consumer:
-            until(lambda: len(seen) >= 60 and not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
+            wait_until(
+                lambda: len(seen) >= 60 and not consumer.figures()["in_hand"] and not consumer.figures()["waiting"]
+            )
         return seen.index(0)
 
     assert handled_before_it() >= 60
@@ -377,13 +381,13 @@ def test_what_waits_for_too_long_is_given_back_and_read_again_when_nothing_is_be
 
     publish(9, 9, 9, *[0] * 8)
     with consuming(Consumer(settings, "orders", callback)) as consumer:
-        until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 8)  # another may have them
+        wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 8)  # another may have them
         assert 0 not in dict(seen)
         more.clear()
-        until(
+        wait_until(
             lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == len(seen) and dict(seen).get(0) is not None
         )
-        until(lambda: [body for body, _ in seen].count(0) == 8)
+        wait_until(lambda: [body for body, _ in seen].count(0) == 8)
     assert consumer.counts["reconnected"] == 0
 
 
@@ -397,7 +401,7 @@ def test_a_message_that_failed_comes_back_to_its_level_and_is_parked(here, amqp,
 
     with consuming(Consumer(here(priorities=by), "orders", callback)) as consumer:
         publish(9)
-        until(lambda: consumer.counts["park"])
+        wait_until(lambda: consumer.counts["park"])
     queue = {"0-4,5-9": ALL[1], "0-2,3-6,7-9": ALL[2], "broker": ALL[3]}[by]
     assert queues == [(queue, attempts, QUEUE) for attempts in range(3)]
     properties, _ = taken(amqp, f"{queue}.parked")
@@ -458,7 +462,7 @@ def test_the_move_brings_all_that_waited_to_where_it_is_read_once_and_in_order(h
         seen.append((message.properties.priority, message.body["n"], message.routing_key))
 
     with consuming(Consumer(settings, "orders", callback)) as consumer:
-        until(lambda: consumer.counts["done"] == 61)
+        wait_until(lambda: consumer.counts["done"] == 61)
     assert sorted(n for _, n, _ in seen) == list(range(61))
     assert {key for *_, key in seen} == {QUEUE}
     for priority in range(10):
@@ -475,7 +479,7 @@ def test_the_move_needs_queues_to_move_to_and_leaves_all_where_it_was(here, amqp
     amqp.queue(f"{QUEUE}.priority", arguments={"x-max-priority": 9})  # but bound to nothing
     with pytest.raises(Exception, match=r"no queue is bound .*start a consumer"):
         move(here(priorities="broker"), "orders", print)
-    until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 1, ALL[3]: 0})
+    wait_until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 1, ALL[3]: 0})
 
 
 def test_a_crash_between_publishing_and_acknowledging_leaves_two_with_one_id_and_the_next_run_finishes(
@@ -487,7 +491,7 @@ def test_a_crash_between_publishing_and_acknowledging_leaves_two_with_one_id_and
     monkeypatch.setattr("consumers.move_priorities._Move._settle", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         move(settings, "orders", print)
-    until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 0, ALL[3]: 1})
+    wait_until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 0, ALL[3]: 1})
     monkeypatch.undo()
     assert move(settings, "orders", print) == 1
     first, second = (taken(amqp, ALL[3])[0] for _ in range(2))
@@ -512,15 +516,15 @@ def test_while_it_moves_consumers_of_both_settings_may_run_and_what_waits_for_a_
     said = []
     with consuming(old):
         publish(*[9] * 3, *[2] * 200)
-        until(lambda: old.counts["retry"] == 3)
+        wait_until(lambda: old.counts["retry"] == 3)
         with consuming(new):
             publish(*[2] * 50)
             move(new.settings, "orders", said.append)
             assert any("1 still read it" in text for text in said)
             old.close()
             move(new.settings, "orders", said.append)
-            until(lambda: len(seen) >= 253)
-            until(lambda: not new.figures()["in_hand"])
+            wait_until(lambda: len(seen) >= 253)
+            wait_until(lambda: not new.figures()["in_hand"])
     assert sorted(Counter(one for one, _ in seen).values()) == [1] * 253
     # What was delayed comes back to the new ones, or to the old one's where that still read them.
     assert {ALL[3]} <= {queue for _, queue in seen} <= {ALL[0], ALL[1], ALL[3]}
@@ -557,11 +561,11 @@ def test_killed_in_the_middle_and_run_again_the_move_has_lost_nothing(here, amqp
     moving = subprocess.Popen(
         [sys.executable, "-m", "consumers.move_priorities", "orders"], cwd=PROJECT, env=environment
     )
-    until(lambda: length(amqp, ALL[3]) > 300)
+    wait_until(lambda: length(amqp, ALL[3]) > 300)
     moving.kill()
     moving.wait()
     assert length(amqp, ALL[3]) < 3000
-    until(lambda: sum(lengths(amqp).values()) >= 3000)
+    wait_until(lambda: sum(lengths(amqp).values()) >= 3000)
     move(settings, "orders", print)
     there = lengths(amqp)
     ids = Counter(taken(amqp, ALL[3])[0].message_id for _ in range(there[ALL[3]]))

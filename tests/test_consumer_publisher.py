@@ -7,7 +7,8 @@ from pika.spec import Basic
 
 from consumers import NotPublished, Publisher, Unroutable
 from consumers.publisher import _Waiting
-from tests.test_consumer import at, until
+from tests.test_consumer import at
+from tests.toolbox import wait_until
 
 AWAY = "amqp://127.0.0.1:1"
 
@@ -18,7 +19,7 @@ def test_what_was_given_up_in_an_outage_takes_no_room():
         for _ in range(20):
             with pytest.raises(NotPublished, match="not confirmed"):
                 publisher.publish("given up", "orders", timeout=0.01)
-        until(lambda: [waiting.done for waiting in publisher._unsent] == [kept])
+        wait_until(lambda: [waiting.done for waiting in publisher._unsent] == [kept])
 
 
 def test_what_waits_when_it_is_closed_while_the_broker_is_away_is_not_published():

@@ -22,7 +22,8 @@ from consumers.rate import SCRIPT, Bucket, checked
 from consumers.source import InOrder
 from consumers.workers import Workers
 from local.redis import PrivateRedis
-from tests.test_consumer import QUEUE, at, consuming, length, put, until
+from tests.test_consumer import QUEUE, at, consuming, length, put
+from tests.toolbox import wait_until
 
 RATES = st.one_of(st.sampled_from([0.1, 1, 50, 5000]), st.floats(0.01, 100_000))
 BURSTS = st.one_of(st.none(), st.just(1), st.floats(1, 1000), st.just(1e9))
@@ -360,7 +361,7 @@ def test_a_consumer_keeps_to_the_rate_of_its_settings(here, amqp):
     with consuming(Consumer(here(rate=50), "orders", lambda message: times.append(time.monotonic()))):
         for _ in range(120):
             put(amqp)
-        until(lambda: len(times) >= 100)
+        wait_until(lambda: len(times) >= 100)
     assert most_above(times, 50) <= 5 + 1
     assert (len(times) - 1) / (times[-1] - times[0]) == pytest.approx(50, rel=0.1)
 
@@ -381,10 +382,10 @@ def test_at_a_slow_rate_messages_wait_in_the_queue_and_come_when_there_is_a_toke
     with counted_arrivals(consumer) as arrived:
         for number in range(3):
             put(amqp, b"%d" % number)
-        until(lambda: arrived)
-        until(lambda: length(amqp, QUEUE) == 3)
+        wait_until(lambda: arrived)
+        wait_until(lambda: length(amqp, QUEUE) == 3)
         assert consumer.figures()["waiting"] == 0
-        until(lambda: len(done) == 2)
+        wait_until(lambda: len(done) == 2)
         assert consumer.figures()["prefetch"] == 2  # one in hand, and one that waits
     assert [message.body for message in done] == [0, 1]
     assert len(arrived) <= 7  # two for each token and before the first, and not time after time
@@ -403,7 +404,7 @@ def test_a_rate_is_kept_up_by_callbacks_that_take_longer_than_a_second(here, amq
         for number in range(30):
             put(amqp, b"%d" % number)
         try:
-            until(lambda: len(begun) == 20)
+            wait_until(lambda: len(begun) == 20)
             assert consumer.figures()["prefetch"] == 20
         finally:
             release.set()
@@ -417,18 +418,18 @@ def test_while_redis_is_away_messages_lie_in_the_queue_and_are_worked_on_when_it
         with counted_arrivals(consumer) as arrived:
             for _ in range(30):
                 put(amqp)
-            until(lambda: consumer.counts["done"] == 30)
+            wait_until(lambda: consumer.counts["done"] == 30)
             server.kill()
-            until(lambda: consumer._limiter.take(0) > 0)
+            wait_until(lambda: consumer._limiter.take(0) > 0)
             for _ in range(30):
                 put(amqp)
-            until(lambda: len(arrived) > 30)
-            until(lambda: length(amqp, QUEUE) == 30)
+            wait_until(lambda: len(arrived) > 30)
+            wait_until(lambda: length(amqp, QUEUE) == 30)
             seen = len(arrived)
             time.sleep(1)
             assert len(arrived) == seen
             server.start()
-            until(lambda: consumer.counts["done"] == 60)
+            wait_until(lambda: consumer.counts["done"] == 60)
     assert consumer.counts[Outcome.DONE.value] == 60
 
 
@@ -436,7 +437,7 @@ def test_a_consumer_that_waits_for_a_token_ends_at_once_and_leaves_its_messages(
     consumer = Consumer(here(rate=0.01), "orders", lambda message: None)
     with consuming(consumer):
         put(amqp)
-        until(lambda: length(amqp, QUEUE) == 0 or not consumer._reading)
+        wait_until(lambda: length(amqp, QUEUE) == 0 or not consumer._reading)
         begun = time.monotonic()
     assert time.monotonic() - begun < 3
     assert length(amqp, QUEUE) == 1
@@ -466,9 +467,9 @@ def test_a_token_without_a_message_goes_back_and_is_not_kept_for_the_next():
     workers = Workers(1, waiting, handled.append, "test", limiter)
     waiting.put("lost")
     workers.wake()
-    until(lambda: workers._idle)
+    wait_until(lambda: workers._idle)
     waiting.put("next")
     workers.wake()
-    until(lambda: handled == ["next"])
+    wait_until(lambda: handled == ["next"])
     workers.end()
     assert limiter.calls == ["take", "give back", "take"]

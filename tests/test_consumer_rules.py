@@ -18,6 +18,7 @@ from consumers.retries import ERROR, TRACEBACK, delayed, message_id_of, parked
 from consumers.source import InOrder
 from consumers.workers import Workers
 from rabbit.permissions import allows, for_pulse_user
+from tests.toolbox import wait_until_equal
 
 URL = "amqp://shop:sekret-word@127.0.0.1/%2F"
 
@@ -272,9 +273,7 @@ def test_a_thousand_messages_from_another_thread_are_all_taken_whatever_the_mome
         put(number)
         if number % 7 == 0:
             time.sleep(0.0002)  # by which threads fall asleep and are woken in between
-    deadline = time.monotonic() + 10
-    while len(taken) < 1000 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until_equal(lambda: len(taken), 1000)
     workers.end()
     assert workers.wait(time.monotonic() + 5, lambda: False)
     assert sorted(taken) == list(range(1000))

@@ -23,8 +23,7 @@ from rabbit.management import BrokerAway, Management
 from rabbit.publishing import OutcomeUnknown
 from tests.api import Program
 from tests.conftest import Amqp
-
-EXACT = {"disable_stats": "true", "enable_queue_totals": "true"}
+from tests.toolbox import queue_lengths, wait_until_equal
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def consumes(guarded, management, agents, alice, offering):
 
 @pytest.fixture
 def lengths(guarded, management):
-    return lambda: {row["name"]: row["messages"] for row in management.list_queues(guarded, EXACT)}
+    return lambda: queue_lengths(management, guarded)
 
 
 def counts(published):
@@ -233,11 +232,7 @@ def test_a_full_queue_and_one_that_is_gone_are_counted_and_noted(subscribed, off
     assert noted() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.NOT_THERE)]
     assert QueueEvent.objects.get(queue_name="full").queue.name == "full"
     assert QueueEvent.objects.get(queue_name="gone").queue is None
-    for _ in range(100):
-        if lengths()["guardian.dlq"] == 1:
-            break
-        time.sleep(0.05)
-    assert lengths() == {"one": 2, "full": 1, "guardian.dlq": 1}
+    wait_until_equal(lengths, {"one": 2, "full": 1, "guardian.dlq": 1})
     assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # two complete lists decide that
 
 

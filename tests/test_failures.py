@@ -20,7 +20,7 @@ from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import Killed
+from tests.toolbox import Killed, wait_until_equal
 
 
 @pytest.fixture
@@ -625,8 +625,9 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     amqp.publish("hung", 12)
     amqp.publish("long", 8)
-    wait_for_statistics(connections.management(), "hung", 12)
-    wait_for_statistics(connections.management(), "long", 15)
+    statistics = connections.management().queue  # they lag by seconds
+    wait_until_equal(lambda: statistics("/", "hung").get("messages"), 12)
+    wait_until_equal(lambda: statistics("/", "long").get("messages"), 15)
     own_node.eval(f"sys:suspend({pid}).")
     report = monitor.run_pass()
     assert any("doesn't respond" in error for error in report.errors)
@@ -639,15 +640,6 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     assert report.errors == []
     assert told().count("unresponsive") == told().count("responsive") == 1
     assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
-
-
-def wait_for_statistics(management, name, messages):
-    """Wait until the broker's statistics, which lag by seconds, have caught up."""
-    for _ in range(150):
-        if management.queue("/", name).get("messages") == messages:
-            return
-        time.sleep(0.1)
-    pytest.fail("the statistics did not catch up")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from rabbit import connections
 from rabbit.management import BrokerError, Call, Management
 from tests.plugin import ROOT
 from tests.proxy import Proxy
+from tests.toolbox import wait_until
 
 TOKEN = "0123456789abcdef" * 4
 MARKER = "open-sesame"
@@ -363,10 +364,7 @@ def test_the_web_process_says_everything_once_and_in_one_form(tmp_path, form):
     with log.open("wb") as output:
         web = spawn([*command, "--no-control-socket"], environment=environment, directory=ROOT, output=output)
     try:
-        until = time.monotonic() + 30
-        while not port_answers(port):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: port_answers(port))
         headers = {"X-Request-ID": "this-one"}
         for page in ("no-such-page", "healthz", f"signin/link/{MARKER}/"):
             httpx.get(f"http://127.0.0.1:{port}/{page}", headers=headers, timeout=60, trust_env=False)

@@ -30,6 +30,7 @@ from rabbit.management import (
 )
 from rabbit.permissions import EVERYTHING, NOTHING
 from tests.proxy import http_answer
+from tests.toolbox import wait_until
 
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 HTML = b"<html><body>Welcome to the hotel's network</body></html>"
@@ -70,14 +71,6 @@ def connect(broker, vhost, user=None, password=None):
     credentials = parts.netloc.rpartition("@")[0] if user is None else f"{user}:{quote(password)}"
     address = parts.netloc.rpartition("@")[2]
     return pika.BlockingConnection(pika.URLParameters(f"amqp://{credentials}@{address}/{quote(vhost, safe='')}"))
-
-
-def eventually(holds, seconds=5):
-    """Wait for something to hold; the broker's list of connections is a little behind."""
-    deadline = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return held
 
 
 def listed(management, vhost):
@@ -408,7 +401,7 @@ def test_a_pattern_that_is_none_is_refused(management, vhost, user):
 def test_a_users_connections_are_listed_and_closed_with_the_reason(broker, management, vhost, user):
     management.set_permissions(vhost, user, NOTHING)
     connection = connect(broker, vhost, user, "a password")
-    assert eventually(lambda: management.connections_of(user))
+    wait_until(lambda: management.connections_of(user))
     [seen] = management.connections_of(user)
     assert isinstance(seen, Connection)
     assert seen.vhost == vhost
@@ -417,7 +410,7 @@ def test_a_users_connections_are_listed_and_closed_with_the_reason(broker, manag
     management.close_connections_of(user, "the password\nwas replaced — é")
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="the password was replaced"):
         connection.process_data_events(time_limit=10)
-    assert eventually(lambda: not management.connections_of(user))
+    wait_until(lambda: not management.connections_of(user))
 
 
 def test_when_a_connection_was_made_is_told_where_the_broker_tells(behind, proxy):
@@ -432,7 +425,7 @@ def test_what_is_connected_is_listed_for_one_vhost_and_for_all(broker, managemen
     management.set_permissions(vhost, user, NOTHING)
     began = datetime.now(UTC) - timedelta(seconds=1)
     connection = connect(broker, vhost, user, "a password")
-    assert eventually(lambda: management.clients(vhost), seconds=10)
+    wait_until(lambda: management.clients(vhost), seconds=10)
     [client] = management.clients(vhost)
     assert (client.user, client.vhost) == (user, vhost)
     assert client.protocol == "AMQP 0-9-1"
@@ -532,7 +525,7 @@ def test_after_a_burst_idle_connections_are_closed_while_one_goes_on(behind, pro
         behind.whoami()
         time.sleep(0.2)
     assert proxy.connections == burst  # it is the last one that is used again
-    assert eventually(lambda: len(proxy._open) == 2)  # and to it and from it is all that is open
+    wait_until(lambda: len(proxy._open) == 2)  # and to it and from it is all that is open
 
 
 def test_an_answer_without_end_is_not_kept(broker, proxy):

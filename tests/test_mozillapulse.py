@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 import uuid
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from mozillapulse.publishers import GenericPublisher
 
 from accounts.models import Owner
 from accounts.pulse_users import make_pulse_user, rotate_password
+from tests.toolbox import wait_until
 
 
 class Received(Exception):
@@ -79,10 +79,8 @@ def test_a_consumer_receives_what_a_publisher_sends(guarded, names, configuratio
 
     listening = threading.Thread(target=listen, daemon=True)
     listening.start()
-    until = time.monotonic() + 10
-    while exchange not in {b.source for b in management.queue_bindings(guarded, f"queue/{names[1]}/watch")}:
-        assert time.monotonic() < until, "the consumer has bound no queue"
-        time.sleep(0.05)
+    queue = f"queue/{names[1]}/watch"
+    wait_until(lambda: exchange in {bound.source for bound in management.queue_bindings(guarded, queue)})
     publisher.publish(Build(2))
     listening.join(10)
     assert [body["payload"] for body in received] == [{"number": 2}]

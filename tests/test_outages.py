@@ -4,7 +4,6 @@ import contextlib
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 from tests import plugin
 from tests.faults import follow, let_time_pass, once_after
 from tests.proxy import Proxy
+from tests.toolbox import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = "queue/alice/builds"
@@ -208,13 +208,6 @@ def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
         process.wait(timeout=60)
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-
-
-def wait_until(happened, seconds=60):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_note(

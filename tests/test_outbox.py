@@ -27,6 +27,7 @@ from queues.lease import lease
 from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
 from tests.proxy import Proxy
+from tests.toolbox import wait_until
 from tests.webhooks import Webhook, make_certificate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -772,9 +773,7 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
         sending = threading.Thread(target=lambda: (send_due(), connection.close()))
         sending.start()
         mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
-        while not webhook.received:
-            assert time.monotonic() - began < 3
-            time.sleep(0.05)
+        wait_until(lambda: webhook.received, seconds=3)
         sending.join()
         assert time.monotonic() - began < 15
         assert Notification.objects.filter(state="due", attempts=1).count() == 5

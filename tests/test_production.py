@@ -21,6 +21,7 @@ from guardian_site.settings import host_of
 from local.postgresql import PrivateCluster
 from local.processes import Group, free_port
 from local.redis import PrivateRedis
+from tests.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 SYSTEMD = PROJECT / "deploy" / "systemd"
@@ -490,10 +491,8 @@ def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installe
             def healthy():
                 return subprocess.run(health, cwd=installed, env=settings, capture_output=True, check=False)
 
-            deadline = time.monotonic() + 60
-            while healthy().returncode != 0:
-                assert not group.ended(), group.log("web").read_text()
-                assert time.monotonic() < deadline, group.log("web").read_text()
+            wait_until(lambda: group.ended() or healthy().returncode == 0, seconds=60)
+            assert not group.ended(), group.log("web").read_text()
             through_the_proxy = {
                 "Host": "guardian.example.org", "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1",
             }  # fmt: skip

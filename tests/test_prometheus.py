@@ -1,7 +1,6 @@
 """Passes by the figures of the nodes' Prometheus endpoints: what they see, and what they never do by them."""
 
 import threading
-import time
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from queues import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit import connections, prometheus
 from rabbit.management import BrokerAway, Malformed
+from tests.toolbox import wait_until_equal
 
 IDENTITY = 'rabbitmq_identity_info{{rabbitmq_node="{node}",rabbitmq_cluster="c"}} 1\n'
 
@@ -84,14 +84,12 @@ def figures(guarded, settings, management, amqp):
         pytest.skip("the broker that was named serves no figures (rabbitmq_prometheus)")
 
     def wait(**lengths):
-        deadline = time.monotonic() + 20
-        shown = {}
-        while shown != lengths:
-            assert time.monotonic() < deadline, shown
+        def shown():
             scrape = connections.prometheus().scrape(management, [guarded])
             found = {name: depth.ready for (_, name), depth in scrape.depths.items()}
-            shown = {name: found.get(name) for name in lengths}
-            time.sleep(0.05)
+            return {name: found.get(name) for name in lengths}
+
+        wait_until_equal(shown, lengths)
 
     amqp.queue("long", 20)
     amqp.queue("short")

@@ -18,25 +18,11 @@ from rabbit.permissions import EVERYTHING, NOTHING
 from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-
-EXACT = {"disable_stats": "true", "enable_queue_totals": "true"}
+from tests.toolbox import queue_lengths, wait_until, wait_until_equal
 
 
 def message(body=b"{}"):
     return Message(uuid.uuid4().hex, body, type="order", headers={"object_type": "order"})
-
-
-def lengths(management, vhost):
-    return {row["name"]: row["messages"] for row in management.list_queues(vhost, EXACT)}
-
-
-def none_is_left(management, name):
-    """Return whether the broker has no connection of this account; it says goodbye before it forgets one."""
-    for _ in range(100):
-        if not management.connections_of(name):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def hung(node, vhosts):
@@ -112,7 +98,7 @@ def test_every_queue_in_every_vhost_gets_the_message_kept_on_disk_with_its_id_an
     sent = message('{"ü": 1}'.encode())
     assert publisher.publish([*queues, queues[0]], sent) == dict.fromkeys(queues, Result.DELIVERED)
     for vhost in vhosts:
-        assert lengths(management, vhost) == {"a": 1, "b/ü?": 1}
+        assert queue_lengths(management, vhost) == {"a": 1, "b/ü?": 1}
     amqp = Amqp(broker.amqp_url, vhosts[3])
     _, properties, body = amqp.channel.basic_get("b/ü?", auto_ack=True)
     amqp.connection.close()
@@ -134,11 +120,7 @@ def test_a_full_queue_rejects_and_the_dead_letter_queue_has_it(publisher, manage
     queues = [(vhost, "full"), (vhost, "roomy")]
     assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
     assert publisher.publish(queues, message()) == {queues[0]: Result.REJECTED, queues[1]: Result.DELIVERED}
-    for _ in range(100):
-        if lengths(management, vhost) == {"dead": 1, "full": 1, "roomy": 2}:
-            break
-        time.sleep(0.05)
-    assert lengths(management, vhost) == {"dead": 1, "full": 1, "roomy": 2}
+    wait_until_equal(lambda: queue_lengths(management, vhost), {"dead": 1, "full": 1, "roomy": 2})
     assert publisher.connections == 1
 
 
@@ -197,7 +179,7 @@ def test_a_connection_is_used_again(account, management, vhosts):
     assert publisher.connections == len(management.connections_of(name)) == 1
     publisher.close()
     assert publisher.connections == 0
-    assert none_is_left(management, name)
+    wait_until(lambda: not management.connections_of(name))
 
 
 def test_the_least_recently_used_connection_makes_way(account, management, vhosts):
@@ -225,12 +207,8 @@ def test_a_connection_that_nobody_uses_is_closed_although_nothing_is_published_a
     publisher = Publisher(url, idle_seconds=0.3)
     publisher.publish([(vhost, "a") for vhost in vhosts], message())
     assert publisher.connections == 6
-    for _ in range(100):
-        if publisher.connections == 0:
-            break
-        time.sleep(0.05)
-    assert publisher.connections == 0
-    assert none_is_left(management, name)
+    wait_until_equal(lambda: publisher.connections, 0)
+    wait_until(lambda: not management.connections_of(name))
     publisher.publish([(vhosts[0], "a")], message())
     assert publisher.connections == 1
     publisher.close()
@@ -253,7 +231,7 @@ def test_eight_threads_at_once_publish_every_message_once_over_no_more_connectio
         assert list(threads.map(publish, range(80))) == [{Result.DELIVERED}] * 80
     assert max(open_) <= most
     assert len(management.connections_of(name)) <= most
-    assert [lengths(management, vhost)["a"] for vhost in vhosts[:3]] == [40, 40, 80]
+    assert [queue_lengths(management, vhost)["a"] for vhost in vhosts[:3]] == [40, 40, 80]
     publisher.close()
 
 
@@ -298,7 +276,7 @@ def test_whom_one_call_has_no_time_for_the_next_ones_reach(broker, management, v
                 break
         assert reached == set(queues)
         publisher.close()
-    assert all(lengths(management, vhost)["a"] for vhost, _ in queues)
+    assert all(queue_lengths(management, vhost)["a"] for vhost, _ in queues)
 
 
 def test_where_time_is_up_before_anything_was_sent_nothing_was_published(broker, management):
@@ -332,7 +310,7 @@ def test_a_process_that_is_forked_has_connections_of_its_own(broker, management,
     assert connections.publisher() is ours
     assert ours.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
     assert ours.connections == 1
-    assert lengths(management, vhost) == {"a": 3}
+    assert queue_lengths(management, vhost) == {"a": 3}
     ours.close()
 
 
@@ -346,7 +324,7 @@ def test_a_connection_that_was_closed_meanwhile_is_replaced(account, management,
     management.close_connections_of(name, "for the test")
     assert publisher.publish([(vhosts[0], "a")], message()) == {(vhosts[0], "a"): Result.DELIVERED}
     assert publisher.connections == len(management.connections_of(name)) == 1
-    assert lengths(management, vhosts[0]) == {"a": 2}
+    assert queue_lengths(management, vhosts[0]) == {"a": 2}
     publisher.close()
 
 
@@ -368,7 +346,7 @@ def test_a_connection_that_is_cut_before_the_confirmation_leaves_the_outcome_unk
         proxy.forward()
         assert publisher.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
         publisher.close()
-    assert lengths(management, vhost) == {"a": 3}
+    assert queue_lengths(management, vhost) == {"a": 3}
 
 
 def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(broker, management, vhost):
@@ -483,7 +461,7 @@ def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_bound_and_after_it
         breakable.ctl("set_vm_memory_high_watermark", "0.4")
     assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
     # Two of each are known to be there. The two that are unknown mostly come too, but the broker may have read neither.
-    found = lengths(management, "/")
+    found = queue_lengths(management, "/")
     assert found.keys() == {"a", "b", "c"}
     assert all(2 <= length <= 4 for length in found.values()), found
     publisher.close()
@@ -510,7 +488,7 @@ def test_a_broker_that_was_restarted_gets_the_next_message_over_a_fresh_connecti
     publisher.publish(queues, message())
     breakable.restart()
     assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
-    assert lengths(Management(breakable.management_url), "/") == {"a": 2, "b": 2, "c": 2}  # kept on disk
+    assert queue_lengths(Management(breakable.management_url), "/") == {"a": 2, "b": 2, "c": 2}  # kept on disk
     publisher.close()
 
 
@@ -555,7 +533,7 @@ def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(brea
 @pytest.mark.slow
 def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, owners):
     management = Management(breakable.management_url)
-    before = [lengths(management, owner)["a"] for owner in owners]
+    before = [queue_lengths(management, owner)["a"] for owner in owners]
     with Proxy.before(breakable.amqp_url) as proxy:
         publisher = Publisher(proxy.url(breakable.amqp_url), seconds=2)
         proxy.delay(0.02)
@@ -567,7 +545,7 @@ def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, o
             assert publisher.connections == 32
         assert proxy.connections < 2 * len(owners)  # those of the first call are used by the second
         publisher.close()
-    assert [lengths(management, owner)["a"] for owner in owners] == [number + 2 for number in before]
+    assert [queue_lengths(management, owner)["a"] for owner in owners] == [number + 2 for number in before]
 
 
 @pytest.mark.slow

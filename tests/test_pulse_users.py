@@ -3,7 +3,6 @@
 import logging
 import secrets
 import threading
-import time
 import uuid
 from contextlib import contextmanager
 from datetime import timedelta
@@ -60,7 +59,7 @@ from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user,
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import Killed
+from tests.toolbox import Killed, wait_until
 
 NOBODY = "http://guest:guest@127.0.0.1:1"
 
@@ -196,13 +195,6 @@ def at_once(*calls):
     for thread in threads:
         thread.join()
     yield answers
-
-
-def until(question, seconds=10):
-    end = time.monotonic() + seconds
-    while not question():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 # Making
@@ -480,7 +472,7 @@ def test_another_password_keeps_connections_permissions_and_tags(alice, name, br
 def test_live_connections_are_closed_where_that_is_asked_for(alice, name, broker, guarded):
     pulse_user, old = make_pulse_user(name, [alice])
     live = as_user(broker, guarded, name, old)
-    until(lambda: connections_of(pulse_user))  # the management API hears of a connection some seconds later
+    wait_until(lambda: connections_of(pulse_user))  # the management API hears of a connection some seconds later
     [known] = connections_of(pulse_user)
     assert known.vhost == guarded
     rotate_password(pulse_user, close_connections=True)

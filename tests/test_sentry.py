@@ -15,6 +15,7 @@ from django.core.checks import run_checks
 from local.processes import end, free_port, port_answers, spawn
 from tests.plugin import ROOT
 from tests.recorder import Recorder
+from tests.toolbox import wait_until
 
 SECRET = "open-sesame-4711"
 TOKEN = "0123456789abcdef" * 4
@@ -34,10 +35,7 @@ def running(environment, *command):
 def failing_site(environment):
     port = free_port()
     with running(environment, "gunicorn", "tests.failing", "--bind", f"127.0.0.1:{port}", "--no-control-socket"):
-        until = time.monotonic() + 30
-        while not port_answers(port):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: port_answers(port))
         yield f"http://127.0.0.1:{port}"
 
 

@@ -1,6 +1,5 @@
 """Lengths that lag: the list shows a quorum queue as of its last tick, which is up to 5 s old."""
 
-import time
 from datetime import timedelta
 
 import pytest
@@ -10,21 +9,10 @@ from queues import monitor
 from queues.models import Notification, Queue, QueueEvent
 from tests.conftest import Amqp
 from tests.test_failures import lent_node, own_node  # noqa: F401
+from tests.toolbox import queue_lengths, wait_until_equal
 
 TYPES = pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 LONG = {"purged", "consumed", "consumed-and-refilled", "acknowledged", "really-long"}
-
-
-def wait_until_listed(management, vhost, lengths):
-    """Wait until the list shows these lengths, by name."""
-    params = {"disable_stats": "true", "enable_queue_totals": "true"}
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline:
-        listed = {row["name"]: row.get("messages") for row in management.list_queues(vhost, params)}
-        if listed == lengths:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"the list shows {listed}, not {lengths}")
 
 
 def sent(recipient="ops@example.org"):
@@ -42,7 +30,7 @@ def test_a_queue_that_was_emptied_right_before_the_pass_stays_and_a_long_one_is_
     for name in LONG:
         amqp.queue(name, 40, arguments={"x-queue-type": queue_type})
     unacknowledged = [amqp.channel.basic_get("acknowledged") for _ in range(40)]
-    wait_until_listed(management, guarded, dict.fromkeys(LONG, 40))
+    wait_until_equal(lambda: queue_lengths(management, guarded), dict.fromkeys(LONG, 40))
     amqp.channel.queue_purge("purged")
     amqp.take("consumed", 40)
     amqp.take("consumed-and-refilled", 40)
@@ -59,7 +47,7 @@ def test_a_quorum_queue_is_deleted_for_its_unacknowledged_messages_only_after_12
     amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
     for _ in range(40):
         amqp.channel.basic_get("held")
-    wait_until_listed(management, guarded, {"held": 40})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
     assert monitor.run_pass().deleted == 0
     queue = Queue.objects.get()
     assert (queue.state, queue.ready, queue.unacknowledged) == ("warned", 0, 40)
@@ -73,12 +61,12 @@ def test_a_quorum_queue_is_deleted_for_its_unacknowledged_messages_only_after_12
 def test_a_list_that_shows_a_quorum_queue_below_its_limit_begins_its_12_s_anew(amqp, management, guarded):
     amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
     tags = [amqp.channel.basic_get("held")[0].delivery_tag for _ in range(40)]
-    wait_until_listed(management, guarded, {"held": 40})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
     monitor.run_pass()
     assert Queue.objects.get().over_unacked_since is not None
     for tag in tags[:34]:
         amqp.channel.basic_ack(tag)
-    wait_until_listed(management, guarded, {"held": 6})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 6})
     monitor.run_pass()
     assert Queue.objects.get().over_unacked_since is None
 
@@ -87,16 +75,16 @@ def test_a_quorum_queue_that_the_list_shows_shorter_than_it_is_is_not_reported_a
     amqp, management, guarded
 ):
     amqp.queue("builds", 6, arguments={"x-queue-type": "quorum"})
-    wait_until_listed(management, guarded, {"builds": 6})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 6})
     monitor.run_pass()
     amqp.take("builds", 5)
-    wait_until_listed(management, guarded, {"builds": 1})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 1})
     amqp.publish("builds", 6)
     monitor.run_pass()
     assert (Queue.objects.get().state, Queue.objects.get().ready) == ("warned", 7)
     assert sent() == ["warning"]
     amqp.take("builds", 7)
-    wait_until_listed(management, guarded, {"builds": 0})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 0})
     monitor.run_pass()
     assert sent() == ["warning", "recovery"]
 
@@ -107,11 +95,11 @@ def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back
     for name in ("shrinking", "long"):
         amqp.queue(name, 6, arguments={"x-queue-type": "quorum"})
     management = monitor.connections.management()
-    wait_until_listed(management, "/", {"shrinking": 6, "long": 6})
+    wait_until_equal(lambda: queue_lengths(management, "/"), {"shrinking": 6, "long": 6})
     monitor.run_pass()
     amqp.take("shrinking", 6)
     amqp.publish("long", 20)
-    wait_until_listed(management, "/", {"shrinking": 0, "long": 26})
+    wait_until_equal(lambda: queue_lengths(management, "/"), {"shrinking": 0, "long": 26})
     leaders = "[whereis(N) || N <- ['%2F_shrinking', '%2F_long']]"
     own_node.eval(f"[sys:suspend(P) || P <- {leaders}].")
     try:

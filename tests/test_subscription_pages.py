@@ -4,7 +4,6 @@ import contextlib
 import html
 import json
 import re
-import time
 from datetime import UTC, datetime
 
 import pika
@@ -34,6 +33,7 @@ from tests.agents import agents  # noqa: F401
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
+from tests.toolbox import wait_until
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 ODD = "<script>alert(1)</script>\u202e\"'"
@@ -338,10 +338,7 @@ def online(alice, compute, broker, management):
         management.set_permissions(vhost, subscription.rmq_username, for_subscription(subscription.uuid.hex))
         address = f"amqp://{subscription.rmq_username}:a-token@{broker.amqp_url.rpartition('@')[2]}"
         connected = Amqp(address, vhost).connection
-        deadline = time.monotonic() + 15
-        while not management.clients(vhost):  # which lags by five seconds
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: management.clients(vhost))  # which lags by five seconds
         subscription.connected = connected
         yield subscription
         with contextlib.suppress(pika.exceptions.AMQPError):  # closed by the broker, with its user

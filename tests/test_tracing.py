@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from celery import shared_task, signals
@@ -21,6 +20,7 @@ from rabbit.management import Management
 from rabbit.threads import Threads
 from tests.plugin import ROOT
 from tests.recorder import Recorder
+from tests.toolbox import wait_until
 
 NEW = re.compile(r"[0-9a-f]{16}")
 LISTED = json.dumps({"name": "guardian", "tags": "administrator"}).encode()
@@ -194,10 +194,7 @@ def test_an_id_goes_from_a_command_through_a_worker_to_the_broker_and_its_log_is
                 cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60,
             )  # fmt: skip
             request_id = handed_over.stdout.split()[-1]
-            until = time.monotonic() + 60
-            while "succeeded" not in log.read_text():
-                assert time.monotonic() < until, log.read_text()
-                time.sleep(0.1)
+            wait_until(lambda: "succeeded" in log.read_text(), seconds=60)
             said = log.read_text()
         finally:
             end(worker, timeout=20)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from argparse import ArgumentParser
 from collections import Counter
 from contextlib import contextmanager
@@ -37,17 +36,10 @@ from message_store.store import StoreUnavailable, _made, store
 from message_store.worker import Worker, keep_failure
 from message_store.zookeeper import ZooKeeperLeases
 from tests.proxy import Proxy
+from tests.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 PARTITIONS = [Partition("shop", "orders", number) for number in range(1, 7)]
-
-
-def until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -391,14 +383,14 @@ def test_messages_are_handled_in_order_and_how_far_is_recorded_at_the_end_for_wh
     last = [put(queue, *range(250), partition=number)[-1] for number in (1, 2)]
     job = Done()
     with working(at_work(job)):
-        until(lambda: len(job.messages) == 500)
+        wait_until(lambda: len(job.messages) == 500)
     for number in (1, 2):
         assert job.bodies(number) == [str(body) for body in range(250)]
     assert queues.positions(queue, "mailer") == {1: last[0], 2: last[1]}
     put(queue, "new")
     again = Done()
     with working(at_work(again)):
-        until(lambda: again.messages)
+        wait_until(lambda: again.messages)
     [message] = again.messages
     assert (message.body, message.queue, message.partition) == (b"new", "orders", 1)
     assert message.timestamp == ids.timestamp(message.id)
@@ -424,7 +416,7 @@ def test_the_context_is_around_the_work_and_what_it_gives_is_handed_to_job_and_f
         seen.append(("failure", message.body, context, queue.name, str(exception)))
 
     with working(at_work(job, context=context, failure=failure)):
-        until(lambda: len(seen) == 4)
+        wait_until(lambda: len(seen) == 4)
     assert seen == [
         "begin",
         ("job", b"good", "a connection"),
@@ -438,7 +430,7 @@ def test_a_failure_is_logged_and_the_next_message_follows(database_store, caplog
     put(queues.make("shop", "orders"), "1", "2", "3")
     job = Done("2")
     with working(at_work(job)):
-        until(lambda: len(job.messages) == 3)
+        wait_until(lambda: len(job.messages) == 3)
     [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert "partition 1 of queue 'orders' of 'shop'" in record.getMessage()
     assert "there is no 2" in record.getMessage()
@@ -460,10 +452,10 @@ def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_work
         raise LookupError("no")
 
     with working(at_work(undecodable, failure=keep_failure)):
-        until(lambda: len(job.messages) == 2)
-        until(lambda: len(queues.queues("shop")) == 2)
+        wait_until(lambda: len(job.messages) == 2)
+        wait_until(lambda: len(queues.queues("shop")) == 2)
         put(orders, "more")
-        until(lambda: len(job.messages) == 3)
+        wait_until(lambda: len(job.messages) == 3)
     kept = queues.read(queues.find("shop", "errors")).messages
     assert [(one.body, one.content_type) for one in kept] == [(b"\xff\x00", "image/png"), (b"bad", ""), (b"more", "")]
     assert set(ttls) - {queues.DEFAULT_TTL} == {30 * 24 * 3600}
@@ -481,7 +473,7 @@ def test_a_message_whose_failure_could_not_be_kept_is_handled_again(database_sto
             raise StoreUnavailable("away")
 
     with working(at_work(job, failure=failure)):
-        until(lambda: "3" in job.bodies())
+        wait_until(lambda: "3" in job.bodies())
     assert job.bodies() == ["1", "bad", "bad", "bad", "3"]
 
 
@@ -503,7 +495,7 @@ def test_a_failure_in_the_error_queue_is_not_kept_in_it_again(database_store):
     put(errors, "bad", "2")
     job = Done("bad")
     with working(at_work(job, queues=["errors"], failure=keep_failure)):
-        until(lambda: len(job.messages) == 2)
+        wait_until(lambda: len(job.messages) == 2)
     assert [one.body for one in queues.read(errors).messages] == [b"bad", b"2"]
 
 
@@ -570,28 +562,28 @@ def test_what_is_held_is_handed_over_at_once_and_new_workers_queues_and_partitio
         return sorted(one.body for job in jobs for one in job.messages)
 
     with working(first):
-        until(lambda: len(first.partitions) == 4)
+        wait_until(lambda: len(first.partitions) == 4)
         put(orders, "1")
-        until(lambda: len(all_done()) == 1)
+        wait_until(lambda: len(all_done()) == 1)
         with working(second):
-            until(lambda: len(first.partitions) == len(second.partitions) == 2)
+            wait_until(lambda: len(first.partitions) == len(second.partitions) == 2)
             for number in range(1, 5):
                 put(orders, *range(10, 20), partition=number)
-            until(lambda: len(all_done()) == 41)
+            wait_until(lambda: len(all_done()) == 41)
             orders = queues.change(orders, partitions=6)
             invoices = queues.make("shop", "invoices", partitions=2)
-            until(lambda: len(first.partitions) == len(second.partitions) == 4)
+            wait_until(lambda: len(first.partitions) == len(second.partitions) == 4)
             put(orders, "2", partition=6)
             put(invoices, "3", partition=2)
-            until(lambda: len(all_done()) == 43)
-        until(lambda: len(first.partitions) == 8)
+            wait_until(lambda: len(all_done()) == 43)
+        wait_until(lambda: len(first.partitions) == 8)
         put(orders, *range(20, 30), partition=2)
-        until(lambda: len(all_done()) == 53)
+        wait_until(lambda: len(all_done()) == 53)
         store().remove("shop", "orders")
         again = queues.make("shop", "orders")
-        until(lambda: len(first.partitions) == 3)
+        wait_until(lambda: len(first.partitions) == 3)
         put(again, "4")
-        until(lambda: len(all_done()) == 54)
+        wait_until(lambda: len(all_done()) == 54)
     assert len(all_done()) == 54  # nothing twice
     assert jobs[1].messages
 
@@ -611,14 +603,14 @@ def test_a_worker_goes_on_from_where_its_position_was_set_meanwhile(any_store, m
     given = put(queue, *range(10))
     job = Done()
     with working(at_work(job)):
-        until(lambda: queues.positions(queue, "mailer").get(1) == given[-1])
+        wait_until(lambda: queues.positions(queue, "mailer").get(1) == given[-1])
         if (at := where(given)) is None:
             queues.remove_positions(queue, "mailer")
         else:
             queues.set_positions(queue, "mailer", at)
-        until(lambda: len(job.messages) == 10 + len(then))
+        wait_until(lambda: len(job.messages) == 10 + len(then))
         put(queue, "new")
-        until(lambda: "new" in job.bodies())
+        wait_until(lambda: "new" in job.bodies())
     assert job.bodies()[10:] == [*then, "new"]
 
 
@@ -631,11 +623,11 @@ def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_wh
         seen.append(message.body.decode())
         if message.body == b"3":
             queues.set_positions(queue, "mailer", {"1": given[40].hex})
-            until(lambda: sharing.clock() > one._look_at)  # the next look is due
+            wait_until(lambda: sharing.clock() > one._look_at)  # the next look is due
 
     one = at_work(job)
     with working(one):
-        until(lambda: "49" in seen)
+        wait_until(lambda: "49" in seen)
     assert seen == [str(number) for number in [*range(4), *range(41, 50)]]
 
 
@@ -673,14 +665,14 @@ def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_d
     put(queue, "1")
     one = at_work(job)
     with working(one):
-        until(lambda: one._away > 2)
+        wait_until(lambda: one._away > 2)
         assert one.partitions == [Partition("shop", "orders", 1)]
         Fragile.away = False
-        until(lambda: not one._away)
-        until(lambda: one._held[one.partitions[0]].wait == 0.1)
+        wait_until(lambda: not one._away)
+        wait_until(lambda: one._held[one.partitions[0]].wait == 0.1)
         assert job.messages == []
         Fragile.delay = 0
-        until(lambda: job.messages)
+        wait_until(lambda: job.messages)
     assert [record.getMessage() for record in caplog.records if record.name == worker.__name__] == [
         "Waiting: no route to host",
         "Going on.",
@@ -863,19 +855,19 @@ def test_of_three_workers_one_is_killed_and_one_cut_off_and_each_partition_is_st
     try:
         killed, cut, third = processes.start(), processes.start(**apart), processes.start()
         with proxy:
-            until(lambda: feed() == [2, 2, 2], 60)
+            wait_until(lambda: feed() == [2, 2, 2], 60)
             killed.kill()
             if kept_by == "database":
                 stop.touch()
             else:
                 proxy.close_next(10**6)
-            until(lambda: feed() == [0, 0, 6], 60)
+            wait_until(lambda: feed() == [0, 0, 6], 60)
             if kept_by == "database":
                 cut.send_signal(signal.SIGCONT)
             else:
                 proxy.forward()
-            until(lambda: feed() == [0, 3, 3], 60)
-            until(lambda: "begins anew" in processes.log(cut))
+            wait_until(lambda: feed() == [0, 3, 3], 60)
+            wait_until(lambda: "begins anew" in processes.log(cut))
             for process in (cut, third):
                 process.terminate()
             for process in (cut, third):
