@@ -8,7 +8,6 @@ import pytest
 from allauth.account.models import EmailAddress
 from allauth.socialaccount.models import SocialAccount
 from django.contrib import admin as administration
-from django.contrib.messages import get_messages
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -42,6 +41,7 @@ from queues.monitor import run_pass
 from rabbit.management import NotThere
 from tests.chromium import sign_in
 from tests.proxy import Proxy, http_answer
+from tests.toolbox import messages_of, queue_names
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 SECRET = "s3cret-marker"
@@ -212,11 +212,6 @@ def ops(db):
 def admin(client, ops):
     client.force_login(ops)
     return client
-
-
-def told(answer):
-    """Give what an action says, to be shown by the next page."""
-    return [str(message) for message in get_messages(answer.wsgi_request)._queued_messages]
 
 
 def act(client, model, action, *rows, **answers):
@@ -400,26 +395,22 @@ def queues(guarded, amqp, ops):
     return list(Queue.objects.order_by("ready"))
 
 
-def listed(management, vhost):
-    return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
-
-
 def test_the_page_that_asks_names_the_queues_and_their_lengths_and_does_nothing(admin, queues, management, guarded):
     page = act(admin, Queue, "delete_on_broker", *queues)
     assert page.status_code == 200
     for text in ("queue/alice/a", "queue/alice/b", "&lt;script&gt;", "3 queues", "Length", "be taken back"):
         assert text in page.text
     assert "<script>\u202e" not in page.text
-    assert listed(management, guarded) == {"queue/alice/a", "queue/alice/b", ODD}
+    assert queue_names(management, guarded) == {"queue/alice/a", "queue/alice/b", ODD}
 
 
 def test_queues_are_deleted_once_it_was_agreed_to(admin, queues, management, guarded, ops):
     answer = agree(admin, act(admin, Queue, "delete_on_broker", *queues[1:]))
     assert answer.status_code == 302
-    [text] = told(answer)
+    [text] = messages_of(answer)
     assert text.startswith("2 are deleted: ")
     assert "queue/alice/b in " in text
-    assert listed(management, guarded) == {"queue/alice/a"}
+    assert queue_names(management, guarded) == {"queue/alice/a"}
     assert list(Queue.objects.order_by("pk").values_list("state", flat=True)).count("gone") == 2
     assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {ops.pk}
 
@@ -430,23 +421,23 @@ def test_what_was_shown_is_what_is_done_whatever_the_list_shows_by_then(admin, q
     assert "3 queues" in page.text
     make_queue(vhost=guarded, name="queue/alice/newer")
     answer = agree(admin, page)
-    assert told(answer)[0].startswith("3 are deleted")
+    assert messages_of(answer)[0].startswith("3 are deleted")
     assert Queue.objects.get(name="queue/alice/newer").state == "ok"
 
 
 def test_queues_are_emptied(admin, queues, amqp):
     answer = agree(admin, act(admin, Queue, "purge", *queues))
-    assert told(answer)[0].startswith("3 are emptied")
+    assert messages_of(answer)[0].startswith("3 are emptied")
     assert amqp.channel.queue_declare("queue/alice/b", passive=True).method.message_count == 0
 
 
 def test_single_failures_are_told_and_the_others_go_on(admin, queues, management, guarded):
     management.delete_queue(guarded, "queue/alice/a")
     page = act(admin, Queue, "delete_on_broker", *queues)
-    [failed, done] = told(agree(admin, page))
+    [failed, done] = messages_of(agree(admin, page))
     assert failed.startswith(f"'queue/alice/a in {guarded}': The broker doesn't show the queue at the moment.")
     assert done.startswith("2 are deleted")
-    assert listed(management, guarded) == set()
+    assert queue_names(management, guarded) == set()
 
 
 def test_a_refusal_is_told_with_the_reason_and_nothing_is_half_done(admin, queues, broker, settings):
@@ -455,8 +446,8 @@ def test_a_refusal_is_told_with_the_reason_and_nothing_is_half_done(admin, queue
         proxy.answer(http_answer("403 Forbidden", b'{"error": "x", "reason": "not yours"}'))
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         answer = agree(admin, page)
-    assert len(told(answer)) == 2
-    assert all("the broker refuses" in text and "not yours" in text for text in told(answer))
+    assert len(messages_of(answer)) == 2
+    assert all("the broker refuses" in text and "not yours" in text for text in messages_of(answer))
     assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
     assert not QueueEvent.objects.filter(kind="removing").exists()
 
@@ -468,7 +459,7 @@ def test_a_broker_that_is_away_is_asked_once_and_the_rest_is_left(admin, queues,
     with counted_requests() as requests:
         answer = agree(admin, page)
     assert len(requests) == 1
-    [failed, left] = told(answer)
+    [failed, left] = messages_of(answer)
     assert "can't connect" in failed
     assert left.startswith("2 are not tried, since the broker is away; try again when it answers: ")
     assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
@@ -477,7 +468,7 @@ def test_a_broker_that_is_away_is_asked_once_and_the_rest_is_left(admin, queues,
 def test_the_brake_holds_for_what_is_chosen_in_a_list(admin, queues, settings, management, guarded):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for action in ("delete_on_broker", "purge"):
-        [text] = told(act(admin, Queue, action, *queues))
+        [text] = messages_of(act(admin, Queue, action, *queues))
         assert text == (
             "These are 3 queues, and 2 may go at once: GUARDIAN_DELETE_BRAKE, or a quarter of all. "
             "Nothing was done; choose fewer."
@@ -486,13 +477,13 @@ def test_the_brake_holds_for_what_is_chosen_in_a_list(admin, queues, settings, m
         assert "2 queues" in page.text
     # Nor by an answer to a question that was never asked.
     forged = {"post": "yes", "select_across": "1", "chosen": ",".join(str(queue.pk) for queue in queues)}
-    assert "Nothing was done" in told(act(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
-    assert len(listed(management, guarded)) == 3
+    assert "Nothing was done" in messages_of(act(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
+    assert len(queue_names(management, guarded)) == 3
 
 
 def test_queues_that_are_gone_are_nothing_to_do(admin, db):
     gone = make_queue(state="gone")
-    assert told(act(admin, Queue, "delete_on_broker", gone)) == ["None of these is on the broker any more."]
+    assert messages_of(act(admin, Queue, "delete_on_broker", gone)) == ["None of these is on the broker any more."]
 
 
 def test_limits_are_set_for_several_and_each_that_can_not_be_is_told(admin, db):
@@ -503,15 +494,15 @@ def test_limits_are_set_for_several_and_each_that_can_not_be_is_told(admin, db):
     account = make_account()
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.filter(pk=queues[0].pk).update(pulse_user=account)
-    [failed, done] = told(agree(admin, page, warn_length="20", max_length=""))
+    [failed, done] = messages_of(agree(admin, page, warn_length="20", max_length=""))
     assert failed.startswith(f"'{queues[0]}': ")
     assert "deleted past 15" in failed
     assert done == f"1 is given these limits: {queues[1]}."
     account.queues.all().delete()
     queues[0].save(force_insert=True)
-    assert told(agree(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are given these limits")
+    assert messages_of(agree(admin, page, warn_length="20", max_length="30"))[0].startswith("2 are given these limits")
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(20, 30)}
-    assert told(agree(admin, page, warn_length="", max_length=""))[0].startswith("2 are given")
+    assert messages_of(agree(admin, page, warn_length="", max_length=""))[0].startswith("2 are given")
     assert set(Queue.objects.values_list("warn_length", "max_length")) == {(None, None)}
     assert "Enter a whole number" in agree(admin, page, warn_length="many").text
 
@@ -520,7 +511,7 @@ def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin
     def statements(queues):
         with CaptureQueriesContext(connection) as captured:
             answer = act(admin, Queue, "unbind", *queues)
-        assert told(answer)[0].startswith(f"{len(queues)} ")
+        assert messages_of(answer)[0].startswith(f"{len(queues)} ")
         return len(captured)
 
     queues = [make_queue() for _ in range(40)]
@@ -535,7 +526,7 @@ def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.update(pulse_user=account)
     monkeypatch.setattr("accounts.admin.SHOWN", 3)
-    texts = told(agree(admin, act(admin, Queue, "set_limits", *queues), warn_length="20", max_length=""))
+    texts = messages_of(agree(admin, act(admin, Queue, "set_limits", *queues), warn_length="20", max_length=""))
     assert len(texts) == 4
     assert texts[3].startswith("37 more failed: ")
     assert texts[3].endswith(", and 34 more.")
@@ -566,7 +557,7 @@ def test_limits_that_can_not_be_as_things_stand_by_now_are_told(admin, ops):
     by_hand.set_limits(queue, ops, max_length=7)
     answer = admin.post(path, {**form, "warn_length": "8"})
     assert answer.status_code == 302
-    [text] = told(answer)
+    [text] = messages_of(answer)
     assert text.startswith("Nothing was changed. It would be warned about at 8 messages and deleted past 7.")
 
 
@@ -605,7 +596,7 @@ def test_a_question_whose_rows_are_gone_is_answered(admin, db):
     token.delete()
     queue.delete()
     for page, answers in pages:
-        assert told(agree(admin, page, **answers)) == ["None of these is there any more."]
+        assert messages_of(agree(admin, page, **answers)) == ["None of these is there any more."]
 
 
 @pytest.mark.parametrize("odd", ["9" * 30, ",,", "-1", "x", "1.5", "\x00", "1\x00", "'"])
@@ -628,7 +619,7 @@ def test_the_history_of_no_entry_is_not_found(admin, db, key):
 
 def test_queues_are_marked_unbounded_at_once_and_bounded_once_it_was_agreed_to(admin, db):
     queue = make_queue(warn_length=20, max_length=30)
-    assert told(act(admin, Queue, "unbind", queue))[0].startswith("1 is unbounded from now on")
+    assert messages_of(act(admin, Queue, "unbind", queue))[0].startswith("1 is unbounded from now on")
     queue.refresh_from_db()
     assert (queue.unbounded, queue.max_length) == (True, 30)
     page = act(admin, Queue, "bind", queue)
@@ -672,9 +663,9 @@ def test_accounts_are_removed_from_the_broker_and_here(admin, ops, on_broker, ma
     assert "its queues and exchanges" in page.text
     assert PulseUser.objects.count() == 2
     answer = agree(admin, page)
-    assert told(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
+    assert messages_of(answer) == ["2 are removed, with queues and exchanges: remove-1, remove-2."]
     assert not PulseUser.objects.exists()
-    assert listed(management, guarded) == set()
+    assert queue_names(management, guarded) == set()
     for account in accounts:
         with pytest.raises(NotThere):
             management.user(account.username)
@@ -689,7 +680,7 @@ def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by
     left = {"remove-2": "'queue/remove-2/builds'"}
     monkeypatch.setattr(removal, "_remove_from_broker", lambda one, name: left.get(name) or remove(one, name))
     with hold.held("remove-1"):
-        busy, stubborn, done = told(agree(admin, page))
+        busy, stubborn, done = messages_of(agree(admin, page))
     assert busy.startswith("'remove-1': it is being removed, and Guardian goes on by itself: Somebody is changing")
     assert stubborn == (
         "'remove-2': it is being removed, and Guardian goes on by itself. Still there: 'queue/remove-2/builds'"
@@ -701,7 +692,7 @@ def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by
 def test_with_the_broker_away_no_account_is_removed_and_it_says_so(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     accounts = [make_account(), make_account()]
-    [failed, left] = told(agree(admin, act(admin, PulseUser, "remove", *accounts)))
+    [failed, left] = messages_of(agree(admin, act(admin, PulseUser, "remove", *accounts)))
     assert "can't connect" in failed
     assert left.startswith("1 is not tried, since the broker is away")
     assert PulseUser.objects.filter(removing_since=None).count() == 2
@@ -711,7 +702,7 @@ def test_several_accounts_with_more_queues_than_the_brake_allows_stay(admin, set
     settings.GUARDIAN_DELETE_BRAKE = 2
     accounts = [make_account(), make_account()]
     make_queue(pulse_user=accounts[0])
-    [text] = told(act(admin, PulseUser, "remove", *accounts, post="yes"))
+    [text] = messages_of(act(admin, PulseUser, "remove", *accounts, post="yes"))
     assert text.startswith("These are 3 queues, and 2 may go at once")
     assert PulseUser.objects.filter(removing_since=None).count() == 2
 
@@ -720,8 +711,10 @@ def test_accounts_are_given_thresholds(admin):
     accounts = [make_account(), make_account()]
     page = act(admin, PulseUser, "set_thresholds", *accounts)
     assert "policy / policy" in page.text
-    assert "below the second" in told(agree(admin, page, warn_length="9", max_length="6"))[0]
-    assert told(agree(admin, page, warn_length="6", max_length="9"))[0].startswith("2 are given these thresholds")
+    assert "below the second" in messages_of(agree(admin, page, warn_length="9", max_length="6"))[0]
+    assert messages_of(agree(admin, page, warn_length="6", max_length="9"))[0].startswith(
+        "2 are given these thresholds"
+    )
     assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(6, 9)}
 
 
@@ -742,7 +735,7 @@ def test_what_vouches_is_withdrawn_with_a_reason(admin, ops):
     page = act(admin, Owner, "withdraw", owner)
     assert owner.email in page.text
     answer = agree(admin, page, **{"reason": "has left"})
-    assert told(answer)[0].startswith("1 is no longer able to make accounts and tokens")
+    assert messages_of(answer)[0].startswith("1 is no longer able to make accounts and tokens")
     assert owner.vouchings.get().reason == "has left"
     assert AuthToken.objects.filter(user=owner).exists()
 
@@ -756,7 +749,7 @@ def test_what_owners_have_is_removed_for_one_at_a_time(admin, settings):
     assert all(Owner.objects.values_list("vouched", flat=True))
     for owner in owners:
         answer = agree(admin, act(admin, Owner, "withdraw", owner), remove="on")
-        assert "Guardian goes on until it is gone" in told(answer)[0]
+        assert "Guardian goes on until it is gone" in messages_of(answer)[0]
     account.refresh_from_db()
     assert (account.owners.count(), account.removing_since is not None) == (1, True)
 
@@ -764,7 +757,7 @@ def test_what_owners_have_is_removed_for_one_at_a_time(admin, settings):
 def test_who_is_an_operator_is_told_of_and_the_others_go_on(admin, ops):
     owner = make_owner()
     answer = agree(admin, act(admin, Owner, "withdraw", ops, owner))
-    assert sorted(text.partition(" ")[0] for text in told(answer)) == ["'ops@example.org':", "1"]
+    assert sorted(text.partition(" ")[0] for text in messages_of(answer)) == ["'ops@example.org':", "1"]
     owner.refresh_from_db()
     assert not owner.vouched
 
@@ -800,7 +793,7 @@ def test_tokens_are_revoked_once_it_was_agreed_to(admin):
     assert tokens[1].user.email in page.text
     assert SECRET not in page.text
     assert AuthToken.objects.count() == 3
-    assert told(agree(admin, page)) == ["2 are revoked: nightly, nightly."]
+    assert messages_of(agree(admin, page)) == ["2 are revoked: nightly, nightly."]
     assert AuthToken.objects.get() == tokens[0]
     for odd in ("x", ""):
         assert act(admin, AuthToken, "revoke", tokens[0], post="yes", chosen=odd, select_across="1").status_code == 302
@@ -828,11 +821,11 @@ def test_the_brake_holds_for_agents_registrations_that_are_chosen_in_a_list(admi
         ("queues.Offering", [row.offering for row in rows]),
     ):
         form = {"action": "delete_selected", "_selected_action": [row.pk for row in picked], "post": "yes"}
-        [text] = told(admin.post(path_of(label), form))
+        [text] = messages_of(admin.post(path_of(label), form))
         assert text.startswith("These are 3 queues, and 2 may go at once")
     assert SubscriptionQueue.objects.count() == 3
     answer = act(admin, SubscriptionQueue, "delete_selected", *rows[:2], post="yes")
-    assert "Removals has what is still to go" in told(answer)[0]
+    assert "Removals has what is still to go" in messages_of(answer)[0]
     assert set(Removal.objects.filter(kind="queue").values_list("name", flat=True)) == {
         row.queue_name for row in rows[:2]
     }
@@ -846,12 +839,14 @@ def test_what_was_given_up_is_sent_again(admin, mailbox, settings):
     given_up = make_notification(
         kind="outage", about="the broker", facts={"error": "no answer"}, attempts=100, last_error="refused"
     )
-    assert told(act(admin, Notification, "send_again", given_up)) == ["1 will be sent again, within half a minute."]
+    assert messages_of(act(admin, Notification, "send_again", given_up)) == [
+        "1 will be sent again, within half a minute."
+    ]
     assert outbox.send_due().sent == 1
     given_up.refresh_from_db()
     assert (given_up.state, given_up.attempts, given_up.last_error) == ("sent", 0, "")
     assert len(mailbox.mails) == 1
-    assert "1 will not" in told(act(admin, Notification, "send_again", given_up))[0]
+    assert "1 will not" in messages_of(act(admin, Notification, "send_again", given_up))[0]
     assert outbox.send_due().claimed == 0
 
 

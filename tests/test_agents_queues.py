@@ -15,11 +15,11 @@ from accounts.models import Owner
 from benchmarks.passes import counted_requests
 from queues import by_hand, monitor, unattended
 from queues.mails import compose
-from queues.models import AgentVhost, Consumer, Notification, Offering, Queue, QueueEvent, SubscriptionQueue
+from queues.models import AgentVhost, Consumer, Notification, Offering, Queue, SubscriptionQueue
 from queues.subscriptions import create_queue, make_again, register_consumer, register_subscription
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
-from tests.toolbox import wait_until
+from tests.toolbox import queue_events, wait_until
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def open_theirs(broker, theirs):
         opened.connection.close()
 
 
-def told(recipient="alice@example.org"):
-    queues = Notification.objects.filter(recipient=recipient).order_by("id")
-    return list(queues.values_list("kind", "facts__queue"))
+def sent_with_queue(recipient="alice@example.org"):
+    notifications = Notification.objects.filter(recipient=recipient).order_by("id")
+    return list(notifications.values_list("kind", "facts__queue"))
 
 
 def text_to(recipient="alice@example.org"):
@@ -75,10 +75,6 @@ def text_to(recipient="alice@example.org"):
 
 def facts(name):
     return Queue.objects.values_list("registered", "owner__email", "state").get(name=name)
-
-
-def kinds(name):
-    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
 
 
 # What is guarded
@@ -139,7 +135,7 @@ def test_a_pass_over_agents_queues_takes_as_many_statements_and_requests_for_man
     )
     with CaptureQueriesContext(connection) as statements, counted_requests() as requests:
         assert monitor.run_pass().warned == queues
-    assert len(told()) == queues
+    assert len(sent_with_queue()) == queues
     assert len(statements) <= 32
     listings = [request for request in requests if "/bindings" not in request]
     assert len(listings) <= 6, listings
@@ -165,7 +161,7 @@ def test_a_registered_queue_past_its_maximum_is_warned_about_and_stays(registere
     report = monitor.run_pass()
     assert (report.warned, report.deleted, report.errors) == (1, 0, [])
     assert registered.queue_name in agents.queues(theirs)
-    assert told() == [("warning", registered.queue_name)] == told("ops@example.org")
+    assert sent_with_queue() == [("warning", registered.queue_name)] == sent_with_queue("ops@example.org")
     text = text_to()
     assert "An agent registered it." in text
     assert "never deleted for its length" in text
@@ -180,7 +176,7 @@ def test_dead_letters_are_warned_about_as_such(registered, theirs, open_theirs):
     open_theirs.publish(DEAD_LETTER_QUEUE, 11)
     report = monitor.run_pass()
     assert (report.warned, report.deleted) == (1, 0)
-    assert told() == [("warning", DEAD_LETTER_QUEUE)]
+    assert sent_with_queue() == [("warning", DEAD_LETTER_QUEUE)]
     text = text_to()
     assert "messages that agents could not get" in text
     assert "keeps the last 10,000 messages, for 7 days" in text
@@ -190,14 +186,14 @@ def test_dead_letters_are_warned_about_as_such(registered, theirs, open_theirs):
 def test_an_orphan_that_grows_past_the_maximum_is_deleted_and_the_owner_of_the_vhost_hears_of_it(theirs, open_theirs):
     open_theirs.queue("subscription_of_nobody", 11)
     assert monitor.run_pass().deleted == 1
-    assert told() == [("deletion", "subscription_of_nobody")] == told("ops@example.org")
+    assert sent_with_queue() == [("deletion", "subscription_of_nobody")] == sent_with_queue("ops@example.org")
 
 
 def test_an_owner_who_may_not_sign_in_any_more_is_not_told(registered, theirs, open_theirs):
     Owner.objects.update(is_active=False)
     open_theirs.publish(registered.queue_name, 6)
     monitor.run_pass()
-    assert (told(), told("ops@example.org")) == ([], [("warning", registered.queue_name)])
+    assert (sent_with_queue(), sent_with_queue("ops@example.org")) == ([], [("warning", registered.queue_name)])
 
 
 def test_an_owner_is_told_that_nothing_reads_a_registered_queue_but_not_of_dead_letters(registered, theirs, settings):
@@ -212,7 +208,7 @@ def test_an_owner_is_told_that_nothing_reads_a_registered_queue_but_not_of_dead_
     for queue in Queue.objects.all():
         Queue.objects.filter(pk=queue.pk).update(unattended_since=timezone.now() - timedelta(minutes=6))
     assert unattended.count_consumers() == 2
-    assert told() == [("no-consumers", registered.queue_name)] == told("ops@example.org")
+    assert sent_with_queue() == [("no-consumers", registered.queue_name)] == sent_with_queue("ops@example.org")
     text = text_to()
     assert "start its agent" in text
     assert "stays there" not in text
@@ -237,7 +233,7 @@ def test_a_registered_queue_that_vanished_is_being_made_again_and_ready_when_it_
     make_again(SubscriptionQueue.objects.get(), management)
     monitor.run_pass()
     assert facts(registered.queue_name) == (True, "alice@example.org", "ok")
-    assert kinds(registered.queue_name) == ["gone", "returned"]
+    assert queue_events(registered.queue_name) == ["gone", "returned"]
     assert (SubscriptionQueue.objects.get().state, Consumer.objects.get().state) == ("ready", "creating")
 
 
@@ -265,7 +261,7 @@ def test_what_goes_with_a_subscription_is_gone_at_once_and_no_pass_wonders(
     subscription.delete()
     reports = [monitor.run_pass() for _ in range(3)]
     assert [(report.errors, report.gone, report.queues) for report in reports] == [([], 0, 1)] * 3
-    assert kinds(registered.queue_name) == ["removed"]
+    assert queue_events(registered.queue_name) == ["removed"]
     assert facts(registered.queue_name)[2] == "gone"
 
 
@@ -314,7 +310,7 @@ def test_an_owner_who_is_deleted_during_a_pass_owns_nothing_and_the_pass_goes_on
     before_the_pass_writes(monkeypatch, alice.delete)
     assert monitor.run_pass().errors == []
     assert not Queue.objects.exclude(owner=None).exists()
-    assert told() == []
+    assert sent_with_queue() == []
 
 
 def test_an_owner_who_is_deleted_while_a_pass_writes_waits_for_it(registered, theirs, open_theirs, alice, monkeypatch):

@@ -13,6 +13,7 @@ from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Refused
 from tests.proxy import Proxy, http_answer
+from tests.toolbox import queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -40,21 +41,17 @@ def queue(amqp, alice):
     return Queue.objects.get()
 
 
-def told(queue):
+def events_with_owner(queue):
     events = QueueEvent.objects.filter(queue=queue).order_by("id").select_related("by")
     return [(event.kind, event.by.email if event.by else None) for event in events]
 
 
-def listed(management, vhost):
-    return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
-
-
 def test_a_queue_is_deleted_and_it_is_written_down_by_whom(queue, alice, management, vhost):
     by_hand.delete_queue(queue, alice)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
     queue.refresh_from_db()
     assert (queue.state, queue.length) == ("gone", None)
-    assert told(queue) == [("removing", "alice@example.org"), ("removed", "alice@example.org")]
+    assert events_with_owner(queue) == [("removing", "alice@example.org"), ("removed", "alice@example.org")]
     assert QueueEvent.objects.get(kind="removed").details == {"length": 3}
 
 
@@ -62,7 +59,7 @@ def test_a_deletion_by_hand_is_no_news_to_the_passes_that_follow(queue, alice):
     by_hand.delete_queue(queue, alice)
     reports = [run_pass() for _ in range(3)]
     assert [(report.gone, report.errors) for report in reports] == [(0, [])] * 3
-    assert told(queue)[-1] == ("removed", "alice@example.org")
+    assert events_with_owner(queue)[-1] == ("removed", "alice@example.org")
 
 
 def test_a_queue_that_was_deleted_by_hand_and_is_declared_again_is_the_same_row(queue, alice, amqp):
@@ -83,9 +80,9 @@ def test_a_404_decides_nothing_and_two_lists_do(queue, alice, amqp, management, 
         do(queue, alice)
     assert len(sent) == 2  # the second asks whether the 404 can be believed
     queue.refresh_from_db()
-    assert (queue.state, queue.length, told(queue)) == ("ok", 3, [])
+    assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
     assert [run_pass().gone for _ in range(2)] == [0, 1]
-    assert told(queue) == [("gone", None)]
+    assert events_with_owner(queue) == [("gone", None)]
 
 
 def test_with_the_broker_away_nothing_is_changed(queue, alice, settings):
@@ -94,7 +91,7 @@ def test_with_the_broker_away_nothing_is_changed(queue, alice, settings):
         with pytest.raises(BrokerAway):
             do(queue, alice)
     queue.refresh_from_db()
-    assert (queue.state, queue.length, told(queue)) == ("ok", 3, [])
+    assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
 
 
 def test_where_the_broker_does_not_answer_in_time_it_stays_written_down(queue, alice, settings, broker):
@@ -104,7 +101,7 @@ def test_where_the_broker_does_not_answer_in_time_it_stays_written_down(queue, a
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
         with pytest.raises(BrokerAway):
             by_hand.delete_queue(queue, alice)
-    assert told(queue) == [("removing", "alice@example.org")]
+    assert events_with_owner(queue) == [("removing", "alice@example.org")]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_where_the_answer_tells_nothing_it_stays_written_down(queue, alice, sett
             assert asked.status_code == 503
             assert "so it isn&#x27;t known whether it did this" in asked.text
             assert "It was not" not in asked.text
-    assert told(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
+    assert events_with_owner(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
 
 
 def test_a_connection_that_never_came_about_leaves_nothing_written_down_even_by_amqp(amqp, operator, settings):
@@ -141,8 +138,8 @@ def test_a_crash_right_after_the_decision_leaves_it_written_down(queue, alice, m
     monkeypatch.setattr(by_hand, "_delete_on_broker", crash)
     with pytest.raises(KeyboardInterrupt):
         by_hand.delete_queue(queue, alice)
-    assert told(queue) == [("removing", "alice@example.org")]
-    assert listed(management, vhost) == {queue.name}
+    assert events_with_owner(queue) == [("removing", "alice@example.org")]
+    assert queue_names(management, vhost) == {queue.name}
 
 
 def test_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, management, vhost):
@@ -152,8 +149,8 @@ def test_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, mana
     with pytest.raises(Refused) as refused:
         by_hand.delete_queue(queue, alice)
     assert "exclusive" in refused.value.reason
-    assert told(queue) == []
-    assert listed(management, vhost) == {"queue/alice/mine"}
+    assert events_with_owner(queue) == []
+    assert queue_names(management, vhost) == {"queue/alice/mine"}
 
 
 @pytest.mark.parametrize("name", [".", ".."])
@@ -161,7 +158,7 @@ def test_a_name_that_no_url_can_have_goes_by_amqp(amqp, operator, management, vh
     amqp.queue(name)
     run_pass()
     by_hand.delete_queue(Queue.objects.get(), operator)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
     assert Queue.objects.get().state == "gone"
 
 
@@ -178,7 +175,7 @@ def test_any_name_can_be_emptied_and_deleted(amqp, alice, management, vhost, nam
     run_pass()
     assert Queue.objects.get().length == 0
     by_hand.delete_queue(queue, alice)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
 
 
 def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amqp):
@@ -187,7 +184,7 @@ def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amq
     run_pass()
     queue.refresh_from_db()
     assert (queue.ready, queue.unacknowledged) == (0, 1)
-    assert told(queue) == [("purged", "alice@example.org")]
+    assert events_with_owner(queue) == [("purged", "alice@example.org")]
 
 
 def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, management, vhost):
@@ -210,9 +207,9 @@ def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, mana
     # RabbitMQ may tell both that they deleted it; never are both told that it was gone.
     assert "deleted" in outcomes
     assert len(outcomes) == 2
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
     assert Queue.objects.get().state == "gone"
-    kinds = [kind for kind, _ in told(queue)]
+    kinds = [kind for kind, _ in events_with_owner(queue)]
     assert kinds.count("removed") == outcomes.count("deleted")
 
 
@@ -222,9 +219,9 @@ def test_only_operators_destroy_what_an_agent_registered(queue, alice, operator,
     for do in (by_hand.delete_queue, by_hand.purge_queue):
         with pytest.raises(PermissionDenied, match="registration"):
             do(queue, alice)
-    assert listed(management, vhost) == {queue.name}
+    assert queue_names(management, vhost) == {queue.name}
     by_hand.delete_queue(queue, operator)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
 
 
 # Limits
@@ -244,7 +241,7 @@ def test_operators_set_limits_and_it_is_written_down(queue, operator):
 
 def test_limits_that_are_as_they_were_are_no_event(queue, operator):
     by_hand.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
-    assert told(queue) == []
+    assert events_with_owner(queue) == []
 
 
 def test_owners_set_no_limits(queue, alice):
@@ -257,7 +254,7 @@ def test_limits_that_delete_before_they_warn_are_refused(queue, operator, warn, 
     with pytest.raises(ValidationError):
         by_hand.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
     queue.refresh_from_db()
-    assert (queue.warn_length, queue.max_length, told(queue)) == (None, None, [])
+    assert (queue.warn_length, queue.max_length, events_with_owner(queue)) == (None, None, [])
 
 
 def test_an_empty_limit_is_held_against_the_one_of_the_pulse_user(queue, operator):

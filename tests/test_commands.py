@@ -22,7 +22,7 @@ from local.invariants import broken
 from local.redis import PrivateRedis
 from queues.models import Lease, Notification, Pass, Queue
 from tests.faults import follow
-from tests.toolbox import wait_until
+from tests.toolbox import queue_names, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -146,7 +146,7 @@ def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing
     assert sorted(told) == sorted(
         [("warning", name) for name in names[:20]] + [("deletion", name) for name in names[20:36]]
     )
-    on_broker = {row["name"] for row in management.list_queues(environment["GUARDIAN_VHOSTS"], {"columns": "name"})}
+    on_broker = queue_names(management, environment["GUARDIAN_VHOSTS"])
     assert on_broker == {*names[:20], *names[36:]}
     assert set(Queue.objects.exclude(state="gone").values_list("name", flat=True)) == on_broker
 

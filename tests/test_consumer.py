@@ -50,7 +50,7 @@ from rabbit.management import Management
 from rabbit.permissions import for_pulse_user
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import wait_until
+from tests.toolbox import queue_names, wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 QUEUE = "shop_test_orders"
@@ -928,7 +928,7 @@ def test_a_pulse_users_account_may_do_all_of_it_under_its_own_names(pulse, manag
     key = f"exchange/{name}/shop_test_orders"
     assert seen == [(0, key), (0, key), (1, key), (2, key)]
     queue = f"queue/{name}/shop_test_orders"
-    assert {row["name"] for row in management.list_queues(vhost, {"disable_stats": "true"})} == {
+    assert queue_names(management, vhost) == {
         queue, f"{queue}.parked", f"{queue}.retry.50ms", f"{queue}.retry.200ms",
     }  # fmt: skip
     properties, body = taken(amqp, f"{queue}.parked")

@@ -29,7 +29,7 @@ def behind(broker, proxy):
     management.close()
 
 
-def told(feeds):
+def routing_keys(feeds):
     """Return the routing keys from the exchange, by the queue's name; None: not known."""
     return {
         name: None if feed.bindings is None else [one.routing_key for one in feed.bindings if one.source == "builds"]
@@ -44,14 +44,14 @@ def test_the_bindings_of_few_queues_among_many_are_asked_for_one_by_one(manageme
     with counted_requests() as sent:
         feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
     assert len(sent) == QUEUES
-    assert told(feeds) == ALL
+    assert routing_keys(feeds) == ALL
 
 
 def test_the_bindings_of_many_queues_are_listed_in_one_request(management, broker, queues):
     with counted_requests() as sent:
         feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN - 1)
     assert len(sent) == 1
-    assert told(feeds) == ALL
+    assert routing_keys(feeds) == ALL
 
 
 def test_a_broker_that_goes_meanwhile_is_not_asked_for_the_rest_and_consumers_are_told_all_the_same(
@@ -61,7 +61,7 @@ def test_a_broker_that_goes_meanwhile_is_not_asked_for_the_rest_and_consumers_ar
     proxy.close_after(2)
     with counted_requests() as sent:
         feeds = ask_feeds(behind, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
-    known = {name: keys for name, keys in told(feeds).items() if keys is not None}
+    known = {name: keys for name, keys in routing_keys(feeds).items() if keys is not None}
     assert known == {name: ALL[name] for name in list(ALL)[:2]}
     assert len(sent) < QUEUES
     assert {feed.consumers for feed in feeds.values()} == {0}
@@ -75,7 +75,7 @@ def test_a_broker_that_is_slow_is_waited_for_no_longer_than_all_together_may_tak
     proxy.delay(0.2)
     with counted_requests() as sent:
         feeds = ask_feeds(behind, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
-    known = {name: keys for name, keys in told(feeds).items() if keys is not None}
+    known = {name: keys for name, keys in routing_keys(feeds).items() if keys is not None}
     assert 0 < len(known) <= 3
     assert known.items() <= ALL.items()
     assert len(sent) <= 4
@@ -97,14 +97,14 @@ def test_one_answer_that_is_late_costs_the_others_nothing(broker, queues, monkey
     finally:
         over.set()
         management.close()
-    assert told(feeds) == {**ALL, "q0": None}
+    assert routing_keys(feeds) == {**ALL, "q0": None}
 
 
 def test_a_vhost_that_is_gone_costs_the_others_nothing(management, broker, queues, vhost):
     gone = f"{vhost[:-1]}!"  # asked for before the other
     assert gone < vhost
     feeds = ask_feeds(management, broker.amqp_url, [*queues, (gone, "nothing")], 0)
-    assert told(feeds) == {**ALL, "nothing": None}
+    assert routing_keys(feeds) == {**ALL, "nothing": None}
 
 
 def test_lists_of_vhosts_are_waited_for_no_longer_than_all_together_may_take(
@@ -114,6 +114,6 @@ def test_lists_of_vhosts_are_waited_for_no_longer_than_all_together_may_take(
     proxy.delay(1)
     with counted_requests() as sent:
         feeds = ask_feeds(behind, broker.amqp_url, [*queues, (f"{vhost}-too", "nothing")], 0)
-    assert set(told(feeds).values()) == {None}
+    assert set(routing_keys(feeds).values()) == {None}
     assert {feed.consumers for (_, name), feed in feeds.items() if name != "nothing"} == {0}
     assert len(sent) == 1

@@ -13,14 +13,14 @@ from accounts.models import Owner, PulseUser
 from local.invariants import broken
 from local.rabbitmq import PrivateNode
 from queues import deletion, monitor
-from queues.models import Lease, Notification, Pass, Queue, QueueEvent, Watch
+from queues.models import Lease, Notification, Pass, Queue, Watch
 from rabbit import connections, directly
 from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import Killed, wait_until_equal
+from tests.toolbox import Killed, queue_events, queue_names, sent, wait_until_equal
 
 
 @pytest.fixture
@@ -38,29 +38,17 @@ def proxy(guarded, broker, settings):
         yield between
 
 
-def told(recipient="ops@example.org"):
-    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
-
-
-def kinds(name):
-    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
-
-
-def names(management, vhost):
-    return sorted(row["name"] for row in management.list_queues(vhost, {"columns": "name"}))
-
-
 def test_a_broker_that_is_down_at_the_start_is_an_outage_told_once_and_its_end_once(guarded, settings, broker, caplog):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     for _ in range(3):
         assert monitor.run_pass().away
-    assert told() == ["outage"]
+    assert sent("ops@example.org") == ["outage"]
     assert "could not be asked" in caplog.text
     assert "secret-word" not in caplog.text + str(Notification.objects.get().facts)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     assert not monitor.run_pass().away
     monitor.run_pass()
-    assert told() == ["outage", "outage-over"]
+    assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
 def test_the_wait_grows_while_the_broker_is_away_up_to_the_bound(guarded, settings):
@@ -133,8 +121,8 @@ def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, proxy,
     for _ in range(4):
         assert monitor.run_pass().away
     assert list(Queue.objects.order_by("id").values()) == before
-    assert names(management, guarded) == ["long", "queue/alice/builds"]
-    assert told() == ["outage"]
+    assert queue_names(management, guarded) == {"long", "queue/alice/builds"}
+    assert sent("ops@example.org") == ["outage"]
 
 
 def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, proxy, settings, management, guarded):
@@ -145,7 +133,7 @@ def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, proxy, s
     proxy.answer_slowly(itertools.chain([begins], itertools.repeat(b'{"name": "a"},' * 100)), pause=0.01)
     reports = [monitor.run_pass() for _ in range(2)]
     assert all(report.away and report.seconds < 15 for report in reports)
-    assert (Queue.objects.get().state, names(management, guarded)) == ("ok", ["a"])
+    assert (Queue.objects.get().state, queue_names(management, guarded)) == ("ok", {"a"})
 
 
 @pytest.mark.slow
@@ -156,7 +144,7 @@ def test_a_management_api_that_is_slow_by_a_second_is_waited_for(amqp, alice, pr
     proxy.forward()
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-    assert told("alice@example.org") == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
 
 
 def test_an_answer_that_stops_coming_is_given_up(amqp, proxy, settings):
@@ -200,7 +188,7 @@ def test_a_queue_that_was_emptied_since_the_list_stays(amqp, alice, monkeypatch,
     monkeypatch.setattr(Management, "list_queues", list_and_empty)
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (0, 1)
-    assert names(management, guarded) == ["queue/alice/builds"]
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
     assert Queue.objects.get().state == "warned"
     (warning,) = Notification.objects.filter(recipient="alice@example.org")
     assert (warning.kind, warning.facts["length"]) == ("warning", 7)
@@ -227,8 +215,8 @@ def test_a_queue_that_somebody_else_deleted_between_look_and_act_is_gone_and_not
     report = monitor.run_pass()
     assert report.deleted == 0
     assert [monitor.run_pass().gone for _ in range(2)] == [0, 1]
-    assert told("alice@example.org") == []
-    assert kinds("queue/alice/builds") == ["condemned", "gone"]
+    assert sent("alice@example.org") == []
+    assert queue_events("queue/alice/builds") == ["condemned", "gone"]
 
 
 def test_a_queue_made_unbounded_between_the_decision_and_the_deletion_stays(
@@ -238,7 +226,7 @@ def test_a_queue_made_unbounded_between_the_decision_and_the_deletion_stays(
     between_look_and_act(monkeypatch, lambda: Queue.objects.update(unbounded=True))
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (0, 1)
-    assert names(management, guarded) == ["queue/alice/builds"]
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
 
 
 def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
@@ -255,9 +243,9 @@ def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
     monkeypatch.setattr(Management, "delete_queue", delete_and_declare)
     assert monitor.run_pass().deleted == 1
     monitor.run_pass()
-    assert told("alice@example.org") == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
     assert Queue.objects.get().state == "ok"
-    assert kinds("queue/alice/builds") == ["condemned", "deleted", "returned"]
+    assert queue_events("queue/alice/builds") == ["condemned", "deleted", "returned"]
 
 
 def test_a_deletion_whose_answer_was_lost_is_told_once_the_next_list_lacks_the_queue(
@@ -276,9 +264,9 @@ def test_a_deletion_whose_answer_was_lost_is_told_once_the_next_list_lacks_the_q
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         monkeypatch.setattr(Management, "delete_queue", lose_the_answer)
         report = monitor.run_pass()
-        assert (report.deleted, len(report.errors), told("alice@example.org")) == (0, 1, [])
+        assert (report.deleted, len(report.errors), sent("alice@example.org")) == (0, 1, [])
         assert monitor.run_pass().deleted == 1
-    assert told("alice@example.org") == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
 
 
 @pytest.mark.parametrize("when", ["before the second look", "at the second request"])
@@ -302,7 +290,7 @@ def test_a_deletion_that_timed_out_and_was_carried_out_late_is_told_once(amqp, a
         monkeypatch.setattr(Management, "delete_queue", delete)
         between_look_and_act(monkeypatch, lambda: amqp.channel.queue_delete("queue/alice/builds"))
     assert sum(monitor.run_pass().deleted for _ in range(4)) == 1
-    assert told("alice@example.org") == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
 
 
 def test_a_broker_that_refuses_to_delete_is_told_to_the_operators_once_and_the_owner_is_warned(
@@ -317,9 +305,9 @@ def test_a_broker_that_refuses_to_delete_is_told_to_the_operators_once_and_the_o
     finally:
         management.delete_user("lister")
     assert all("refused with 401" in report.errors[0] for report in reports)
-    assert told("alice@example.org") == ["warning"]
-    assert told() == ["warning", "refused"]
-    assert kinds("queue/alice/builds") == ["condemned"]
+    assert sent("alice@example.org") == ["warning"]
+    assert sent("ops@example.org") == ["warning", "refused"]
+    assert queue_events("queue/alice/builds") == ["condemned"]
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     assert monitor.run_pass().deleted == 1
     assert Watch.objects.get().refused_since is None
@@ -334,7 +322,7 @@ def test_a_queue_made_unbounded_at_the_last_moment_is_told_to_be_back_to_normal_
     monkeypatch.undo()
     amqp.take("queue/alice/builds", 11)
     monitor.run_pass()
-    assert told("alice@example.org") == ["warning", "recovery"]
+    assert sent("alice@example.org") == ["warning", "recovery"]
 
 
 def test_a_look_is_as_old_as_its_first_question(amqp, alice, monkeypatch):
@@ -344,7 +332,7 @@ def test_a_look_is_as_old_as_its_first_question(amqp, alice, monkeypatch):
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "too old" in report.errors[0]
-    assert "refused" not in told()
+    assert "refused" not in sent("ops@example.org")
 
 
 def test_a_killed_pass_and_a_list_that_is_half_there_do_not_add_up_to_a_deletion(amqp, alice, settings, monkeypatch):
@@ -356,7 +344,7 @@ def test_a_killed_pass_and_a_list_that_is_half_there_do_not_add_up_to_a_deletion
     listed = Management.list_queues
     monkeypatch.setattr(Management, "list_queues", lambda *arguments: listed(*arguments)[:4])
     assert monitor.run_pass().deleted == 0
-    assert "deletion" not in told()
+    assert "deletion" not in sent("ops@example.org")
 
 
 def test_lists_that_are_short_now_and_then_are_told_once_an_hour(guarded, amqp, settings, monkeypatch):
@@ -370,7 +358,7 @@ def test_lists_that_are_short_now_and_then_are_told_once_an_hour(guarded, amqp, 
         monitor.run_pass()
         monkeypatch.setattr(Management, "list_queues", listed)
         monitor.run_pass()
-    assert told() == ["short-list"]
+    assert sent("ops@example.org") == ["short-list"]
 
 
 def test_a_pass_that_lost_its_lease_leaves_a_report_that_says_so(guarded, amqp, monkeypatch):
@@ -413,7 +401,7 @@ def test_a_row_of_another_shape_is_an_outage_and_not_a_crash(guarded, amqp, monk
 def test_a_nul_in_the_brokers_reason_does_not_hide_the_outage(proxy):
     proxy.answer(http_answer("500 Internal Server Error", b'{"error": "x", "reason": "a\\u0000b"}'))
     assert monitor.run_pass().away
-    assert told() == ["outage"]
+    assert sent("ops@example.org") == ["outage"]
 
 
 def test_a_guarded_vhost_that_is_not_there_is_an_error_in_the_report(amqp, guarded, settings):
@@ -450,7 +438,7 @@ def test_a_pass_that_dies_at_the_deletion_is_finished_by_the_next_and_told_once(
     monkeypatch.setattr(Management, "delete_queue", delete)
     assert monitor.run_pass().deleted == 1
     monitor.run_pass()
-    assert told("alice@example.org") == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
     assert Queue.objects.get(name="queue/alice/builds").state == "gone"
 
 
@@ -464,7 +452,7 @@ def test_a_holder_that_lost_its_lease_stops_and_deletes_nothing(amqp, alice, mon
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "lease" in report.errors[-1]
-    assert names(management, guarded) == ["queue/alice/builds"]
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
 
 
 def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
@@ -475,7 +463,7 @@ def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "too old" in report.errors[0]
-    assert names(management, guarded) == ["queue/alice/builds"]
+    assert queue_names(management, guarded) == {"queue/alice/builds"}
     monkeypatch.undo()
     assert monitor.run_pass().deleted == 1
 
@@ -511,7 +499,7 @@ def test_ten_passes_at_once_delete_once_and_tell_once(amqp, alice):
     for thread in threads:
         thread.join()
     assert sum(report.deleted for report in reports) == 1
-    assert told("alice@example.org") == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
     assert Pass.objects.count() == sum(not report.another_pass for report in reports)
 
 
@@ -539,7 +527,7 @@ def test_a_vhost_that_is_deleted_in_the_middle_of_a_pass_is_no_deletion_of_guard
     assert broken(management, [guarded], mailbox.mails) == []
     assert set(Queue.objects.filter(vhost=other).values_list("state", flat=True)) <= {"gone"}
     assert Notification.objects.filter(kind="deletion").count() == (step == "the deletion")
-    assert told("alice@example.org") == ["warning"]
+    assert sent("alice@example.org") == ["warning"]
 
 
 def management_has(management, vhost):
@@ -574,15 +562,15 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
         management.delete_user(account)
     reports = [monitor.run_pass() for _ in range(3)]
     assert all("401" in report.errors[0] and not report.deleted for report in reports)
-    assert names(management, guarded) == ["queue/alice/builds", "queue/alice/short"]
+    assert queue_names(management, guarded) == {"queue/alice/builds", "queue/alice/short"}
     assert Queue.objects.get(name="queue/alice/short").misses == 0
-    assert len([kind for kind in told() if kind in ("outage", "refused")]) == 1
+    assert len([kind for kind in sent("ops@example.org") if kind in ("outage", "refused")]) == 1
     management.put_user(account, "first", ["administrator"])
     management.set_permissions(guarded, account, EVERYTHING)
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-    assert names(management, guarded) == ["queue/alice/short"]
-    assert told("alice@example.org")[-1] == "deletion"
+    assert queue_names(management, guarded) == {"queue/alice/short"}
+    assert sent("alice@example.org")[-1] == "deletion"
 
 
 @pytest.fixture(scope="module")
@@ -632,13 +620,13 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     report = monitor.run_pass()
     assert any("doesn't respond" in error for error in report.errors)
     assert report.deleted == 1
-    assert "unresponsive" in told()
+    assert "unresponsive" in sent("ops@example.org")
     hung = Notification.objects.filter(queue__name="hung", recipient="ops@example.org")
     assert [notification.kind for notification in hung] == ["warning"]
     own_node.eval(f"sys:resume({pid}).")
     report = monitor.run_pass()
     assert report.errors == []
-    assert told().count("unresponsive") == told().count("responsive") == 1
+    assert sent("ops@example.org").count("unresponsive") == sent("ops@example.org").count("responsive") == 1
     assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
 
 
@@ -653,7 +641,7 @@ def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(
     own_node.start()
     report = monitor.run_pass()
     assert (report.queues, report.gone, report.away) == (20, 0, False)
-    assert told() == ["outage", "outage-over"]
+    assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
 @pytest.mark.slow
@@ -706,7 +694,7 @@ def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(own_no
     assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
     follow()
     assert broken(connections.management(), ["/"], mailbox.mails) == []
-    assert told() == ["warning", "deletion"]
+    assert sent("ops@example.org") == ["warning", "deletion"]
 
 
 @pytest.mark.slow
@@ -723,8 +711,8 @@ def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaw
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
     follow()
     assert broken(connections.management(), ["/"], mailbox.mails) == []
-    assert told().count("deletion") == 1
-    assert names(connections.management(), "/") == ["short"]
+    assert sent("ops@example.org").count("deletion") == 1
+    assert queue_names(connections.management(), "/") == {"short"}
 
 
 @pytest.mark.slow
@@ -738,7 +726,7 @@ def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the
     own_node.start()
     follow()
     assert broken(connections.management(), ["/"], mailbox.mails) == []
-    assert "deletion" not in told()
+    assert "deletion" not in sent("ops@example.org")
 
 
 @pytest.mark.slow

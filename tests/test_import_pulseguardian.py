@@ -31,7 +31,7 @@ from rabbit.permissions import EVERYTHING, Permissions
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
-from tests.toolbox import Killed
+from tests.toolbox import Killed, queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -248,7 +248,7 @@ def test_the_first_pass_spares_a_queue_that_was_unbounded_there(filled, source, 
     imported(source.url, "--apply")
     report = run_pass()
     assert (report.deleted, report.warned, report.errors) == (1, 1, [])
-    assert [row["name"] for row in management.list_queues(guarded, {"columns": "name,vhost"})] == [archive]
+    assert queue_names(management, guarded) == {archive}
     queue = Queue.objects.get(name=archive)
     assert (queue.state, queue.unbounded, queue.length) == ("warned", True, 12)
     assert queue.pulse_user.username == filled[0]

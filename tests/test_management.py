@@ -30,7 +30,7 @@ from rabbit.management import (
 )
 from rabbit.permissions import EVERYTHING, NOTHING
 from tests.proxy import http_answer
-from tests.toolbox import wait_until
+from tests.toolbox import queue_names, wait_until
 
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
 HTML = b"<html><body>Welcome to the hotel's network</body></html>"
@@ -71,10 +71,6 @@ def connect(broker, vhost, user=None, password=None):
     credentials = parts.netloc.rpartition("@")[0] if user is None else f"{user}:{quote(password)}"
     address = parts.netloc.rpartition("@")[2]
     return pika.BlockingConnection(pika.URLParameters(f"amqp://{credentials}@{address}/{quote(vhost, safe='')}"))
-
-
-def listed(management, vhost):
-    return {row["name"] for row in management.list_queues(vhost, TOTALS)}
 
 
 # The broker itself
@@ -161,20 +157,20 @@ def test_a_vhost_that_a_node_does_not_run_is_not_running(behind, proxy):
 def test_a_queue_name_with_a_slash_a_quote_and_a_percent_goes_there_and_back(management, vhost, name):
     assert management.make_queue(vhost, name) is True
     assert management.queue(vhost, name)["name"] == name
-    assert listed(management, vhost) == {name}
+    assert queue_names(management, vhost) == {name}
     management.purge_queue(vhost, name)
     management.delete_queue(vhost, name)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
 
 
 @given(names)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_queue_name_goes_there_and_back(management, vhost, name):
     management.make_queue(vhost, name)
-    assert listed(management, vhost) == {name}
+    assert queue_names(management, vhost) == {name}
     assert management.queue(vhost, name)["vhost"] == vhost
     management.delete_queue(vhost, name)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
@@ -185,13 +181,13 @@ def test_a_name_that_the_broker_would_fold_away_is_not_sent(behind, proxy, manag
     with pytest.raises(Refused):
         behind.delete_queue(name, "vhosts")
     assert proxy.connections == 0
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
 
 
 def test_a_queue_named_dots_is_listed_all_the_same(broker, management, vhost):
     connection = connect(broker, vhost)
     connection.channel().queue_declare("..", durable=True)
-    assert listed(management, vhost) == {".."}
+    assert queue_names(management, vhost) == {".."}
     connection.channel().queue_delete("..")
     connection.close()
 
@@ -202,7 +198,7 @@ def test_a_name_with_a_line_break_is_refused_since_another_would_be_made(managem
         management.make_queue(vhost, name)
     with pytest.raises(Refused, match="line break"):
         management.make_exchange(vhost, name)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
 
 
 def test_a_queue_that_is_there_is_not_new(management, vhost):
@@ -284,7 +280,7 @@ def test_a_queue_with_messages_is_not_deleted_if_empty_and_can_be_purged(broker,
         management.delete_queue(vhost, "q", if_unused=True)
     connection.close()
     management.delete_queue(vhost, "q", if_empty=True, if_unused=True)
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
 
 
 def test_a_queue_that_a_connection_has_to_itself_is_not_deleted(broker, management, vhost):
@@ -548,7 +544,7 @@ def test_a_connection_that_dies_is_made_anew_once(behind, proxy, vhost, reset):
     assert [binding.destination for binding in behind.exchange_bindings(vhost, "amq.topic")] == ["q"]
     proxy.close_next(1, reset=reset)
     behind.delete_queue(vhost, "q")
-    assert listed(behind, vhost) == set()
+    assert queue_names(behind, vhost) == set()
 
 
 def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
@@ -617,7 +613,7 @@ def test_a_delete_whose_answer_was_lost_counts_as_done(behind, proxy, management
     proxy.cut_after(0)
     behind.delete_queue(vhost, "q")
     assert proxy.requests == 3  # the third asks whether the second one's 404 can be believed
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
     with pytest.raises(NotThere):
         behind.delete_queue(vhost, "q")
 

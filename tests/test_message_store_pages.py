@@ -6,7 +6,6 @@ from html import unescape
 from urllib.parse import quote
 
 import pytest
-from django.contrib.messages import get_messages
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -16,6 +15,7 @@ from message_store.database import DatabaseStore
 from message_store.models import Application, ApplicationKey
 from message_store.queues import Entry, Posted
 from message_store.store import StoreUnavailable, store
+from tests.toolbox import messages_of
 
 MARKUP = "<script>\u202e'\""
 ODD = "odd <b>&\"'%25 ?#é+\u202e"
@@ -326,10 +326,6 @@ def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(applicati
 # The administration
 
 
-def told(answer):
-    return [str(message) for message in get_messages(answer.wsgi_request)._queued_messages]
-
-
 def act(client, model, action, *rows, **answers):
     form = {"action": action, "_selected_action": [row.pk for row in rows], **answers}
     return client.post(f"/admin/message_store/{model._meta.model_name}/", form)
@@ -374,7 +370,7 @@ def test_what_can_not_be_a_name_is_refused_beside_the_field(visit, ops, applicat
 
 def test_a_further_key_is_made_for_one_application_and_shown_once(visit, ops, application):
     client, other = visit(ops), applications.make_application("other")
-    assert told(act(client, Application, "make_key", application, other)) == [
+    assert messages_of(act(client, Application, "make_key", application, other)) == [
         "A key is shown once: choose one application at a time."
     ]
     question = act(client, Application, "make_key", application)
@@ -391,10 +387,10 @@ def test_why_there_is_no_further_key_is_told(visit, ops, application, monkeypatc
     client = visit(ops)
     question = act(client, Application, "make_key", application)
     applications.make_key(application)
-    assert "has 1 keys" in told(agree(client, question))[0]
+    assert "has 1 keys" in messages_of(agree(client, question))[0]
     question = act(client, Application, "make_key", application)
     application.delete()
-    assert told(agree(client, question)) == ["None of these is there any more."]
+    assert messages_of(agree(client, question)) == ["None of these is there any more."]
 
 
 def test_a_revoked_key_opens_nothing_and_the_others_do(visit, ops, application):
@@ -402,7 +398,7 @@ def test_a_revoked_key_opens_nothing_and_the_others_do(visit, ops, application):
     _, other = applications.make_key(application)
     client = visit(ops)
     answer = agree(client, act(client, ApplicationKey, "revoke", row))
-    assert told(answer)[0].startswith("1 is revoked")
+    assert messages_of(answer)[0].startswith("1 is revoked")
     with pytest.raises(applications.UnknownKey):
         applications.of_key(key)
     assert applications.of_key(other) == "notices"
@@ -417,7 +413,7 @@ def test_an_application_with_queues_stays_and_one_without_goes_with_its_keys(vis
     queues.make("notices", "a")
     client = visit(ops)
     answer = agree(client, act(client, Application, "remove", application, other))
-    failed, done = told(answer)
+    failed, done = messages_of(answer)
     assert "notices has queues" in failed
     assert done == "1 is removed: other."
     assert [key.application for key in ApplicationKey.objects.all()] == [application]
@@ -429,5 +425,5 @@ def test_nothing_is_removed_while_nobody_can_say_whether_it_has_queues(visit, op
 
     monkeypatch.setattr(DatabaseStore, "queues", away)
     client = visit(ops)
-    assert "The database is away" in told(agree(client, act(client, Application, "remove", application)))[0]
+    assert "The database is away" in messages_of(agree(client, act(client, Application, "remove", application)))[0]
     assert Application.objects.exists()

@@ -31,6 +31,7 @@ from queues.models import (
 )
 from rabbit import snapshot
 from rabbit.management import Management
+from tests.toolbox import queue_events, queue_names, sent
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -41,14 +42,6 @@ def alice():
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     return owner
-
-
-def told(recipient):
-    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
-
-
-def kinds(name):
-    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
 
 
 def test_a_short_queue_is_recorded_and_nobody_is_told(amqp):
@@ -64,8 +57,8 @@ def test_a_queue_that_passes_its_warn_length_is_told_to_its_owner_and_to_the_ope
     amqp.queue("queue/alice/builds", 5)
     assert monitor.run_pass().warned == 1
     assert Queue.objects.get().state == "warned"
-    assert told("alice@example.org") == ["warning"]
-    assert told("ops@example.org") == ["warning"]
+    assert sent("alice@example.org") == ["warning"]
+    assert sent("ops@example.org") == ["warning"]
 
 
 def test_a_text_that_many_rows_have_is_one_object_in_all_of_them(amqp, management, guarded):
@@ -84,7 +77,7 @@ def test_a_queue_is_warned_about_once_however_many_passes_see_it(amqp, alice):
     amqp.queue("queue/alice/builds", 5)
     for _ in range(3):
         monitor.run_pass()
-    assert told("alice@example.org") == ["warning"]
+    assert sent("alice@example.org") == ["warning"]
 
 
 def test_a_warning_says_what_feeds_the_queue_and_how_fast_it_grows(amqp, alice):
@@ -108,7 +101,7 @@ def test_a_queue_that_is_consumed_is_back_to_normal_and_its_owner_hears_of_it(am
     monitor.run_pass()
     amqp.take("queue/alice/builds", 4)
     assert monitor.run_pass().recovered == 1
-    assert told("alice@example.org") == ["warning", "recovery"]
+    assert sent("alice@example.org") == ["warning", "recovery"]
 
 
 def test_a_queue_past_its_maximum_is_deleted_and_its_owner_hears_of_it(amqp, alice, management, guarded):
@@ -117,8 +110,8 @@ def test_a_queue_past_its_maximum_is_deleted_and_its_owner_hears_of_it(amqp, ali
     assert (report.deleted, report.kept, report.errors) == (1, 0, [])
     assert management.list_queues(guarded, {"columns": "name"}) == []
     assert Queue.objects.get().state == "gone"
-    assert told("alice@example.org") == ["deletion"]
-    assert kinds("queue/alice/builds") == ["condemned", "deleted"]
+    assert sent("alice@example.org") == ["deletion"]
+    assert queue_events("queue/alice/builds") == ["condemned", "deleted"]
 
 
 def test_a_deletion_tells_what_fed_the_queue_that_is_no_longer_there(amqp, alice):
@@ -162,7 +155,7 @@ def test_an_unbounded_queue_is_warned_about_and_stays(amqp, alice, management, g
     Queue.objects.update(unbounded=True)
     amqp.publish("queue/alice/builds", 20)
     monitor.run_pass()
-    assert told("alice@example.org") == ["warning"]
+    assert sent("alice@example.org") == ["warning"]
     assert len(management.list_queues(guarded, {"columns": "name"})) == 1
 
 
@@ -202,7 +195,7 @@ def test_an_empty_list_has_to_come_three_times(amqp):
     monitor.run_pass()
     amqp.channel.queue_delete("only-one")
     assert [monitor.run_pass().gone for _ in range(3)] == [0, 0, 1]
-    assert told("ops@example.org") == ["short-list"]
+    assert sent("ops@example.org") == ["short-list"]
 
 
 def test_a_queue_that_comes_back_is_the_same_row_with_its_own_thresholds(amqp, alice):
@@ -218,7 +211,7 @@ def test_a_queue_that_comes_back_is_the_same_row_with_its_own_thresholds(amqp, a
     monitor.run_pass()
     queue = Queue.objects.get(name="queue/alice/builds")
     assert (queue.uuid, queue.unbounded, queue.warn_length, queue.state) == (before, True, 2, "warned")
-    assert kinds("queue/alice/builds") == ["gone", "returned", "warned"]
+    assert queue_events("queue/alice/builds") == ["gone", "returned", "warned"]
 
 
 def test_a_queue_that_was_warned_about_goes_and_comes_back_is_told_as_it_stands(amqp, alice):
@@ -231,10 +224,10 @@ def test_a_queue_that_was_warned_about_goes_and_comes_back_is_told_as_it_stands(
         monitor.run_pass()
         amqp.queue("queue/alice/builds", 6)
         monitor.run_pass()
-    assert told("alice@example.org") == ["warning"]
+    assert sent("alice@example.org") == ["warning"]
     amqp.channel.queue_purge("queue/alice/builds")
     monitor.run_pass()
-    assert told("alice@example.org") == ["warning", "recovery"]
+    assert sent("alice@example.org") == ["warning", "recovery"]
 
 
 def test_a_queue_that_is_left_alone_from_now_on_is_no_longer_shown_as_it_was(amqp, settings):
@@ -270,7 +263,7 @@ def test_past_the_brake_nothing_is_deleted_and_the_operators_hear_of_it_once(amq
     reports = [monitor.run_pass() for _ in range(2)]
     assert [(report.deleted, report.brake_held) for report in reports] == [(0, True), (0, True)]
     assert len(management.list_queues(guarded, {"columns": "name"})) == 3
-    assert told("ops@example.org").count("brake") == 1
+    assert sent("ops@example.org").count("brake") == 1
 
 
 def test_force_lifts_the_brake(amqp, settings):
@@ -316,14 +309,14 @@ def test_misnamed_queues_and_exchanges_are_reported(amqp):
 
 @pytest.mark.parametrize(
     ("policy", "left"),
-    [("delete-misnamed", ["queue/alice/builds", "stray"]), ("delete-unpatterned", ["queue/alice/builds"])],
+    [("delete-misnamed", {"queue/alice/builds", "stray"}), ("delete-unpatterned", {"queue/alice/builds"})],
 )
 def test_the_namespace_policy_deletes_what_it_names(amqp, settings, management, guarded, policy, left):
     settings.GUARDIAN_NAMESPACE_POLICY = policy
     for name in ("queue/alice/builds", "exchange/alice/builds", "stray"):
         amqp.queue(name)
     monitor.run_pass()
-    assert sorted(row["name"] for row in management.list_queues(guarded, {"columns": "name"})) == left
+    assert queue_names(management, guarded) == left
 
 
 def test_every_pass_leaves_a_report(amqp):
@@ -408,8 +401,8 @@ def test_an_account_that_is_removed_during_a_pass_owns_nothing_and_the_pass_goes
     assert not PulseUser.objects.exists()
     assert Queue.objects.get(name="queue/alice/old").state == "gone"
     assert not Queue.objects.exclude(pulse_user=None).exists()
-    assert told("alice@example.org") == []
-    assert kinds("queue/alice/old") == ["removed"]
+    assert sent("alice@example.org") == []
+    assert queue_events("queue/alice/old") == ["removed"]
 
 
 @pytest.mark.parametrize("more", [1, 6, 20])
@@ -424,7 +417,7 @@ def test_a_queue_that_is_deleted_by_hand_during_a_pass_stays_gone_and_nobody_is_
     assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
     queue.refresh_from_db()
     assert (queue.state, queue.length) == ("gone", None)
-    assert kinds(queue.name) == ["removing", "removed"]
+    assert queue_events(queue.name) == ["removing", "removed"]
     assert list(QueueSample.objects.filter(queue=queue).values_list("length", flat=True)) == [1]
     assert not Notification.objects.exists()
 
@@ -446,7 +439,7 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
         monitor.run_pass()
     queue.refresh_from_db()
     assert queue.state == "gone"
-    assert kinds(queue.name) == ["warned", "removing", "removed"]
+    assert queue_events(queue.name) == ["warned", "removing", "removed"]
 
 
 def test_a_row_from_before_the_clock_was_set_back_is_no_reason_to_overlook_a_queue(amqp):
@@ -474,8 +467,8 @@ def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amq
     reports = [monitor.run_pass() for _ in range(3)]
     assert sum(report.deleted for report in reports) == 0
     assert Queue.objects.get(name="queue/alice/builds").state == "gone"
-    assert kinds("queue/alice/builds") == ["condemned", "removing", "removed"]
-    assert told("alice@example.org") == []
+    assert queue_events("queue/alice/builds") == ["condemned", "removing", "removed"]
+    assert sent("alice@example.org") == []
 
 
 def test_a_condemned_queue_that_is_deleted_by_hand_and_declared_again_is_not_deleted(
@@ -491,7 +484,7 @@ def test_a_condemned_queue_that_is_deleted_by_hand_and_declared_again_is_not_del
 
     monkeypatch.setattr(Deletion, "_announce", delete_and_declare)
     assert monitor.run_pass().deleted == 0
-    assert [row["name"] for row in management.list_queues(vhost, {"columns": "name"})] == ["queue/alice/builds"]
+    assert queue_names(management, vhost) == {"queue/alice/builds"}
 
 
 def test_a_deletion_that_was_asked_for_and_came_about_by_hand_is_not_recorded_twice(amqp, alice, monkeypatch):
@@ -503,8 +496,8 @@ def test_a_deletion_that_was_asked_for_and_came_about_by_hand_is_not_recorded_tw
     amqp.channel.queue_delete(queue.name)
     before_the_pass_writes(monkeypatch, lambda: Queue.objects.filter(pk=queue.pk).update(state="gone"))
     assert monitor.run_pass().deleted == 0
-    assert kinds(queue.name) == []
-    assert told("alice@example.org") == []
+    assert queue_events(queue.name) == []
+    assert sent("alice@example.org") == []
 
 
 def test_removing_an_account_with_many_queues_is_no_short_list(amqp, alice, settings, monkeypatch):
@@ -525,7 +518,7 @@ def test_removing_an_account_with_many_queues_is_no_short_list(amqp, alice, sett
     monkeypatch.setattr(removal, "_remove_from_broker", remove_and_look)
     removal.remove_pulse_user(PulseUser.objects.get())
     assert [(report.errors, report.deleted) for report in reports] == [([], 1)]
-    assert told("ops@example.org") == ["deletion"]
+    assert sent("ops@example.org") == ["deletion"]
 
 
 def while_the_broker_answers(monkeypatch, do):
@@ -582,7 +575,7 @@ def test_limits_that_are_set_while_the_broker_answers_hold(amqp, alice, monkeypa
     amqp.publish("queue/alice/builds", 19)
     while_the_broker_answers(monkeypatch, lambda: Queue.objects.update(**limits))
     assert monitor.run_pass().deleted == 0
-    assert (Queue.objects.get().length, kinds("queue/alice/builds")) == (1, [])
+    assert (Queue.objects.get().length, queue_events("queue/alice/builds")) == (1, [])
     assert not Notification.objects.exists()
     monitor.run_pass()
     assert (Queue.objects.get().length, Queue.objects.get().state) == (20, state)

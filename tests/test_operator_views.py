@@ -16,6 +16,7 @@ from queues.monitor import run_pass
 from queues.operator_views import NAMES_SHOWN, names
 from rabbit import snapshot
 from tests.test_orphans import AWAY, alice, lost, reader  # noqa: F401
+from tests.toolbox import queue_names
 
 PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{deed}/" for deed in ("pass", "brake", "orphans", "stale"))
 
@@ -144,7 +145,7 @@ def test_only_the_queues_that_were_shown_are_released(ops, braked, guarded, amqp
     ops.post(BRAKE, {"shown": shown})
     page = ops.post(PASS)
     assert "the brake held" in words(page)
-    left = {queue["name"] for queue in management.list_queues(guarded, {"columns": "name"})}
+    left = queue_names(management, guarded)
     assert left == {"long-0", "long-1", "precious-0", "precious-1", "precious-2"}
 
 

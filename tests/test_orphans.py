@@ -102,7 +102,7 @@ def proxy(alice, broker, settings):
         yield between
 
 
-def told(kind):
+def notifications(kind):
     return list(Notification.objects.filter(kind=kind).order_by("id"))
 
 
@@ -258,7 +258,7 @@ def test_an_orphan_that_somebody_reads_from_is_kept_and_told_once_while_it_is_so
     for _ in range(3):
         report = sweep_orphans()
         assert (report.deleted, report.kept, report.in_use) == (0, 1, [used])
-    (message,) = told("orphans-in-use")
+    (message,) = notifications("orphans-in-use")
     assert message.recipient == "ops@example.org"
     assert "subscription_orphan" in compose(message).body
     assert "subscription_orphan" in alice.names
@@ -269,7 +269,7 @@ def test_it_is_told_again_when_another_joins_it(alice, reader):
         alice.orphan(name)
         reader(name)
         sweep_orphans()
-    assert [message.facts["count"] for message in told("orphans-in-use")] == [1, 2]
+    assert [message.facts["count"] for message in notifications("orphans-in-use")] == [1, 2]
 
 
 def test_it_is_told_again_after_a_sweep_that_found_none_in_use(alice, broker):
@@ -280,7 +280,7 @@ def test_it_is_told_again_after_a_sweep_that_found_none_in_use(alice, broker):
         sweep_orphans()
         opened.connection.close()
         assert sweep_orphans().deleted == 1
-    assert len(told("orphans-in-use")) == 2
+    assert len(notifications("orphans-in-use")) == 2
 
 
 def test_force_deletes_what_is_in_use(alice, reader):
@@ -338,12 +338,12 @@ def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hol
     assert sweep_orphans().away
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     sweep_orphans()
-    assert len(told("sweep-brake")) == 1
+    assert len(notifications("sweep-brake")) == 1
     assert sweep_orphans(force=True).deleted == 5
     lost(alice, 5)
     sweep_orphans()
-    assert len(told("sweep-brake")) == 2
-    assert "cleanup_orphan_queues --force" in compose(told("sweep-brake")[0]).body
+    assert len(notifications("sweep-brake")) == 2
+    assert "cleanup_orphan_queues --force" in compose(notifications("sweep-brake")[0]).body
 
 
 def test_a_quarter_of_all_queues_may_go_where_that_is_more(alice, settings):
@@ -829,7 +829,7 @@ def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(alice, setti
         report = clean_up_stale()
         assert (report.brake_held, report.found, report.subscriptions) == (True, 2, 0)
     assert alice.names == alice.registered
-    (message,) = told("sweep-brake")
+    (message,) = notifications("sweep-brake")
     assert "cleanup_stale_subscriptions --force" in compose(message).body
     assert clean_up_stale(force=True).deleted == 2
     assert alice.names == {"guardian.dlq"}

@@ -25,7 +25,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 from tests import plugin
 from tests.faults import follow, let_time_pass, once_after
 from tests.proxy import Proxy
-from tests.toolbox import wait_until
+from tests.toolbox import queue_names, sent, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = "queue/alice/builds"
@@ -36,14 +36,6 @@ def alice(guarded):
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     return owner
-
-
-def told(recipient="alice@example.org"):
-    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
-
-
-def names(management, vhost):
-    return {row["name"] for row in management.list_queues(vhost, {"columns": "name"})}
 
 
 def signed_in(owner):
@@ -119,7 +111,7 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
     once_after(monkeypatch, step, cluster.halt)
     with pytest.raises(Error):
         monitor.run_pass()
-    assert (BUILDS in names(management, guarded)) == (step in ("the list", "the second look"))
+    assert (BUILDS in queue_names(management, guarded)) == (step in ("the list", "the second look"))
     close_old_connections()
     with pytest.raises(Error):
         monitor.run_pass()
@@ -128,8 +120,8 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
     let_time_pass()
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-    assert told() == ["deletion"]
-    assert names(management, guarded) == {"queue/alice/short"}
+    assert sent("alice@example.org") == ["deletion"]
+    assert queue_names(management, guarded) == {"queue/alice/short"}
 
 
 def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_one_that_nobody_noted_twice(
@@ -201,7 +193,7 @@ def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
         connection.close()
         let_time_pass()
         amqp.queue(BUILDS, 11)
-        wait_until(lambda: told() == ["deletion"])
+        wait_until(lambda: sent("alice@example.org") == ["deletion"])
         assert process.poll() is None
     finally:
         process.terminate()
@@ -227,10 +219,10 @@ def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_not
         assert Client(headers={"Authorization": "Token " + "0" * 64}).get("/api/me/").status_code == 401
         change = agent.patch("/api/settings/", {"time_zone": "Europe/Tallinn"}, content_type="application/json")
         assert (change.status_code, change["Retry-After"]) == (503, "30")
-        assert names(management, guarded) == {BUILDS}
+        assert queue_names(management, guarded) == {BUILDS}
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-    assert told() == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
 
 
 def take_all_connections(cluster, taken):
@@ -251,11 +243,11 @@ def test_without_a_free_connection_nothing_is_done_and_all_goes_on_when_there_is
             monitor.run_pass()
         page = browser.get("/queues/")
         assert (page.status_code, page["Retry-After"]) == (503, "30")
-        assert names(management, guarded) == {BUILDS}
+        assert queue_names(management, guarded) == {BUILDS}
     wait_until(is_connected)  # the server takes a moment to give back what was closed
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-    assert told() == ["deletion"]
+    assert sent("alice@example.org") == ["deletion"]
 
 
 def is_connected():
@@ -297,7 +289,7 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
     assert removals.is_deadlock(given_up[0])
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-    assert told() == ["warning", "warning"]
+    assert sent("alice@example.org") == ["warning", "warning"]
 
 
 def _waiting():
@@ -349,15 +341,15 @@ def test_a_disk_that_is_full_leaves_nothing_half_done_and_all_goes_on_when_there
         with pytest.raises(OperationalError, match="full"):
             monitor.run_pass()
         if step == "the list":
-            assert len(names(management, guarded)) == number
+            assert len(queue_names(management, guarded)) == number
             assert not Queue.objects.exists()
             assert not Notification.objects.exists()
         assert not QueueEvent.objects.filter(kind="deleted").exists()
     let_time_pass()
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
-    assert told() == ["deletion"] * number
-    assert names(management, guarded) == set()
+    assert sent("alice@example.org") == ["deletion"] * number
+    assert queue_names(management, guarded) == set()
 
 
 def test_with_a_full_disk_pages_can_be_read_and_what_can_not_be_kept_is_refused_as_a_whole(full_disk, alice):
@@ -477,6 +469,6 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
     let_time_pass()
     follow()
     assert broken(management, [guarded, vhost], mailbox.mails) + overlapping_passes() == []
-    assert Counter(told()) == {"warning": 3, "deletion": 3}
+    assert Counter(sent("alice@example.org")) == {"warning": 3, "deletion": 3}
     (queue,) = SubscriptionQueue.objects.all()
     assert set(agents.queues(vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}

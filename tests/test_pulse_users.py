@@ -59,7 +59,7 @@ from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user,
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import Killed, wait_until
+from tests.toolbox import Killed, queue_names, wait_until
 
 NOBODY = "http://guest:guest@127.0.0.1:1"
 
@@ -146,10 +146,6 @@ def paused(monkeypatch, place, name, call):
     finally:
         go_on.set()
         thread.join()
-
-
-def queues_in(management, vhost):
-    return [row["name"] for row in management.list_queues(vhost, {"columns": "name"})]
 
 
 def as_user(broker, vhost, name, password):
@@ -419,7 +415,7 @@ def test_nor_does_another_password_or_a_removal(alice, name, management, guarded
         rotate_password(pulse_user)
     remove_pulse_user(pulse_user)
     assert management.user(name).tags == {"monitoring"}
-    assert [row["name"] for row in management.list_queues(guarded, {"columns": "name"})] == [f"queue/{name}/theirs"]
+    assert queue_names(management, guarded) == {f"queue/{name}/theirs"}
     assert not PulseUser.objects.exists()
     assert removed == []  # nothing of it went
 
@@ -624,7 +620,7 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
     assert slow == [0]
     assert PulseUser.objects.get() == made
     assert management.user(name)
-    assert queues_in(management, guarded) == [f"queue/{name}/builds"]
+    assert queue_names(management, guarded) == {f"queue/{name}/builds"}
 
 
 def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them(
@@ -642,7 +638,7 @@ def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them
 
     monkeypatch.setattr(Management, "delete_queue", delete)
     assert finish_removals() == 0
-    assert len(queues_in(management, guarded)) == 2
+    assert len(queue_names(management, guarded)) == 2
 
 
 def test_a_making_that_fails_takes_its_own_mark_back_and_not_that_of_a_withdrawal(alice, name, monkeypatch):
@@ -751,7 +747,7 @@ def test_what_must_not_be_adopted_is_neither_changed_nor_removed(alice, ops, nam
     PulseUser.objects.update(removing_since=timezone.now())  # as a withdrawal marks it
     assert finish_removals() == 0
     assert management.user(name).tags == set(tags)
-    assert queues_in(management, guarded) == [f"queue/{name}/builds"]
+    assert queue_names(management, guarded) == {f"queue/{name}/builds"}
     PulseUser.objects.all().delete()
     assert name not in adoptable()
     with pytest.raises(CannotAdopt, match=said):
@@ -1174,7 +1170,7 @@ def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_else
     goes = what_goes(pulse_user)
     assert goes == Goes([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
     remove_pulse_user(pulse_user)
-    assert [row["name"] for row in management.list_queues(guarded, {"columns": "name"})] == [f"queue/{name}2/builds"]
+    assert queue_names(management, guarded) == {f"queue/{name}2/builds"}
     assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
     assert not PulseUser.objects.exists()
     assert removed == [(name, True, True)]

@@ -11,6 +11,7 @@ from queues.mails import compose
 from queues.models import Notification, Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
 from rabbit.names import readable
+from tests.toolbox import queue_names
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 
@@ -338,10 +339,6 @@ def test_what_went_with_a_registration_or_its_vhost_says_so(alice, client, why):
 # Deleting and emptying
 
 
-def listed(management, vhost):
-    return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
-
-
 @pytest.mark.parametrize("page", ["delete", "purge"])
 def test_the_confirmation_shows_what_goes_and_asks_for_the_name(watched, client, amqp, page):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
@@ -356,7 +353,7 @@ def test_a_queue_is_deleted_once_its_name_is_typed(watched, client, management, 
     answer = client.post(f"/queues/{watched.uuid}/delete/", {"typed": watched.name}, follow=True)
     assert answer.redirect_chain == [("/queues/", 302)]
     assert "The queue queue/alice/builds is deleted." in answer.text
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
     page = page_of(watched, client)
     assert "deleted by hand" in page
     assert "alice@example.org" in page
@@ -378,7 +375,7 @@ def test_another_name_does_nothing(watched, client, management, vhost, page, typ
     answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": typed})
     assert answer.status_code == 200
     assert 'aria-invalid="true"' in answer.text
-    assert listed(management, vhost) == {watched.name}
+    assert queue_names(management, vhost) == {watched.name}
     run_pass()
     assert Queue.objects.get().length == 3
 
@@ -395,7 +392,7 @@ def test_any_name_can_be_typed_as_it_is_shown(guarded, amqp, alice, client, mana
     client.force_login(alice)
     assert client.get(f"/queues/{queue.uuid}/delete/").status_code == 200
     assert client.post(f"/queues/{queue.uuid}/delete/", {"typed": readable(name)}).status_code == 302
-    assert listed(management, vhost) == set()
+    assert queue_names(management, vhost) == set()
     assert page_of(queue, client).count("no longer on the broker") == 1
 
 
@@ -443,7 +440,7 @@ def test_what_an_agent_registered_is_the_operators_to_destroy(watched, client, o
     answer = client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name})
     assert answer.status_code == 403
     assert "belongs to an agent" in answer.text
-    assert listed(management, vhost) == {watched.name}
+    assert queue_names(management, vhost) == {watched.name}
     client.force_login(operator)
     assert client.post(f"/queues/{watched.uuid}/{page}/", {"typed": watched.name}).status_code == 302
 

@@ -6,21 +6,13 @@ import pytest
 from django.utils import timezone
 
 from queues import monitor
-from queues.models import Notification, Queue, QueueEvent
+from queues.models import Queue
 from tests.conftest import Amqp
 from tests.test_failures import lent_node, own_node  # noqa: F401
-from tests.toolbox import queue_lengths, wait_until_equal
+from tests.toolbox import queue_events, queue_lengths, queue_names, sent, wait_until_equal
 
 TYPES = pytest.mark.parametrize("queue_type", ["classic", "quorum"])
 LONG = {"purged", "consumed", "consumed-and-refilled", "acknowledged", "really-long"}
-
-
-def sent(recipient="ops@example.org"):
-    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
-
-
-def events(name):
-    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
 
 
 @TYPES
@@ -38,9 +30,9 @@ def test_a_queue_that_was_emptied_right_before_the_pass_stays_and_a_long_one_is_
     for method, _, _ in unacknowledged:
         amqp.channel.basic_ack(method.delivery_tag)
     assert monitor.run_pass().deleted == 1
-    assert {row["name"] for row in management.list_queues(guarded, {"columns": "name"})} == LONG - {"really-long"}
-    assert sent().count("deletion") == 1
-    assert "recovery" not in sent()
+    assert queue_names(management, guarded) == LONG - {"really-long"}
+    assert sent("ops@example.org").count("deletion") == 1
+    assert "recovery" not in sent("ops@example.org")
 
 
 def test_a_quorum_queue_is_deleted_for_its_unacknowledged_messages_only_after_12_s(amqp, management, guarded):
@@ -55,7 +47,7 @@ def test_a_quorum_queue_is_deleted_for_its_unacknowledged_messages_only_after_12
     assert monitor.run_pass().deleted == 0
     Queue.objects.update(over_unacked_since=timezone.now() - timedelta(seconds=12))
     assert monitor.run_pass().deleted == 1
-    assert sent() == ["warning", "deletion"]
+    assert sent("ops@example.org") == ["warning", "deletion"]
 
 
 def test_a_list_that_shows_a_quorum_queue_below_its_limit_begins_its_12_s_anew(amqp, management, guarded):
@@ -82,11 +74,11 @@ def test_a_quorum_queue_that_the_list_shows_shorter_than_it_is_is_not_reported_a
     amqp.publish("builds", 6)
     monitor.run_pass()
     assert (Queue.objects.get().state, Queue.objects.get().ready) == ("warned", 7)
-    assert sent() == ["warning"]
+    assert sent("ops@example.org") == ["warning"]
     amqp.take("builds", 7)
     wait_until_equal(lambda: queue_lengths(management, guarded), {"builds": 0})
     monitor.run_pass()
-    assert sent() == ["warning", "recovery"]
+    assert sent("ops@example.org") == ["warning", "recovery"]
 
 
 @pytest.mark.slow
@@ -107,6 +99,6 @@ def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back
     finally:
         own_node.eval(f"[sys:resume(P) || P <- {leaders}].")
     assert (report.deleted, report.recovered, report.unknown) == (0, 0, 1)
-    assert events("shrinking") == ["warned"]
+    assert queue_events("shrinking") == ["warned"]
     assert monitor.run_pass().deleted == 1
     assert Queue.objects.get(name="shrinking").state == "ok"

@@ -33,7 +33,7 @@ from tests.agents import agents  # noqa: F401
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import wait_until
+from tests.toolbox import queue_names, wait_until
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 ODD = "<script>alert(1)</script>\u202e\"'"
@@ -521,7 +521,7 @@ def test_what_is_removed_is_gone_from_the_broker_with_whoever_was_connected(alic
     AgentVhost.objects.create(owner=alice, name=queue.vhost, ready=True)
     answer = signed_in(alice).post(f"/subscriptions/{online.uuid}/remove/", follow=True)
     assert "is gone, and what it had on the broker." in answer.text
-    assert queue.queue_name not in {row["name"] for row in management.list_queues(queue.vhost, {"columns": "name"})}
+    assert queue.queue_name not in queue_names(management, queue.vhost)
     assert online.rmq_username not in {user.name for user in management.users()}
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
         online.connected.process_data_events(time_limit=10)

@@ -15,6 +15,7 @@ from queues.mails import compose
 from queues.models import Notification, Queue, Watch
 from queues.unattended import Attendance, Count, count_consumers
 from tests.proxy import Proxy, http_answer
+from tests.toolbox import sent
 
 NOW = timezone.now()
 NAME = "queue/alice/builds"
@@ -48,10 +49,6 @@ def row(vhost, name, consumers):
 
 def known(name=NAME):
     return Queue.objects.values_list("consumers", "unattended_since", "unattended_told_at").get(name=name)
-
-
-def told(recipient="alice@example.org"):
-    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
 
 
 def wait(minutes):
@@ -129,11 +126,11 @@ def test_a_queue_is_told_about_once_and_once_when_it_has_a_consumer_again(alice,
     monitor.run_pass()
     count_until(lambda: known()[0] == 0)
     assert known()[1] is not None
-    assert told() == []
+    assert sent("alice@example.org") == []
     wait(minutes=5)
     assert count_consumers() == 2
     assert count_consumers() == 0
-    assert told() == told("ops@example.org") == ["no-consumers"]
+    assert sent("alice@example.org") == sent("ops@example.org") == ["no-consumers"]
     facts = Notification.objects.filter(kind="no-consumers").first().facts
     assert (facts["queue"], facts["length"], facts["consumers"]) == (NAME, 3, 0)
     assert 300 <= facts["seconds"] < 360
@@ -141,7 +138,7 @@ def test_a_queue_is_told_about_once_and_once_when_it_has_a_consumer_again(alice,
     amqp.connection.process_data_events()
     count_until(lambda: known()[0] == 1, amqp.connection)
     assert known() == (1, None, None)
-    assert told() == told("ops@example.org") == ["no-consumers", "consumers-back"]
+    assert sent("alice@example.org") == sent("ops@example.org") == ["no-consumers", "consumers-back"]
     assert count_consumers() == 0
 
 
@@ -163,7 +160,7 @@ def test_nobody_is_told_where_it_is_off(alice, amqp, proxy, guarded):
     wait(minutes=10_000)
     assert count_consumers() == 0
     assert known()[0] == 0
-    assert told() == []
+    assert sent("alice@example.org") == []
 
 
 def test_a_queue_that_has_a_consumer_after_all_is_not_told_about(alice, amqp, proxy, guarded, settings, broker):
@@ -176,7 +173,7 @@ def test_a_queue_that_has_a_consumer_after_all_is_not_told_about(alice, amqp, pr
     count_consumers()
     wait(minutes=5)
     assert count_consumers() == 0
-    assert told() == []
+    assert sent("alice@example.org") == []
     assert known()[2] is None
 
 
@@ -199,7 +196,7 @@ def test_a_queue_that_is_not_there_any_more_is_not_one_without_a_consumer(alice,
     known_to_be_without(proxy, guarded)
     amqp.channel.queue_delete(NAME)
     assert count_consumers() == 0
-    assert (told(), known()[2]) == ([], None)
+    assert (sent("alice@example.org"), known()[2]) == ([], None)
 
 
 @pytest.mark.parametrize("state", ["gone", "deleting"])
@@ -218,7 +215,7 @@ def test_nobody_hears_that_a_queue_has_no_consumer_once_they_heard_that_it_is_de
 
     monkeypatch.setattr(unattended, "_gather_facts", be_deleted_meanwhile)
     assert count_consumers() == 0
-    assert told() == []
+    assert sent("alice@example.org") == []
     assert known()[2] is None
 
 
@@ -230,10 +227,10 @@ def test_a_queue_that_has_no_consumer_after_all_is_not_told_to_have_one(alice, a
     before = known()
     answer(proxy, listed(row(guarded, NAME, 1)))  # a list that lags
     assert count_consumers() == 0
-    assert (told(), known()) == (["no-consumers"], before)
+    assert (sent("alice@example.org"), known()) == (["no-consumers"], before)
     attend(amqp)
     assert count_consumers() == 2
-    assert told() == ["no-consumers", "consumers-back"]
+    assert sent("alice@example.org") == ["no-consumers", "consumers-back"]
 
 
 @pytest.mark.parametrize("how", ["by hand", "by itself"])
@@ -259,7 +256,7 @@ def test_a_queue_that_goes_and_comes_back_with_a_consumer_is_told_about_once(
         settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
         answer(between, listed(row(guarded, NAME, 1)))
         assert (count_consumers(), count_consumers()) == (2, 0)
-    assert told() == ["no-consumers", "consumers-back"]
+    assert sent("alice@example.org") == ["no-consumers", "consumers-back"]
     text = compose(Notification.objects.filter(kind="consumers-back").first()).body
     assert "has 1 consumer again. There is nothing to do." in text
 
@@ -442,10 +439,10 @@ def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_i
     amqp.channel.basic_ack(in_hand.pop(0))
     monitor.run_pass()
     count_until(lambda: stalled()[0] == 1 and stalled()[1] is not None, amqp.connection)
-    assert told() == []
+    assert sent("alice@example.org") == []
     wait_stalled(minutes=5)
     assert (count_consumers(), count_consumers()) == (2, 0)
-    assert told() == told("ops@example.org") == ["stalled"]
+    assert sent("alice@example.org") == sent("ops@example.org") == ["stalled"]
     facts = Notification.objects.first().facts
     assert (facts["queue"], facts["length"], facts["unacknowledged"], facts["consumers"]) == (NAME, 3, 2, 1)
     assert 300 <= facts["seconds"] < 360
@@ -453,7 +450,7 @@ def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_i
     assert "has 1 consumer, but nothing was acknowledged for 5 minutes, and 3 messages wait" in text
     amqp.channel.basic_ack(in_hand.pop(0))
     count_until(lambda: stalled()[2] is None, amqp.connection)
-    assert told() == told("ops@example.org") == ["stalled", "stall-over"]
+    assert sent("alice@example.org") == sent("ops@example.org") == ["stalled", "stall-over"]
     assert "are being taken out of it again" in compose(Notification.objects.last()).body
     assert count_consumers() == 0
 
@@ -508,7 +505,7 @@ def test_a_queue_whose_consumers_are_gone_after_all_has_not_stalled(alice, amqp,
     count_consumers()
     wait_stalled(minutes=5)
     assert count_consumers() == 0
-    assert (told(), stalled()[2]) == ([], None)
+    assert (sent("alice@example.org"), stalled()[2]) == ([], None)
 
 
 def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, amqp, proxy, guarded, settings):
@@ -522,7 +519,7 @@ def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, a
     attend(amqp)
     answer(proxy, listed(working(guarded)))
     assert count_consumers() == 4
-    assert sorted(told()) == ["consumers-back", "stall-over"]
+    assert sorted(sent("alice@example.org")) == ["consumers-back", "stall-over"]
     assert known() == (1, None, None)
     assert stalled()[::2] == (7, None)
 
@@ -539,7 +536,7 @@ def test_a_broker_that_counts_no_messages_tells_nothing_of_stalls(alice, amqp, p
     before = stalled()
     answer(proxy, listed(working(guarded, stats=stats)))
     assert count_consumers() == 0
-    assert (told(), stalled()) == ([], before)
+    assert (sent("alice@example.org"), stalled()) == ([], before)
 
 
 def test_a_queue_that_is_gone_has_not_stalled(alice, amqp, proxy, guarded, settings):

@@ -44,7 +44,7 @@ def ops(transactional_db):
 
 
 @pytest.fixture
-def told():
+def signals_sent():
     """Collect what is sent to others, and whether a transaction was open then."""
     sent = []
 
@@ -96,24 +96,24 @@ def test_whoever_cant_sign_in_may_not_use_the_broker(bob):
         require_vouched(bob)
 
 
-def test_vouching_is_recorded_and_told_and_ends_the_request(alice, ops, told):
+def test_vouching_is_recorded_and_told_and_ends_the_request(alice, ops, signals_sent):
     ask(alice, "I build things")
     vouch(alice, ops, "  he builds\nthings ")
     alice.refresh_from_db()
     assert (alice.vouched, alice.vouch_requested_at, alice.vouch_request) == (True, None, "")
     assert records(alice) == [(True, ops, "he builds things")]
-    assert told == [
+    assert signals_sent == [
         {"owner": alice, "reason": "I build things", "in a transaction": True},
         {"owner": alice, "by": ops, "in a transaction": True},
     ]
 
 
-def test_vouching_twice_is_recorded_and_told_once(alice, ops, told):
+def test_vouching_twice_is_recorded_and_told_once(alice, ops, signals_sent):
     stale = Owner.objects.get(pk=alice.pk)
     vouch(alice, ops)
     vouch(stale, ops)
     assert len(records(alice)) == 1
-    assert len(told) == 1
+    assert len(signals_sent) == 1
     assert stale.vouched
 
 
@@ -132,34 +132,34 @@ def test_a_reason_that_cant_be_kept_is_refused(alice, ops, reason):
     assert not Vouching.objects.exists()
 
 
-def test_asking_is_once_a_day(alice, told):
+def test_asking_is_once_a_day(alice, signals_sent):
     ask(alice, "first")
     with pytest.raises(AskedAlready, match="within a day"):
         ask(alice, "second")
     Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
     ask(alice, "third")
-    assert [message["reason"] for message in told] == ["first", "third"]
+    assert [message["reason"] for message in signals_sent] == ["first", "third"]
 
 
 @pytest.mark.parametrize("reason", ["", " \n ", "x" * 501, "NUL\0"])
-def test_asking_needs_a_reason_that_can_be_kept(alice, told, reason):
+def test_asking_needs_a_reason_that_can_be_kept(alice, signals_sent, reason):
     with pytest.raises(ValidationError):
         ask(alice, reason)
-    assert told == []
+    assert signals_sent == []
 
 
-def test_who_is_vouched_for_has_nothing_to_ask(bob, told):
+def test_who_is_vouched_for_has_nothing_to_ask(bob, signals_sent):
     with pytest.raises(AskedAlready, match="vouched for already"):
         ask(bob, "again")
-    assert told == []
+    assert signals_sent == []
 
 
-def test_an_address_under_a_domain_is_vouched_for_once(alice, settings, told):
+def test_an_address_under_a_domain_is_vouched_for_once(alice, settings, signals_sent):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     for _ in range(2):
         apply_rules(alice, address="Alice@Example.ORG", groups=None)
     assert records(alice) == [(True, None, "By rule: an address under example.org")]
-    assert len(told) == 1
+    assert len(signals_sent) == 1
     assert alice.vouched
 
 

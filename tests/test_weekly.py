@@ -45,7 +45,7 @@ def event(of, kind, days=1):
     QueueEvent.objects.create(queue=of, vhost=of.vhost, queue_name=of.name, kind=kind, at=at)
 
 
-def told():
+def recipients():
     return sorted(Notification.objects.filter(kind="weekly").values_list("recipient", flat=True))
 
 
@@ -58,7 +58,7 @@ def test_an_owner_with_queues_is_told_once_a_week(mailbox):
     queue(account, "builds")
     assert tell_the_week() == 1
     assert tell_the_week() == 0
-    assert told() == ["alice@example.org"]
+    assert recipients() == ["alice@example.org"]
     assert send_due().sent == 1
     assert "Your week: 1 queue" in mailbox.mails[0].subject
     Owner.objects.update(weekly_summary_at=timezone.now() - timedelta(days=8))
@@ -116,7 +116,7 @@ def test_who_has_no_account_and_only_agents_is_told_too():
     _, other = owner_of("bob")
     queue(other, "x", vhost=alice.uuid.hex, owner=alice, pulse_user=None)
     assert tell_the_week() == 1
-    assert told() == ["alice@example.org"]
+    assert recipients() == ["alice@example.org"]
 
 
 def test_long_lists_are_cut_and_say_how_many_more_there_are():
@@ -139,7 +139,7 @@ def test_who_has_nothing_to_hear_of_gets_none_and_who_lost_all_queues_does():
     _, account = owner_of("lost")
     event(queue(account, "gone", state="gone"), "deleted")
     assert tell_the_week() == 1
-    assert told() == ["lost@example.org"]
+    assert recipients() == ["lost@example.org"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_co_owners_each_get_theirs_and_the_operators_no_copy():
     account.owners.add(bob)
     queue(account, "builds")
     tell_the_week()
-    assert told() == ["alice@example.org", "bob@example.org"]
+    assert recipients() == ["alice@example.org", "bob@example.org"]
 
 
 @pytest.mark.parametrize("owners", [1, 40])
@@ -230,7 +230,7 @@ def test_two_at_once_write_each_summary_once():
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(told()) == 10
+    assert len(recipients()) == 10
 
 
 @pytest.mark.parametrize(("days", "told_again"), [(3.9, 0), (4.1, 1)])

@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from django.contrib.messages import get_messages
+
+from queues.models import Notification, QueueEvent
 from rabbit.management import Management
 
 POLL_SECONDS = 0.02
@@ -28,6 +31,26 @@ def wait_until_equal(get: Callable[[], Any], expected: Any, seconds: float = 30)
     while (value := get()) != expected and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     assert value == expected
+
+
+def sent(recipient: str) -> list[str]:
+    """Return the kinds of the notifications to this recipient, oldest first."""
+    return list(Notification.objects.filter(recipient=recipient).order_by("id").values_list("kind", flat=True))
+
+
+def queue_events(name: str) -> list[str]:
+    """Return the kinds of the events of the queues of this name, oldest first."""
+    return list(QueueEvent.objects.filter(queue_name=name).order_by("id").values_list("kind", flat=True))
+
+
+def messages_of(response: Any) -> list[str]:
+    """Return the messages that the next page will show to the user."""
+    return [str(message) for message in get_messages(response.wsgi_request)._queued_messages]
+
+
+def queue_names(management: Management, vhost: str) -> set[str]:
+    """Return the names of the queues that the broker lists in a vhost."""
+    return {row["name"] for row in management.list_queues(vhost, {"columns": "name,vhost"})}
 
 
 def queue_lengths(management: Management, vhost: str) -> dict[str, int | None]:
