@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import threading
 
 import pytest
 from allauth.account.models import EmailAddress
@@ -41,7 +40,7 @@ from queues.monitor import run_pass
 from rabbit.management import NotThere
 from tests.chromium import sign_in
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import messages_of, queue_names
+from tests.toolbox import in_parallel, messages_of, queue_names
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 SECRET = "s3cret-marker"
@@ -852,21 +851,7 @@ def test_what_was_given_up_is_sent_again(admin, mailbox, settings):
 
 def test_two_who_have_it_sent_again_at_once_have_it_sent_once(transactional_db):
     given_up = make_notification()
-    start, results = threading.Barrier(2), []
-
-    def click():
-        start.wait()
-        try:
-            results.append(outbox.send_again([given_up.pk]))
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=click) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == [0, 1]
+    assert sorted(in_parallel(*[lambda: outbox.send_again([given_up.pk])] * 2)) == [0, 1]
     assert AuditEntry.objects.filter(deed="had sent again").count() == 1
 
 

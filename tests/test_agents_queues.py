@@ -1,7 +1,6 @@
 """Agents' queues under guard, on a real broker: whose they are, who is told, and what becomes of those that go."""
 
 import contextlib
-import threading
 from datetime import timedelta
 
 import pytest
@@ -19,7 +18,7 @@ from queues.models import AgentVhost, Consumer, Notification, Offering, Queue, S
 from queues.subscriptions import create_queue, make_again, register_consumer, register_subscription
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
-from tests.toolbox import queue_events, wait_until
+from tests.toolbox import in_background, queue_events, wait_until, wait_until_blocked
 
 
 @pytest.fixture
@@ -315,27 +314,17 @@ def test_an_owner_who_is_deleted_during_a_pass_owns_nothing_and_the_pass_goes_on
 
 def test_an_owner_who_is_deleted_while_a_pass_writes_waits_for_it(registered, theirs, open_theirs, alice, monkeypatch):
     open_theirs.queue("subscription_of_nobody", 6)
-    insert, errors = monitor._insert, []
-
-    def delete():
-        try:
-            alice.delete()
-        except Exception as error:
-            errors.append(error)
-        finally:
-            connection.close()
-
-    deleting = threading.Thread(target=delete)
+    insert, deletions = monitor._insert, []
 
     def begin_and_insert(*arguments):
-        deleting.start()
-        deleting.join(1)
+        deletions.append(in_background(alice.delete))
+        wait_until_blocked(deletions[0])
         return insert(*arguments)
 
     monkeypatch.setattr(monitor, "_insert", begin_and_insert)
     report = monitor.run_pass()
-    deleting.join(30)
-    assert (report.errors, errors) == ([], [])
+    deletions[0].result()
+    assert report.errors == []
     assert not Owner.objects.filter(pk=alice.pk).exists()
     assert not Queue.objects.exclude(owner=None).exists()
 

@@ -1,13 +1,12 @@
 """The REST API of RabbitMQ accounts, owners and tokens."""
 
-import threading
 import uuid
 from datetime import timedelta
+from functools import partial
 from urllib.parse import urlsplit
 
 import pika
 import pytest
-from django.db import connection
 from django.utils import timezone
 from pika.exceptions import AMQPConnectionError
 
@@ -19,7 +18,7 @@ from queues.models import Notification
 from rabbit.management import Management, NotThere
 from tests.api import Program
 from tests.proxy import Proxy
-from tests.toolbox import wait_until
+from tests.toolbox import in_parallel, wait_until
 
 
 @pytest.fixture
@@ -319,19 +318,11 @@ def test_two_people_who_change_the_owners_at_once_leave_one(transactional_db, se
     account = PulseUser.objects.create(username="shared", ready=True)
     account.owners.set(owners)
     programs = [Program(owner) for owner in owners]
-    barrier = threading.Barrier(2)
-    statuses = []
 
     def leave(program, other):
-        barrier.wait()
-        statuses.append(program.patch("pulse-users/shared/", {"owners": [other.email]}).status_code)
-        connection.close()
+        return program.patch("pulse-users/shared/", {"owners": [other.email]}).status_code
 
-    threads = [threading.Thread(target=leave, args=(programs[n], owners[1 - n])) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    statuses = in_parallel(*(partial(leave, programs[n], owners[1 - n]) for n in range(2)))
     assert set(statuses) <= {200, 404}
     assert account.owners.count() == 1
 

@@ -1,10 +1,9 @@
 """What people do to queues by hand, on a real broker."""
 
-import threading
+from functools import partial
 
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import connection
 
 from accounts.models import Owner, PulseUser
 from benchmarks.passes import counted_requests
@@ -13,7 +12,7 @@ from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Refused
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import queue_names
+from tests.toolbox import in_parallel, queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -188,25 +187,17 @@ def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amq
 
 
 def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, management, vhost):
-    outcomes = []
-
     def delete(by):
         try:
             by_hand.delete_queue(Queue.objects.get(), by)
-            outcomes.append("deleted")
         except by_hand.Gone:
-            outcomes.append("gone")
-        finally:
-            connection.close()
+            return "gone"
+        return "deleted"
 
-    threads = [threading.Thread(target=delete, args=[by]) for by in (alice, operator)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    outcomes = in_parallel(partial(delete, alice), partial(delete, operator))
     # RabbitMQ may tell both that they deleted it; never are both told that it was gone.
     assert "deleted" in outcomes
-    assert len(outcomes) == 2
+    assert set(outcomes) <= {"deleted", "gone"}
     assert queue_names(management, vhost) == set()
     assert Queue.objects.get().state == "gone"
     kinds = [kind for kind, _ in events_with_owner(queue)]

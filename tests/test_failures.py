@@ -20,7 +20,7 @@ from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import Killed, queue_events, queue_names, sent, wait_until_equal
+from tests.toolbox import Killed, in_parallel, queue_events, queue_names, sent, wait_until_equal
 
 
 @pytest.fixture
@@ -480,24 +480,8 @@ def test_a_look_that_is_too_old_to_act_on_forgets_no_earlier_request(amqp, alice
 
 
 def test_ten_passes_at_once_delete_once_and_tell_once(amqp, alice):
-    from django.db import connection
-
     amqp.queue("queue/alice/builds", 11)
-    begin = threading.Barrier(10)
-    reports = []
-
-    def run():
-        begin.wait()
-        try:
-            reports.append(monitor.run_pass())
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    reports = in_parallel(*[monitor.run_pass] * 10)
     assert sum(report.deleted for report in reports) == 1
     assert sent("alice@example.org") == ["deletion"]
     assert Pass.objects.count() == sum(not report.another_pass for report in reports)

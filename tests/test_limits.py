@@ -1,12 +1,10 @@
 """How often somebody may do something, and what they hear past that: everybody together, and in every process."""
 
-import threading
-
 import pytest
 import time_machine
 from django.core.cache import cache
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connections
+from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
@@ -19,6 +17,7 @@ from message_store.store import store
 from queues import events
 from queues.models import Offering
 from tests.api import Program
+from tests.toolbox import in_parallel
 
 THREE = Limit("tries", 3, 60)
 WRONG = {"Authorization": f"Token {'0' * 64}"}
@@ -102,25 +101,9 @@ def test_a_large_limit_costs_next_to_nothing(db, django_assert_max_num_queries):
 
 
 def test_of_many_at_once_as_many_are_let_through(transactional_db):
-    let_through, begin = [], threading.Barrier(8)
-
-    def try_it():
-        begin.wait(30)
-        try:
-            take(THREE, "alice")
-        except TooOften:
-            pass
-        else:
-            let_through.append(1)
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=try_it) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(let_through) == 3
+    outcomes = in_parallel(*[lambda: take(THREE, "alice")] * 8)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, TooOften)]
+    assert (len(refused), outcomes.count(None)) == (5, 3)
 
 
 # Tokens

@@ -23,6 +23,7 @@ from message_store import store as stores
 from message_store.ids import TICKS, Place, place
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
+from tests.toolbox import in_parallel
 
 IN_DATABASE = pytest.mark.django_db(transaction=True)
 STORES = [
@@ -69,23 +70,6 @@ def bodies(store: MessageStore, queue: StoredQueue, partition: int = 1, **asked:
     return [message.body.decode() for message in store.read(queue, partition, **{"limit": 1000, **asked})]
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Call these in threads at the same time, and return what they returned, or raised."""
-    together = threading.Barrier(len(calls))
-
-    def call(one: Callable[[], Any]) -> Any:
-        together.wait()
-        try:
-            return one()
-        except Exception as error:
-            return error
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(len(calls)) as threads:
-        return list(threads.map(call, calls))
-
-
 # Queues
 
 
@@ -115,7 +99,7 @@ def test_a_name_is_taken_once_in_an_application(store, queue):
 
 
 def test_of_many_who_make_a_queue_at_once_one_does(store):
-    made = at_once(*[lambda: store.register("app", "queue", principals=["app:x"])] * 6)
+    made = in_parallel(*[lambda: store.register("app", "queue", principals=["app:x"])] * 6)
     assert [type(one) for one in made].count(QueueExists) == 5
     assert [one for one in made if isinstance(one, StoredQueue)] == [store.find("app", "queue")]
 
@@ -386,11 +370,11 @@ def test_whoever_reads_on_from_the_last_message_misses_none(store, queue):
 
     def writers() -> list[Any]:
         try:
-            return at_once(*(lambda number=number: write(number) for number in range(4)))
+            return in_parallel(*(lambda number=number: write(number) for number in range(4)))
         finally:
             done.set()
 
-    assert at_once(writers, follow) == [[None] * 4, None]
+    assert in_parallel(writers, follow) == [[None] * 4, None]
     everything = [message_id for made in written for message_id in made]
     assert len(everything) == len(set(everything)) == 4 * rounds * 3
     for partition, read in seen.items():
@@ -442,7 +426,7 @@ def test_batches_over_the_same_partitions_do_not_wait_for_each_other_for_ever(st
         for _ in range(15):
             store.push(queue, [new("x", partition) for partition in partitions])
 
-    assert at_once(*(lambda order=order: write(order) for order in ([1, 2, 3], [3, 2, 1], [2, 3, 1]))) == [None] * 3
+    assert in_parallel(*(lambda order=order: write(order) for order in ([1, 2, 3], [3, 2, 1], [2, 3, 1]))) == [None] * 3
     assert store.count([queue]) == [135]
 
 
@@ -504,7 +488,7 @@ def test_nothing_is_half_there_when_a_queue_goes_while_it_is_written_to(store, q
         return "never told"
 
     (made,) = push(store, queue, "x")
-    assert at_once(
+    assert in_parallel(
         lambda: until_it_is_gone(lambda: push(store, queue, "1", "2")),
         lambda: until_it_is_gone(lambda: store.set_positions(queue, "consumer", {1: made, 2: made})),
         lambda: until_it_is_gone(lambda: store.truncate(queue)),
@@ -538,7 +522,7 @@ def test_positions_are_kept_for_each_consumer_and_partition(store, queue):
 def test_positions_are_set_for_all_partitions_at_once(store):
     queue = store.register("app", "queue", partitions=200)
     wanted = {partition: uuid.UUID(int=ELSEWHERE.int + partition) for partition in range(1, 201)}
-    together = at_once(*[lambda: store.set_positions(queue, "consumer", wanted)] * 3)
+    together = in_parallel(*[lambda: store.set_positions(queue, "consumer", wanted)] * 3)
     assert together == [None] * 3
     assert store.positions(queue, "consumer") == wanted
 
@@ -552,7 +536,7 @@ def test_a_position_is_moved_only_from_where_it_is(store, queue):
     assert store.positions(queue, "consumer") == {1: one, 2: two, 3: one}
     assert list(store.consumers(queue)) == ["consumer"]
     moves = [{partition: (at, three) for partition, at in ((1, one), (2, two), (3, one))}] * 4
-    moved = at_once(*(lambda move=move: store.advance_positions(queue, "consumer", move) for move in moves))
+    moved = in_parallel(*(lambda move=move: store.advance_positions(queue, "consumer", move) for move in moves))
     assert sorted(partition for some in moved for partition in some) == [1, 2, 3], moved
     store.remove("app", "queue")
     for move in ({1: (None, one)}, {1: (one, two)}):

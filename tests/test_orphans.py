@@ -1,8 +1,6 @@
 """The sweep of queues that nobody registered, and the clean-up of subscriptions whose owner has no token."""
 
 import itertools
-import threading
-import time
 import uuid
 from datetime import timedelta
 
@@ -41,7 +39,7 @@ from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
 from tests.agents import make_due
 from tests.conftest import Amqp
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import Killed
+from tests.toolbox import Killed, in_background, wait_until_blocked
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 
@@ -851,21 +849,11 @@ def test_a_token_made_while_it_looks_saves_its_owner(alice, monkeypatch):
 
 def test_a_token_that_is_just_being_made_saves_its_owner(alice):
     AuthToken.objects.all().delete()
-    is_made = threading.Event()
-
-    def make_slowly():
-        with transaction.atomic():
-            make_token(alice.owner, "new")
-            is_made.set()
-            time.sleep(1)
-        connection.close()
-
-    maker = threading.Thread(target=make_slowly)
-    maker.start()
-    assert is_made.wait(10)
-    report = clean_up_stale()
-    maker.join()
-    assert report.subscriptions == 0
+    with transaction.atomic():
+        make_token(alice.owner, "new")
+        cleaning_up = in_background(clean_up_stale)
+        wait_until_blocked(cleaning_up)
+    assert cleaning_up.result().subscriptions == 0
     assert alice.names == alice.registered
 
 

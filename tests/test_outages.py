@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import sys
-import threading
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +24,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 from tests import plugin
 from tests.faults import follow, let_time_pass, once_after
 from tests.proxy import Proxy
-from tests.toolbox import queue_names, sent, wait_until
+from tests.toolbox import in_background, in_parallel, queue_names, sent, wait_until, wait_until_blocked
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = "queue/alice/builds"
@@ -48,27 +47,6 @@ def program(owner):
     return Client(
         raise_request_exception=False, headers={"authorization": f"Token {AuthToken.objects.create(owner)[1]}"}
     )
-
-
-def at_once(*deeds):
-    """Do all of these in a thread each, begun together, and return what they raised."""
-    begin, raised = threading.Barrier(len(deeds), timeout=60), []
-
-    def do(deed):
-        begin.wait()
-        try:
-            deed()
-        except Exception as error:
-            raised.append(error)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=do, args=(deed,)) for deed in deeds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
 
 
 # PostgreSQL
@@ -265,37 +243,22 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
     first, second = Queue.objects.order_by("id").values_list("id", flat=True)
     for name in ("queue/alice/first", "queue/alice/second"):
         amqp.publish(name, 5)
-    locked, given_up = threading.Event(), []
-
-    def lock_in_the_other_order():
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that it isn't this one that is given up
-            Queue.objects.select_for_update().get(pk=second)
-            locked.set()
-            wait_until(lambda: _waiting() > 0)
-            Queue.objects.select_for_update().get(pk=first)
 
     def run():
-        assert locked.wait(30)
         with connection.cursor() as cursor:
             cursor.execute("SET deadlock_timeout = '5s'")  # by then the other one waits, too
-        try:
-            monitor.run_pass()
-        except OperationalError as error:
-            given_up.append(error)
+        monitor.run_pass()
 
-    assert at_once(lock_in_the_other_order, run) == []
-    assert len(given_up) == 1
-    assert removals.is_deadlock(given_up[0])
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the pass, not this
+        Queue.objects.select_for_update().get(pk=second)
+        a_pass = in_background(run)
+        wait_until_blocked(a_pass)
+        Queue.objects.select_for_update().get(pk=first)
+    assert removals.is_deadlock(a_pass.exception())
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["warning", "warning"]
-
-
-def _waiting():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return cursor.fetchone()[0]
 
 
 # SQLite
@@ -457,14 +420,14 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
     def remove():
         removals.delete(AgentIdentity.objects.filter(pk=leaving.pk))
 
-    raised = at_once(
+    outcomes = in_parallel(
         *[monitor.run_pass] * count,
         *[orphans.sweep_orphans] * count,
         *[outbox.send_due] * count,
         *[remove] * count,
         *[register] * count,
     )
-    assert raised == []
+    assert [outcome for outcome in outcomes if isinstance(outcome, Exception)] == []
     assert [is_new for _, is_new in registered].count(True) == 1
     let_time_pass()
     follow()

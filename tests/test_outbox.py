@@ -27,7 +27,7 @@ from queues.lease import lease
 from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
 from tests.proxy import Proxy
-from tests.toolbox import wait_until
+from tests.toolbox import in_background, in_parallel, wait_until, wait_until_blocked
 from tests.webhooks import Webhook, make_certificate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,26 +58,6 @@ def later(**delta):
         notification.created -= moved
         notification.due_at -= moved
         notification.save()
-
-
-def send_at_once(senders):
-    """Have so many senders begin together, wait for them, and return what became of each one's."""
-    begin = threading.Barrier(senders)
-    found = []
-
-    def send():
-        begin.wait()
-        try:
-            found.append(send_due())
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=send) for _ in range(senders)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
 
 
 def test_what_is_told_arrives(mailbox):
@@ -271,7 +251,7 @@ def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, setting
     with Slow() as slow:
         settings.EMAIL_PORT = slow.port
         tell("one")
-        one, other = (delivery.sent for delivery in send_at_once(2))
+        one, other = (delivery.sent for delivery in in_parallel(*[send_due] * 2))
         assert one + other == 24
         assert min(one, other) > 0
         assert lost() + told_twice(slow.mails) == []
@@ -280,14 +260,11 @@ def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, setting
 def test_a_sender_that_claims_while_another_one_does_gets_others(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(4)]
     tell("one")
-    found = []
-    other = threading.Thread(target=lambda: (found.extend(outbox.claim(2)), connection.close()))
     with transaction.atomic():
         mine = outbox.claim(2)
-        other.start()
-        other.join(0.5)  # on SQLite it waits for the end of this
-    other.join()
-    assert len({one.id for one in [*mine, *found]}) == len(mine) + len(found) == 4
+        other = in_background(outbox.claim, 2)
+        wait_until_blocked(other)  # on SQLite; on PostgreSQL it ends
+    assert len({one.id for one in [*mine, *other.result()]}) == len(mine) + len(other.result()) == 4
 
 
 class OneOnly(MailCatcher):
@@ -358,18 +335,16 @@ def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_agai
     with Slow() as slow, Proxy("127.0.0.1", slow.port) as between:
         settings.EMAIL_PORT = between.port
         tell("one")
-        found = []
-        sending = threading.Thread(target=lambda: (found.append(send_due()), connection.close()))
-        sending.start()
+        sending = in_background(send_due)
         slow.wait_for(lambda mail: True)
         between.close_after(0)
-        sending.join()
-        assert found[0].sent + found[0].postponed == 12
-        assert found[0].postponed >= 12 - 2 * outbox.MAILS_AT_ONCE
+        delivery = sending.result()
+        assert delivery.sent + delivery.postponed == 12
+        assert delivery.postponed >= 12 - 2 * outbox.MAILS_AT_ONCE
         assert set(Notification.objects.filter(state="due").values_list("attempts", "claim")) == {(1, None)}
         between.forward()
         later(seconds=20)
-        assert send_due().sent == found[0].postponed
+        assert send_due().sent == delivery.postponed
         assert lost() == []
 
 
@@ -393,7 +368,7 @@ def test_a_mail_that_has_to_go_out_again_has_the_same_message_id(mailbox):
 def test_many_senders_at_once_send_each_row_once(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(60)]
     tell("one")
-    send_at_once(5)
+    in_parallel(*[send_due] * 5)
     assert len(mailbox.mails) == 60
     assert Notification.objects.filter(state="sent").count() == 60
 
@@ -770,11 +745,10 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
         channels.make_channel(alice, "room", webhook.url())
         tell_of(account, "warning")
         began = time.monotonic()
-        sending = threading.Thread(target=lambda: (send_due(), connection.close()))
-        sending.start()
+        sending = in_background(send_due)
         mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
         wait_until(lambda: webhook.received, seconds=3)
-        sending.join()
+        sending.result()
         assert time.monotonic() - began < 15
         assert Notification.objects.filter(state="due", attempts=1).count() == 5
 
@@ -911,7 +885,7 @@ def test_many_senders_at_once_send_each_row_to_its_channel_once(account, alice, 
     for number in range(10):
         channels.make_channel(alice, f"room {number}", webhook.url(f"/{number}"))
     tell_of(account, "warning")
-    send_at_once(4)
+    in_parallel(*[send_due] * 4)
     assert sorted(request.path for request in webhook.received) == [f"/{number}" for number in range(10)]
 
 

@@ -59,7 +59,7 @@ from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user,
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import Killed, queue_names, wait_until
+from tests.toolbox import Killed, in_parallel, queue_names, wait_until
 
 NOBODY = "http://guest:guest@127.0.0.1:1"
 
@@ -169,28 +169,6 @@ def refused(connection, action):
         return error.reply_code == 403
     channel.close()
     return False
-
-
-@contextmanager
-def at_once(*calls):
-    """Call all of these at the same time, each in its thread, and give what they answered or raised."""
-    start, answers = threading.Barrier(len(calls)), [None] * len(calls)
-
-    def run(number, call):
-        start.wait()
-        try:
-            answers[number] = call()
-        except Exception as error:
-            answers[number] = error
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    yield answers
 
 
 # Making
@@ -423,9 +401,9 @@ def test_nor_does_another_password_or_a_removal(alice, name, management, guarded
 @pytest.mark.parametrize("same_owner", [True, False], ids=["one owner twice", "two owners"])
 def test_of_two_who_make_one_name_at_once_one_has_it(alice, bob, name, broker, guarded, same_owner):
     owners = [alice, alice if same_owner else bob]
-    with at_once(*(partial(make_pulse_user, name, [owner]) for owner in owners)) as answers:
-        [won] = [answer for answer in answers if isinstance(answer, tuple)]
-        [lost] = [answer for answer in answers if isinstance(answer, NameTaken)]
+    answers = in_parallel(*(partial(make_pulse_user, name, [owner]) for owner in owners))
+    [won] = [answer for answer in answers if isinstance(answer, tuple)]
+    [lost] = [answer for answer in answers if isinstance(answer, NameTaken)]
     assert PulseUser.objects.get() == won[0]
     assert won[0].ready
     assert can_log_in(broker, guarded, name, won[1])
@@ -946,8 +924,8 @@ def test_of_two_owners_who_leave_at_once_one_stays(alice, bob):
     for number in range(5):
         pulse_user = PulseUser.objects.create(username=f"both-{number}", ready=True)
         pulse_user.owners.set([alice, bob])
-        with at_once(*(partial(remove_owner, pulse_user, owner) for owner in (alice, bob))) as answers:
-            assert sorted(str(type(answer).__name__) for answer in answers) == ["LastOwner", "NoneType"]
+        answers = in_parallel(*(partial(remove_owner, pulse_user, owner) for owner in (alice, bob)))
+        assert sorted(str(type(answer).__name__) for answer in answers) == ["LastOwner", "NoneType"]
         assert pulse_user.owners.count() == 1
 
 
@@ -956,8 +934,8 @@ def test_two_who_change_the_owners_at_once_leave_what_one_of_them_said(alice, bo
         pulse_user = PulseUser.objects.create(username=f"set-{number}", ready=True)
         pulse_user.owners.set([alice])
         said = [{alice, bob}, {ops}]
-        with at_once(*(partial(set_owners, pulse_user, list(owners)) for owners in said)) as answers:
-            assert answers == [None, None]
+        answers = in_parallel(*(partial(set_owners, pulse_user, list(owners)) for owners in said))
+        assert answers == [None, None]
         assert set(pulse_user.owners.all()) in said
 
 
@@ -1301,8 +1279,8 @@ def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, 
         PulseUser.objects.create(username=f"twice-{number}", removing_since=timezone.now())
         management.put_user(f"twice-{number}", None)
         management.make_queue(guarded, f"queue/twice-{number}/q")
-    with at_once(finish_removals, finish_removals) as answers:
-        assert all(isinstance(answer, int) for answer in answers)
+    answers = in_parallel(finish_removals, finish_removals)
+    assert all(isinstance(answer, int) for answer in answers)
     assert not PulseUser.objects.exists()
     assert sorted(username for username, _, _ in removed) == [f"twice-{number}" for number in range(5)]
     assert not {user.name for user in management.users()} & {f"twice-{number}" for number in range(5)}

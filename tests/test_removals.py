@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from urllib.parse import quote, urlsplit
 
 import pika
@@ -43,7 +44,7 @@ from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
 from tests.proxy import Proxy
-from tests.toolbox import Killed
+from tests.toolbox import Killed, in_background, in_parallel, wait_until_blocked
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 KIND = Removal.Kind
@@ -282,23 +283,6 @@ class _Gave(Exception):
         self.pgcode = pgcode
 
 
-def in_thread(do, *arguments):
-    """Do something in a thread of its own, and return that and where its result or its error will be."""
-    found = []
-
-    def work():
-        try:
-            found.append(do(*arguments))
-        except Exception as error:
-            found.append(error)
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread, found
-
-
 def add_queue(subscription, offering):
     return SubscriptionQueue.objects.create(
         subscription=subscription, offering=offering, object_type="resource", vhost="v", queue_name=uuid.uuid4().hex
@@ -312,16 +296,14 @@ def test_what_is_registered_below_a_row_that_is_just_being_deleted_finds_it_gone
     def register_once_the_children_were_read(execute, sql, params, many, context):
         result = execute(sql, params, many, context)
         if not began and sql.startswith("SELECT") and 'FROM "queues_subscriptionqueue"' in sql:
-            began.append(in_thread(add_queue, made.subscription, made.second))
-            began[0][0].join(0.5)
+            began.append(in_background(add_queue, made.subscription, made.second))
+            wait_until_blocked(began[0])
         return result
 
     rows = EventSubscription.objects.filter(owner=made.owner) if what == "subscriptions" else getattr(made, what)
     with connection.execute_wrapper(register_once_the_children_were_read):
         gone = removals.delete(rows)
-    thread, found = began[0]
-    thread.join()
-    assert isinstance(found[0], IntegrityError)
+    assert isinstance(began[0].exception(), IntegrityError)
     assert gone["queues.SubscriptionQueue"] == 2
     assert not EventSubscription.objects.exists()
     assert not Removal.objects.exists()
@@ -376,20 +358,13 @@ def test_what_is_gone_already_is_deleted_without_an_error(made, agents):
 def test_a_deletion_that_waits_for_another_change_which_waits_for_it_is_done_all_the_same(made, agents):
     if not connection.features.has_select_for_update:
         pytest.skip("this database has one transaction at a time that writes")
-    locked = threading.Event()
-
-    def lock_the_queue_and_then_its_subscription():
-        with transaction.atomic():
-            SubscriptionQueue.objects.select_for_update().get(pk=made.queue.pk)
-            locked.set()
-            time.sleep(0.5)
-            EventSubscription.objects.select_for_update(no_key=True).get(pk=made.subscription.pk)
-
-    thread, found = in_thread(lock_the_queue_and_then_its_subscription)
-    assert locked.wait(5)
-    removals.delete(made.subscription)
-    thread.join()
-    assert found == [None]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the deletion, not this
+        SubscriptionQueue.objects.select_for_update().get(pk=made.queue.pk)
+        deletion = in_background(removals.delete, made.subscription)
+        wait_until_blocked(deletion)
+        EventSubscription.objects.select_for_update(no_key=True).get(pk=made.subscription.pk)
+    deletion.result()
     assert on_broker(agents, made)[0] == {made.consumer.queue_name}
 
 
@@ -397,27 +372,29 @@ def test_one_queue_and_a_larger_cascade_that_has_it_are_deleted_at_the_same_time
     if not connection.features.has_select_for_update:
         pytest.skip("this database has one transaction at a time that writes")
     consumer, _ = subscriptions.register_consumer(made.identity, made.presented, None)
-    row_is_deleted = threading.Event()
+    row_is_deleted, go_on = threading.Event(), threading.Event()
 
     def stop_before_the_removal(execute, sql, params, many, context):
         if sql.startswith('INSERT INTO "queues_removal"'):
             row_is_deleted.set()
-            time.sleep(0.5)
+            assert go_on.wait(30)
         return execute(sql, params, many, context)
 
     def delete_one():
         with connection.execute_wrapper(stop_before_the_removal):
             return made.queue.delete()[0]
 
-    thread, found = in_thread(delete_one)
-    assert row_is_deleted.wait(5)
+    deletion = in_background(delete_one)
+    assert row_is_deleted.wait(30)
     # As in a cascade that comes to its consumers first.
     collector = Collector(using="default", origin=made.identity)
     collector.collect([consumer])
     collector.collect([made.identity])
-    collector.delete()
-    thread.join()
-    assert found == [1]
+    cascade = in_background(collector.delete)
+    wait_until_blocked(cascade)
+    go_on.set()
+    cascade.result()
+    assert deletion.result() == 1
     assert on_broker(agents, made)[0] == {made.consumer.queue_name}
 
 
@@ -463,9 +440,7 @@ def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(
             else:
                 done[do.__name__] += 1
 
-    threads = [in_thread(again_and_again, do, number)[0] for do in (register, remove) for number in (0, 1, 0)]
-    for thread in threads:
-        thread.join()
+    in_parallel(*(partial(again_and_again, do, number) for do in (register, remove) for number in (0, 1, 0)))
     assert broken == []
     assert done["register"]
     assert done["remove"]
@@ -790,21 +765,8 @@ def test_two_workers_remove_each_thing_once(agents, management):
         [Removal(kind=KIND.QUEUE, vhost=vhost, name=name) for name in names],
         due_at=timezone.now() - timedelta(seconds=1),
     )
-    done, start = [], threading.Barrier(3)
-
-    def work():
-        try:
-            start.wait()
-            done.append(removals.work_off())
-        finally:
-            connection.close()
-
     with counted_requests() as sent:
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        done = in_parallel(*[removals.work_off] * 3)
     assert sum(done) == len(sent) == len(set(sent)) == 100
     assert agents.queues(vhost) == {}
 
@@ -1200,18 +1162,14 @@ def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_
         noted.set()
 
     def register():
-        looked.wait(10)
-        try:
-            subscriptions.register_subscription(made.identity, "order", other)
-        finally:
-            connection.close()
+        assert looked.wait(30)
+        subscriptions.register_subscription(made.identity, "order", other)
 
     monkeypatch.setattr(removals, "_username", wait)
     monkeypatch.setattr(subscriptions, "_note", note)
-    thread = threading.Thread(target=register)
-    thread.start()
+    registration = in_background(register)
     removals.disarm_expired()
-    thread.join(30)
+    registration.result()
     assert noted.is_set()
     removals.disarm_expired()
     settle()

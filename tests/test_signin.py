@@ -15,7 +15,6 @@ from django.contrib.sessions.models import Session
 from django.core.cache import cache
 from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
-from django.db import connections
 from django.db.models import QuerySet
 from django.test import Client
 from django.utils import timezone
@@ -25,6 +24,7 @@ from accounts.models import Owner, PulseUser, SignInLink
 from accounts.signin import make_link, owner_of, prune_visitors
 from accounts.tasks import prune_visitors as prune_visitors_task
 from tests.chromium import sign_in, watched
+from tests.toolbox import in_parallel
 
 CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
 
@@ -32,33 +32,6 @@ CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
 @pytest.fixture(autouse=True)
 def no_attempts_yet(db):
     cache.clear()
-
-
-@pytest.fixture
-def at_once(transactional_db):
-    """Give what runs a function in so many threads at the same time, and returns what they returned."""
-
-    def run(function, times):
-        results = []
-        barrier = threading.Barrier(times)
-
-        def one():
-            barrier.wait(10)
-            try:
-                results.append(function())
-            finally:
-                connections.close_all()
-
-        threads = [threading.Thread(target=one) for _ in range(times)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert len(results) == times
-        return results
-
-    cache.clear()
-    return run
 
 
 def ask(client, address, **more):
@@ -349,7 +322,7 @@ def test_a_server_that_knows_no_client_address_lets_people_in(client, mailbox):
     assert ask(Client(REMOTE_ADDR=""), "alice@example.org").status_code == 302
 
 
-def test_two_who_ask_at_once_for_a_new_address_make_one_owner(at_once, mailbox, settings):
+def test_two_who_ask_at_once_for_a_new_address_make_one_owner(transactional_db, mailbox, settings):
     settings.ACCOUNT_RATE_LIMITS = {"request_login_code": None}
     clients = iter([Client() for _ in range(6)])
     lock = threading.Lock()
@@ -359,7 +332,7 @@ def test_two_who_ask_at_once_for_a_new_address_make_one_owner(at_once, mailbox, 
             client = next(clients)
         return ask(client, "alice@example.org").status_code
 
-    assert at_once(one, 6) == [302] * 6
+    assert in_parallel(*[one] * 6) == [302] * 6
     assert Owner.objects.count() == EmailAddress.objects.count() == 1
     assert len(mailbox.mails) == 6
 
@@ -457,9 +430,9 @@ def test_a_made_up_link_signs_nobody_in(client, token):
     assert not is_signed_in(client)
 
 
-def test_of_those_who_open_a_link_at_once_one_gets_in(at_once):
+def test_of_those_who_open_a_link_at_once_one_gets_in(transactional_db):
     path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
-    assert sorted(at_once(lambda: Client().get(path).status_code, 6)) == [302] + [410] * 5
+    assert sorted(in_parallel(*[lambda: Client().get(path).status_code] * 6)) == [302] + [410] * 5
 
 
 def test_looking_at_a_link_does_not_use_it_up_and_logs_nothing(client, caplog):

@@ -61,7 +61,7 @@ from tests.agents import make_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import Killed
+from tests.toolbox import Killed, in_background, in_parallel
 
 NOBODY = "http://guest:guest@127.0.0.1:1"
 
@@ -127,28 +127,6 @@ def asked(monkeypatch):
 
 def statements(captured):
     return [query["sql"] for query in captured if not query["sql"].startswith(TRANSACTIONS)]
-
-
-def at_once(call, times=10):
-    """Call this in so many threads at the same moment, and return what each of them got or raised."""
-    barrier, got = threading.Barrier(times), []
-
-    def run():
-        try:
-            barrier.wait(30)
-            got.append(call())
-        except Exception as error:
-            got.append(error)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run) for _ in range(times)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(got) == times
-    return got
 
 
 def before(monkeypatch, name, act, place=Management):
@@ -424,19 +402,12 @@ def test_a_queue_that_is_removed_between_its_row_and_its_mark_is_made_once_more(
         is_new = put(self, *args)
         if not made.is_set():
             made.set()
-            remover.join(30)
+            remover.result(30)
         return is_new
-
-    def remove(ids):
-        try:
-            removals.carry_out(ids)
-        finally:
-            connection.close()
 
     monkeypatch.setattr(removals._Batch, "_drop_what_stands", look)
     monkeypatch.setattr(Management, "make_queue", make)
-    remover = threading.Thread(target=remove, args=(list(Removal.objects.values_list("id", flat=True)),))
-    remover.start()
+    remover = in_background(removals.carry_out, list(Removal.objects.values_list("id", flat=True)))
     assert looked.wait(30)
     row = create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
     assert SubscriptionQueue.objects.get(uuid=row.uuid).state == "ready"
@@ -799,7 +770,7 @@ def test_ten_at_once_get_one_queue_and_one_of_them_is_told_that_it_is_new(agents
     def ask():
         return create_queue(EventSubscription.objects.get(), offering, "order", presented)
 
-    got = at_once(ask)
+    got = in_parallel(*[ask] * 10)
     assert [one for one in got if isinstance(one, Exception)] == []
     assert len({queue.pk for queue, _ in got}) == 1
     assert sum(new for _, new in got) == 1
@@ -813,7 +784,7 @@ def test_ten_at_once_register_the_whole_of_a_new_agent_once(agents, alice, ident
         subscription, _ = register_subscription(AgentIdentity.objects.get(), "order", presented)
         return create_queue(subscription, offering, "order", presented)
 
-    got = at_once(ask)
+    got = in_parallel(*[ask] * 10)
     assert [one for one in got if isinstance(one, Exception)] == []
     assert sum(new for _, new in got) == 1
     subscription = EventSubscription.objects.get()
@@ -824,7 +795,7 @@ def test_ten_at_once_register_the_whole_of_a_new_agent_once(agents, alice, ident
 
 
 def test_ten_at_once_register_one_consumer(agents, alice, identity, presented, open_amqp):
-    got = at_once(lambda: register_consumer(AgentIdentity.objects.get(), presented, ["order"]))
+    got = in_parallel(*[lambda: register_consumer(AgentIdentity.objects.get(), presented, ["order"])] * 10)
     assert [one for one in got if isinstance(one, Exception)] == []
     assert sum(new for _, new in got) == 1
     consumer = Consumer.objects.get()

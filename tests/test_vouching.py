@@ -1,8 +1,8 @@
 """Who may use the broker: by whom, by which rule, and what happens when it is withdrawn."""
 
-import threading
 import uuid
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -26,6 +26,7 @@ from accounts.vouching import (
 )
 from accounts.withdrawal import withdraw
 from tests.conftest import Amqp
+from tests.toolbox import in_parallel
 
 
 @pytest.fixture
@@ -327,20 +328,8 @@ def test_two_who_share_an_account_and_lose_it_at_once_leave_none_without_an_owne
     accounts = [PulseUser.objects.create(username=f"both-{number}", ready=True) for number in range(5)]
     for account in accounts:
         account.owners.set([bob, carol])
-    start = threading.Barrier(2)
-
-    def lose(owner):
-        start.wait()
-        try:
-            withdraw(owner, ops, remove=True)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=lose, args=[owner]) for owner in (bob, carol)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    outcomes = in_parallel(*(partial(withdraw, owner, ops, remove=True) for owner in (bob, carol)))
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     for account in accounts:
         account.refresh_from_db()
         assert (account.owners.count(), account.removing_since is not None) == (1, True)

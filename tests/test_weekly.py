@@ -1,11 +1,9 @@
 """The weekly summary: to whom, when, once, and what is in it."""
 
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import time_machine
-from django.db import connection
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
@@ -13,6 +11,7 @@ from queues import weekly
 from queues.models import Notification, Queue, QueueEvent
 from queues.outbox import send_due
 from queues.weekly import last_monday, tell_the_week
+from tests.toolbox import in_parallel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -216,20 +215,7 @@ def test_more_owners_than_a_batch_are_all_told(monkeypatch):
 def test_two_at_once_write_each_summary_once():
     for number in range(10):
         queue(owner_of(f"o{number}")[1], "builds")
-    begin = threading.Barrier(3)
-
-    def tell():
-        begin.wait()
-        try:
-            tell_the_week()
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=tell) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_parallel(*[tell_the_week] * 3)
     assert len(recipients()) == 10
 
 

@@ -1,10 +1,15 @@
 """Functions that several test modules use. Shared fixtures are in fixtures.py."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from django.contrib.messages import get_messages
+from django.db import connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from queues.models import Notification, QueueEvent
 from rabbit.management import Management
@@ -31,6 +36,75 @@ def wait_until_equal(get: Callable[[], Any], expected: Any, seconds: float = 30)
     while (value := get()) != expected and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     assert value == expected
+
+
+class BackgroundCall(Future[Any]):
+    """A call in another thread."""
+
+    executing: BaseDatabaseWrapper | None = None
+    """The thread's database connection while it executes a statement."""
+
+
+def in_background(call: Callable[..., Any], *arguments: Any) -> BackgroundCall:
+    """Call this in a thread with its own database connection."""
+    future = BackgroundCall()
+
+    def note(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        future.executing = context["connection"]
+        try:
+            return execute(sql, params, many, context)
+        finally:
+            future.executing = None
+
+    def run() -> None:
+        try:
+            with closing_connections(), connection.execute_wrapper(note):
+                result = call(*arguments)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+@contextmanager
+def closing_connections() -> Iterator[None]:
+    """Close this thread's database connections at the end."""
+    try:
+        yield
+    finally:
+        connections.close_all()
+
+
+def wait_until_blocked(future: BackgroundCall) -> None:
+    """Wait until the call waits for a lock of the database, or has ended.
+
+    SQLite does not tell who waits: there it is enough that the call executes a statement.
+    """
+
+    def is_blocked() -> bool:
+        other = future.executing
+        if other is None or other.vendor == "sqlite":
+            return other is not None
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [other.connection.get_backend_pid()])
+            return cursor.fetchone()[0]
+
+    wait_until(lambda: future.done() or is_blocked())
+
+
+def in_parallel(*calls: Callable[[], Any]) -> list[Any]:
+    """Start these calls at the same moment, each in its own thread. Return what each returned or raised."""
+    start = threading.Barrier(len(calls), timeout=60)
+
+    def run(call: Callable[[], Any]) -> Any:
+        start.wait()
+        return call()
+
+    futures = [in_background(run, call) for call in calls]
+    return [future.exception() or future.result() for future in futures]
 
 
 def sent(recipient: str) -> list[str]:
