@@ -3,9 +3,7 @@
 import csv
 import io
 import json
-import time
 import uuid
-from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -19,6 +17,7 @@ from benchmarks.passes import counted_requests
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
+from tests.toolbox import wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -122,10 +121,7 @@ def test_the_accounts_without_an_owner_are_listed_with_what_they_have(
 
 def _until(rows, name):
     """Return the rows when the broker tells of the connection, which takes it some seconds."""
-    deadline = timezone.now() + timedelta(seconds=15)
-    while (found := rows())[name]["connections"] == "0" and timezone.now() < deadline:
-        time.sleep(0.3)
-    return found
+    return wait_until(lambda: found if (found := rows())[name]["connections"] != "0" else None)
 
 
 def test_an_owner_is_guessed_where_a_name_fits_one_account_and_one_owner(alice, bob, on_broker, amqp, settings):

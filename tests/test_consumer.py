@@ -656,10 +656,10 @@ def test_a_wrong_password_and_an_unknown_vhost_are_clear_errors_without_the_pass
         assert "wrong-" not in str(raised.value)
 
 
-def test_it_waits_for_a_broker_that_is_not_there_yet_and_can_be_ended_meanwhile(here):
+def test_it_waits_for_a_broker_that_is_not_there_yet_and_can_be_ended_meanwhile(here, caplog):
     consumer = Consumer(here(url="amqp://127.0.0.1:1"), "orders", lambda message: None)
     consumer.start()
-    time.sleep(0.3)
+    wait_until(lambda: "connecting again" in caplog.text)
     consumer.stop()
     begun = time.monotonic()
     assert consumer.wait(5) == (True, None)
@@ -983,6 +983,7 @@ class Closed:
     def __init__(self, tokens, seconds):
         self.tokens = tokens
         self.seconds = seconds
+        self.refused = 0
 
     def prefetch(self, most):
         return min(most, 4)
@@ -991,6 +992,7 @@ class Closed:
         if self.tokens:
             self.tokens -= 1
             return 0
+        self.refused += 1
         time.sleep(min(timeout, 0.01))
         return self.seconds
 
@@ -1007,7 +1009,8 @@ def test_a_limiter_stands_before_the_workers_and_sizes_the_prefetch(here, amqp):
         assert (consumer.figures()["prefetch"], length(amqp, QUEUE)) == (5, 5)
         limiter.tokens = 3
         wait_until(lambda: consumer.counts["done"] == 3)
-        time.sleep(0.2)
+        refused = limiter.refused
+        wait_until(lambda: limiter.refused > refused + 2)
         assert consumer.counts["done"] == 3
         limiter.tokens = 7
         wait_until(lambda: consumer.counts["done"] == 10)
@@ -1032,6 +1035,7 @@ import time, os
 def orders(message):
     if message.body == "poison":
         raise LookupError("no")
+    print("begun", flush=True)
     time.sleep(float(os.environ.get("SLEEP", "0.3")))
     with open(os.environ["DONE"], "a") as done:
         done.write(f"{message.body}\\n")
@@ -1097,10 +1101,9 @@ def test_a_second_signal_ends_a_process_whose_callback_takes_its_time(program, a
     process = program("shop:orders", SLEEP="60")
     wait_until(lambda: amqp_has(amqp, QUEUE))
     put(amqp, b"17")
-    wait_until(lambda: length(amqp, QUEUE) == 0)
-    time.sleep(0.2)
+    assert any(line == "begun\n" for line in process.stdout)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    assert any("finishing what is in hand" in line for line in process.stdout)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0

@@ -6,13 +6,13 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from tests.test_consumer import at
+from tests.toolbox import wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 TEXT = (PROJECT / "docs" / "consumers.md").read_text()
@@ -38,16 +38,15 @@ def test_the_example_packs_what_was_ordered_as_the_guide_says(environment, amqp)
     threading.Thread(target=lambda: [lines.put(line.strip()) for line in consumers.stdout], daemon=True).start()
     try:
         order = command("-m docs.examples.shop")
-        deadline = time.monotonic() + 20
-        while subprocess.run(order, cwd=PROJECT, env=environment, check=False, capture_output=True).returncode:
-            assert time.monotonic() < deadline  # nobody reads orders yet, which the publisher says
+
+        def is_ordered():  # not before somebody reads orders
+            ordered = subprocess.run(order, cwd=PROJECT, env=environment, check=False, capture_output=True)
+            return ordered.returncode == 0
+
+        wait_until(is_ordered)
         printed = [lines.get(timeout=15) for _ in range(3)]
         subprocess.run([*order[:3], "nobody", "book"], cwd=PROJECT, env=environment, check=True)
-        parked = None
-        while parked is None:
-            _, properties, _ = amqp.channel.basic_get("shop_local_orders.parked", auto_ack=True)
-            parked = properties
-            assert time.monotonic() < deadline + 20
+        parked = wait_until(lambda: amqp.channel.basic_get("shop_local_orders.parked", auto_ack=True)[1])
         consumers.send_signal(2)
         assert consumers.wait(10) == 0
     finally:

@@ -321,10 +321,15 @@ def test_a_high_message_overtakes_a_backlog_that_is_larger_than_the_prefetch(her
 
 
 def test_low_messages_that_take_long_leave_threads_for_a_high_one_and_high_ones_none_for_them(here, amqp, publish):
-    release = {0: threading.Event(), 9: threading.Event()}
+    release, begun = {0: threading.Event(), 9: threading.Event()}, []
+
+    def callback(message):
+        begun.append(message.body)
+        release[message.body].wait(10)
+
     settings = declared(here(priorities="0-4,5-9", prefetch=4))
     publish(*[0] * 9)
-    with consuming(Consumer(settings, "orders", lambda message: release[message.body].wait(10))) as consumer:
+    with consuming(Consumer(settings, "orders", callback)) as consumer:
 
         def stands():
             figures = consumer.figures()
@@ -336,8 +341,8 @@ def test_low_messages_that_take_long_leave_threads_for_a_high_one_and_high_ones_
         wait_until_equal(stands, (6, 6))
         release[0].set()
         wait_until(lambda: consumer.counts["done"] == 4 and stands() == (6, 2 + 4))
-        time.sleep(0.1)
-        assert consumer.counts["done"] == 4  # no other low one was begun: four high ones were
+        wait_until_equal(lambda: begun.count(9), 6)  # all threads are busy with high ones
+        assert begun.count(0) == 4
         release[9].set()
         wait_until(lambda: consumer.counts["done"] == 29)
 

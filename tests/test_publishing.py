@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from rabbit.permissions import EVERYTHING, NOTHING
 from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import queue_lengths, wait_until, wait_until_equal
+from tests.toolbox import in_background, queue_lengths, wait_until, wait_until_equal
 
 
 def message(body=b"{}"):
@@ -243,8 +242,10 @@ def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(
         publisher.publish([(vhosts[1], "a")], message())
     assert raised.value.never_reached
     assert time.monotonic() - began < 2
-    threading.Timer(0.2, publisher._give_back, (busy, True)).start()
-    assert publisher.publish([(vhosts[1], "a")], message()) == {(vhosts[1], "a"): Result.DELIVERED}
+    waiting = in_background(publisher.publish, [(vhosts[1], "a")], message())
+    wait_until(lambda: publisher._waiting)
+    publisher._give_back(busy, True)
+    assert waiting.result() == {(vhosts[1], "a"): Result.DELIVERED}
     publisher.close()
 
 
@@ -253,7 +254,7 @@ def test_a_call_to_one_vhost_gets_its_turn_beside_one_to_many(broker, vhosts):
         publisher = Publisher(proxy.url(broker.amqp_url), most_connections=1)
         proxy.delay(0.03)
         many = thread.submit(publisher.publish, [(vhost, "a") for vhost in vhosts[1:]], message())
-        time.sleep(0.1)
+        wait_until_equal(lambda: publisher.connections, 1)
         results = publisher.publish([(vhosts[0], "a")], message())
         assert results == {(vhosts[0], "a"): Result.DELIVERED}
         assert not many.done()
