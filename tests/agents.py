@@ -3,15 +3,17 @@
 import contextlib
 import itertools
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import pika
 import pytest
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from queues.models import AgentIdentity, Offering, Removal
+from queues import subscriptions
+from queues.models import AgentIdentity, Consumer, Offering, Removal, SubscriptionQueue
 from queues.subscriptions import Presented, make_identity
 from rabbit.management import Management, NotThere
 
@@ -65,6 +67,51 @@ class Agents:
         return {vhost.name for vhost in self.management.vhosts()}
 
 
+class RegisteredAgent:
+    """An owner with what their agent registered, a while ago."""
+
+    def __init__(self, agents, name):
+        self.agents = agents
+        self.owner = agents.owner(name)
+        self.offering = agents.offering(self.owner)
+        self.identity = agents.identity(self.owner, self.offering)
+        self.presented = agents.token(self.owner)
+        self.vhost = self.owner.uuid.hex
+        self.subscription, _ = subscriptions.register_subscription(self.identity, "order", self.presented)
+        self.queue, _ = subscriptions.create_queue(self.subscription, self.offering, "order", self.presented)
+        self.consumer, _ = subscriptions.register_consumer(self.identity, self.presented, [])
+        a_while_ago()
+
+    def orphan(self, name="subscription_orphan", **declared):
+        self.agents.management.make_queue(self.vhost, name, **declared)
+        return {"vhost": self.vhost, "queue": name}
+
+    @property
+    def names(self):
+        return set(self.agents.queues(self.vhost))
+
+    @property
+    def registered(self):
+        return {self.queue.queue_name, self.consumer.queue_name, "guardian.dlq"}
+
+
+def a_while_ago():
+    """Say of all registrations that they were made a while ago, so that none looks as if it were under way."""
+    for model in (SubscriptionQueue, Consumer):
+        model.objects.update(created=timezone.now() - timedelta(minutes=5))
+
+
+def lost(agent, number):
+    """Register so many queues, and take their rows behind everybody's back, as a restored database lacks them."""
+    types = ["call", "resource", "user_role", "proposal", "user_profile"][:number]
+    for object_type in types:
+        subscriptions.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
+    newer = SubscriptionQueue.objects.filter(object_type__in=types)
+    names = set(newer.values_list("queue_name", flat=True))
+    newer._raw_delete("default")
+    return names
+
+
 @pytest.fixture
 def agents(guarded: str, management: Management) -> Iterator[Agents]:
     """Guard the broker; every vhost and account that an agent's registration made is gone from it afterwards."""
@@ -79,6 +126,22 @@ def agents(guarded: str, management: Management) -> Iterator[Agents]:
         if _is_hex(name):
             with contextlib.suppress(NotThere):
                 management.delete_vhost(name)
+
+
+@pytest.fixture
+def agent(agents: Agents) -> RegisteredAgent:
+    """Give an owner whose agent has one subscription queue and one consumer queue."""
+    return RegisteredAgent(agents, "alice")
+
+
+@pytest.fixture
+def reader(agent: RegisteredAgent, broker: Any) -> Iterator[Callable[[str], Any]]:
+    """Give a function that consumes from a queue of the agent's vhost, until the test is over."""
+    opened = pika.BlockingConnection(pika.URLParameters(f"{broker.amqp_url}/{agent.vhost}"))
+    channel = opened.channel()
+    yield lambda name: channel.basic_consume(name, lambda *_: None)
+    if opened.is_open:
+        opened.close()
 
 
 def _is_hex(name: str) -> bool:

@@ -19,7 +19,7 @@ from django.test import TransactionTestCase
 from local.mail import MailCatcher
 from local.rabbitmq import PrivateNode, stomp_url_of
 from rabbit.management import Management
-from tests.agents import agents  # noqa: F401
+from tests.agents import agent, agents, reader  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
 from tests.plugin import VAR
 from tests.proxy import Proxy

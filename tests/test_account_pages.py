@@ -19,8 +19,7 @@ from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vo
 from queues.models import Queue
 from rabbit.management import NotThere
 from tests.conftest import Amqp
-
-AWAY = "http://guest:guest@127.0.0.1:1"
+from tests.toolbox import AWAY
 
 MARKUP = "<script>alert(1)</script>"
 RIGHT_TO_LEFT = "a\u202eb"

@@ -40,9 +40,8 @@ from queues.monitor import run_pass
 from rabbit.management import NotThere
 from tests.chromium import sign_in
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import in_parallel, messages_of, queue_names
+from tests.toolbox import AWAY, in_parallel, messages_of, queue_names
 
-AWAY = "http://guest:guest@127.0.0.1:1"
 SECRET = "s3cret-marker"
 ODD = "queue/alice/<script>\u202e'\""
 NOW = timezone.now()

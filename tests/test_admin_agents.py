@@ -19,8 +19,8 @@ from queues.models import (
     Sweep,
 )
 from tests.test_subscription_pages import alice, bob, compute, make_agent, make_consumer, make_subscription, ops  # noqa: F401
+from tests.toolbox import AWAY
 
-AWAY = "http://guest:guest@127.0.0.1:1"
 MODELS = {
     "agentidentity": AgentIdentity,
     "eventsubscription": EventSubscription,

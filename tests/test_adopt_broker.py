@@ -17,11 +17,9 @@ from benchmarks.passes import counted_requests
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
-from tests.toolbox import wait_until
+from tests.toolbox import AWAY, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded")
-
-AWAY = "http://guest:guest@127.0.0.1:1"
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from rabbit.management import BrokerAway, Management, NotThere
 from tests.api import Program
 from tests.proxy import Proxy, http_answer
 from tests.test_commands import run
+from tests.toolbox import AWAY
 
-AWAY = "http://guest:guest@127.0.0.1:1"
 ACCOUNT = "audited"
 
 

@@ -18,10 +18,10 @@ from local.postgresql import binaries
 from queues import channels, monitor, outbox, sealing, subscriptions
 from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
 from queues.orphans import clean_up_stale, sweep_orphans
+from tests.agents import RegisteredAgent, a_while_ago
 from tests.conftest import Amqp
 from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
 from tests.test_migrations import contents, fill, of_ours
-from tests.test_orphans import Registered, a_while_ago
 from tests.toolbox import wait_until
 
 LOOKS = [
@@ -59,11 +59,6 @@ class Backup:
 @pytest.fixture
 def backup(transactional_db, tmp_path):
     return Backup(tmp_path)
-
-
-@pytest.fixture
-def alice(agents):
-    return Registered(agents, "alice")
 
 
 @pytest.fixture
@@ -144,9 +139,9 @@ def test_a_channels_address_is_read_after_a_restore_with_the_same_secret_key_and
 
 
 def test_after_a_restore_what_was_told_is_not_told_again_and_no_queue_is_deleted(
-    backup, guarded, alice, amqp, mailbox, management, settings
+    backup, guarded, agent, amqp, mailbox, management, settings
 ):
-    settings.GUARDIAN_VHOSTS = [guarded, alice.vhost]
+    settings.GUARDIAN_VHOSTS = [guarded, agent.vhost]
     amqp.queue("long before", 7)
     amqp.queue("calm before", 1)
     monitor.run_pass()
@@ -169,7 +164,7 @@ def test_after_a_restore_what_was_told_is_not_told_again_and_no_queue_is_deleted
     ]
     assert before
     assert invariants.deleted_below_maximum() == []
-    assert invariants.disagreements(management, [guarded, alice.vhost]) == []
+    assert invariants.disagreements(management, [guarded, agent.vhost]) == []
     states = dict(Queue.objects.filter(vhost=guarded).values_list("name", "state"))
     assert states == {"long before": "ok", "calm before": "gone", "new since": "warned"}
 
@@ -177,43 +172,43 @@ def test_after_a_restore_what_was_told_is_not_told_again_and_no_queue_is_deleted
 def test_after_a_restore_a_sweep_keeps_what_is_read_with_its_login_and_what_belongs_to_owners_who_came_since(
     backup,
     agents,
-    alice,
+    agent,
     logged_in,
 ):
     backup.make()
-    identity = agents.identity(alice.owner, alice.offering)
-    subscription, _ = subscriptions.register_subscription(identity, "order", alice.presented)
-    queue, _ = subscriptions.create_queue(subscription, alice.offering, "order", alice.presented)
-    reader = logged_in(alice.vhost, queue.queue_name, subscription.rmq_username, alice.presented.key)
-    bob = Registered(agents, "bob")
+    identity = agents.identity(agent.owner, agent.offering)
+    subscription, _ = subscriptions.register_subscription(identity, "order", agent.presented)
+    queue, _ = subscriptions.create_queue(subscription, agent.offering, "order", agent.presented)
+    reader = logged_in(agent.vhost, queue.queue_name, subscription.rmq_username, agent.presented.key)
+    bob = RegisteredAgent(agents, "bob")
     users, of_bob = agents.users(), bob.names
     backup.restore()
     a_while_ago()
     assert not EventSubscription.objects.filter(uuid=subscription.uuid).exists()
     for report in (sweep_orphans(dry_run=True), sweep_orphans(), sweep_orphans()):
         assert (report.kept, report.deleted, report.users, report.errors) == (1, 0, 0, [])
-    assert alice.names == {*alice.registered, queue.queue_name}
+    assert agent.names == {*agent.registered, queue.queue_name}
     assert bob.names == of_bob
     assert agents.users() == users
     reader.process_data_events()
     assert reader.is_open
 
     reader.close()  # the agent is started anew: it registers, and what it had before goes
-    identity = agents.identity(alice.owner, alice.offering)
-    again, _ = subscriptions.register_subscription(identity, "order", alice.presented)
-    new, _ = subscriptions.create_queue(again, alice.offering, "order", alice.presented)
+    identity = agents.identity(agent.owner, agent.offering)
+    again, _ = subscriptions.register_subscription(identity, "order", agent.presented)
+    new, _ = subscriptions.create_queue(again, agent.offering, "order", agent.presented)
     report = sweep_orphans()
     assert (report.deleted, report.users) == (1, 1)
-    assert alice.names == {*alice.registered, new.queue_name}
+    assert agent.names == {*agent.registered, new.queue_name}
 
 
-def test_after_a_restore_agents_queues_that_are_gone_since_are_made_again(backup, alice):
+def test_after_a_restore_agents_queues_that_are_gone_since_are_made_again(backup, agent):
     backup.make()
-    SubscriptionQueue.objects.filter(pk=alice.queue.pk).delete()
-    assert alice.queue.queue_name not in alice.names
+    SubscriptionQueue.objects.filter(pk=agent.queue.pk).delete()
+    assert agent.queue.queue_name not in agent.names
     backup.restore()
     assert sweep_orphans().repaired == 1
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
 def test_after_a_restore_an_account_that_was_made_since_is_nobodys_and_stays(backup, guarded, agents, management, amqp):
@@ -236,20 +231,20 @@ def test_after_a_restore_an_account_that_was_made_since_is_nobodys_and_stays(bac
 def test_the_looks_of_the_documents_name_what_a_restore_would_cost_and_change_nothing(
     backup,
     guarded,
-    alice,
+    agent,
     agents,
     amqp,
     settings,
 ):
-    settings.GUARDIAN_VHOSTS = [guarded, alice.vhost]
+    settings.GUARDIAN_VHOSTS = [guarded, agent.vhost]
     amqp.queue("unbounded since", 9)
-    stale = Registered(agents, "stale")
+    stale = RegisteredAgent(agents, "stale")
     AuthToken.objects.filter(user=stale.owner).update(expiry=timezone.now() + timedelta(seconds=1))
     monitor.run_pass()
     backup.make()
     Queue.objects.filter(name="unbounded since").update(unbounded=True)
     amqp.publish("unbounded since", 9)
-    newer, _ = subscriptions.create_queue(alice.subscription, alice.offering, "call", alice.presented)
+    newer, _ = subscriptions.create_queue(agent.subscription, agent.offering, "call", agent.presented)
     agents.token(stale.owner)
     monitor.run_pass()
     assert Queue.objects.get(name="unbounded since").state == "warned"
@@ -257,10 +252,10 @@ def test_the_looks_of_the_documents_name_what_a_restore_would_cost_and_change_no
     wait_until(lambda: clean_up_stale(dry_run=True).tokens, seconds=60)
     expired = clean_up_stale(dry_run=True)
     assert not expired.errors
-    there, rows = (alice.names, stale.names), contents(apps, "default")
+    there, rows = (agent.names, stale.names), contents(apps, "default")
     told = "\n".join(run(*look) for look in LOOKS)
     assert [look[0] for look in LOOKS] == ["monitor_queues", "cleanup_orphan_queues", "cleanup_stale_subscriptions"]
     for cost in ("unbounded since", newer.queue_name, stale.queue.queue_name, stale.owner.email):
         assert cost in told
-    assert (alice.names, stale.names) == there
+    assert (agent.names, stale.names) == there
     assert contents(apps, "default") == rows

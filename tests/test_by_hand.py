@@ -12,11 +12,9 @@ from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Refused
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import in_parallel, queue_names
+from tests.toolbox import AWAY, in_parallel, queue_names
 
 pytestmark = pytest.mark.usefixtures("guarded")
-
-AWAY = "http://guest:guest@127.0.0.1:1"
 
 
 @pytest.fixture

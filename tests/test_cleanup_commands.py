@@ -13,9 +13,10 @@ from django.utils import timezone
 from accounts.models import AuthToken
 from queues import orphans
 from queues.models import Lease, Notification, Removal, SubscriptionQueue, Sweep
+from tests.agents import RegisteredAgent, lost
 from tests.conftest import Amqp
 from tests.test_commands import run
-from tests.test_orphans import AWAY, Registered, alice, lost  # noqa: F401
+from tests.toolbox import AWAY
 
 COMMANDS = ["cleanup_orphan_queues", "cleanup_stale_subscriptions"]
 
@@ -29,17 +30,17 @@ def called(*arguments):
 
 
 def test_a_dry_run_on_a_broker_with_queues_of_every_kind_names_exactly_the_orphans(
-    alice,  # noqa: F811
+    agent,
     agents,
     environment,
     amqp,
     broker,
     management,
 ):
-    bob = Registered(agents, "bob")
-    inside = Amqp(broker.amqp_url, alice.vhost)
+    bob = RegisteredAgent(agents, "bob")
+    inside = Amqp(broker.amqp_url, agent.vhost)
 
-    def orphan(name, of=alice, **declared):
+    def orphan(name, of=agent, **declared):
         return of.orphan(name, **declared)
 
     gone = [
@@ -63,15 +64,15 @@ def test_a_dry_run_on_a_broker_with_queues_of_every_kind_names_exactly_the_orpha
     management.delete_queue(bob.vhost, bob.queue.queue_name)
     for name, minutes in (("subscription_left", 5), ("subscription_under_way", 0)):
         row = SubscriptionQueue.objects.create(
-            subscription=alice.subscription, offering=agents.offering(alice.owner), object_type="call",
-            vhost=alice.vhost, queue_name=name,
+            subscription=agent.subscription, offering=agents.offering(agent.owner), object_type="call",
+            vhost=agent.vhost, queue_name=name,
         )  # fmt: skip
         SubscriptionQueue.objects.filter(pk=row.pk).update(created=timezone.now() - timedelta(minutes=minutes))
     orphan("subscription_under_way")
     # Its row is gone, and it is to go anyway.
     orphan("subscription_being_removed")
-    Removal.objects.create(kind="queue", vhost=alice.vhost, name="subscription_being_removed")
-    before = alice.agents.queues(alice.vhost), bob.agents.queues(bob.vhost)
+    Removal.objects.create(kind="queue", vhost=agent.vhost, name="subscription_being_removed")
+    before = agent.agents.queues(agent.vhost), bob.agents.queues(bob.vhost)
 
     code, out, err = run(environment, "cleanup_orphan_queues", "--dry-run", "--json")
 
@@ -80,25 +81,25 @@ def test_a_dry_run_on_a_broker_with_queues_of_every_kind_names_exactly_the_orpha
     assert code == 0, err
     assert report["would_delete"] == sorted(gone, key=by_name)
     assert sorted(report["in_use"], key=by_name) == sorted(kept, key=by_name)
-    left = {"vhost": alice.vhost, "queue": "subscription_left"}
+    left = {"vhost": agent.vhost, "queue": "subscription_left"}
     assert sorted(report["would_repair"], key=by_name) == sorted([lost_one, left], key=by_name)
     assert (report["found"], report["kept"], report["deleted"], report["brake_held"]) == (8, 2, 0, False)
     assert (report["dry_run"], report["away"], report["another_sweep"]) == (True, False, False)
-    assert (alice.agents.queues(alice.vhost), bob.agents.queues(bob.vhost)) == before
+    assert (agent.agents.queues(agent.vhost), bob.agents.queues(bob.vhost)) == before
     assert not Sweep.objects.exists()
     assert not Notification.objects.exists()
     inside.connection.close()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_ends_with_0_where_there_is_nothing_to_do(alice, environment, command):  # noqa: F811
+def test_it_ends_with_0_where_there_is_nothing_to_do(agent, environment, command):
     code, out, err = run(environment, command, "--once")
     assert (code, err.count("Traceback")) == (0, 0)
     assert "queues in" in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_ends_with_0_where_another_process_is_at_it(alice, command):  # noqa: F811
+def test_it_ends_with_0_where_another_process_is_at_it(agent, command):
     name = {"cleanup_orphan_queues": "orphans", "cleanup_stale_subscriptions": "stale"}[command]
     Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=timezone.now() + timedelta(seconds=60))
     assert called(command) == (0, "Another process is at it; nothing was done.\n")
@@ -106,7 +107,7 @@ def test_it_ends_with_0_where_another_process_is_at_it(alice, command):  # noqa:
     assert (code, json.loads(out)["another_sweep"]) == (0, True)
 
 
-def test_it_ends_with_1_where_the_broker_cannot_be_asked_and_says_no_password(alice, settings):  # noqa: F811
+def test_it_ends_with_1_where_the_broker_cannot_be_asked_and_says_no_password(agent, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY.replace("guest@", "secret-word@")
     code, out = called("cleanup_orphan_queues")
     assert (code, "Error: " in out, "secret-word" in out) == (1, True, False)
@@ -115,7 +116,7 @@ def test_it_ends_with_1_where_the_broker_cannot_be_asked_and_says_no_password(al
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_ends_with_1_where_the_database_cannot_be_used(alice, monkeypatch, command):  # noqa: F811
+def test_it_ends_with_1_where_the_database_cannot_be_used(agent, monkeypatch, command):
     def away(**_):
         raise OperationalError("no such table")
 
@@ -125,19 +126,19 @@ def test_it_ends_with_1_where_the_database_cannot_be_used(alice, monkeypatch, co
     assert (code, "The database can't be used" in out) == (1, True)
 
 
-def test_the_sweep_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(alice, settings):  # noqa: F811
+def test_the_sweep_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
-    newer = lost(alice, 3)
+    newer = lost(agent, 3)
     for options in ((), ("--dry-run",)):
         code, out = called("cleanup_orphan_queues", *options)
         assert (code, "the brake holds" in out) == (3, True)
         assert all(f"Would delete {name}" in out for name in newer)
     code, out = called("cleanup_orphan_queues", "--force")
     assert (code, "3 deleted" in out) == (0, True)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
-def test_the_clean_up_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(alice, settings):  # noqa: F811
+def test_the_clean_up_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     AuthToken.objects.all().delete()
     for options in ((), ("--dry-run",)):
@@ -145,11 +146,11 @@ def test_the_clean_up_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_fo
         assert (code, "alice@example.org has no live token" in out) == (3, True)
     code, out = called("cleanup_stale_subscriptions", "--force")
     assert (code, "removed with 2 queues" in out) == (0, True)
-    assert alice.names == {"guardian.dlq"}
+    assert agent.names == {"guardian.dlq"}
 
 
-def test_what_a_queue_is_named_breaks_no_line(alice):  # noqa: F811
-    alice.orphan("subscription_\x1b[2J\u202eabc")
+def test_what_a_queue_is_named_breaks_no_line(agent):
+    agent.orphan("subscription_\x1b[2J\u202eabc")
     code, out = called("cleanup_orphan_queues", "--dry-run")
     assert code == 0
     assert r"Would delete subscription_\x1b[2J\u202eabc in" in out

@@ -9,10 +9,9 @@ from queues.by_hand import Gone
 from rabbit.management import BrokerAway
 from rabbit.names import readable
 from tests.proxy import Proxy, http_answer
+from tests.toolbox import AWAY
 
 pytestmark = pytest.mark.usefixtures("guarded")
-
-AWAY = "http://guest:guest@127.0.0.1:1"
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from message_store.store import store
 from queues import channels, monitor, outbox
 from queues.models import Notification, Queue
 from queues.outbox import Telling
+from tests.agents import RegisteredAgent
 from tests.api import Program
-from tests.test_orphans import Registered
 
 ADDRESS = "leaving@example.org"
 
@@ -44,7 +44,7 @@ def operator():
 def leaving(agents, guarded, operator, amqp, settings):
     """Give somebody with one of everything, alone and together with another."""
     settings.GUARDIAN_OPERATOR_EMAILS = []
-    registered = Registered(agents, "leaving")
+    registered = RegisteredAgent(agents, "leaving")
     owner = registered.owner
     Owner.objects.filter(pk=owner.pk).update(full_name="Lea Ving")
     owner.refresh_from_db()

@@ -15,8 +15,8 @@ from queues.models import EventSubscription, Pass, Queue, Sweep
 from queues.monitor import run_pass
 from queues.operator_views import NAMES_SHOWN, names
 from rabbit import snapshot
-from tests.test_orphans import AWAY, alice, lost, reader  # noqa: F401
-from tests.toolbox import queue_names
+from tests.agents import lost
+from tests.toolbox import AWAY, queue_names
 
 PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{deed}/" for deed in ("pass", "brake", "orphans", "stale"))
 
@@ -203,71 +203,71 @@ def test_what_was_never_shown_is_not_agreed_to(ops, braked, address, shown):
 # The clean-ups
 
 
-def test_a_sweep_is_shown_first_and_does_then_what_was_shown(ops, alice, reader):  # noqa: F811
-    alice.orphan("subscription_<b>odd\u202e")
-    alice.orphan("subscription_in_use")
+def test_a_sweep_is_shown_first_and_does_then_what_was_shown(ops, agent, reader):
+    agent.orphan("subscription_<b>odd\u202e")
+    agent.orphan("subscription_in_use")
     reader("subscription_in_use")
     page = ops.get(ORPHANS)
     assert "1 of 5 queues deleted, with all that is in them, and 1 kept as long as" in words(page)
     assert "subscription_&lt;b&gt;odd\\u202e" in page.text
     assert 'name="force"' not in page.text
-    assert "subscription_in_use" in alice.names
+    assert "subscription_in_use" in agent.names
     assert Sweep.objects.count() == 0
     page = ops.post(ORPHANS, {"shown": key(page)})
     assert "All right It is done. 1 queue deleted of 5 1 kept" in words(page)
     assert "Kept as long as somebody reads from them subscription_in_use" in words(page)
-    assert alice.names == {*alice.registered, "subscription_in_use"}
+    assert agent.names == {*agent.registered, "subscription_in_use"}
     assert deeds()[-1] == ("ops@example.org", "asked for a sweep of orphans")
 
 
 @pytest.mark.parametrize("more", [{}, {"force": "on"}])
-def test_what_came_since_it_was_shown_is_not_deleted_even_by_force(ops, alice, management, more):  # noqa: F811
+def test_what_came_since_it_was_shown_is_not_deleted_even_by_force(ops, agent, management, more):
     for name in ("subscription_shown", "subscription_removed"):
-        alice.orphan(name)
+        agent.orphan(name)
     shown = key(ops.get(ORPHANS))
-    management.delete_queue(alice.vhost, "subscription_removed")
-    alice.orphan("subscription_another")
+    management.delete_queue(agent.vhost, "subscription_removed")
+    agent.orphan("subscription_another")
     page = ops.post(ORPHANS, {"shown": shown, **more})
     assert "It is done, and what came since you were shown it was left alone. Look again." in words(page)
     assert "Left alone, since you were not shown them subscription_another" in words(page)
-    assert alice.names == {*alice.registered, "subscription_another"}
+    assert agent.names == {*agent.registered, "subscription_another"}
     agree(ops, ORPHANS)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
 def test_the_brake_is_lifted_by_a_tick_that_is_offered_only_where_it_would_hold(
-    ops, alice, reader, settings  # noqa: F811
+    ops, agent, reader, settings
 ):  # fmt: skip
     settings.GUARDIAN_DELETE_BRAKE = 2
-    names_lost = lost(alice, 3)
+    names_lost = lost(agent, 3)
     reader(sorted(names_lost)[0])
     page = ops.get(ORPHANS)
     assert "The brake would hold. the brake holds: 3 of 6 queues are to be deleted, and at most 2 may be" in words(page)
     assert "delete all 3 queues, also those that somebody reads from (1 now)" in words(page)
     page = agree(ops, ORPHANS)
     assert "The brake held: too many queues would go at once, so none did." in words(page)
-    assert names_lost <= alice.names
+    assert names_lost <= agent.names
     page = agree(ops, ORPHANS, force="on")
     assert "3 queues deleted of 6" in words(page)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
     entry = AuditEntry.objects.latest("id")
     assert (entry.additional_data["agreed_to"], entry.additional_data["force"]) == (3, True)
 
 
-def test_stale_subscriptions_are_shown_with_their_owners_and_go_then(ops, alice):  # noqa: F811
+def test_stale_subscriptions_are_shown_with_their_owners_and_go_then(ops, agent):
     assert "There is nothing to clean up" in words(ops.get(STALE))
     AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
     page = ops.get(STALE)
     assert "2 of 2 queues deleted" in words(page)
     assert "of 1 owner without a live token: alice@example.org" in words(page)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
     page = ops.post(STALE, {"shown": key(page)})
     assert "2 subscriptions and consumers, 1 expired token removed" in words(page)
-    assert alice.names == {"guardian.dlq"}
+    assert agent.names == {"guardian.dlq"}
     assert ("ops@example.org", "asked for a clean-up of stale subscriptions") in deeds()
 
 
-def test_stale_subscriptions_that_came_since_they_were_shown_stay(ops, alice):  # noqa: F811
+def test_stale_subscriptions_that_came_since_they_were_shown_stay(ops, agent):
     AuthToken.objects.update(expiry=timezone.now() - timedelta(days=1))
     shown = key(ops.get(STALE))
     owner = Owner.objects.get(email="alice@example.org")
@@ -286,8 +286,8 @@ def test_beside_another_clean_up_nothing_is_done_and_that_is_said(ops, operator,
     assert Sweep.objects.count() == 0
 
 
-def test_a_sweep_without_the_broker_says_so(ops, alice, settings):  # noqa: F811
-    alice.orphan()
+def test_a_sweep_without_the_broker_says_so(ops, agent, settings):
+    agent.orphan()
     shown = key(ops.get(ORPHANS))
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     for page in (ops.get(ORPHANS), ops.post(ORPHANS, {"shown": shown})):

@@ -36,65 +36,14 @@ from queues.pruning import prune
 from rabbit import snapshot
 from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
-from tests.agents import make_due
+from tests.agents import RegisteredAgent, a_while_ago, lost, make_due
 from tests.conftest import Amqp
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import Killed, in_background, wait_until_blocked
-
-AWAY = "http://guest:guest@127.0.0.1:1"
+from tests.toolbox import AWAY, Killed, in_background, wait_until_blocked
 
 
 @pytest.fixture
-def alice(agents):
-    """Give an owner whose agent has one subscription queue and one consumer queue."""
-    return Registered(agents, "alice")
-
-
-class Registered:
-    """An owner with what their agent registered, a while ago."""
-
-    def __init__(self, agents, name):
-        self.agents = agents
-        self.owner = agents.owner(name)
-        self.offering = agents.offering(self.owner)
-        self.identity = agents.identity(self.owner, self.offering)
-        self.presented = agents.token(self.owner)
-        self.vhost = self.owner.uuid.hex
-        self.subscription, _ = subscriptions.register_subscription(self.identity, "order", self.presented)
-        self.queue, _ = subscriptions.create_queue(self.subscription, self.offering, "order", self.presented)
-        self.consumer, _ = subscriptions.register_consumer(self.identity, self.presented, [])
-        a_while_ago()
-
-    def orphan(self, name="subscription_orphan", **declared):
-        self.agents.management.make_queue(self.vhost, name, **declared)
-        return {"vhost": self.vhost, "queue": name}
-
-    @property
-    def names(self):
-        return set(self.agents.queues(self.vhost))
-
-    @property
-    def registered(self):
-        return {self.queue.queue_name, self.consumer.queue_name, "guardian.dlq"}
-
-
-def a_while_ago():
-    """Say of all registrations that they were made a while ago, so that none looks as if it were under way."""
-    for model in (SubscriptionQueue, Consumer):
-        model.objects.update(created=timezone.now() - timedelta(minutes=5))
-
-
-@pytest.fixture
-def reader(alice, broker):
-    """Give what reads from a queue of alice's vhost, until the test is over."""
-    opened = Amqp(broker.amqp_url, alice.vhost)
-    yield lambda name: opened.channel.basic_consume(name, lambda *_: None)
-    if opened.connection.is_open:
-        opened.connection.close()
-
-
-@pytest.fixture
-def proxy(alice, broker, settings):
+def proxy(agent, broker, settings):
     with Proxy.before(broker.management_url) as between:
         settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
         yield between
@@ -104,104 +53,93 @@ def notifications(kind):
     return list(Notification.objects.filter(kind=kind).order_by("id"))
 
 
-def lost(alice, number):
-    """Register so many queues, and take their rows behind everybody's back, as a restored database lacks them."""
-    types = ["call", "resource", "user_role", "proposal", "user_profile"][:number]
-    for object_type in types:
-        subscriptions.create_queue(alice.subscription, alice.offering, object_type, alice.presented)
-    newer = SubscriptionQueue.objects.filter(object_type__in=types)
-    names = set(newer.values_list("queue_name", flat=True))
-    newer._raw_delete("default")
-    return names
-
-
 # What goes, and what stays
 
 
-def test_what_nobody_registered_goes_with_its_messages_and_the_rest_stays(alice, amqp, vhost, broker):
-    alice.orphan("subscription_empty")
-    alice.orphan("consumer_full")
-    alice.orphan("somebody's own")
+def test_what_nobody_registered_goes_with_its_messages_and_the_rest_stays(agent, amqp, vhost, broker):
+    agent.orphan("subscription_empty")
+    agent.orphan("consumer_full")
+    agent.orphan("somebody's own")
     amqp.queue("subscription_elsewhere")
-    inside = Amqp(broker.amqp_url, alice.vhost)
+    inside = Amqp(broker.amqp_url, agent.vhost)
     inside.publish("consumer_full", 3)
     inside.connection.close()
     report = sweep_orphans()
     assert (report.found, report.deleted, report.kept, report.repaired, report.errors) == (2, 2, 0, 0, [])
     assert report.seen == 6
-    assert alice.names == {*alice.registered, "somebody's own"}
-    assert "subscription_elsewhere" in alice.agents.queues(vhost)
+    assert agent.names == {*agent.registered, "somebody's own"}
+    assert "subscription_elsewhere" in agent.agents.queues(vhost)
 
 
-def test_a_sweep_leaves_a_row_that_says_what_it_did(alice):
-    alice.orphan()
+def test_a_sweep_leaves_a_row_that_says_what_it_did(agent):
+    agent.orphan()
     sweep_orphans()
     row = Sweep.objects.get()
     assert (row.kind, row.seen, row.found, row.deleted, row.kept, row.repaired) == ("orphans", 4, 1, 1, 0, 0)
     assert (row.brake_held, row.errors, row.seconds > 0) == (False, [], True)
 
 
-def test_a_second_sweep_finds_nothing_to_do(alice):
-    alice.orphan()
+def test_a_second_sweep_finds_nothing_to_do(agent):
+    agent.orphan()
     sweep_orphans()
     report = sweep_orphans()
     assert (report.found, report.deleted, report.repaired, report.logins, report.errors) == (0, 0, 0, 0, [])
     assert not Removal.objects.exists()
 
 
-def test_a_dry_run_says_what_it_would_do_and_changes_nothing(alice, reader, management):
-    orphan, used = alice.orphan(), alice.orphan("subscription_used")
+def test_a_dry_run_says_what_it_would_do_and_changes_nothing(agent, reader, management):
+    orphan, used = agent.orphan(), agent.orphan("subscription_used")
     reader("subscription_used")
-    management.delete_queue(alice.vhost, alice.queue.queue_name)
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
     report = sweep_orphans(dry_run=True)
     assert report.would_delete == [orphan]
     assert report.in_use == [used]
-    assert report.would_repair == [{"vhost": alice.vhost, "queue": alice.queue.queue_name}]
-    assert alice.names == {"subscription_orphan", "subscription_used", "guardian.dlq", alice.consumer.queue_name}
+    assert report.would_repair == [{"vhost": agent.vhost, "queue": agent.queue.queue_name}]
+    assert agent.names == {"subscription_orphan", "subscription_used", "guardian.dlq", agent.consumer.queue_name}
     for model in (Sweep, Removal, Notification):
         assert not model.objects.exists()
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_of_what_somebody_agreed_to_nothing_else_goes(alice, management, force):
-    shown = alice.orphan("subscription_shown")
-    management.delete_queue(alice.vhost, "subscription_shown")
-    still_there, other = alice.orphan("subscription_too"), alice.orphan("subscription_other")
+def test_of_what_somebody_agreed_to_nothing_else_goes(agent, management, force):
+    shown = agent.orphan("subscription_shown")
+    management.delete_queue(agent.vhost, "subscription_shown")
+    still_there, other = agent.orphan("subscription_too"), agent.orphan("subscription_other")
     agreed = [(one["vhost"], one["queue"]) for one in (shown, still_there)]
     look = sweep_orphans(dry_run=True, only=agreed, force=force)
     assert (look.would_delete, look.left_out) == ([still_there], [other])
     report = sweep_orphans(only=agreed, force=force)
     assert (report.found, report.deleted, report.left_out, report.errors) == (1, 1, [other], [])
-    assert alice.names == alice.registered | {"subscription_other"}
+    assert agent.names == agent.registered | {"subscription_other"}
     assert sweep_orphans(only=[]).deleted == 0
 
 
-def test_the_brake_counts_what_somebody_agreed_to(alice, settings):
+def test_the_brake_counts_what_somebody_agreed_to(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
-    orphans = [alice.orphan(f"subscription_{number}") for number in range(4)]
+    orphans = [agent.orphan(f"subscription_{number}") for number in range(4)]
     agreed = [(one["vhost"], one["queue"]) for one in orphans[:2]]
     assert sweep_orphans(only=agreed).brake_held
     assert sweep_orphans(only=agreed[:1]).deleted == 1
 
 
-def test_a_dry_run_by_force_would_delete_what_is_in_use_too(alice, reader):
-    used = alice.orphan("subscription_used")
+def test_a_dry_run_by_force_would_delete_what_is_in_use_too(agent, reader):
+    used = agent.orphan("subscription_used")
     reader("subscription_used")
     assert sweep_orphans(dry_run=True, force=True).would_delete == [used]
 
 
-def test_the_queue_of_a_vhost_that_is_still_being_made_is_left_alone(alice):
-    alice.orphan()
+def test_the_queue_of_a_vhost_that_is_still_being_made_is_left_alone(agent):
+    agent.orphan()
     AgentVhost.objects.update(ready=False)
     assert sweep_orphans().found == 0
-    assert "subscription_orphan" in alice.names
+    assert "subscription_orphan" in agent.names
 
 
-def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(alice):
-    alice.orphan()
+def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(agent):
+    agent.orphan()
     now = timezone.now()
     Queue.objects.create(
-        vhost=alice.vhost, name="subscription_orphan", type="classic", durable=True, auto_delete=False,
+        vhost=agent.vhost, name="subscription_orphan", type="classic", durable=True, auto_delete=False,
         exclusive=False, first_seen=now, last_seen=now,
     )  # fmt: skip
     sweep_orphans()
@@ -209,37 +147,37 @@ def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(alic
     assert QueueEvent.objects.get(queue_name="subscription_orphan").kind == "removed"
 
 
-def test_what_is_registered_between_the_list_and_the_rows_is_safe(alice, monkeypatch):
+def test_what_is_registered_between_the_list_and_the_rows_is_safe(agent, monkeypatch):
     listed = snapshot.present
 
     def list_slowly(management, vhosts, between):
-        subscriptions.create_queue(alice.subscription, alice.offering, "call", alice.presented)
+        subscriptions.create_queue(agent.subscription, agent.offering, "call", agent.presented)
         found = listed(management, vhosts, between)
-        subscriptions.create_queue(alice.subscription, alice.offering, "resource", alice.presented)
+        subscriptions.create_queue(agent.subscription, agent.offering, "resource", agent.presented)
         return found
 
     monkeypatch.setattr(snapshot, "present", list_slowly)
     report = sweep_orphans()
     assert (report.found, report.repaired) == (0, 0)
-    assert len(alice.names) == 5
+    assert len(agent.names) == 5
 
 
-def test_what_is_removed_anyway_is_no_orphan_and_loses_nothing_of_how_it_was_to_go(alice, settings, broker, reader):
-    reader(alice.queue.queue_name)
+def test_what_is_removed_anyway_is_no_orphan_and_loses_nothing_of_how_it_was_to_go(agent, settings, broker, reader):
+    reader(agent.queue.queue_name)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    alice.queue.delete()
+    agent.queue.delete()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     assert sweep_orphans().found == 0
     assert Removal.objects.get(kind="queue").if_unused is False
 
 
-def test_an_owner_who_is_removed_while_the_broker_is_listed_leaves_no_orphans_to_count(alice, monkeypatch):
-    alice.orphan()
+def test_an_owner_who_is_removed_while_the_broker_is_listed_leaves_no_orphans_to_count(agent, monkeypatch):
+    agent.orphan()
     listed = snapshot.present
 
     def list_slowly(management, vhosts, between):
         found = listed(management, vhosts, between)
-        alice.owner.delete()
+        agent.owner.delete()
         return found
 
     monkeypatch.setattr(snapshot, "present", list_slowly)
@@ -250,8 +188,8 @@ def test_an_owner_who_is_removed_while_the_broker_is_listed_leaves_no_orphans_to
 # In use
 
 
-def test_an_orphan_that_somebody_reads_from_is_kept_and_told_once_while_it_is_so(alice, reader):
-    used = alice.orphan()
+def test_an_orphan_that_somebody_reads_from_is_kept_and_told_once_while_it_is_so(agent, reader):
+    used = agent.orphan()
     reader("subscription_orphan")
     for _ in range(3):
         report = sweep_orphans()
@@ -259,21 +197,21 @@ def test_an_orphan_that_somebody_reads_from_is_kept_and_told_once_while_it_is_so
     (message,) = notifications("orphans-in-use")
     assert message.recipient == "ops@example.org"
     assert "subscription_orphan" in compose(message).body
-    assert "subscription_orphan" in alice.names
+    assert "subscription_orphan" in agent.names
 
 
-def test_it_is_told_again_when_another_joins_it(alice, reader):
+def test_it_is_told_again_when_another_joins_it(agent, reader):
     for name in ("subscription_one", "subscription_two"):
-        alice.orphan(name)
+        agent.orphan(name)
         reader(name)
         sweep_orphans()
     assert [message.facts["count"] for message in notifications("orphans-in-use")] == [1, 2]
 
 
-def test_it_is_told_again_after_a_sweep_that_found_none_in_use(alice, broker):
+def test_it_is_told_again_after_a_sweep_that_found_none_in_use(agent, broker):
     for _ in range(2):
-        alice.orphan()
-        opened = Amqp(broker.amqp_url, alice.vhost)
+        agent.orphan()
+        opened = Amqp(broker.amqp_url, agent.vhost)
         opened.channel.basic_consume("subscription_orphan", lambda *_: None)
         sweep_orphans()
         opened.connection.close()
@@ -281,33 +219,33 @@ def test_it_is_told_again_after_a_sweep_that_found_none_in_use(alice, broker):
     assert len(notifications("orphans-in-use")) == 2
 
 
-def test_force_deletes_what_is_in_use(alice, reader):
-    alice.orphan()
+def test_force_deletes_what_is_in_use(agent, reader):
+    agent.orphan()
     reader("subscription_orphan")
     report = sweep_orphans(force=True)
     assert (report.deleted, report.kept) == (1, 0)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
-def test_a_queue_of_another_type_is_kept_unless_it_is_forced(alice):
-    alice.orphan("subscription_quorum", arguments={"x-queue-type": "quorum"})
-    alice.orphan("subscription_classic")
+def test_a_queue_of_another_type_is_kept_unless_it_is_forced(agent):
+    agent.orphan("subscription_quorum", arguments={"x-queue-type": "quorum"})
+    agent.orphan("subscription_classic")
     report = sweep_orphans()
     assert (report.found, report.deleted, report.kept) == (2, 1, 1)
     assert "is a quorum queue" in report.errors[0]
     assert sweep_orphans(force=True).deleted == 1
 
 
-def test_an_exclusive_queue_goes_with_its_connection_alone(alice, broker):
-    opened = Amqp(broker.amqp_url, alice.vhost)
+def test_an_exclusive_queue_goes_with_its_connection_alone(agent, broker):
+    opened = Amqp(broker.amqp_url, agent.vhost)
     opened.channel.queue_declare("subscription_exclusive", exclusive=True)
     assert (sweep_orphans().found, sweep_orphans(force=True).found) == (0, 0)
     opened.connection.close()
 
 
-def test_a_name_that_no_database_keeps_is_said_and_stops_nothing(alice):
-    alice.orphan("subscription_\0")
-    alice.orphan()
+def test_a_name_that_no_database_keeps_is_said_and_stops_nothing(agent):
+    agent.orphan("subscription_\0")
+    agent.orphan()
     report = sweep_orphans()
     assert (report.found, report.deleted) == (1, 1)
     assert report.errors[0].startswith(r"subscription_\x00 in ")
@@ -317,20 +255,20 @@ def test_a_name_that_no_database_keeps_is_said_and_stops_nothing(alice):
 # The brake
 
 
-def test_a_database_restored_from_yesterday_deletes_nothing(alice, settings):
+def test_a_database_restored_from_yesterday_deletes_nothing(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 4
-    newer = lost(alice, 5)
+    newer = lost(agent, 5)
     report = sweep_orphans()
     assert (report.found, report.deleted, report.brake_held) == (5, 0, True)
     assert {one["queue"] for one in report.would_delete} == newer
-    assert alice.names == newer | alice.registered
+    assert agent.names == newer | agent.registered
     assert not Removal.objects.exists()
     assert Sweep.objects.get().brake_held
 
 
-def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hold(alice, settings, broker):
+def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hold(agent, settings, broker):
     settings.GUARDIAN_DELETE_BRAKE = 4
-    lost(alice, 5)
+    lost(agent, 5)
     sweep_orphans()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     assert sweep_orphans().away
@@ -338,110 +276,110 @@ def test_the_brake_is_told_once_and_again_only_after_a_sweep_that_it_did_not_hol
     sweep_orphans()
     assert len(notifications("sweep-brake")) == 1
     assert sweep_orphans(force=True).deleted == 5
-    lost(alice, 5)
+    lost(agent, 5)
     sweep_orphans()
     assert len(notifications("sweep-brake")) == 2
     assert "cleanup_orphan_queues --force" in compose(notifications("sweep-brake")[0]).body
 
 
-def test_a_quarter_of_all_queues_may_go_where_that_is_more(alice, settings):
+def test_a_quarter_of_all_queues_may_go_where_that_is_more(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 0
-    alice.orphan()
+    agent.orphan()
     report = sweep_orphans()
     assert (report.seen, report.deleted, report.brake_held) == (4, 1, False)
 
 
-def test_what_is_missing_is_made_again_while_the_brake_holds(alice, settings, management):
+def test_what_is_missing_is_made_again_while_the_brake_holds(agent, settings, management):
     settings.GUARDIAN_DELETE_BRAKE = 1
-    lost(alice, 2)
-    management.delete_queue(alice.vhost, alice.queue.queue_name)
+    lost(agent, 2)
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
     report = sweep_orphans()
     assert (report.brake_held, report.repaired) == (True, 1)
-    assert alice.queue.queue_name in alice.names
+    assert agent.queue.queue_name in agent.names
 
 
 # Repair
 
 
-def test_a_ready_queue_that_the_broker_lost_is_made_again_as_it_was(alice, management):
-    before = alice.agents.queues(alice.vhost)
-    for name in alice.registered:
-        management.delete_queue(alice.vhost, name)
+def test_a_ready_queue_that_the_broker_lost_is_made_again_as_it_was(agent, management):
+    before = agent.agents.queues(agent.vhost)
+    for name in agent.registered:
+        management.delete_queue(agent.vhost, name)
     assert sweep_orphans().repaired == 3
-    assert alice.agents.queues(alice.vhost) == before
+    assert agent.agents.queues(agent.vhost) == before
 
 
-def test_a_vhost_that_the_broker_lost_is_made_again_with_all_its_queues(alice, management):
-    management.delete_vhost(alice.vhost)
+def test_a_vhost_that_the_broker_lost_is_made_again_with_all_its_queues(agent, management):
+    management.delete_vhost(agent.vhost)
     assert sweep_orphans().repaired == 3
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
-def test_what_was_left_in_the_making_is_finished_and_what_is_under_way_is_left_alone(alice, management):
-    management.delete_queue(alice.vhost, alice.queue.queue_name)
+def test_what_was_left_in_the_making_is_finished_and_what_is_under_way_is_left_alone(agent, management):
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
     SubscriptionQueue.objects.update(state="creating", created=timezone.now())
     assert sweep_orphans().repaired == 0
     a_while_ago()
     assert sweep_orphans().repaired == 1
-    alice.queue.refresh_from_db()
-    assert (alice.queue.state, alice.queue.queue_name in alice.names) == ("ready", True)
+    agent.queue.refresh_from_db()
+    assert (agent.queue.state, agent.queue.queue_name in agent.names) == ("ready", True)
 
 
-def test_one_that_cannot_be_made_again_does_not_stop_the_others(alice, management, reader):
-    name = alice.consumer.queue_name
-    management.delete_queue(alice.vhost, name)
-    management.delete_queue(alice.vhost, alice.queue.queue_name)
-    management.make_queue(alice.vhost, alice.queue.queue_name)
-    reader(alice.queue.queue_name)
+def test_one_that_cannot_be_made_again_does_not_stop_the_others(agent, management, reader):
+    name = agent.consumer.queue_name
+    management.delete_queue(agent.vhost, name)
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
+    management.make_queue(agent.vhost, agent.queue.queue_name)
+    reader(agent.queue.queue_name)
     SubscriptionQueue.objects.update(state="creating")
     report = sweep_orphans()
     assert report.repaired == 1
     assert "could not be made again" in report.errors[0]
-    assert name in alice.names
+    assert name in agent.names
 
 
-def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration(alice, management):
-    for name in (alice.subscription.rmq_username, alice.consumer.rmq_username):
+def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration(agent, management):
+    for name in (agent.subscription.rmq_username, agent.consumer.rmq_username):
         management.delete_user(name)
     assert sweep_orphans().logins == 2
-    subscriptions.create_queue(EventSubscription.objects.get(), alice.offering, "order", alice.presented)
-    assert alice.subscription.rmq_username in alice.agents.users()
+    subscriptions.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    assert agent.subscription.rmq_username in agent.agents.users()
     assert not Consumer.objects.get().password_set
     assert EventSubscription.objects.get().password_set
 
 
-def test_a_login_whose_user_lost_its_permission_is_set_anew_by_the_next_registration(alice, management):
-    username = alice.subscription.rmq_username
-    management.delete_permissions(alice.vhost, username)
-    management.set_permissions(alice.vhost, alice.consumer.rmq_username, EVERYTHING)
+def test_a_login_whose_user_lost_its_permission_is_set_anew_by_the_next_registration(agent, management):
+    username = agent.subscription.rmq_username
+    management.delete_permissions(agent.vhost, username)
+    management.set_permissions(agent.vhost, agent.consumer.rmq_username, EVERYTHING)
     assert sweep_orphans(dry_run=True).logins == 2
     assert EventSubscription.objects.filter(password_set=True).exists()
     report = sweep_orphans()
     assert (report.repaired, report.logins, report.users, report.errors) == (0, 2, 0, [])
     assert management.permissions_of(username) == {}
-    subscriptions.create_queue(EventSubscription.objects.get(), alice.offering, "order", alice.presented)
-    assert management.permissions_of(username) == {alice.vhost: for_subscription(username)}
-    subscriptions.register_consumer(alice.identity, alice.presented, None)
+    subscriptions.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    assert management.permissions_of(username) == {agent.vhost: for_subscription(username)}
+    subscriptions.register_consumer(agent.identity, agent.presented, None)
     assert sweep_orphans().logins == 0
 
 
-def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(alice, agents, management, monkeypatch):
-    bob = Registered(agents, "bob")
-    for one in (alice, bob):
+def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(agent, agents, management, monkeypatch):
+    bob = RegisteredAgent(agents, "bob")
+    for one in (agent, bob):
         management.delete_queue(one.vhost, one.queue.queue_name)
-    AgentVhost.objects.filter(owner=alice.owner).update(ready=False)
-    SubscriptionQueue.objects.filter(vhost=alice.vhost).update(state="creating")
+    AgentVhost.objects.filter(owner=agent.owner).update(ready=False)
+    SubscriptionQueue.objects.filter(vhost=agent.vhost).update(state="creating")
     monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.1)
-    with hold.held(f"vhost {alice.vhost}"):
+    with hold.held(f"vhost {agent.vhost}"):
         report = sweep_orphans()
     assert (report.away, report.repaired, len(report.errors)) == (False, 1, 1)
     assert bob.names == bob.registered
 
 
 @pytest.mark.parametrize("timeouts", [2, 3])
-def test_a_broker_that_is_too_slow_again_and_again_is_away(alice, agents, management, monkeypatch, timeouts):
-    others = [Registered(agents, f"owner-{number}") for number in range(3)]
-    for one in (alice, *others):
+def test_a_broker_that_is_too_slow_again_and_again_is_away(agent, agents, management, monkeypatch, timeouts):
+    others = [RegisteredAgent(agents, f"owner-{number}") for number in range(3)]
+    for one in (agent, *others):
         management.delete_queue(one.vhost, one.queue.queue_name)
     asked = []
     make_again = subscriptions.make_again
@@ -458,15 +396,15 @@ def test_a_broker_that_is_too_slow_again_and_again_is_away(alice, agents, manage
 
 
 def test_an_owner_who_is_deleted_during_the_repair_does_not_keep_the_others_from_it(
-    alice, agents, management, monkeypatch
+    agent, agents, management, monkeypatch
 ):
-    bob = Registered(agents, "bob")
-    for one in (alice, bob):
+    bob = RegisteredAgent(agents, "bob")
+    for one in (agent, bob):
         management.delete_vhost(one.vhost)
     repair = orphans._repair
 
     def delete_and_repair(*arguments):
-        alice.owner.delete()
+        agent.owner.delete()
         repair(*arguments)
 
     monkeypatch.setattr(orphans, "_repair", delete_and_repair)
@@ -478,31 +416,31 @@ def test_an_owner_who_is_deleted_during_the_repair_does_not_keep_the_others_from
 # Users
 
 
-def logins_users(alice):
-    return {alice.subscription.rmq_username, alice.consumer.rmq_username}
+def logins_users(agent):
+    return {agent.subscription.rmq_username, agent.consumer.rmq_username}
 
 
-def test_users_of_logins_that_are_gone_go_and_all_others_stay(alice, management, settings):
+def test_users_of_logins_that_are_gone_go_and_all_others_stay(agent, management, settings):
     names = [f"{number:x}" * 32 for number in range(1, 10)]
     for name in names:
         management.put_user(name, "secret", tags=["management"] if name == names[0] else ())
-    management.set_permissions(alice.vhost, names[1], for_subscription(names[1]))
-    management.set_permissions(alice.vhost, names[2], for_consumer(names[3]))
+    management.set_permissions(agent.vhost, names[1], for_subscription(names[1]))
+    management.set_permissions(agent.vhost, names[2], for_consumer(names[3]))
     # Not ours: no permission at all, another's permission, on another vhost too, an account's, and an account's name.
-    management.set_permissions(alice.vhost, names[4], for_subscription(names[5]))
-    management.set_permissions(alice.vhost, names[6], for_subscription(names[6]))
+    management.set_permissions(agent.vhost, names[4], for_subscription(names[5]))
+    management.set_permissions(agent.vhost, names[6], for_subscription(names[6]))
     management.set_permissions(settings.GUARDIAN_PULSE_VHOST, names[6], for_subscription(names[6]))
-    management.set_permissions(alice.vhost, names[7], EVERYTHING)
+    management.set_permissions(agent.vhost, names[7], EVERYTHING)
     PulseUser.objects.create(username=names[8])
     management.put_user(f"{names[1]}0", "secret")
     try:
-        before = alice.agents.users()
+        before = agent.agents.users()
         dry = sweep_orphans(dry_run=True)
-        assert (dry.users, alice.agents.users()) == (2, before)
+        assert (dry.users, agent.agents.users()) == (2, before)
         report = sweep_orphans()
         assert (report.users, report.found, report.errors) == (2, 0, [])
-        assert before - alice.agents.users() == {names[1], names[2]}
-        assert logins_users(alice) < alice.agents.users()
+        assert before - agent.agents.users() == {names[1], names[2]}
+        assert logins_users(agent) < agent.agents.users()
         assert sweep_orphans().users == 0
         assert not Removal.objects.exists()
     finally:
@@ -510,25 +448,25 @@ def test_users_of_logins_that_are_gone_go_and_all_others_stay(alice, management,
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_database_restored_from_yesterday_keeps_the_users_unless_it_is_forced(alice, management, settings, force):
+def test_a_database_restored_from_yesterday_keeps_the_users_unless_it_is_forced(agent, management, settings, force):
     settings.GUARDIAN_DELETE_BRAKE = 2
     names = {uuid.uuid4().hex for _ in range(5)}
     for name in names:
         management.put_user(name, "secret")
-        management.set_permissions(alice.vhost, name, for_subscription(name))
+        management.set_permissions(agent.vhost, name, for_subscription(name))
     report = sweep_orphans(force=force)
     assert (report.users, len(report.errors)) == ((5, 0) if force else (0, 1))
-    assert names.isdisjoint(alice.agents.users()) == force
+    assert names.isdisjoint(agent.agents.users()) == force
 
 
-def test_a_login_that_is_made_or_removed_while_the_users_are_listed_is_left_alone(alice, monkeypatch):
-    other = alice.agents.identity(alice.owner, alice.offering)
+def test_a_login_that_is_made_or_removed_while_the_users_are_listed_is_left_alone(agent, monkeypatch):
+    other = agent.agents.identity(agent.owner, agent.offering)
     listed = Management.users
     made = []
 
     def list_slowly(self):
         if not made:
-            made.append(subscriptions.register_subscription(other, "order", alice.presented)[0])
+            made.append(subscriptions.register_subscription(other, "order", agent.presented)[0])
             found = listed(self)
             made[0].delete()
             return found
@@ -537,16 +475,16 @@ def test_a_login_that_is_made_or_removed_while_the_users_are_listed_is_left_alon
     monkeypatch.setattr(Management, "users", list_slowly)
     report = sweep_orphans()
     assert (report.users, report.errors) == (0, [])
-    assert logins_users(alice) < alice.agents.users()
+    assert logins_users(agent) < agent.agents.users()
 
 
 def test_what_is_deleted_while_the_broker_is_listed_does_not_look_as_if_a_database_was_restored(
-    alice, settings, monkeypatch
+    agent, settings, monkeypatch
 ):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for object_type in ("call", "resource", "user_role"):
-        subscriptions.create_queue(alice.subscription, alice.offering, object_type, alice.presented)
-    alice.orphan()
+        subscriptions.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
+    agent.orphan()
     listed = snapshot.present
 
     def list_slowly(*arguments):
@@ -563,7 +501,7 @@ def test_what_is_deleted_while_the_broker_is_listed_does_not_look_as_if_a_databa
 # When the broker can't be believed
 
 
-def test_a_broker_that_is_away_is_said_and_changes_nothing(alice, settings):
+def test_a_broker_that_is_away_is_said_and_changes_nothing(agent, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     report = sweep_orphans()
     assert (report.away, report.deleted, len(report.errors)) == (True, 0, 1)
@@ -582,28 +520,28 @@ def test_a_broker_that_is_away_is_said_and_changes_nothing(alice, settings):
     ],
     ids=["empty", "half a JSON", "rows of another shape", "a 502", "cut"],
 )
-def test_an_answer_that_is_none_removes_nothing(alice, proxy, answer):
-    alice.orphan()
+def test_an_answer_that_is_none_removes_nothing(agent, proxy, answer):
+    agent.orphan()
     before = list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values())
     proxy.answer(answer)
     assert sweep_orphans().away
     assert sweep_orphans(force=True).away
     assert list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values()) == before
-    assert "subscription_orphan" in alice.names
+    assert "subscription_orphan" in agent.names
     assert not Removal.objects.exists()
 
 
-def test_a_list_that_is_empty_removes_nothing_and_what_it_lacks_is_merely_asked_for_again(alice, monkeypatch):
-    alice.orphan()
-    before = alice.agents.queues(alice.vhost)
+def test_a_list_that_is_empty_removes_nothing_and_what_it_lacks_is_merely_asked_for_again(agent, monkeypatch):
+    agent.orphan()
+    before = agent.agents.queues(agent.vhost)
     monkeypatch.setattr(snapshot, "present", lambda *_: ([], {}))
     report = sweep_orphans()
     assert (report.found, report.deleted, report.brake_held) == (0, 0, False)
-    assert alice.agents.queues(alice.vhost) == before
+    assert agent.agents.queues(agent.vhost) == before
 
 
-def test_an_account_without_the_administrator_tag_sweeps_nothing(alice, settings, broker, management):
-    alice.orphan()
+def test_an_account_without_the_administrator_tag_sweeps_nothing(agent, settings, broker, management):
+    agent.orphan()
     name = f"test-{uuid.uuid4().hex[:8]}"
     management.put_user(name, "word", ["monitoring"])
     try:
@@ -614,17 +552,17 @@ def test_an_account_without_the_administrator_tag_sweeps_nothing(alice, settings
         management.delete_user(name)
     assert report.away
     assert "administrator tag" in report.errors[0]
-    assert "subscription_orphan" in alice.names
+    assert "subscription_orphan" in agent.names
 
 
-def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(alice, agents, monkeypatch):
-    bob = Registered(agents, "bob")
-    alice.orphan()
+def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(agent, agents, monkeypatch):
+    bob = RegisteredAgent(agents, "bob")
+    agent.orphan()
     bob.orphan()
     listed = Management.list_queues
 
     def list_queues(self, vhost, *arguments):
-        if vhost == alice.vhost:
+        if vhost == agent.vhost:
             raise BrokerAway("GET /api/queues: answered 500")
         return listed(self, vhost, *arguments)
 
@@ -632,15 +570,15 @@ def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(al
         patched.setattr(Management, "list_queues", list_queues)
         report = sweep_orphans()
     assert (report.deleted, report.repaired) == (1, 0)
-    assert f"vhost '{alice.vhost}' could not be listed" in report.errors[0]
-    assert "subscription_orphan" in alice.names
+    assert f"vhost '{agent.vhost}' could not be listed" in report.errors[0]
+    assert "subscription_orphan" in agent.names
     assert bob.names == bob.registered
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize("what", ["changed", "down"])
-def test_nothing_is_deleted_while_a_node_stops_or_is_down(alice, monkeypatch, what, dry_run):
-    alice.orphan()
+def test_nothing_is_deleted_while_a_node_stops_or_is_down(agent, monkeypatch, what, dry_run):
+    agent.orphan()
     answers = [(frozenset({"a", "b"}), frozenset()), (frozenset({"a"}), frozenset({"b"}))]
     seen = itertools.cycle(answers if what == "changed" else answers[1:])
     with monkeypatch.context() as patched:
@@ -648,16 +586,16 @@ def test_nothing_is_deleted_while_a_node_stops_or_is_down(alice, monkeypatch, wh
         report = sweep_orphans(dry_run=dry_run)
     assert (report.found, report.deleted, report.would_delete) == (1, 0, [])
     assert "nothing is deleted" in report.errors[0]
-    assert "subscription_orphan" in alice.names
+    assert "subscription_orphan" in agent.names
     assert sweep_orphans().deleted == 1
 
 
 def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decided_goes_later(
-    alice, management, monkeypatch
+    agent, management, monkeypatch
 ):
     for number in range(3):
-        alice.orphan(f"subscription_{number}")
-    management.delete_queue(alice.vhost, alice.queue.queue_name)
+        agent.orphan(f"subscription_{number}")
+    management.delete_queue(agent.vhost, agent.queue.queue_name)
 
     def away(*_, **__):
         raise BrokerAway("DELETE: can't connect", never_reached=True)
@@ -668,14 +606,14 @@ def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decid
     assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
     make_due()
     assert removals.finish() == 3
-    assert not any(name.startswith("subscription_0") for name in alice.names)
+    assert not any(name.startswith("subscription_0") for name in agent.names)
 
 
-def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(alice, monkeypatch):
+def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(agent, monkeypatch):
     def killed(_):
         raise Killed
 
-    alice.orphan()
+    agent.orphan()
     with monkeypatch.context() as patched:
         patched.setattr(removals, "carry_out", killed)
         with pytest.raises(Killed):
@@ -683,11 +621,11 @@ def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(ali
     assert sweep_orphans().found == 0
     make_due()
     removals.finish()
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
-def test_a_sweep_that_lost_its_lease_deletes_nothing(alice, monkeypatch):
-    alice.orphan()
+def test_a_sweep_that_lost_its_lease_deletes_nothing(agent, monkeypatch):
+    agent.orphan()
     listed = snapshot.present
 
     def list_for_hours(management, vhosts, between):
@@ -698,34 +636,34 @@ def test_a_sweep_that_lost_its_lease_deletes_nothing(alice, monkeypatch):
     monkeypatch.setattr(snapshot, "present", list_for_hours)
     report = sweep_orphans()
     assert (report.given_up, report.deleted) == (True, 0)
-    assert "subscription_orphan" in alice.names
+    assert "subscription_orphan" in agent.names
     assert "ran out" in Sweep.objects.get().errors[0]
 
 
 @pytest.mark.parametrize("do", [sweep_orphans, clean_up_stale])
-def test_one_at_a_time(alice, do):
+def test_one_at_a_time(agent, do):
     Lease.objects.create(
         name="orphans" if do is sweep_orphans else "stale",
         holder=uuid.uuid4(),
         expires_at=timezone.now() + timedelta(seconds=60),
     )
-    alice.orphan()
+    agent.orphan()
     report = do()
     assert (report.another_sweep, report.deleted) == (True, 0)
     assert not Sweep.objects.exists()
-    assert "subscription_orphan" in alice.names
+    assert "subscription_orphan" in agent.names
 
 
-def test_statements_and_requests_do_not_grow_with_queues_and_orphans(alice):
+def test_statements_and_requests_do_not_grow_with_queues_and_orphans(agent):
     sweep_orphans()
     found = []
     for number in (3, 30):
         for one in range(number):
-            alice.orphan(f"subscription_{one}")
+            agent.orphan(f"subscription_{one}")
         SubscriptionQueue.objects.bulk_create(
             SubscriptionQueue(
-                subscription=alice.subscription, offering=alice.agents.offering(), object_type="order",
-                vhost=alice.vhost, queue_name=f"subscription_{number}_{one}", state="ready",
+                subscription=agent.subscription, offering=agent.agents.offering(), object_type="order",
+                vhost=agent.vhost, queue_name=f"subscription_{number}_{one}", state="ready",
             )
             for one in range(number)
         )  # fmt: skip
@@ -737,10 +675,10 @@ def test_statements_and_requests_do_not_grow_with_queues_and_orphans(alice):
     assert found[0][1] == 6, sent
 
 
-def test_many_vhosts_are_listed_in_one_request(alice, agents, monkeypatch):
+def test_many_vhosts_are_listed_in_one_request(agent, agents, monkeypatch):
     monkeypatch.setattr(snapshot, "FEW_VHOSTS", 4)
-    others = [Registered(agents, f"owner-{number}") for number in range(4)]
-    for one in (alice, *others):
+    others = [RegisteredAgent(agents, f"owner-{number}") for number in range(4)]
+    for one in (agent, *others):
         one.orphan()
     with counted_requests() as sent:
         assert sweep_orphans().deleted == 5
@@ -751,13 +689,13 @@ def test_many_vhosts_are_listed_in_one_request(alice, agents, monkeypatch):
 # The clean-up
 
 
-def test_subscriptions_and_consumers_without_a_live_token_go_with_all_they_had_and_identities_stay(alice, agents):
-    bob = Registered(agents, "bob")
-    AuthToken.objects.filter(user=alice.owner).delete()
+def test_subscriptions_and_consumers_without_a_live_token_go_with_all_they_had_and_identities_stay(agent, agents):
+    bob = RegisteredAgent(agents, "bob")
+    AuthToken.objects.filter(user=agent.owner).delete()
     report = clean_up_stale()
     assert (report.subscriptions, report.found, report.deleted, report.owners) == (2, 2, 2, ["alice@example.org"])
-    assert alice.names == {"guardian.dlq"}
-    assert not {alice.subscription.rmq_username, alice.consumer.rmq_username} & agents.users()
+    assert agent.names == {"guardian.dlq"}
+    assert not {agent.subscription.rmq_username, agent.consumer.rmq_username} & agents.users()
     assert AgentIdentity.objects.count() == 2
     assert bob.names == bob.registered
     assert (EventSubscription.objects.get(), Consumer.objects.get()) == (bob.subscription, bob.consumer)
@@ -766,108 +704,108 @@ def test_subscriptions_and_consumers_without_a_live_token_go_with_all_they_had_a
 
 
 @pytest.mark.parametrize("expiry", [None, timedelta(seconds=60)], ids=["never expires", "expires soon"])
-def test_a_live_token_keeps_everything(alice, expiry):
+def test_a_live_token_keeps_everything(agent, expiry):
     AuthToken.objects.update(expiry=timezone.now() + expiry if expiry else None)
     report = clean_up_stale()
     assert (report.found, report.subscriptions, report.tokens) == (0, 0, 0)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
-def test_an_owner_who_is_not_active_has_no_live_token(alice):
-    type(alice.owner).objects.update(is_active=False)
+def test_an_owner_who_is_not_active_has_no_live_token(agent):
+    type(agent.owner).objects.update(is_active=False)
     report = clean_up_stale()
     assert (report.subscriptions, report.deleted, report.tokens) == (2, 2, 1)
-    assert alice.names == {"guardian.dlq"}
+    assert agent.names == {"guardian.dlq"}
     assert not AuthToken.objects.exists()
 
 
-def test_rows_of_expired_tokens_go_and_no_others(alice, agents):
-    spare = agents.token(alice.owner).token
-    AuthToken.objects.filter(pk=alice.presented.token.pk).update(expiry=timezone.now() - timedelta(seconds=1))
+def test_rows_of_expired_tokens_go_and_no_others(agent, agents):
+    spare = agents.token(agent.owner).token
+    AuthToken.objects.filter(pk=agent.presented.token.pk).update(expiry=timezone.now() - timedelta(seconds=1))
     report = clean_up_stale()
     assert (report.tokens, report.subscriptions) == (1, 0)
     assert AuthToken.objects.get() == spare
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
     assert not EventSubscription.objects.get().password_set
 
 
-def test_a_dry_run_of_the_clean_up_says_what_it_would_do_and_changes_nothing(alice):
+def test_a_dry_run_of_the_clean_up_says_what_it_would_do_and_changes_nothing(agent):
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     report = clean_up_stale(dry_run=True)
     assert (report.subscriptions, report.tokens, report.deleted) == (2, 1, 0)
-    assert {one["queue"] for one in report.would_delete} == {alice.queue.queue_name, alice.consumer.queue_name}
+    assert {one["queue"] for one in report.would_delete} == {agent.queue.queue_name, agent.consumer.queue_name}
     assert AuthToken.objects.exists()
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
     assert not Sweep.objects.exists()
 
 
-def test_of_stale_subscriptions_that_somebody_agreed_to_no_other_goes(alice, agents):
+def test_of_stale_subscriptions_that_somebody_agreed_to_no_other_goes(agent, agents):
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     shown = clean_up_stale(dry_run=True).stale
-    assert sorted(shown) == sorted([alice.subscription.uuid.hex, alice.consumer.uuid.hex])
-    bob = Registered(agents, "bob")
+    assert sorted(shown) == sorted([agent.subscription.uuid.hex, agent.consumer.uuid.hex])
+    bob = RegisteredAgent(agents, "bob")
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     look = clean_up_stale(dry_run=True, only=shown)
     assert (look.subscriptions, look.found, sorted(look.stale)) == (2, 2, sorted(shown))
-    report = clean_up_stale(only=[alice.consumer.uuid.hex])
+    report = clean_up_stale(only=[agent.consumer.uuid.hex])
     assert (report.subscriptions, report.found, report.deleted, report.errors) == (1, 1, 1, [])
-    assert {one["queue"] for one in report.left_out} == (alice.registered | bob.registered) - {
+    assert {one["queue"] for one in report.left_out} == (agent.registered | bob.registered) - {
         "guardian.dlq",
-        alice.consumer.queue_name,
+        agent.consumer.queue_name,
     }
     assert (EventSubscription.objects.count(), Consumer.objects.get()) == (2, bob.consumer)
     assert clean_up_stale(only=[]).subscriptions == 0
     assert bob.names == bob.registered
 
 
-def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(alice, settings):
+def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     for _ in range(2):
         report = clean_up_stale()
         assert (report.brake_held, report.found, report.subscriptions) == (True, 2, 0)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
     (message,) = notifications("sweep-brake")
     assert "cleanup_stale_subscriptions --force" in compose(message).body
     assert clean_up_stale(force=True).deleted == 2
-    assert alice.names == {"guardian.dlq"}
+    assert agent.names == {"guardian.dlq"}
 
 
-def test_a_token_made_while_it_looks_saves_its_owner(alice, monkeypatch):
+def test_a_token_made_while_it_looks_saves_its_owner(agent, monkeypatch):
     AuthToken.objects.all().delete()
     look = orphans._hold_the_brake
 
     def look_slowly(*arguments):
         look(*arguments)
-        make_token(alice.owner, "new")
+        make_token(agent.owner, "new")
 
     monkeypatch.setattr(orphans, "_hold_the_brake", look_slowly)
     report = clean_up_stale()
     assert (report.found, report.deleted, report.subscriptions) == (2, 0, 0)
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
-def test_a_token_that_is_just_being_made_saves_its_owner(alice):
+def test_a_token_that_is_just_being_made_saves_its_owner(agent):
     AuthToken.objects.all().delete()
     with transaction.atomic():
-        make_token(alice.owner, "new")
+        make_token(agent.owner, "new")
         cleaning_up = in_background(clean_up_stale)
         wait_until_blocked(cleaning_up)
     assert cleaning_up.result().subscriptions == 0
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
 
 
-def test_a_broker_that_is_away_does_not_stop_the_clean_up_and_the_queues_go_later(alice, settings, broker):
+def test_a_broker_that_is_away_does_not_stop_the_clean_up_and_the_queues_go_later(agent, settings, broker):
     AuthToken.objects.all().delete()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     assert clean_up_stale().subscriptions == 2
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1), claim=None)
     removals.finish()
-    assert alice.names == {"guardian.dlq"}
+    assert agent.names == {"guardian.dlq"}
 
 
-def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(alice, agents, monkeypatch):
+def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(agent, agents, monkeypatch):
     monkeypatch.setattr(removals, "work_off", lambda: 0)  # which holds each user's name, and so takes some for each
     clean_up_stale()
     counts = []
@@ -876,7 +814,7 @@ def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(alice, ag
             owner = agents.owner(f"stale-{number}-{one}")
             subscription = EventSubscription.objects.create(owner=owner)
             SubscriptionQueue.objects.create(
-                subscription=subscription, offering=alice.offering, object_type="order", vhost=owner.uuid.hex,
+                subscription=subscription, offering=agent.offering, object_type="order", vhost=owner.uuid.hex,
                 queue_name=f"subscription_{subscription.uuid.hex}",
             )  # fmt: skip
         with CaptureQueriesContext(connection) as captured:
@@ -888,11 +826,11 @@ def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(alice, ag
 # Around it
 
 
-def test_the_tasks_do_it(alice):
-    alice.orphan()
+def test_the_tasks_do_it(agent):
+    agent.orphan()
     tasks.sweep_orphans()
     tasks.clean_up_stale()
-    assert alice.names == alice.registered
+    assert agent.names == agent.registered
     assert sorted(Sweep.objects.values_list("kind", flat=True)) == ["orphans", "stale"]
 
 
@@ -913,7 +851,7 @@ def test_a_restart_of_beat_puts_no_sweep_off(name, hours, tmp_path):
         second.close()
 
 
-def test_reports_of_sweeps_are_kept_for_90_days(alice):
+def test_reports_of_sweeps_are_kept_for_90_days(agent):
     for days in (91, 89):
         Sweep.objects.create(kind="orphans", at=timezone.now() - timedelta(days=days))
     prune()

@@ -37,8 +37,8 @@ from rabbit.management import Node
 from tests.chromium import sign_in
 from tests.proxy import Proxy
 from tests.test_queue_list import make_queue
+from tests.toolbox import AWAY
 
-AWAY = "http://guest:guest@127.0.0.1:1"
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODE = Node("rabbit@a", True, 100, 1000, False, 1000, 50, False, 10, 1000, 7200.0, ())
 PASS = PassSeen(1, NOW - timedelta(seconds=4), "", 12, 0, 0, [], 0.25)

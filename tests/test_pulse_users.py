@@ -59,9 +59,7 @@ from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user,
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import Killed, in_parallel, queue_names, wait_until
-
-NOBODY = "http://guest:guest@127.0.0.1:1"
+from tests.toolbox import AWAY, Killed, in_parallel, queue_names, wait_until
 
 
 @pytest.fixture
@@ -304,7 +302,7 @@ def test_names_differ_by_case_as_on_the_broker(alice, name, management):
 
 
 def test_with_the_broker_away_nothing_is_made(alice, name, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerError):
         make_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
@@ -511,7 +509,7 @@ def test_another_password_finishes_an_account_that_is_not_ready(alice, name, bro
 
 def test_with_the_broker_away_the_password_stays(alice, name, broker, guarded, settings):
     pulse_user, password = make_pulse_user(name, [alice])
-    url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, NOBODY
+    url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
     with pytest.raises(BrokerAway):
         rotate_password(pulse_user)
     settings.RABBITMQ_MANAGEMENT_URL = url
@@ -821,7 +819,7 @@ def test_what_can_be_adopted_takes_one_request_and_one_query(
         with django_assert_num_queries(1):
             assert name in adoptable()
         assert proxy.requests == 1
-    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerAway):
         adoptable()
     with pytest.raises(BrokerAway):
@@ -1158,7 +1156,7 @@ def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_else
 
 def test_with_the_broker_away_a_removal_changes_nothing(alice, name, settings, removed):
     pulse_user, _ = make_pulse_user(name, [alice])
-    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerAway):
         remove_pulse_user(pulse_user)
     with pytest.raises(BrokerAway):

@@ -11,9 +11,7 @@ from queues.mails import compose
 from queues.models import Notification, Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
 from rabbit.names import readable
-from tests.toolbox import queue_names
-
-AWAY = "http://guest:guest@127.0.0.1:1"
+from tests.toolbox import AWAY, queue_names
 
 
 @pytest.fixture

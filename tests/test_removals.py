@@ -44,9 +44,8 @@ from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
 from tests.proxy import Proxy
-from tests.toolbox import Killed, in_background, in_parallel, wait_until_blocked
+from tests.toolbox import AWAY, Killed, in_background, in_parallel, wait_until_blocked
 
-AWAY = "http://guest:guest@127.0.0.1:1"
 KIND = Removal.Kind
 
 

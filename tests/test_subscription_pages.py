@@ -33,9 +33,8 @@ from tests.agents import agents  # noqa: F401
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import queue_names, wait_until
+from tests.toolbox import AWAY, queue_names, wait_until
 
-AWAY = "http://guest:guest@127.0.0.1:1"
 ODD = "<script>alert(1)</script>\u202e\"'"
 
 

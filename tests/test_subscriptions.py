@@ -61,9 +61,7 @@ from tests.agents import make_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import Killed, in_background, in_parallel
-
-NOBODY = "http://guest:guest@127.0.0.1:1"
+from tests.toolbox import AWAY, Killed, in_background, in_parallel
 
 TRANSACTIONS = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
 
@@ -276,7 +274,7 @@ def test_the_token_presented_last_is_the_password(agents, alice, offering, subsc
 def test_a_token_is_in_no_text_and_in_no_log(offering, subscription, presented, caplog, settings):
     caplog.set_level(logging.DEBUG)
     create_queue(subscription, offering, "order", presented)
-    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerAway) as caught:
         create_queue(subscription, offering, "order", presented)
     assert presented.key not in f"{presented} {presented!r} {caught.value} {caplog.text}"
@@ -365,7 +363,7 @@ def test_a_new_queue_is_taken_back_with_the_broker_away_and_while_its_name_is_ju
     settings, alice, offering, subscription, presented
 ):
     new = partial(create_new, alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, NOBODY
+    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
     with pytest.raises(BrokerAway):
         new()
     assert not SubscriptionQueue.objects.exists()
@@ -432,7 +430,7 @@ def away_after_the_first_queue(monkeypatch, settings):
     def make(self, *args):
         is_new = put(self, *args)
         if SubscriptionQueue.objects.exists():
-            settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+            settings.RABBITMQ_MANAGEMENT_URL = AWAY
         return is_new
 
     monkeypatch.setattr(Management, "make_queue", make)
@@ -585,7 +583,7 @@ def test_who_is_not_vouched_for_gets_nothing_new_and_keeps_what_they_have(
 def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_removed(
     settings, alice, identity, offering, subscription, presented
 ):
-    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
     for call in (
         partial(make_subscription, alice, presented),
         partial(register_subscription, identity, "resource", presented),
@@ -602,7 +600,7 @@ def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_remov
 
 def test_with_the_broker_away_what_was_registered_before_stays(settings, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
-    settings.RABBITMQ_MANAGEMENT_URL = NOBODY
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerAway):
         create_queue(subscription, offering, "order", presented)
     assert SubscriptionQueue.objects.get().state == "ready"
@@ -924,7 +922,7 @@ def test_a_consumer_that_is_removed_while_its_user_is_made_is_registered_anew(
 
 def test_a_queue_whose_removal_nobody_has_begun_is_registered_in_its_place(settings, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
-    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, NOBODY
+    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
     SubscriptionQueue.objects.all().delete()
     assert len(pending()) == 1
     settings.RABBITMQ_MANAGEMENT_URL = working
@@ -1412,7 +1410,7 @@ def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
 def test_a_queue_is_not_made_again_where_the_broker_is_away(offering, subscription, presented, management):
     queue, _ = create_queue(subscription, offering, "order", presented)
     mark_vanished([(queue.vhost, queue.queue_name)])
-    away = Management(NOBODY)
+    away = Management(AWAY)
     with pytest.raises(BrokerAway):
         make_again(SubscriptionQueue.objects.get(), away)
     away.close()

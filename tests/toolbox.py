@@ -14,6 +14,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from queues.models import Notification, QueueEvent
 from rabbit.management import Management
 
+AWAY = "http://guest:guest@127.0.0.1:1"
+"""The URL of a broker where nothing listens."""
+
 POLL_SECONDS = 0.02
 
 
