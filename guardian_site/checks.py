@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_email
 
 from guardian_site import logs
+from message_store.store import STORES
 from queues.thresholds import POLICIES
 
 _IN_PASSWORDS = "In a user or password write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25."
@@ -158,6 +159,7 @@ def _choices() -> Iterable[CheckMessage]:
         ("GUARDIAN_NAMESPACE_POLICY", NAMESPACE_POLICIES),
         ("GUARDIAN_SNAPSHOT", SNAPSHOTS),
         ("LOG_FORMAT", logs.FORMATS),
+        ("MESSAGE_STORE", tuple(STORES)),
     ):
         if _value(name) not in choices:
             yield Error(

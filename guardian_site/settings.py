@@ -419,7 +419,7 @@ CELERY_BEAT_SCHEDULE = {
 BEAT_BY_THE_CLOCK = {"pass": 0, "consumers": min(GUARDIAN_POLL_SECONDS / 2, 30)}
 
 # Queues over HTTP.
-MESSAGE_STORE = "message_store.database.DatabaseStore"
+MESSAGE_STORE = env.str("MESSAGE_STORE", default="database")
 MESSAGE_STORE_MAX_BODY = read("MESSAGE_STORE_MAX_BODY", env.int, 1_048_576)
 ZOOKEEPER_HOSTS = env.str("ZOOKEEPER_HOSTS", default="")
 

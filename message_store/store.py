@@ -249,12 +249,16 @@ class MessageStore(ABC):
         """Return the names of the consumers that have positions, in order."""
 
 
+STORES = {"database": "message_store.database.DatabaseStore"}
+"""The class of each store, by its name in the setting ``MESSAGE_STORE``."""
+
+
 @lru_cache(maxsize=1)
-def _made(path: str) -> MessageStore:
-    made: MessageStore = import_string(path)()
-    return made
+def _create(name: str) -> MessageStore:
+    created: MessageStore = import_string(STORES[name])()
+    return created
 
 
 def store() -> MessageStore:
-    """Return the store in use: that of the class that the setting ``MESSAGE_STORE`` names, one for the process."""
-    return _made(settings.MESSAGE_STORE)
+    """Return the store that the setting ``MESSAGE_STORE`` names, one for the process."""
+    return _create(settings.MESSAGE_STORE)

@@ -49,6 +49,7 @@ def test_good_settings_pass():
         ("GUARDIAN_DELETE_BRAKE", -1, "guardian.E007"),
         ("GUARDIAN_THRESHOLD_POLICY", "guess", "guardian.E008"),
         ("GUARDIAN_NAMESPACE_POLICY", "delete-all", "guardian.E008"),
+        ("MESSAGE_STORE", "memory", "guardian.E008"),
         ("GUARDIAN_IGNORED_QUEUES", "(", "guardian.E009"),
         ("GUARDIAN_VHOSTS", ["*", "/"], "guardian.E010"),
         ("GUARDIAN_POLL_SECONDS", 0, "guardian.E011"),

@@ -27,7 +27,6 @@ from tests.toolbox import in_parallel
 
 IN_DATABASE = pytest.mark.django_db(transaction=True)
 STORES = [
-    pytest.param("message_store.memory.MemoryStore", id="memory"),
     pytest.param("message_store.database.DatabaseStore", marks=IN_DATABASE, id="database"),
 ]
 IN_THE_DATABASE = pytest.mark.parametrize("store", [STORES[-1]], indirect=True)
@@ -618,12 +617,17 @@ def test_positions_are_locked_in_the_order_of_their_partitions(store, queue, oth
         waiting.result(30)
 
 
-def test_the_store_in_use_is_that_of_the_settings_and_one_for_the_process(settings):
-    settings.MESSAGE_STORE = "message_store.memory.MemoryStore"
+class Other(database.DatabaseStore):
+    pass
+
+
+def test_the_store_in_use_is_that_of_the_settings_and_one_for_the_process(settings, monkeypatch):
+    monkeypatch.setitem(stores.STORES, "other", f"{__name__}.Other")
+    settings.MESSAGE_STORE = "other"
     assert stores.store() is stores.store()
-    assert type(stores.store()).__name__ == "MemoryStore"
-    settings.MESSAGE_STORE = "message_store.database.DatabaseStore"
-    assert type(stores.store()).__name__ == "DatabaseStore"
+    assert type(stores.store()) is Other
+    settings.MESSAGE_STORE = "database"
+    assert type(stores.store()) is database.DatabaseStore
     assert stores.store().delay == 0
 
 

@@ -1,4 +1,4 @@
-"""The HTTP API of the message store, by the contract that its clients know, over every store."""
+"""The HTTP API of the message store, by the contract that its clients know."""
 
 import base64
 import json
@@ -26,18 +26,19 @@ from hypothesis import strategies as st
 
 from accounts.models import AuditEntry, AuthToken, Owner
 from message_store import api, applications, forms, ids, principals, queues
+from message_store import store as stores
+from message_store.database import DatabaseStore
 from message_store.ids import LARGEST_REST, Place
-from message_store.memory import MemoryStore
 from message_store.models import Application, ApplicationKey
 from message_store.principals import Caller
-from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, _made, store
+from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store
 from tests.plugin import ROOT
 from tests.served import raw
+from tests.test_message_store import clock  # noqa: F401
 
 FORM = "application/x-www-form-urlencoded"
 JSON = "application/json"
 TEXT = "text/plain"
-MEMORY, DATABASE = "message_store.memory.MemoryStore", "message_store.database.DatabaseStore"
 
 
 class Program:
@@ -85,25 +86,18 @@ class Program:
         return [message["body"] for message in self.ok("GET", path)["messages"]]
 
 
-@pytest.fixture(params=[MEMORY, DATABASE], ids=["memory", "database"])
-def shop(request, db, settings):
-    """Give an application with the queue ``one`` of a partition, and the queue ``three`` of three."""
-    settings.MESSAGE_STORE = request.param
-    _made.cache_clear()
-    program = Program()
-    program.ok("POST", "", "queue_name=one")
-    program.ok("POST", "", "queue_name=three&partitions=3")
-    yield program
-    _made.cache_clear()
+@pytest.fixture
+def program(db):
+    """Give an application without queues."""
+    return Program()
 
 
 @pytest.fixture
-def memory(db, settings):
-    """Give an application whose messages lie in memory: for what no store decides."""
-    settings.MESSAGE_STORE = MEMORY
-    _made.cache_clear()
-    yield Program()
-    _made.cache_clear()
+def shop(program):
+    """Give an application with the queue ``one`` of a partition, and the queue ``three`` of three."""
+    program.ok("POST", "", "queue_name=one")
+    program.ok("POST", "", "queue_name=three&partitions=3")
+    return program
 
 
 # Every call
@@ -225,15 +219,15 @@ def test_without_a_partition_one_is_drawn(shop):
     assert sum(len(shop.bodies(f"/three?partitions={partition}")) for partition in (1, 2, 3)) == 200
 
 
-def test_a_message_is_gone_after_its_ttl_or_after_three_days(memory):
-    memory.ok("POST", "", "queue_name=one")
-    key = memory.post("/one", "goes", x_ttl="300")
-    memory.post("/one", "stays")
+def test_a_message_is_gone_after_its_ttl_or_after_three_days(program, clock):  # noqa: F811
+    program.ok("POST", "", "queue_name=one")
+    key = program.post("/one", "goes", x_ttl="300")
+    program.post("/one", "stays")
     for seconds, expected in ((299, ["goes", "stays"]), (301, ["stays"]), (3 * 24 * 3600 + 1, [])):
-        with time_machine.travel(time.time() + seconds):
-            assert memory.bodies("/one") == expected
-            assert [one["body"] for one in memory.ok("GET", f"/one/{key}")["messages"]] == expected[:-1]
-            assert memory.ok("GET", "?include_count=true")["queues"][0]["count"] == len(expected)
+        clock(seconds)
+        assert program.bodies("/one") == expected
+        assert [one["body"] for one in program.ok("GET", f"/one/{key}")["messages"]] == expected[:-1]
+        assert program.ok("GET", "?include_count=true")["queues"][0]["count"] == len(expected)
 
 
 def test_the_limit_counts_for_each_partition_and_they_are_in_the_order_asked(shop):
@@ -410,11 +404,11 @@ def test_what_is_wrong_is_told_by_field_and_nothing_of_it_is_done(shop):
              b'{"messages": [{"body": "\\ud800"}]}'],
     ids=["broken", "empty", "number", "null", "deep", "not-utf-8", "nan", "surrogate"],
 )  # fmt: skip
-def test_json_that_is_none_or_no_batch_is_400(memory, body):
-    memory.ok("POST", "", "queue_name=one")
-    status, told = memory.ask("POST", "/one", body, JSON)
+def test_json_that_is_none_or_no_batch_is_400(program, body):
+    program.ok("POST", "", "queue_name=one")
+    status, told = program.ask("POST", "/one", body, JSON)
     assert (status, list(told["error_msg"])) == (400, ["body"])
-    assert memory.bodies("/one") == []
+    assert program.bodies("/one") == []
 
 
 def test_the_bounds_themselves_are_allowed(shop, settings):
@@ -454,18 +448,18 @@ def test_an_id_of_another_queue_is_an_id_that_is_not_there(shop):
 @given(body=st.binary(min_size=1, max_size=50) | st.text(min_size=1, max_size=20).map(str.encode))
 @example("\N{BYTE ORDER MARK}ünï\0code\u2028".encode())
 @example(b"\xff\x00")
-def test_any_bytes_come_back_as_they_went_in(memory, body):
-    memory.ok("POST", "", "queue_name=one")
-    key = memory.ok("POST", "/one", body, "image/x")["messages"][0]["key"]
-    told = memory.ok("GET", f"/one/{key}")["messages"][0]
+def test_any_bytes_come_back_as_they_went_in(program, body):
+    program.ok("POST", "", "queue_name=one")
+    key = program.ok("POST", "/one", body, "image/x")["messages"][0]["key"]
+    told = program.ok("GET", f"/one/{key}")["messages"][0]
     try:
         assert (told["body"], "encoding" in told) == (body.decode(), False)
     except UnicodeDecodeError:
         assert (base64.b64decode(told["body"]), told["encoding"]) == (body, "base64")
     # As it came back it can be posted again.
     batch = {"messages": [{name: told[name] for name in ("body", "encoding", "content_type") if name in told}]}
-    again = memory.ok("POST", "/one", batch)["messages"][0]["key"]
-    other = memory.ok("GET", f"/one/{again}")["messages"][0]
+    again = program.ok("POST", "/one", batch)["messages"][0]["key"]
+    other = program.ok("GET", f"/one/{again}")["messages"][0]
     assert [other.get(name) for name in ("body", "encoding", "content_type")] == [
         told.get(name) for name in ("body", "encoding", "content_type")
     ]
@@ -484,15 +478,15 @@ def test_a_time_is_where_reading_begins_to_the_tick(ticks, more, negative, desce
     assert place.rest == (LARGEST_REST if descending else 0)
 
 
-def test_what_the_store_is_not_to_show_yet_is_not_shown(memory, monkeypatch):
+def test_what_the_store_is_not_to_show_yet_is_not_shown(program, monkeypatch):
     monkeypatch.setattr(store(), "delay", 60.0)
-    memory.ok("POST", "", "queue_name=one")
-    key = memory.post("/one", "young")
-    old = memory.put("/one", TICKS_OF_2020 - 10**15, "old")
-    assert memory.bodies("/one") == ["old"]
-    assert memory.bodies("/one?order=descending") == ["old"]
-    assert memory.bodies(f"/one?since={key}") == []
-    assert [one["message_id"] for one in memory.ok("GET", f"/one/{key},{old}")["messages"]] == [old]
+    program.ok("POST", "", "queue_name=one")
+    key = program.post("/one", "young")
+    old = program.put("/one", TICKS_OF_2020 - 10**15, "old")
+    assert program.bodies("/one") == ["old"]
+    assert program.bodies("/one?order=descending") == ["old"]
+    assert program.bodies(f"/one?since={key}") == []
+    assert [one["message_id"] for one in program.ok("GET", f"/one/{key},{old}")["messages"]] == [old]
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending"])
@@ -562,13 +556,13 @@ def token(name):
 
 
 @pytest.mark.parametrize(("type_", "named", "allowed"), WHO)
-def test_each_may_do_what_the_table_says(memory, type_, named, allowed):
+def test_each_may_do_what_the_table_says(program, type_, named, allowed):
     callers = {
-        "shop": memory.authorization, "other": Program("other").authorization, "ann": token("ann"), "bob": token("bob"),
-        "nobody": "",
+        "shop": program.authorization, "other": Program("other").authorization,
+        "ann": token("ann"), "bob": token("bob"), "nobody": "",
     }  # fmt: skip
     remake = f"queue_name=q&type={type_}&principles={named}"
-    memory.ok("POST", "", remake)
+    program.ok("POST", "", remake)
     for who, authorization in callers.items():
         caller = Program("shop", authorization)
         may = allowed.get(who, set())
@@ -579,7 +573,7 @@ def test_each_may_do_what_the_table_says(memory, type_, named, allowed):
             else:
                 assert (status, told["error_msg"]) == (403, {"AccessDenied": "Access was denied"}), (who, deed)
             if deed in ("change", "remove"):
-                memory.ok("POST", "", remake)
+                program.ok("POST", "", remake)
 
 
 def test_who_is_unknown_gets_401_and_what_is_not_there_404(shop):
@@ -616,7 +610,7 @@ def test_principals_are_named_once_and_an_address_in_its_normal_form():
 # Applications and keys
 
 
-def test_create_application_prints_a_key_and_nothing_else_and_another_one_the_next_time(memory):
+def test_create_application_prints_a_key_and_nothing_else_and_another_one_the_next_time(program):
     def run(name):
         output = StringIO()
         call_command("create_application", name, stdout=output)
@@ -639,25 +633,25 @@ def test_create_application_prints_a_key_and_nothing_else_and_another_one_the_ne
             call_command("create_application", name)
 
 
-def test_an_application_has_only_so_many_keys_and_goes_without_queues_alone(memory):
+def test_an_application_has_only_so_many_keys_and_goes_without_queues_alone(program):
     application = Application.objects.get(name="shop")
     for _ in range(applications.MOST_KEYS - 1):
         applications.make_key(application)
     with pytest.raises(ValidationError, match="has 20 keys"):
         applications.make_key(application)
-    memory.ok("POST", "", "queue_name=one")
+    program.ok("POST", "", "queue_name=one")
     with pytest.raises(ValidationError, match="has queues"):
         applications.remove_application(application)
-    memory.ok("DELETE", "/one")
+    program.ok("DELETE", "/one")
     applications.remove_application(application)
-    assert memory.ask("GET")[0] == 401
+    assert program.ask("GET")[0] == 401
     assert not ApplicationKey.objects.exists()
 
 
 # What goes wrong
 
 
-class Away(MemoryStore):
+class Away(DatabaseStore):
     """A store that can't be reached, whatever is asked of it."""
 
     def __getattribute__(self, name):
@@ -666,10 +660,11 @@ class Away(MemoryStore):
         return super().__getattribute__(name)
 
 
-def test_a_store_that_is_away_is_503(memory, settings):
-    settings.MESSAGE_STORE = f"{__name__}.Away"
+def test_a_store_that_is_away_is_503(program, settings, monkeypatch):
+    monkeypatch.setitem(stores.STORES, "away", f"{__name__}.Away")
+    settings.MESSAGE_STORE = "away"
     for method, path, body in DEEDS.values():
-        status, told = memory.ask(method, path, body)
+        status, told = program.ask(method, path, body)
         assert (status, list(told["error_msg"])) == (503, ["storage"]), (method, path)
 
 
@@ -703,37 +698,37 @@ def test_the_database_away_is_503_and_nothing_is_half_stored(settings):
     assert sorted(shop.bodies("/one")) == ["x", "y"]
 
 
-def test_what_nobody_thought_of_is_told_in_the_same_form(memory, monkeypatch):
+def test_what_nobody_thought_of_is_told_in_the_same_form(program, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("unthought of")
 
     monkeypatch.setattr(queues, "make", fail)
-    memory.client.raise_request_exception = False
-    status, told = memory.ask("POST")
+    program.client.raise_request_exception = False
+    status, told = program.ask("POST")
     assert (status, list(told["error_msg"])) == (500, ["server"])
-    answer = memory.client.get("/v1/shop", headers={"Host": "evil.example.org"})
+    answer = program.client.get("/v1/shop", headers={"Host": "evil.example.org"})
     assert (answer.status_code, list(answer.json()["error_msg"])) == (400, ["request"])
 
 
-def test_a_queue_that_others_make_and_remove_meanwhile_is_made_in_the_end(memory, monkeypatch):
-    memory.ok("POST", "", "queue_name=one")
-    update = MemoryStore.update
+def test_a_queue_that_others_make_and_remove_meanwhile_is_made_in_the_end(program, monkeypatch):
+    program.ok("POST", "", "queue_name=one")
+    update = DatabaseStore.update
 
     def removed_first(self, application, name, **given):
         self.remove(application, name)
         return update(self, application, name, **given)
 
-    monkeypatch.setattr(MemoryStore, "update", removed_first)
-    assert memory.ok("POST", "", "queue_name=one&partitions=2")["partitions"] == 2
-    monkeypatch.setattr(MemoryStore, "register", lambda *_, **__: (_ for _ in ()).throw(queues.QueueExists()))
-    monkeypatch.setattr(MemoryStore, "update", lambda *_, **__: (_ for _ in ()).throw(NoQueue()))
-    assert memory.ask("POST", "", "queue_name=one")[0] == 503
+    monkeypatch.setattr(DatabaseStore, "update", removed_first)
+    assert program.ok("POST", "", "queue_name=one&partitions=2")["partitions"] == 2
+    monkeypatch.setattr(DatabaseStore, "register", lambda *_, **__: (_ for _ in ()).throw(queues.QueueExists()))
+    monkeypatch.setattr(DatabaseStore, "update", lambda *_, **__: (_ for _ in ()).throw(NoQueue()))
+    assert program.ask("POST", "", "queue_name=one")[0] == 503
 
 
-def test_a_form_may_come_as_multipart(memory):
-    answer = memory.client.post("/v1/shop", {"queue_name": "ünï", "partitions": 2})
+def test_a_form_may_come_as_multipart(program):
+    answer = program.client.post("/v1/shop", {"queue_name": "ünï", "partitions": 2})
     assert (answer.status_code, answer.json()["queue_name"], answer.json()["partitions"]) == (201, "ünï", 2)
-    status, told = memory.ask("POST", "", "--x\r\n", "multipart/form-data")
+    status, told = program.ask("POST", "", "--x\r\n", "multipart/form-data")
     assert (status, list(told["error_msg"])) == (400, ["body"])
 
 
@@ -799,11 +794,11 @@ def test_a_body_that_lies_about_its_length_never_ends_or_has_none_holds_nobody_u
     assert shop.bodies("/one") == ["hello"]
 
 
-def test_in_pieces_a_body_is_taken_only_where_the_server_knows_its_end(memory):
-    memory.ok("POST", "", "queue_name=one")
-    answer = memory.client.generic("POST", "/v1/shop/one", "half", TEXT, HTTP_TRANSFER_ENCODING="chunked")
+def test_in_pieces_a_body_is_taken_only_where_the_server_knows_its_end(program):
+    program.ok("POST", "", "queue_name=one")
+    answer = program.client.generic("POST", "/v1/shop/one", "half", TEXT, HTTP_TRANSFER_ENCODING="chunked")
     assert answer.status_code == 411
-    assert memory.bodies("/one") == []
+    assert program.bodies("/one") == []
 
 
 # The document

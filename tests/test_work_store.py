@@ -25,14 +25,14 @@ from kazoo.exceptions import ConnectionLoss
 from local.processes import StartError
 from local.zookeeper import PrivateZooKeeper
 from message_store import ids, leases, queues, sharing, worker, zookeeper
+from message_store.database import DatabaseStore
 from message_store.leases import DatabaseLeases
 from message_store.management.commands.work_store import Command
-from message_store.memory import MemoryStore
 from message_store.models import Application, PartitionLease
 from message_store.models import Worker as WorkerRow
 from message_store.queues import Entry, Posted
 from message_store.sharing import CoordinationAway, LeasesLost, Partition, Plan, plan
-from message_store.store import StoreUnavailable, _made, store
+from message_store.store import STORES, StoreUnavailable, store
 from message_store.worker import Worker, keep_failure
 from message_store.zookeeper import ZooKeeperLeases
 from tests.proxy import Proxy
@@ -313,16 +313,8 @@ def test_a_machine_without_zookeeper_is_told_what_to_install(monkeypatch, tmp_pa
 # What a worker does with messages
 
 
-@pytest.fixture(params=["message_store.database.DatabaseStore", "message_store.memory.MemoryStore"])
-def any_store(request, transactional_db, settings):
-    settings.MESSAGE_STORE = request.param
-    settings.ZOOKEEPER_HOSTS = ""
-    _made.cache_clear()  # one in memory is empty then
-
-
 @pytest.fixture
 def database_store(transactional_db, settings):
-    settings.MESSAGE_STORE = "message_store.database.DatabaseStore"
     settings.ZOOKEEPER_HOSTS = ""
 
 
@@ -378,7 +370,7 @@ def working(*workers):
         raise raised[0]
 
 
-def test_messages_are_handled_in_order_and_how_far_is_recorded_at_the_end_for_whoever_comes_next(any_store):
+def test_messages_are_handled_in_order_and_how_far_is_recorded_at_the_end_for_whoever_comes_next(database_store):
     queue = queues.make("shop", "orders", partitions=2)
     last = [put(queue, *range(250), partition=number)[-1] for number in (1, 2)]
     job = Done()
@@ -437,7 +429,7 @@ def test_a_failure_is_logged_and_the_next_message_follows(database_store, caplog
     assert record.exc_info
 
 
-def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_worked_on(any_store, monkeypatch):
+def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_worked_on(database_store, monkeypatch):
     orders = queues.make("shop", "orders")
     queues.post(orders, Entry(b"\xff\x00", content_type="image/png"))
     put(orders, "bad")
@@ -533,7 +525,7 @@ def test_who_loses_what_it_held_again_and_again_tries_less_and_less_often(databa
     assert 5 <= waits[8] <= 10
 
 
-def test_of_many_queues_a_look_reads_the_positions_of_some_in_turn(any_store, monkeypatch):
+def test_of_many_queues_a_look_reads_the_positions_of_some_in_turn(database_store, monkeypatch):
     monkeypatch.setattr(worker, "POSITIONS_AT_ONCE", 3)
     for number in range(7):
         queues.make("shop", f"q{number}", partitions=2)
@@ -597,7 +589,7 @@ def test_what_is_held_is_handed_over_at_once_and_new_workers_queues_and_partitio
     ],
     ids=["back", "where it is", "removed"],
 )
-def test_a_worker_goes_on_from_where_its_position_was_set_meanwhile(any_store, monkeypatch, where, then):
+def test_a_worker_goes_on_from_where_its_position_was_set_meanwhile(database_store, monkeypatch, where, then):
     monkeypatch.setattr(worker, "RECORD_SECONDS", 0.05)
     queue = queues.make("shop", "orders")
     given = put(queue, *range(10))
@@ -614,7 +606,7 @@ def test_a_worker_goes_on_from_where_its_position_was_set_meanwhile(any_store, m
     assert job.bodies()[10:] == [*then, "new"]
 
 
-def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_what_was_read_already(any_store):
+def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_what_was_read_already(database_store):
     queue = queues.make("shop", "orders")
     given = put(queue, *range(50))
     seen = []
@@ -631,7 +623,7 @@ def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_wh
     assert seen == [str(number) for number in [*range(4), *range(41, 50)]]
 
 
-def test_a_position_is_moved_only_from_where_it_was_known(any_store):
+def test_a_position_is_moved_only_from_where_it_was_known(database_store):
     queue = queues.make("shop", "orders", partitions=3)
     a, b, c = put(queue, 1, 2, 3)
     used = store()
@@ -642,7 +634,7 @@ def test_a_position_is_moved_only_from_where_it_was_known(any_store):
     assert used.advance_positions(queue, "mailer", {}) == set()
 
 
-class Fragile(MemoryStore):
+class Fragile(DatabaseStore):
     """A store that is away when told so, and one whose messages aren't to be shown at once."""
 
     away = False
@@ -655,7 +647,8 @@ class Fragile(MemoryStore):
 
 
 def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_db, settings, caplog, monkeypatch):
-    settings.MESSAGE_STORE = "tests.test_work_store.Fragile"
+    monkeypatch.setitem(STORES, "fragile", f"{__name__}.Fragile")
+    settings.MESSAGE_STORE = "fragile"
     settings.ZOOKEEPER_HOSTS = ""
     monkeypatch.setattr(worker, "LONGEST_WAIT", 0.1)
     queue = queues.make("shop", "orders")
@@ -679,7 +672,7 @@ def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_d
     ]
 
 
-def test_with_nothing_to_do_it_waits_twice_as_long_each_time_up_to_a_bound(any_store):
+def test_with_nothing_to_do_it_waits_twice_as_long_each_time_up_to_a_bound(database_store):
     queue = queues.make("shop", "orders")
     one = at_work(Done())
     held = worker._Held(queue, 1, None, None)
