@@ -1,6 +1,7 @@
 """System checks: what can be wrong with the settings, told before it goes wrong at three in the morning."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,12 +31,16 @@ SEARCH_SECONDS = 3
 NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
 SNAPSHOTS = ("management", "prometheus")
 
+REMOVED_SETTINGS: dict[str, str] = {}
+"""Settings that no longer exist, by name, and a sentence that says what replaces each."""
+
 
 @register()
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     """Return everything that is wrong with Guardian's settings."""
     return [
         *_unreadable(),
+        *_removed(),
         *_secrets(),
         *_addresses(),
         *_task_queue(),
@@ -54,6 +59,12 @@ def _unreadable() -> Iterable[CheckMessage]:
         yield Error(
             f"{name} can't be read: {why.rstrip('.')}.", hint="See .env.example for what it says.", id="guardian.E015"
         )
+
+
+def _removed() -> Iterable[CheckMessage]:
+    for name, replacement in REMOVED_SETTINGS.items():
+        if name in os.environ:  # settings.py has added what .env says
+            yield Error(f"{name} was removed.", hint=f"Delete it. {replacement}", id="guardian.E021")
 
 
 def _secrets() -> Iterable[CheckMessage]:

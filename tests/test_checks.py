@@ -1,10 +1,12 @@
 """What can be wrong with the settings is told, with the reason, before anything runs."""
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import environ
 import pytest
 
 from guardian_site import checks
@@ -154,6 +156,29 @@ def test_where_everybody_may_come_by_the_metrics_need_a_token(settings, address,
     assert ids() == ids_
 
 
+@pytest.fixture
+def removed(monkeypatch):
+    """Give the name of a removed setting, which is not set after the test."""
+    monkeypatch.setitem(checks.REMOVED_SETTINGS, "GUARDIAN_OLD", "Set GUARDIAN_NEW instead.")
+    monkeypatch.setenv("GUARDIAN_OLD", "")
+    del os.environ["GUARDIAN_OLD"]
+    return "GUARDIAN_OLD"
+
+
+def test_a_removed_setting_is_refused_and_its_replacement_is_named(removed):
+    assert ids() == []
+    os.environ[removed] = ""
+    [message] = check_settings(None)
+    assert message.id == "guardian.E021"
+    assert (message.msg, message.hint) == ("GUARDIAN_OLD was removed.", "Delete it. Set GUARDIAN_NEW instead.")
+
+
+def test_a_removed_setting_in_the_env_file_is_refused(removed, tmp_path):
+    (tmp_path / ".env").write_text(f"{removed}=true\n")
+    environ.Env.read_env(tmp_path / ".env")
+    assert ids() == ["guardian.E021"]
+
+
 def test_settings_of_self_service_pass(settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org", "mail.example.org", "localhost"]
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 2001
@@ -183,8 +208,6 @@ def test_no_password_stands_in_what_is_told(settings):
     ],
 )
 def test_manage_check_fails_and_says_why(name, value, said, tmp_path):
-    import os
-
     environment = {
         **os.environ,
         "RABBIT_URL": "amqp://guest:guest@rabbit:5672",
