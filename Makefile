@@ -15,7 +15,7 @@ WORKERS_OF_TESTS = 4
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run restarts soak test lint audit bench figures docs pictures lock clean \
+.PHONY: help setup demo run restarts soak test lint audit bench docs pictures lock clean \
 	rabbitmq-server postgresql redis-server zookeeper chromium site-agents production-packages
 
 help:
@@ -30,8 +30,7 @@ help:
 	@echo "make lint    ruff, mypy, and whether a migration is missing"
 	@echo "make audit   look for known holes in the packages that are installed"
 	@echo "make bench   measure (make bench ONLY=name: one of them)"
-	@echo "make figures  put what make bench measured last into the pages of docs/"
-	@echo "make docs    write the pages of docs/ that come from the code anew"
+	@echo "make docs    write docs/settings.md from .env.example and the settings"
 	@echo "make pictures  take the pictures of docs/ anew, of the running application"
 	@echo "make lock    compile the requirements*.lock, and the agents' in tests/site_agents, anew"
 	@echo "make clean   remove the virtual environments and the caches; data (var/) and .env stay"
@@ -70,10 +69,6 @@ audit: var/audit/installed
 
 bench: setup rabbitmq-server postgresql redis-server
 	$(PYTHON) -m benchmarks $(ONLY)
-
-figures: .venv/installed
-	@$(PYTHON) -m local.speed
-	@$(PYTHON) -m local.pages
 
 docs: .venv/installed
 	@$(PYTHON) -m local.pages

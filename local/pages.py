@@ -1,8 +1,6 @@
-"""``make docs``: the pages of the documents that are written from the code.
+"""``make docs``: write ``docs/settings.md`` from ``.env.example`` and ``guardian_site/settings.py``.
 
-``docs/settings.md`` has every setting, from ``.env.example`` and ``guardian_site/settings.py``; ``docs/house.md`` every
-file of the house, by what it says of itself; ``docs/speed.md``, its chart and ``docs/a-million-queues.md`` what was
-measured last (``speed.py``). A test fails where they are stale.
+A test fails if the page is stale.
 """
 
 import ast
@@ -11,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from local import speed
-
 PROJECT = Path(__file__).resolve().parent.parent
-DOCS = PROJECT / "docs"
+PAGE = PROJECT / "docs" / "settings.md"
 
 KINDS = {
     "bool": "true or false",
@@ -28,25 +24,6 @@ KINDS = {
     "level": "text",
 }
 """What a setting's reader takes, in words."""
-
-ROOMS = {
-    "guardian_site": "Wiring: settings, addresses, health, figures, logs. No rule of its own.",
-    "queues": "What is guarded, what people do to it, how they are told, and what agents registered.",
-    "accounts": "Owners, signing in, vouching, tokens, RabbitMQ accounts, and the audit trail.",
-    "rabbit": "The only code that speaks to RabbitMQ. No Django in it.",
-    "consumers": "The consumer toolkit: a plain Python package that needs no Django, and nothing of the others.",
-    "message_store": "Queues over HTTP, and the workers on top of them. It has nothing to do with RabbitMQ.",
-    "local": "What runs on one machine: private brokers and databases, `make run`, `make demo`, these pages.",
-    "deploy": "How it runs in production, and is watched.",
-}
-
-AS_DJANGO_HAS_IT = {
-    "apps.py": "What is run when Django starts.",
-    "views.py": "The pages. Thin: they call the others.",
-    "subscription_views.py": "The pages of agents and their subscriptions. Thin.",
-    "settings_views.py": "The page where owners say how they are told. Thin.",
-}
-"""What files are whose name says it, so that they say nothing of themselves."""
 
 
 class Setting(NamedTuple):
@@ -141,56 +118,10 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def house_page() -> str:
-    """Return ``docs/house.md``."""
-    lines = [
-        "# The house, file by file",
-        "",
-        "`make docs` writes this page from what the files say of themselves. [For those who change the code](code.md)",
-        "says where which rule is.",
-    ]
-    for room, what in ROOMS.items():
-        lines += ["", f"## {room}/", "", what, "", "| file | |", "| --- | --- |"]
-        for path in files(room):
-            lines.append(f"| `{path.relative_to(PROJECT / room)}` | {_of_itself(path)} |")
-    return "\n".join(lines) + "\n"
-
-
-def files(room: str) -> list[Path]:
-    """Return the files of Python in a room, but for migrations and what only makes it a package."""
-    found = sorted((PROJECT / room).rglob("*.py"))
-    return [path for path in found if "migrations" not in path.parts and path.name != "__init__.py"]
-
-
-def _of_itself(path: Path) -> str:
-    """Return what a file says of itself, in a sentence or two."""
-    if path.name in AS_DJANGO_HAS_IT:
-        return AS_DJANGO_HAS_IT[path.name]
-    tree = ast.parse(path.read_text())
-    said = ast.get_docstring(tree)
-    if "commands" in path.parts:
-        command = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Command")
-        said = f"`manage.py {path.stem}`: {ast.get_docstring(command)}"
-    if said is None:  # it has one thing, which says it
-        things = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        said = next(text for node in things if (text := ast.get_docstring(node)))
-    return " ".join(said.partition("\n\n")[0].split()).replace("``", "`").replace("|", "\\|")
-
-
-PAGES = {
-    "settings.md": settings_page,
-    "house.md": house_page,
-    "speed.md": speed.speed_page,
-    "speed.svg": speed.chart,
-    "a-million-queues.md": speed.million_page,
-}
-
-
 def main() -> None:
-    """Write the pages."""
-    for name, write in PAGES.items():
-        (DOCS / name).write_text(write())
-        print(f"docs/{name}")
+    """Write the page."""
+    PAGE.write_text(settings_page())
+    print(PAGE.relative_to(PROJECT))
 
 
 if __name__ == "__main__":

@@ -76,8 +76,7 @@ NOT_RUN = {
 
 MAKE_NOT_RUN = {
     "bench": "it takes many minutes; what it measures with is what the tests use",
-    "figures": "it takes what make bench wrote; test_a_page_that_comes_from_the_code_is_fresh makes the same pages",
-    "docs": "test_a_page_that_comes_from_the_code_is_fresh makes the same pages",
+    "docs": "test_the_page_of_settings_is_fresh writes the same page",
     "help": "it prints a list",
     "pictures": "it takes a minute or more, and writes what is committed",
     "restarts": "test_restarts.py runs the same program, shorter",
@@ -161,7 +160,7 @@ def test_every_picture_is_shown_is_one_that_the_script_takes_and_is_small():
     assert {path.name for path in PICTURES} == shown
     for path in PICTURES:
         assert path.read_bytes().startswith(b"\x89PNG")
-        assert path.stat().st_size <= pictures.MOST_BYTES
+        assert path.stat().st_size <= pictures.MAX_BYTES
         assert f'"{path.stem}"' in script or f'"{path.name}"' in script
 
 
@@ -183,9 +182,8 @@ def test_every_setting_of_the_code_is_in_the_example_with_its_meaning_and_defaul
     assert all(pages.documented())
 
 
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_a_page_that_comes_from_the_code_is_fresh(name):
-    assert (DOCS / name).read_text() == pages.PAGES[name](), f"run make docs: docs/{name} is stale"
+def test_the_page_of_settings_is_fresh():
+    assert pages.PAGE.read_text() == pages.settings_page(), "run make docs: docs/settings.md is stale"
 
 
 def test_every_file_and_function_of_the_map_is_there():
