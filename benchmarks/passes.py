@@ -15,7 +15,7 @@ from benchmarks.load import VHOST_HOLDS, publish_one_each, queue_name, user_name
 from queues.models import Queue, QueueSample
 from queues.monitor import Report, run_pass
 from rabbit import connections, snapshot
-from rabbit.http import Answer, Connections
+from rabbit.http import Answer, PooledClient
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
 
@@ -145,11 +145,11 @@ def timed(do: Callable[[], T]) -> tuple[float, T]:
 def counted_requests() -> Iterator[list[str]]:
     """Give a list that every request to the management API meanwhile is added to, as method and path."""
     sent: list[str] = []
-    send = Connections.send
+    send = PooledClient.send
 
-    def noted(connections: Connections, method: str, target: str, *arguments: Any, **options: Any) -> Answer:
+    def noted(client: PooledClient, method: str, target: str, *arguments: Any, **options: Any) -> Answer:
         sent.append(f"{method} {target.partition('?')[0]}")
-        return send(connections, method, target, *arguments, **options)
+        return send(client, method, target, *arguments, **options)
 
-    with mock.patch.object(Connections, "send", noted):
+    with mock.patch.object(PooledClient, "send", noted):
         yield sent

@@ -444,6 +444,7 @@ LOGGING = {
         # guardian.requests has a line for each request already.
         "django.request": {"level": "ERROR"},
         "django.server": {"handlers": [], "level": "CRITICAL"},
+        "httpcore": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
         "pika": {"level": "CRITICAL"},  # what goes wrong is told by the code that called it, once
         "kombu.connection": {"level": "ERROR"},  # a file system has no host name, and that is all right

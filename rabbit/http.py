@@ -1,316 +1,216 @@
-"""HTTP/1.1 over kept connections: httptools, which is the parser of Node.js, reads the answers.
+"""HTTP requests to RabbitMQ over the pooled connections of httpx.
 
-The management API is asked for little, often: a registration of an agent is one small PUT. httpx takes half a
-millisecond longer for that, which was a tenth of the whole registration, and http.client more than twice what the
-system calls take. It is strict: an answer that could be read in two ways is none.
+httpx has no limit for a whole answer and no retry of a request that was sent. Both are added here.
 """
 
-import re
-import select
-import socket
 import ssl
-import sys
-import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
 
-from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+import httpcore
+import httpx
 
-MOST_CONNECTIONS = 100
-MOST_KEPT = 20
+MAX_CONNECTIONS = 100
+MAX_IDLE_CONNECTIONS = 20
 
-KEPT_SECONDS = 30.0
-"""So long is an idle connection kept: shorter than the broker's own minute, so that it is rarely the broker who hangs
-up."""
+IDLE_SECONDS = 30.0
+"""RabbitMQ closes a connection that is idle for a minute. Closing it earlier avoids most retries."""
 
-PART_BYTES = 64 * 1024
-
-MOST_BESIDE_BODY = 64 * 1024
-"""After more bytes than that without any of the body, an answer is given up on: its head or its end has none."""
-
-PORTS = {"http": 80, "https": 443}
-
-_TARGET = re.compile("[!-~]+")
+CONNECTION_DIED = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 
 
-class Unreachable(Exception):
-    """No connection came about, so nothing was sent."""
+class NoAnswer(Exception):
+    """There is no complete answer.
 
+    ``timed_out``: a timeout passed. ``never_reached``: nothing was sent, so nothing was done.
+    """
 
-class AllBusy(Exception):
-    """As many connections as there may be are in use, and none became free in time. Nothing was sent."""
+    def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
+        self.never_reached = never_reached
 
 
 class TooLarge(Exception):
-    """The body has more bytes than may be read."""
-
-
-class TooSlow(Exception):
-    """The answer was not complete in time."""
+    """The body has more bytes than the limit."""
 
 
 class Answer(NamedTuple):
-    """What was answered. The names of headers are in lower case; of several of one name it is the first."""
+    """An answer, whatever its status. ``sent_twice``: the request was retried, so it may have been executed twice."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    sent_twice: bool = False
 
 
-class Connections:
-    """Connections to one server, for many threads.
+class PooledClient:
+    """An HTTP client of one server, for many threads.
 
-    ``base`` is ``http://host:port`` or ``https://…``. ``connect_timeout`` and ``read_timeout`` are seconds, the second
-    for each read; a whole answer may take ``answer_seconds``, and its body have ``most_bytes``. No proxy that the
-    environment names is used: it is for the world outside, and would be handed every password.
+    ``base`` is ``http://host:port`` or ``https://…``; ``credentials`` are a user and a password. All timeouts are
+    seconds: ``read_timeout`` limits each read, ``answer_timeout`` a whole answer. ``max_bytes`` limits its body.
+    Proxies named in the environment are not used: they would see every password.
 
     Raises:
-        ValueError: the host's name can't be one.
+        ValueError: the host's name is invalid.
     """
 
     def __init__(
-        self, base: str, *, connect_timeout: float, read_timeout: float, answer_seconds: float, most_bytes: int
+        self,
+        base: str,
+        credentials: tuple[str, str] | None,
+        *,
+        connect_timeout: float,
+        read_timeout: float,
+        answer_timeout: float,
+        max_bytes: int,
     ) -> None:
-        parts = urlsplit(base)
-        self._host = parts.hostname or ""
-        self._port = PORTS[parts.scheme] if parts.port is None else parts.port
-        self._host_header = _host_header(parts)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._connect_timeout = connect_timeout
-        self._read_timeout = read_timeout
-        self._answer_seconds = answer_seconds
-        self._most_bytes = most_bytes
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._idle: list[tuple[socket.socket, float]] = []
+        try:
+            self._url = httpx.URL(base)
+        except httpx.InvalidURL as error:
+            raise ValueError(str(error)) from error
+        self._url.host.encode("idna")  # else only a request would raise
+        self._base = base
+        self._credentials = credentials
+        self._timeout = httpx.Timeout(read_timeout, connect=connect_timeout)
+        self._answer_timeout = answer_timeout
+        self._max_bytes = max_bytes
+        self._tls = ssl.create_default_context() if self._url.scheme == "https" else None
+        self._pooled = self._new_client()
 
     def send(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes | None = None,
-        *,
-        fresh: bool = False,
+        self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Send a request, any but a HEAD, and return the answer. ``fresh``: over a connection of its own.
+        """Send an idempotent request and return its answer. Retry once, on a fresh connection, if its connection dies.
+
+        ``target`` is the path and the query, percent-encoded; it is sent as it is.
 
         Raises:
-            Unreachable, AllBusy: nothing was sent.
-            TimeoutError: there was no answer in time.
-            TooSlow, TooLarge: there was, and it took too long or its body has too many bytes.
-            OSError: the connection was cut, or there is no HTTP. A TimeoutError is one too: catch it before.
-            ValueError: it can't be sent as one request; there is a line break in a header, or a blank in ``target``.
+            NoAnswer: there is no complete answer.
+            TooLarge: its body is too large.
         """
-        whole = _whole(method, target, {"Host": self._host_header, **headers}, body)
-        if not self._free.acquire(timeout=self._read_timeout):
-            raise AllBusy
+        request = self._pooled.build_request(
+            method,
+            self._url,
+            content=body,
+            headers=headers,
+            extensions={"target": target.encode("ascii")},  # httpx would normalize a path in the URL
+        )
+        is_retry = False
         try:
-            connection = self._connect() if fresh else self._kept() or self._connect()
             try:
-                connection.sendall(whole)
-                answer, may_be_kept = self._read(connection)
-            except BaseException:
-                connection.close()
-                raise
-            # RabbitMQ 3.10 may refuse a PUT before it has read the body (no such vhost, no such user). The connection
-            # is spoilt then: in one of twenty cases the next request on it isn't heard, and dies after five seconds.
-            # So nothing is asked on it again.
-            is_spoilt = body is not None and answer.status >= 400
-            if fresh or is_spoilt or not may_be_kept or len(self._idle) >= MOST_KEPT:
-                connection.close()
-            else:
-                self._idle.append((connection, time.monotonic()))
-                self._drop_expired()
-            return answer
-        finally:
-            self._free.release()
+                return self._exchange(self._pooled, request)
+            except CONNECTION_DIED:
+                is_retry = True
+                with self._new_client() as fresh:
+                    return self._exchange(fresh, request)._replace(sent_twice=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise NoAnswer(f"can't connect to {self._base} ({error})", never_reached=not is_retry) from error
+        except httpx.PoolTimeout as error:
+            raise NoAnswer("all connections of this process are busy", timed_out=True, never_reached=True) from error
+        except _AnswerTimeout as error:
+            raise NoAnswer(f"the answer was not complete within {self._answer_timeout:g} s", timed_out=True) from error
+        except httpx.TimeoutException as error:
+            raise NoAnswer(f"no answer within {self._timeout.read:g} s", timed_out=True) from error
+        except CONNECTION_DIED as error:
+            raise NoAnswer(f"the connection was cut, or HTTP isn't spoken there ({error})") from error
 
     def close(self) -> None:
-        """Close the idle connections."""
-        while self._idle:
-            with suppress(IndexError):  # another thread took the last one
-                self._idle.pop()[0].close()
+        """Close all connections. No request can be sent afterwards."""
+        self._pooled.close()
 
-    def _kept(self) -> socket.socket | None:
-        """Return the idle connection that was used last and that the server hasn't closed; None: there is none."""
-        while self._idle:
-            try:
-                connection, used_at = self._idle.pop()
-            except IndexError:
-                return None
-            if time.monotonic() - used_at < KEPT_SECONDS and not _has_something_to_say(connection):
-                return connection
-            connection.close()
-        return None
+    def _new_client(self) -> httpx.Client:
+        return httpx.Client(
+            auth=self._credentials,
+            # A small compressed answer could expand to a large one.
+            headers={"Accept-Encoding": "identity", "User-Agent": "Guardian"},
+            timeout=self._timeout,
+            transport=_Transport(self._tls, self._answer_timeout),
+            trust_env=False,
+        )
 
-    def _drop_expired(self) -> None:
-        """Close what was idle for too long: those at the front, as the one that was used last is taken first."""
-        with suppress(IndexError):  # another thread took the last one
-            while time.monotonic() - self._idle[0][1] >= KEPT_SECONDS:
-                self._idle.pop(0)[0].close()
-
-    def _connect(self) -> socket.socket:
-        connection = None
+    def _exchange(self, client: httpx.Client, request: httpx.Request) -> Answer:
+        response = client.send(request, stream=True)
+        connection = response.extensions["network_stream"]
         try:
-            connection = socket.create_connection((self._host, self._port), self._connect_timeout)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_hostname=self._host)
-        except (OSError, ValueError) as error:  # the second: a name that can't be a host's
-            if connection is not None:
+            if not connection.has_read:
+                # A server sent more than one answer to the request before. This is no answer to ours.
                 connection.close()
-            raise Unreachable(str(error)) from error
-        connection.settimeout(self._read_timeout)
-        return connection
-
-    def _read(self, connection: socket.socket) -> tuple[Answer, bool]:
-        """Return the whole answer, and whether its connection may be used again."""
-        until = time.monotonic() + self._answer_seconds
-        with _Reading() as reading:
-            while not reading.is_whole:
-                reading.take(self._part(connection, until))
-                if len(reading.body) > self._most_bytes:
+                raise httpx.RemoteProtocolError("an answer came before its request")
+            body = bytearray()
+            # iter_raw() would return the connection to the pool before it can be closed.
+            for part in cast(Iterable[bytes], response.stream):
+                body += part
+                if len(body) > self._max_bytes:
                     raise TooLarge
-            return Answer(reading.status, reading.headers, bytes(reading.body)), reading.may_be_kept
-
-    def _part(self, connection: socket.socket, until: float) -> bytes:
-        """Return what comes next, by this ``time.monotonic()`` and by the timeout of each read; empty: it is the end.
-
-        Raises:
-            TooSlow: the time is over.
-        """
-        left = until - time.monotonic()
-        if left >= self._read_timeout:
-            return connection.recv(PART_BYTES)
-        if left <= 0:
-            raise TooSlow
-        connection.settimeout(left)
-        try:
-            return connection.recv(PART_BYTES)
-        except TimeoutError:
-            raise TooSlow from None
+            # RabbitMQ 3.10 may refuse a PUT before it reads the body. One in twenty next requests on that connection
+            # gets no answer.
+            if response.is_error and request.content:
+                connection.close()
+            return Answer(response.status_code, response.headers, bytes(body))
         finally:
-            connection.settimeout(self._read_timeout)
+            response.close()
 
 
-def _host_header(parts: SplitResult) -> str:
-    """Return what requests to this address have in their Host header.
-
-    Raises:
-        ValueError: the name can't be a host's.
-    """
-    host = (parts.hostname or "").partition("%")[0]  # without the zone of an IPv6 address
-    if not host.isascii():
-        host = host.encode("idna").decode()
-    elif ":" in host:
-        host = f"[{host}]"
-    return host if parts.port is None else f"{host}:{parts.port}"
+class _AnswerTimeout(Exception):
+    """An answer was not complete in time."""
 
 
-def _whole(method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
-    """Return a request, its head and its body together: in two pieces a PUT takes RabbitMQ 0.25 ms longer.
+class _Transport(httpx.HTTPTransport):
+    """httpx's own transport, on connections that limit the time of a whole answer."""
 
-    Raises:
-        ValueError: it would be read as another request than it is.
-    """
-    if not _TARGET.fullmatch(target):
-        raise ValueError("a request is for a path without blanks and control characters, percent-encoded")
-    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    if body is not None or method in ("POST", "PUT"):
-        lines.append(f"Content-Length: {len(body or b'')}")
-    head = "\r\n".join(lines)
-    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
-        raise ValueError("a header is one line")
-    return head.encode("latin-1") + b"\r\n\r\n" + (body or b"")
+    def __init__(self, tls: ssl.SSLContext | None, answer_timeout: float) -> None:
+        # HTTPTransport has no argument for the network backend, so its pool is replaced.
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=tls,
+            max_connections=MAX_CONNECTIONS,
+            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+            keepalive_expiry=IDLE_SECONDS,
+            network_backend=_Backend(answer_timeout),
+        )
 
 
-class _Reading:
-    """An answer as it comes: ``is_whole`` is False until its end. Interim ones (100, 103) before it are passed over.
+class _Backend(httpcore.SyncBackend):
+    def __init__(self, answer_timeout: float) -> None:
+        self._answer_timeout = answer_timeout
 
-    To be left as a context: it and its parser hold each other, and all that was read.
-    """
+    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Connection(super().connect_tcp(*arguments, **options), self._answer_timeout)
 
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.body = bytearray()
-        self.may_be_kept = False
-        self.is_whole = False
-        self._beside_body = 0
-        self._parser = HttpResponseParser(self)
 
-    def __enter__(self) -> "_Reading":
-        return self
+class _Connection(httpcore.NetworkStream):
+    """A connection whose reads end ``answer_timeout`` seconds after the last write."""
 
-    def __exit__(self, *_: object) -> None:
-        del self._parser
+    def __init__(self, stream: httpcore.NetworkStream, answer_timeout: float) -> None:
+        self._stream = stream
+        self._answer_timeout = answer_timeout
+        self._deadline = 0.0
+        self.has_read = False
+        """Whether anything was read after the last write."""
 
-    def take(self, part: bytes) -> None:
-        """Take what came next; empty: the connection was closed.
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._deadline = time.monotonic() + self._answer_timeout
+        self.has_read = False
+        self._stream.write(buffer, timeout)
 
-        Raises:
-            ConnectionError: that was too early, or it is no HTTP.
-        """
-        if part:
-            self._feed(part)
-        elif self.status and not {"content-length", "transfer-encoding"} & self.headers.keys():
-            self.is_whole = True  # nothing but this was to tell its end
-        else:
-            raise ConnectionError("it was closed before the answer was whole")
-
-    def _feed(self, part: bytes) -> None:
-        before = len(self.body)
-        handled = sys.exc_info()[1]
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self.has_read = True
+        left = self._deadline - time.monotonic()
+        if timeout is not None and left >= timeout:
+            return self._stream.read(max_bytes, timeout)
+        if left <= 0:
+            raise _AnswerTimeout
         try:
-            self._parser.feed_data(part)
-        except HttpParserCallbackError as error:
-            # What a signal's handler raised, as Ctrl-C does, or that there is no memory: the parser hides it, and where
-            # another exception is being handled, for good.
-            hidden = error.__context__
-            raise error if hidden is None or hidden is handled else hidden from None
-        except (HttpParserError, HttpParserUpgrade) as error:
-            if not self.is_whole:
-                raise ConnectionError(f"its answer can't be read as HTTP/1.1: {_why(error)}") from error
-            self.may_be_kept = False  # it went on after the answer
-        self._beside_body = 0 if len(self.body) > before else self._beside_body + len(part)
-        if self._beside_body > MOST_BESIDE_BODY and not self.is_whole:
-            raise ConnectionError(f"{MOST_BESIDE_BODY} bytes brought nothing of the answer's body")
+            return self._stream.read(max_bytes, left)
+        except httpcore.ReadTimeout:
+            raise _AnswerTimeout from None
 
-    # What the parser tells
+    def start_tls(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        return _Connection(self._stream.start_tls(*arguments, **options), self._answer_timeout)
 
-    def on_message_begin(self) -> None:
-        self.may_be_kept = False  # until it is known, and for good where there is more than one answer
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.status:
-            self.headers.setdefault(name.lower().decode("latin-1"), value.decode("latin-1"))
-
-    def on_headers_complete(self) -> None:
-        if self.status:
-            return
-        status = self._parser.get_status_code()
-        if status < 200:
-            self.headers.clear()
-        else:
-            self.status, self.may_be_kept = status, self._parser.should_keep_alive()
-
-    def on_body(self, part: bytes) -> None:
-        if not self.is_whole:
-            self.body += part
-
-    def on_message_complete(self) -> None:
-        self.is_whole = self.status > 0
-
-
-def _why(error: HttpParserError | HttpParserUpgrade) -> str:
-    return "it changes to another protocol" if isinstance(error, HttpParserUpgrade) else str(error)
-
-
-def _has_something_to_say(connection: socket.socket) -> bool:
-    """Return whether there is something to read where nothing was asked: the server has hung up, mostly."""
-    look = select.poll()
-    look.register(connection, select.POLLIN)
-    return bool(look.poll(0))
+    def close(self) -> None:
+        self._stream.close()

@@ -4,7 +4,6 @@ One :class:`Management` is shared by all threads of a process. Its methods answe
 :class:`BrokerError` whose text says what was asked, what happened and what to do next.
 """
 
-import base64
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 import orjson
 
 from rabbit.arguments import parse_inequivalent
-from rabbit.http import AllBusy, Connections, TooLarge, TooSlow, Unreachable
+from rabbit.http import NoAnswer, PooledClient, TooLarge
 from rabbit.permissions import Permissions
 
 Row = dict[str, Any]
@@ -243,21 +242,17 @@ class Management:
         request_id: Callable[[], str] | None = None,
     ) -> None:
         self._base, credentials = _read_url(url)
-        self._read_timeout = read_timeout
         self._most_bytes = most_bytes
         self._on_call = on_call
         self._request_id = request_id
-        # RabbitMQ packs nothing anyway; what isn't packed can't grow when unpacked.
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "Guardian"}
-        if credentials is not None:
-            self._headers["Authorization"] = "Basic " + base64.b64encode(credentials).decode()
         self._prefix = urlsplit(self._base).path
-        self._connections = Connections(
+        self._http = PooledClient(
             self._base,
+            credentials,
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
-            answer_seconds=BODY_READ_TIMEOUTS * read_timeout,
-            most_bytes=most_bytes,
+            answer_timeout=BODY_READ_TIMEOUTS * read_timeout,
+            max_bytes=most_bytes,
         )
 
     def __repr__(self) -> str:
@@ -265,7 +260,7 @@ class Management:
 
     def close(self) -> None:
         """Close the pooled connections."""
-        self._connections.close()
+        self._http.close()
 
     # The broker itself
 
@@ -642,7 +637,7 @@ class Management:
         ``is_fine``: a status of which it isn't told as a failure.
         """
         where = _path(method, path)
-        headers = {**self._headers, **(headers or {})}
+        headers = dict(headers or {})
         if self._request_id is not None and (request_id := self._request_id()):
             headers["X-Request-ID"] = request_id
         if self._on_call is None:
@@ -686,55 +681,32 @@ class Management:
         if json is not None:
             body = orjson.dumps(json)
             headers = {**headers, "Content-Type": "application/json"}
-        died = False  # then the broker may have done it, and only its answer was lost
         try:
-            try:
-                answer = self._connections.send(method, target, headers, body)
-            except TimeoutError:
-                raise
-            except OSError:
-                died = True
-                answer = self._connections.send(method, target, headers, body, fresh=True)
-        except TimeoutError as error:
-            raise self._too_slow(what, f"no answer within {self._read_timeout:g} s") from error
-        except TooSlow as error:
-            seconds = BODY_READ_TIMEOUTS * self._read_timeout
-            raise self._too_slow(what, f"the answer was not complete within {seconds:g} s") from error
+            answer = self._http.send(method, target, body, headers)
+        except NoAnswer as error:
+            if error.timed_out:
+                remedy = "the broker is busy, or a queue's process doesn't respond: ask again later"
+            elif error.never_reached:
+                remedy = "see that RabbitMQ runs there with its management plugin"
+            else:
+                remedy = "ask again later, and see that the URL has the management API's port"
+            raise BrokerAway(
+                f"{what}: {error}; {remedy}", timed_out=error.timed_out, never_reached=error.never_reached
+            ) from error
         except TooLarge as error:
             raise Malformed(
                 f"{what}: the answer has more than {self._most_bytes} bytes; ask for less at once"
             ) from error
-        except Unreachable as error:
-            raise BrokerAway(
-                f"{what}: can't connect to {self._base} ({error}); "
-                "see that RabbitMQ runs there with its management plugin",
-                never_reached=not died,
-            ) from error
-        except AllBusy as error:
-            raise BrokerAway(
-                f"{what}: all connections of this process are busy; ask again later", never_reached=not died
-            ) from error
-        except OSError as error:
-            raise BrokerAway(
-                f"{what}: the connection was cut, or HTTP isn't spoken there ({error}); "
-                "ask again later, and see that the URL has the management API's port"
-            ) from error
         if answer.headers.get("content-encoding", "identity") not in ("", "identity"):
             raise Malformed(f"{what}: the answer is packed, and is not unpacked here; {_IS_IT_IT}")
-        return _Answer(what, answer.status, answer.headers, answer.body, sent_twice=died)
-
-    def _too_slow(self, what: str, happened: str) -> BrokerAway:
-        return BrokerAway(
-            f"{what}: {happened}; the broker is busy, or a queue's process doesn't respond: ask again later",
-            timed_out=True,
-        )
+        return _Answer(what, *answer)
 
 
 _IS_IT_IT = "see that the URL leads to RabbitMQ's management API"
 
 
-def _read_url(url: str) -> tuple[str, bytes | None]:
-    """Return the address without credentials and without a slash at its end, and these: ``user:password``."""
+def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
+    """Return the address without credentials and without a slash at its end, and the user and the password."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -754,8 +726,9 @@ def _read_url(url: str) -> tuple[str, bytes | None]:
     address = parts.netloc.rpartition("@")[2]
     credentials = None
     if parts.username is not None:
+        credentials = unquote(parts.username), unquote(parts.password or "")
         try:
-            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            "".join(credentials).encode()
         except UnicodeEncodeError:
             raise ValueError("its user or password is not written in UTF-8; percent-encode them") from None
     base = f"{parts.scheme}://{address}{parts.path.rstrip('/')}"

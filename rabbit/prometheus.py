@@ -5,7 +5,6 @@ complete what is known of it; names that are new or gone are looked up through t
 deleted by them.
 """
 
-import base64
 import re
 import threading
 import time
@@ -14,7 +13,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from rabbit.http import AllBusy, Answer, Connections, TooLarge, TooSlow, Unreachable
+from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
 from rabbit.management import MOST_BYTES, BrokerAway, BrokerError, Call, Malformed, Management, NotThere
 from rabbit.snapshot import QueueSeen, Snapshot, can_be_kept, members, seen_as
 from rabbit.threads import Threads
@@ -163,18 +162,17 @@ class Endpoint:
             raise ValueError("its path has a character that can't stand in a path; percent-encode it")
         self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._prefix = parts.path.rstrip("/")
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "Guardian"}
+        credentials = None
         if parts.username is not None:
-            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            self._headers["Authorization"] = "Basic " + base64.b64encode(credentials).decode()
-        self._read_timeout = read_timeout
+            credentials = unquote(parts.username), unquote(parts.password or "")
         self._on_call = on_call
-        self._connections = Connections(
+        self._http = PooledClient(
             self._where,
+            credentials,
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
-            answer_seconds=read_timeout,
-            most_bytes=MOST_BYTES,
+            answer_timeout=read_timeout,
+            max_bytes=MOST_BYTES,
         )
 
     def read(self, vhosts: Sequence[str] = ()) -> Page:
@@ -199,20 +197,13 @@ class Endpoint:
 
     def _send(self, target: str) -> Answer:
         try:
-            try:
-                return self._connections.send("GET", target, self._headers)
-            except TimeoutError:
-                raise
-            except OSError:
-                return self._connections.send("GET", target, self._headers, fresh=True)
-        except (TimeoutError, TooSlow) as error:
-            raise BrokerAway(f"{self._where}: no figures within {self._read_timeout:g} s", timed_out=True) from error
+            return self._http.send("GET", target)
+        except NoAnswer as error:
+            raise BrokerAway(
+                f"{self._where}: {error}", timed_out=error.timed_out, never_reached=error.never_reached
+            ) from error
         except TooLarge as error:
             raise Malformed(f"{self._where}: the figures have more than {MOST_BYTES} bytes") from error
-        except (Unreachable, AllBusy) as error:
-            raise BrokerAway(f"{self._where}: can't connect ({error})", never_reached=True) from error
-        except OSError as error:
-            raise BrokerAway(f"{self._where}: the connection was cut ({error})") from error
 
     def _page(self, answer: Answer) -> Page:
         if answer.status != 200:

@@ -137,7 +137,7 @@ def _count_effects(last, pipe):
                 os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(CHILD_SECONDS)  # for the signal
 
-    send, commit, send_mail = http.Connections.send, BaseDatabaseWrapper.commit, smtplib.SMTP.sendmail
+    send, commit, send_mail = http.PooledClient.send, BaseDatabaseWrapper.commit, smtplib.SMTP.sendmail
     written = []
 
     def send_and_note(self, method, target, *arguments, **options):
@@ -166,7 +166,7 @@ def _count_effects(last, pipe):
                 note(f"{written.pop()}")
         return answer
 
-    http.Connections.send = send_and_note
+    http.PooledClient.send = send_and_note
     BaseDatabaseWrapper.commit = commit_and_note
     smtplib.SMTP.sendmail = send_mail_and_note
     connection.execute_wrappers.append(execute_and_note)

@@ -26,6 +26,7 @@ class Proxy:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._dead: set[socket.socket] = set()
         self.forward()
 
     @classmethod
@@ -70,6 +71,18 @@ class Proxy:
         self._to_close = count
         self._reset = reset
 
+    def close_open(self) -> None:
+        """Close each connection that is open now at its next request. New connections are forwarded."""
+        with self._lock:
+            self._dead |= self._open
+
+    def refuse(self) -> None:
+        """Refuse new connections from now on, permanently."""
+        # Closing alone would leave the thread in accept().
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def close_after(self, count: int) -> None:
         """Let so many more requests through, and close the connections of all that follow, as if nobody were there."""
         self._requests_left = count
@@ -91,10 +104,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        # Closing alone would leave the thread in accept().
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.refuse()
         with self._lock:
             for one in self._open:
                 with suppress(OSError):
@@ -141,6 +151,7 @@ class Proxy:
             self.requests += 1
             close = self._to_close > 0
             self._to_close -= close
+            close = close or client in self._dead
             if self._requests_left is not None:
                 close = close or self._requests_left <= 0
                 self._requests_left -= 1

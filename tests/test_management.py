@@ -509,19 +509,20 @@ def test_interim_answers_are_passed_over(behind, proxy):
     assert behind.overview() == {"rabbitmq_version": "3.13.0"}
 
 
-def test_after_a_burst_idle_connections_are_closed_while_one_goes_on(behind, proxy, monkeypatch):
-    monkeypatch.setattr(http, "KEPT_SECONDS", 0.5)
+def test_after_a_burst_idle_connections_are_closed_while_one_goes_on(broker, proxy, monkeypatch):
+    monkeypatch.setattr(http, "IDLE_SECONDS", 0.5)
     proxy.delay(0.2)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: behind.whoami(), range(8)))
-    burst = proxy.connections
-    assert burst > 3
-    proxy.forward()
-    for _ in range(4):
-        behind.whoami()
-        time.sleep(0.2)
-    assert proxy.connections == burst  # it is the last one that is used again
-    wait_until(lambda: len(proxy._open) == 2)  # and to it and from it is all that is open
+    with client(proxy.url(broker.management_url)) as behind:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _: behind.whoami(), range(8)))
+        burst = proxy.connections
+        assert burst > 3
+        proxy.forward()
+        for _ in range(4):
+            behind.whoami()
+            time.sleep(0.2)
+        assert proxy.connections == burst  # the same one is used again
+        wait_until(lambda: len(proxy._open) == 2)  # its two ends are all that is open
 
 
 def test_an_answer_without_end_is_not_kept(broker, proxy):
@@ -557,9 +558,9 @@ def test_a_connection_that_dies_twice_is_an_outage(behind, proxy):
     assert behind.whoami().name
 
 
-def test_a_connection_that_dies_where_no_other_can_be_made_may_have_reached_the_broker(behind, proxy, monkeypatch):
+def test_a_connection_that_dies_where_no_other_can_be_made_may_have_reached_the_broker(behind, proxy):
     behind.whoami()
-    monkeypatch.setattr(behind._connections, "_port", 1)  # the one that is kept goes on
+    proxy.refuse()
     proxy.close_next(1)
     with pytest.raises(BrokerAway, match="connect") as away:
         behind.delete_queue("/", "q")
@@ -574,23 +575,21 @@ def test_without_a_configured_broker_none_is_reached(monkeypatch):
         assert away.value.never_reached
 
 
-def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy, monkeypatch):
+def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy):
     with client(proxy.url(broker.management_url)) as behind, ThreadPoolExecutor(4) as threads:
         together = threading.Barrier(4, timeout=10)
-        send = behind._connections.send
 
         def ask(_):
             together.wait()
             return behind.whoami().name
 
-        def send_together(*arguments, fresh=False, **options):
-            if fresh:
-                together.wait()  # else the proxy closes a quick one's retry in place of a slow one's first request
-            return send(*arguments, fresh=fresh, **options)
-
+        proxy.delay(0.2)  # so that each thread needs a connection of its own
         assert len(list(threads.map(ask, range(4)))) == 4
-        monkeypatch.setattr(behind._connections, "send", send_together)
-        proxy.close_next(4)
+        proxy.forward()
+        proxy.close_open()
+        assert proxy.connections == 4
+        assert behind.whoami().name  # the retry takes none of the other three
+        assert proxy.connections == 5
         assert len(list(threads.map(ask, range(4)))) == 4
 
 

@@ -54,7 +54,7 @@ from queues.subscriptions import (
 )
 from rabbit import connections
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
-from rabbit.http import Connections
+from rabbit.http import PooledClient
 from rabbit.management import BrokerAway, Management, NotThere, Refused
 from rabbit.permissions import Permissions
 from tests.agents import make_due
@@ -113,13 +113,13 @@ def open_amqp(broker):
 def asked(monkeypatch):
     """Collect the requests that the broker gets over HTTP, as "PUT queues"; other threads' too."""
     requests = []
-    real = Connections.send
+    real = PooledClient.send
 
     def count(self, method, target, *arguments, **options):
         requests.append(f"{method} {target.split('/')[2].split('?')[0]}")
         return real(self, method, target, *arguments, **options)
 
-    monkeypatch.setattr(Connections, "send", count)
+    monkeypatch.setattr(PooledClient, "send", count)
     return requests
 
 
