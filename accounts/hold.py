@@ -29,6 +29,8 @@ TOUCHED_EVERY = timedelta(seconds=10)
 SLACK_SECONDS = 30
 """For all that isn't waiting for the broker: connecting, the database, and what was not prolonged just now."""
 
+CLOCK_SLACK_SECONDS = 60
+"""How far the clocks of two processes may differ. PostgreSQL's time of a statement that waited is that of its start."""
 
 POLL_SECONDS = 0.05
 """How often somebody who waits for a name looks whether it is free."""
@@ -47,7 +49,7 @@ class Hold:
     def __init__(self, username: str) -> None:
         self._username = username
         self._key = key_of(username)
-        self._token = f"{secrets.token_hex(16)} {time.time():.0f}"
+        self._token = _token(secrets.token_hex(16))
         self._touched_at = timezone.now()
 
     def take(self, wait: float = 0) -> None:
@@ -59,7 +61,7 @@ class Hold:
         """
         until = time.monotonic() + wait
         while not limits.add(self._key, self._token, seconds()):
-            self._bring_forward_one_of_later()
+            self._shorten_lease_of_later_clock()
             if time.monotonic() >= until:
                 raise self._taken()
             time.sleep(POLL_SECONDS)
@@ -94,15 +96,14 @@ class Hold:
         except DatabaseError as error:
             logger.warning("The hold of '%s' could not be released, and runs out by itself: %s", self._username, error)
 
-    def _bring_forward_one_of_later(self) -> None:
-        """Have a hold that was taken later than now last as long as one that is taken now.
+    def _shorten_lease_of_later_clock(self) -> None:
+        """Let a lease that was taken before the clock was set back expire as if it were taken now.
 
-        The clock was set back then, and what a crash left behind would last for as much longer. Whoever needs it all
-        the same loses it before their next request, and has as long for the one that is under way as ever.
+        A holder that still runs loses it at its next request. The request under way has its whole time.
         """
-        _, _, taken_at = str(cache.get(self._key) or "").partition(" ")
-        if taken_at and float(taken_at) > time.time() + SLACK_SECONDS:
-            cache.set(self._key, f"nobody's {time.time():.0f}", seconds())
+        _, _, expires_at = str(cache.get(self._key) or "").partition(" ")
+        if expires_at and float(expires_at) > time.time() + max_remaining(seconds()).total_seconds():
+            cache.set(self._key, _token("nobody"), seconds())
 
     def _is_ours(self) -> bool:
         return bool(cache.get(self._key) == self._token)
@@ -150,6 +151,19 @@ def held(username: str, wait: float = 0) -> Iterator[Hold]:
 def key_of(username: str) -> str:
     """Return the name of the hold in the cache, which not every account's name can be."""
     return f"{PREFIX}{hashlib.sha256(username.encode()).hexdigest()}"
+
+
+def max_remaining(length: float) -> timedelta:
+    """Return the longest time for which a lease of this length, in seconds, can still last.
+
+    A lease that expires later was taken before the clock was set back. Without this limit, a lease that a crash left
+    behind would last longer by as much as the clock was set back.
+    """
+    return timedelta(seconds=length + CLOCK_SLACK_SECONDS)
+
+
+def _token(holder: str) -> str:
+    return f"{holder} {time.time() + seconds():.0f}"
 
 
 def seconds() -> float:

@@ -59,7 +59,7 @@ MOST_BURST = 1_000_000_000.0
 
 
 class Bucket:
-    """The tokens, and no clock: whoever calls says what time it is, in seconds. Not thread-safe."""
+    """The tokens, and no clock: the caller passes the time, in seconds of a monotonic clock. Not thread-safe."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self.rate = rate
@@ -69,8 +69,7 @@ class Bucket:
 
     def take(self, now: float) -> bool:
         """Take a token, if there is one."""
-        # A clock that was set back gives nothing until it goes on from there.
-        self._level = min(self.burst, self._level + max(0.0, now - self._at) * self.rate)
+        self._level = min(self.burst, self._level + (now - self._at) * self.rate)
         self._at = now
         if self._level < 1:
             return False
@@ -153,7 +152,7 @@ redis.call('HSET', KEYS[1], 'level', left, 'at', string.format('%.0f', now), 'se
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 return {taken, left}
 """
-"""`Bucket`, in Redis, in one step and by Redis's own clock.
+"""`Bucket`, in Redis, in one step and by Redis's own clock. If that is set back, the level stays.
 
 A Redis that was started again may have lost the last second, or is another one that lagged behind: by its run id the
 bucket knows, and begins anew, empty."""

@@ -391,7 +391,6 @@ else:
     CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 2, "socket_connect_timeout": 2, "max_retries": 0}
     with suppress(OSError):  # beat alone keeps a file there; the others need no place to write
         (VAR_DIR / "celery").mkdir(parents=True, exist_ok=True)
-CELERY_BEAT_SCHEDULER = "guardian_site.beat:Scheduler"
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celery" / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
     "pass": {
@@ -401,11 +400,7 @@ CELERY_BEAT_SCHEDULE = {
     },
     "notifications": {"task": "queues.tasks.send_notifications", "schedule": 30, "options": {"expires": 30}},
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
-    "consumers": {
-        "task": "queues.tasks.count_consumers",
-        "schedule": 60,
-        "options": {"expires": 60},
-    },
+    "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
     "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},
     # What runs that seldom isn't put off by restarts: beat's file keeps when it last ran.
     "orphans": {"task": "queues.tasks.sweep_orphans", "schedule": 21_600, "options": {"expires": 21_600}},
@@ -415,8 +410,6 @@ CELERY_BEAT_SCHEDULE = {
     "visitors": {"task": "accounts.tasks.prune_visitors", "schedule": 3600, "options": {"expires": 3600}},
     "expired-messages": {"task": "message_store.tasks.remove_expired", "schedule": 60, "options": {"expires": 60}},
 }
-# Counting consumers takes the broker as long as a pass does: it comes between two, where they divide a minute.
-BEAT_BY_THE_CLOCK = {"pass": 0, "consumers": min(GUARDIAN_POLL_SECONDS / 2, 30)}
 
 # Queues over HTTP.
 MESSAGE_STORE = env.str("MESSAGE_STORE", default="database")

@@ -129,9 +129,7 @@ def _untrue(*, settled: bool) -> list[str]:
     for to, about, kind, facts in rows.values_list("recipient", "about", "kind", "facts"):
         last[to, about] = _Told(kind, facts.get("state"))
     for queue in Queue.objects.filter(state__in=[Queue.State.OK, Queue.State.WARNED]):
-        is_quiet = queue.quiet_until is not None and not quiet.is_over(
-            queue.quiet_until, now, settings.GUARDIAN_QUIET_SECONDS
-        )
+        is_quiet = queue.quiet_until is not None and not quiet.is_over(queue.quiet_until, now)
         if settled and not is_quiet and queue.said != queue.state:
             wrong.append(f"{queue} is {queue.state}, and people were told that it is {queue.said}")
         for operator in outbox.operators():

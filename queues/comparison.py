@@ -458,7 +458,7 @@ def _stays(
     after = queue
     if state != queue.state or queue.delete_sent_at is not None:
         after = queue._replace(state=state, delete_sent_at=None)
-    if state == stood and not quiet.is_over(queue.quiet_until, now, rules.quiet_seconds):
+    if state == stood and not quiet.is_over(queue.quiet_until, now):
         return after, None
     remembered, due = quiet.say(queue.quiet, state, changed=state != stood, now=now, quiet_seconds=rules.quiet_seconds)
     after = after.with_quiet(remembered)

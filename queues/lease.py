@@ -1,7 +1,7 @@
 """One at a time: a lease that expires, taken by a conditional update.
 
 The clock is the database's, so that machines needn't agree about the time. A lease is free when it has expired, and
-also when it expires much later than now plus its own length: then the clock was set back, and nobody can hold it.
+when it was taken before the clock was set back (`accounts.hold.max_remaining`).
 """
 
 import time
@@ -13,17 +13,11 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
+from accounts.hold import max_remaining
 from queues.models import Lease
 
 SECONDS = 90
 """How long a lease lasts unless it is renewed: longer than any step of a pass between two renewals."""
-
-SLACK_SECONDS = 60
-"""How much later than its whole length from now a lease may expire.
-
-PostgreSQL's time of a statement is when it was received. One that then waits for the row of another, which was received
-after it and came first, finds a lease that begins later than now.
-"""
 
 
 class LeaseTaken(Exception):
@@ -36,8 +30,7 @@ class LeaseLost(Exception):
 
 def is_held() -> Q:
     """Return the condition that somebody holds a lease."""
-    latest = Now() + timedelta(seconds=SECONDS + SLACK_SECONDS)
-    return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=latest)
+    return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + max_remaining(SECONDS))
 
 
 def lock(name: str) -> None:

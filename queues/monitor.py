@@ -148,10 +148,7 @@ def rules(vhosts: Iterable[str] | None) -> Rules:
 def is_due() -> bool:
     """Return whether a pass may run now: after failures to reach the broker the wait grows."""
     watch = Watch.objects.filter(id=1).first()
-    if watch is None or watch.next_pass_at is None:
-        return True
-    # Later than the longest wait from now it can't be, unless the clock was set back.
-    return not timezone.now() < watch.next_pass_at <= timezone.now() + timedelta(seconds=_longest_wait())
+    return watch is None or watch.next_pass_at is None or watch.next_pass_at <= timezone.now()
 
 
 def seconds_to_wait() -> float:
@@ -541,11 +538,8 @@ def _not_listed(report: Report, shard: Shard, watch: Watch, error: BrokerError, 
 
 
 def _wait(failures: int) -> float:
-    return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), _longest_wait()))
-
-
-def _longest_wait() -> float:
-    return float(max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS))
+    longest = max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS)
+    return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), longest))
 
 
 SHARED = ("vhost", "type", "node", "state", "said")
@@ -767,11 +761,9 @@ def _leave_to_people(changes: Changes, returned: Collection[int | None], now: da
         these = bulk.among(Queue, ("id",), [(id_,) for id_ in touched])
         rows = Queue.objects.select_for_update().filter(these).order_by("id")
         went = Case(When(state=GONE, then=F("last_seen")))
-        # A row that went since this pass began may be in its list all the same, and is no queue that came back. One
-        # last seen later than now was written before the clock was set back.
-        at_last = timezone.now()
+        # A queue that was deleted after this pass began may still be in its list. It has not come back.
         for id_, went_at, *own in rows.annotate(went_at=went).values_list("id", "went_at", *LIMITS):
-            has_gone = went_at is not None and (id_ not in returned or now <= went_at <= at_last)
+            has_gone = went_at is not None and (id_ not in returned or went_at >= now)
             touched.remove(id_)
             if has_gone or limits.get(id_, own) != own:
                 gone.add(id_)

@@ -38,7 +38,7 @@ from queues import bulk, channels, mails
 from queues.comparison import Whose
 from queues.lease import LeaseTaken, lease
 from queues.models import Channel, Notification
-from queues.preferences import LONGEST, held_until
+from queues.preferences import held_until
 from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     that, but can't see what another process has written and not committed.
     """
     now = timezone.now()
-    is_free = Q(held_until=None) | Q(held_until__lte=now) | Q(held_until__gt=now + LONGEST)
+    is_free = Q(held_until=None) | Q(held_until__lte=now)
     is_before_deletion = Q(Exact(OuterRef("kind"), Value(Notification.Kind.DELETION.value)))
     wanted = Unsent & (~Q(channel=EMAIL) if to_channels else Q(channel=EMAIL))
     earlier = Notification.objects.filter(
@@ -341,8 +341,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
         channel=OuterRef("channel"),
         id__lt=OuterRef("id"),
     )
-    # Due, or due later than anything is ever put off or held: then the clock was set back.
-    is_due = (Q(due_at__lte=now) | Q(due_at__gt=now + timedelta(seconds=RETRY_MOST_SECONDS))) & is_free
+    is_due = Q(due_at__lte=now) & is_free
     due = Notification.objects.filter(wanted, is_due, ~Exists(earlier)).order_by("id")
     mine = uuid.uuid4()
     with transaction.atomic():

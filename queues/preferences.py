@@ -11,10 +11,6 @@ from django.utils import timezone
 from accounts.models import UNCHANGED, Owner, Unchanged
 from queues.models import Notification
 
-LONGEST = timedelta(hours=24)
-"""Quiet hours are over within a day. What is held for longer was written before the clock was set back."""
-
-
 # Files that lie among the time zones and are no place's: what this machine is set to, and what stands for nothing set.
 NO_PLACES = {"Factory", "localtime", "posixrules"}
 
@@ -87,7 +83,7 @@ def held_until(quiet_from: time | None, quiet_until: time | None, time_zone: str
         begin = datetime.combine(day, quiet_from, zone).astimezone(UTC)
         end = datetime.combine(ends_on, quiet_until, zone).astimezone(UTC)
         if begin <= now < end:
-            return min(end, now + LONGEST)
+            return end
     return None
 
 

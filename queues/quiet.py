@@ -33,9 +33,9 @@ class Say(Enum):
     SUMMARY = "summary"
 
 
-def is_over(until: datetime | None, now: datetime, quiet_seconds: int) -> bool:
-    """Return whether there is a period and it has ended, or ends later than any can: the clock was set back."""
-    return until is not None and not now < until <= now + timedelta(seconds=quiet_seconds)
+def is_over(until: datetime | None, now: datetime) -> bool:
+    """Return whether there was a quiet period and it has ended."""
+    return until is not None and until <= now
 
 
 def say(quiet: Quiet, state: str, *, changed: bool, now: datetime, quiet_seconds: int) -> tuple[Quiet, Say]:
@@ -44,7 +44,7 @@ def say(quiet: Quiet, state: str, *, changed: bool, now: datetime, quiet_seconds
     ``changed`` says that it got there just now. Called for every queue that changed, and for every queue whose period
     has ended. The summary tells the ``folded`` of the ``Quiet`` that was given, plus one where ``changed``.
     """
-    if is_over(quiet.until, now, quiet_seconds):
+    if is_over(quiet.until, now):
         if quiet.folded:
             return _close(quiet, state, now, quiet_seconds)
         quiet = Quiet(said=quiet.said)

@@ -65,8 +65,6 @@ AWAY_SECONDS = 60
 AWAY_MOST_SECONDS = 300
 """What was tried waits longer each time, so that one thing which makes the broker fail doesn't keep all others."""
 REFUSED_MOST_SECONDS = 3600
-LATEST = timedelta(hours=2)
-"""Nothing is ever due later than this from now: what is, is due, since the clock was set back."""
 
 COLLECTED = "_removals_of_this_deletion"
 """Where the origin of a deletion, an instance or a queryset, has what is to be written at its end."""
@@ -426,7 +424,7 @@ def carry_out(ids: Collection[int]) -> Outcome:
 
 
 def _is_due() -> Q:
-    return Q(due_at__lte=Now()) | Q(due_at__gt=Now() + LATEST)
+    return Q(due_at__lte=Now())
 
 
 def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":

@@ -74,7 +74,7 @@ class Attendance(NamedTuple):
         """
         if consumers:
             return self._replace(consumers=consumers, unattended_since=None, unattended_told_at=None)
-        since = min(self.unattended_since or now, now)  # later than now: the clock was set back
+        since = self.unattended_since or now
         is_missed = should_have_consumer(self.name, exclusive=self.exclusive, registered=self.registered)
         is_news = minutes > 0 and is_missed and now - since >= timedelta(minutes=minutes)
         told_at = self.unattended_told_at or (now if is_news else None)
@@ -106,7 +106,7 @@ class Attendance(NamedTuple):
             return self._replace(taken_out=count.taken_out, stalled_since=since, stalled_told_at=None)
         if since is None:
             return self._replace(stalled_since=None)
-        since = min(self.stalled_since or now, now)
+        since = self.stalled_since or now
         told_at = self.stalled_told_at or (now if now - since >= timedelta(minutes=minutes) else None)
         return self._replace(stalled_since=since, stalled_told_at=told_at)
 

@@ -356,9 +356,8 @@ def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_
 # The clock
 
 
-@pytest.mark.parametrize("jump", [timedelta(hours=-1), timedelta(days=1)], ids=["back an hour", "forward a day"])
-def test_a_clock_that_jumps_in_the_middle_of_everything_loses_nothing_and_does_nothing_twice(
-    amqp, agents, alice, guarded, management, mailbox, jump
+def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothing_and_does_nothing_twice(
+    amqp, agents, alice, guarded, management, mailbox
 ):
     presented = agents.token(alice)
     identity = agents.identity(alice)
@@ -375,7 +374,7 @@ def test_a_clock_that_jumps_in_the_middle_of_everything_loses_nothing_and_does_n
     )
     amqp.publish(BUILDS, 6)
     mailbox.refuse(False)
-    with time_machine.travel(timezone.now() + jump, tick=True):
+    with time_machine.travel(timezone.now() + timedelta(days=1), tick=True):
         follow()
         amqp.take("queue/alice/warned", 6)
         again, is_new = subscriptions.create_queue(subscription, identity.offering, "order", presented)

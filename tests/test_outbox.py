@@ -145,12 +145,6 @@ def test_a_clock_that_jumps_a_day_ahead_gives_nothing_up(mailbox):
     assert send_due().postponed == 1
 
 
-def test_a_clock_that_is_set_back_an_hour_holds_nothing_up(mailbox):
-    tell("one")
-    later(hours=-1)
-    assert send_due().sent == 1
-
-
 def test_one_recipient_that_is_rejected_does_not_hold_up_the_others(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     mailbox.rejected.add("b@example.org")
@@ -974,12 +968,6 @@ def test_a_deletion_brings_forward_nothing_about_other_things(account, quiet):
     Notification.objects.update(about="queue 7")
     tell_of(account, "deletion")
     assert Notification.objects.get(recipient="alice@example.org", kind="warning").held_until is not None
-
-
-def test_a_clock_that_is_set_back_holds_nothing_for_more_than_a_day(account, quiet, mailbox):
-    tell_of(account, "warning")
-    Notification.objects.filter(held_until__isnull=False).update(held_until=timezone.now() + timedelta(hours=25))
-    assert send_due().sent == 2
 
 
 def test_what_is_told_after_the_quiet_hours_waits_for_what_was_held(account, alice, quiet, mailbox):

@@ -62,12 +62,6 @@ def test_without_a_quiet_period_every_change_is_told():
     assert [message for message, _ in said] == [Say.WARNING, Say.RECOVERY, Say.WARNING, Say.RECOVERY]
 
 
-def test_a_clock_that_is_set_back_an_hour_keeps_nobody_waiting():
-    quiet = Quiet(said=OK, until=START + timedelta(seconds=PERIOD), recovery_said=True, folded=1)
-    earlier = START - timedelta(hours=1)
-    assert say(quiet, WARNED, changed=False, now=earlier, quiet_seconds=PERIOD)[1] is Say.SUMMARY
-
-
 histories = st.lists(st.sampled_from([OK, WARNED]), max_size=60)
 
 

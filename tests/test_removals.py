@@ -867,11 +867,6 @@ def test_nothing_is_begun_once_the_time_is_over(made, agents):
     assert on_broker(agents, made) == before
 
 
-def test_a_clock_that_was_set_back_holds_nothing_up(made):
-    removals.write([Removal(kind=KIND.QUEUE, vhost=made.vhost, name="q")], due_at=timezone.now() + timedelta(hours=3))
-    assert removals.finish() == 1
-
-
 # Writing them down
 
 

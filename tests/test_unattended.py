@@ -95,7 +95,6 @@ def attendance(**values):
         ),
         (attendance(unattended_since=NOW, unattended_told_at=NOW), 0, 5, NOW, NOW),
         (attendance(unattended_since=NOW, unattended_told_at=NOW), 1, 5, None, None),
-        (attendance(unattended_since=NOW + timedelta(hours=1)), 0, 5, NOW, None),
     ],
 )
 def test_what_follows_from_a_count(before, consumers, minutes, since, told_at):
@@ -399,10 +398,9 @@ NOTHING = (None, None, None)
         (LONG, AT_WORK._replace(taken_out=None), 5, (7, minutes_ago(5), None)),
         (LONG, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
         (TOLD, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
-        # off; a stream; a clock that was set back
+        # off; a stream
         (TOLD, AT_WORK, 0, NOTHING),
         (LONG._replace(type="stream"), AT_WORK, 5, NOTHING),
-        (LONG._replace(stalled_since=minutes_ago(-60)), AT_WORK, 5, (7, NOW, None)),
     ],
 )
 def test_what_follows_from_what_was_taken_out(before, count, minutes, known_now):

@@ -168,15 +168,6 @@ def test_it_is_due_on_monday_at_eight_where_the_owner_is(now, zone, monday):
     assert last_monday(datetime.fromisoformat(now), zone) == datetime.fromisoformat(monday)
 
 
-def test_a_clock_that_was_a_year_ahead_costs_nobody_the_summaries_of_a_year():
-    owner, account = owner_of("alice")
-    queue(account, "builds")
-    Owner.objects.update(weekly_summary_at=timezone.now() + timedelta(days=365))
-    assert tell_the_week() == 1
-    owner.refresh_from_db()
-    assert owner.weekly_summary_at <= timezone.now()
-
-
 def test_in_quiet_hours_it_is_held():
     now = datetime.now(UTC)
     _, account = owner_of(
