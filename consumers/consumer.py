@@ -48,8 +48,9 @@ from consumers.source import (
     Preferring,
     Routed,
     Source,
+    Waiting,
 )
-from consumers.workers import Workers, joined
+from consumers.workers import RateLimited, Workers, joined
 
 logger = logging.getLogger(__name__)
 
@@ -122,19 +123,11 @@ class Consumer:
         self._last_acknowledged = time.monotonic()
         prefetches = [queue.prefetch for queue in self.source.queues(self.names, settings.grown_prefetch)]
         spare = max(1, min(prefetches) // 2) if len(prefetches) > 1 else 0
-        self._threads = settings.threads or min(prefetches) + spare
-        self._workers = Workers(
-            self._threads,
-            self._waiting,
-            self._handle,
-            self._name,
-            self._limiter,
-            self._hold,
-            self._read_on,
-            settings.hold_seconds,
-            self._later,
-            self._broke,
-        )
+        threads = settings.threads or min(prefetches) + spare
+        waiting: Waiting | RateLimited = self._waiting
+        if self._limiter is not None:
+            waiting = RateLimited(self._waiting, self._limiter, settings.hold_seconds, self._hold, self._read_on)
+        self._workers = Workers(threads, waiting, self._handle, self._name, self._later, self._broke)
 
     # What people call
 
@@ -645,7 +638,7 @@ class Consumer:
         overdue = self._waiting.overdue()
         if overdue:
             self._link.call(partial(self._rest, overdue))
-        elif self._resting and not len(self._waiting) and len(self._in_hand) < self._threads:
+        elif self._resting and not len(self._waiting) and len(self._in_hand) < self._workers.threads:
             self._link.call(self._rested)
 
     def _only_the_hung_are_left(self) -> bool:

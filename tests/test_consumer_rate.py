@@ -20,7 +20,7 @@ from consumers import Consumer, Settings, SettingsError, SharedTokenBucket, Toke
 from consumers.outcomes import Outcome
 from consumers.rate import SCRIPT, checked
 from consumers.source import InOrder
-from consumers.workers import Workers
+from consumers.workers import RateLimited, Workers
 from local.redis import PrivateRedis
 from tests.test_consumer import QUEUE, at, consuming, length, put
 from tests.toolbox import wait_until
@@ -404,13 +404,14 @@ def test_a_rate_is_kept_up_by_callbacks_that_take_longer_than_a_second(here, amq
 def test_while_redis_is_away_messages_lie_in_the_queue_and_are_worked_on_when_it_is_back(here, amqp):
     with PrivateRedis() as server:
         settings = here(rate=100, rate_redis_url=server.url, hold_seconds=0.2)
-        consumer = Consumer(settings, "orders", lambda message: None)
+        limiter = settings.limiter(QUEUE)
+        consumer = Consumer(settings, "orders", lambda message: None, limiter=limiter)
         with counted_arrivals(consumer) as arrived:
             for _ in range(30):
                 put(amqp)
             wait_until(lambda: consumer.counts["done"] == 30)
             server.kill()
-            wait_until(lambda: consumer._limiter.take(0) > 0)
+            wait_until(lambda: limiter.take(0) > 0)
             for _ in range(30):
                 put(amqp)
             wait_until(lambda: len(arrived) > 30)
@@ -454,7 +455,8 @@ class Emptying:
 def test_a_token_without_a_message_goes_back_and_is_not_kept_for_the_next():
     waiting, handled = InOrder(), []
     limiter = Emptying(waiting)
-    workers = Workers(1, waiting, handled.append, "test", limiter)
+    limited = RateLimited(waiting, limiter, hold_seconds=5, pause=pytest.fail, resume=pytest.fail)
+    workers = Workers(1, limited, handled.append, "test")
     waiting.put("lost")
     workers.wake()
     wait_until(lambda: workers._idle)
