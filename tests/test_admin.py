@@ -201,17 +201,6 @@ def path_of(label):
     return f"/admin/{label.lower().replace('.', '/')}/"
 
 
-@pytest.fixture
-def ops(db):
-    return Owner.objects.create_superuser("ops@example.org")
-
-
-@pytest.fixture
-def admin(client, ops):
-    client.force_login(ops)
-    return client
-
-
 def act(client, model, action, *rows, **answers):
     """Choose an action in a list, and give the answer to it."""
     chosen = [row.uuid if model is AuthToken else row.pk for row in rows]
@@ -243,7 +232,7 @@ def test_every_model_of_ours_is_in_the_administration_or_has_a_reason():
 
 
 @pytest.mark.parametrize("label", ALLOWED)
-def test_only_what_can_not_make_database_and_broker_disagree_is_allowed(admin, ops, label):
+def test_only_what_can_not_make_database_and_broker_disagree_is_allowed(admin, operator, label):
     row = MAKE[label]()
     allowed, _ = ALLOWED[label]
     page = path_of(label)
@@ -256,7 +245,7 @@ def test_only_what_can_not_make_database_and_broker_disagree_is_allowed(admin, o
         302 if "delete" in allowed else refused
     )
     assert type(row).objects.filter(pk=row.pk).exists() is ("delete" not in allowed)
-    assert Owner.objects.filter(pk=ops.pk).exists()
+    assert Owner.objects.filter(pk=operator.pk).exists()
 
 
 @pytest.mark.parametrize("label", ALLOWED)
@@ -316,10 +305,10 @@ def plain(db):
     return Owner.objects.create_user("helper@example.org", is_staff=True)
 
 
-def test_whoever_is_an_operator_may_do_all_there_is_to_do(client, ops, plain):
+def test_whoever_is_an_operator_may_do_all_there_is_to_do(client, operator, plain):
     request = RequestFactory().get("/")
     seen = []
-    for one in (ops, plain):
+    for one in (operator, plain):
         request.user = one
         registered = administration.site._registry.items()
         seen.append(
@@ -349,9 +338,9 @@ def test_nobody_else_may_do_anything_there(client, db, fields):
     assert client.get("/admin/queues/pass/").status_code == 302
 
 
-def test_nobody_deletes_themselves(admin, ops):
-    assert admin.post(f"/admin/accounts/owner/{ops.pk}/delete/", {"post": "yes"}).status_code == 403
-    assert Owner.objects.filter(pk=ops.pk).exists()
+def test_nobody_deletes_themselves(admin, operator):
+    assert admin.post(f"/admin/accounts/owner/{operator.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert Owner.objects.filter(pk=operator.pk).exists()
 
 
 def test_what_changes_meanwhile_is_not_written_over(admin, monkeypatch):
@@ -385,7 +374,7 @@ def test_what_changes_meanwhile_is_not_written_over(admin, monkeypatch):
 
 
 @pytest.fixture
-def queues(guarded, amqp, ops):
+def queues(guarded, amqp, operator):
     """Give three queues with 1, 2 and 3 messages, as a pass has seen them; the last has an odd name."""
     for number, name in enumerate(["queue/alice/a", "queue/alice/b", ODD], 1):
         amqp.queue(name, number)
@@ -402,7 +391,7 @@ def test_the_page_that_asks_names_the_queues_and_their_lengths_and_does_nothing(
     assert queue_names(management, guarded) == {"queue/alice/a", "queue/alice/b", ODD}
 
 
-def test_queues_are_deleted_once_it_was_agreed_to(admin, queues, management, guarded, ops):
+def test_queues_are_deleted_once_it_was_agreed_to(admin, queues, management, guarded, operator):
     answer = agree(admin, act(admin, Queue, "delete_on_broker", *queues[1:]))
     assert answer.status_code == 302
     [text] = messages_of(answer)
@@ -410,7 +399,7 @@ def test_queues_are_deleted_once_it_was_agreed_to(admin, queues, management, gua
     assert "queue/alice/b in " in text
     assert queue_names(management, guarded) == {"queue/alice/a"}
     assert list(Queue.objects.order_by("pk").values_list("state", flat=True)).count("gone") == 2
-    assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {ops.pk}
+    assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {operator.pk}
 
 
 def test_what_was_shown_is_what_is_done_whatever_the_list_shows_by_then(admin, queues, management, guarded):
@@ -531,12 +520,12 @@ def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin
 
 
 @pytest.mark.parametrize("page", ["/admin/queues/queue/{0.pk}/change/", "/queues/{0.uuid}/limits/"])
-def test_a_form_that_was_open_while_somebody_else_set_limits_sets_what_was_changed_in_it(admin, ops, page):
+def test_a_form_that_was_open_while_somebody_else_set_limits_sets_what_was_changed_in_it(admin, operator, page):
     queue = make_queue(warn_length=6, max_length=9, last_seen=timezone.now())
     path = page.format(queue)
     form = fields_of(admin.get(path))
     assert (form["warn_length"], form["initial-warn_length"]) == ("6", "6")
-    by_hand.set_limits(queue, ops, unbounded=True, warn_length=5)
+    by_hand.set_limits(queue, operator, unbounded=True, warn_length=5)
     assert admin.post(path, {**form, "max_length": "20"}).status_code == 302
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 5, 20)
@@ -548,11 +537,11 @@ def test_a_form_that_was_open_while_somebody_else_set_limits_sets_what_was_chang
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (False, 5, None)
 
 
-def test_limits_that_can_not_be_as_things_stand_by_now_are_told(admin, ops):
+def test_limits_that_can_not_be_as_things_stand_by_now_are_told(admin, operator):
     queue = make_queue(warn_length=6, max_length=9)
     path = f"/admin/queues/queue/{queue.pk}/change/"
     form = fields_of(admin.get(path))
-    by_hand.set_limits(queue, ops, max_length=7)
+    by_hand.set_limits(queue, operator, max_length=7)
     answer = admin.post(path, {**form, "warn_length": "8"})
     assert answer.status_code == 302
     [text] = messages_of(answer)
@@ -653,7 +642,7 @@ def on_broker(guarded, management):
             continue
 
 
-def test_accounts_are_removed_from_the_broker_and_here(admin, ops, on_broker, management, guarded):
+def test_accounts_are_removed_from_the_broker_and_here(admin, operator, on_broker, management, guarded):
     accounts = [on_broker("remove-1"), on_broker("remove-2")]
     run_pass()
     page = act(admin, PulseUser, "remove", *accounts)
@@ -670,7 +659,7 @@ def test_accounts_are_removed_from_the_broker_and_here(admin, ops, on_broker, ma
 
 
 def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by_itself(
-    admin, ops, on_broker, guarded, monkeypatch
+    admin, operator, on_broker, guarded, monkeypatch
 ):
     accounts = [on_broker("remove-1"), on_broker("remove-2"), on_broker("remove-3")]
     page = act(admin, PulseUser, "remove", *accounts)
@@ -727,7 +716,7 @@ def test_the_list_of_accounts_leads_to_where_they_are_made_and_adopted(guarded, 
 # Owners
 
 
-def test_what_vouches_is_withdrawn_with_a_reason(admin, ops):
+def test_what_vouches_is_withdrawn_with_a_reason(admin, operator):
     owner = make_owner()
     make_token(owner, "kept")
     page = act(admin, Owner, "withdraw", owner)
@@ -752,19 +741,19 @@ def test_what_owners_have_is_removed_for_one_at_a_time(admin, settings):
     assert (account.owners.count(), account.removing_since is not None) == (1, True)
 
 
-def test_who_is_an_operator_is_told_of_and_the_others_go_on(admin, ops):
+def test_who_is_an_operator_is_told_of_and_the_others_go_on(admin, operator):
     owner = make_owner()
-    answer = agree(admin, act(admin, Owner, "withdraw", ops, owner))
+    answer = agree(admin, act(admin, Owner, "withdraw", operator, owner))
     assert sorted(text.partition(" ")[0] for text in messages_of(answer)) == ["'ops@example.org':", "1"]
     owner.refresh_from_db()
     assert not owner.vouched
 
 
-def test_nobody_shuts_themselves_out(admin, ops):
-    form = {"email": ops.email, "full_name": "Ops"}
-    assert admin.post(f"/admin/accounts/owner/{ops.pk}/change/", form).status_code == 302
-    ops.refresh_from_db()
-    assert (ops.full_name, ops.is_active, ops.is_staff) == ("Ops", True, True)
+def test_nobody_shuts_themselves_out(admin, operator):
+    form = {"email": operator.email, "full_name": "Ops"}
+    assert admin.post(f"/admin/accounts/owner/{operator.pk}/change/", form).status_code == 302
+    operator.refresh_from_db()
+    assert (operator.full_name, operator.is_active, operator.is_staff) == ("Ops", True, True)
 
 
 def test_who_has_become_an_owner_of_an_account_is_not_deleted(admin, monkeypatch):
@@ -885,10 +874,10 @@ def test_actions_are_for_operators_alone(db):
         assert list(model_admin.get_actions(request)) == [], model_admin
 
 
-def test_an_action_needs_the_csrf_token(ops):
+def test_an_action_needs_the_csrf_token(operator):
     queue = make_queue()
     strict = Client(enforce_csrf_checks=True)
-    strict.force_login(ops)
+    strict.force_login(operator)
     assert act(strict, Queue, "unbind", queue).status_code == 403
     queue.refresh_from_db()
     assert not queue.unbounded
@@ -896,10 +885,10 @@ def test_an_action_needs_the_csrf_token(ops):
 
 def test_a_question_is_answered_in_a_browser_by_the_keyboard_without_breaking_the_policy(page, settings, mailbox):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    ops = Owner.objects.create_superuser("ops@example.org")
+    operator = Owner.objects.create_superuser("ops@example.org")
     for _ in range(3):
         make_queue(name=f"queue/alice/{'long-' * 20}{next(numbers)}")
-    sign_in(page, ops)
+    sign_in(page, operator)
     for width in (360, 1600):
         page.set_viewport_size({"width": width, "height": 800})
         page.goto("/admin/queues/queue/")

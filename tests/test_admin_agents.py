@@ -18,7 +18,7 @@ from queues.models import (
     SubscriptionQueue,
     Sweep,
 )
-from tests.test_subscription_pages import alice, bob, compute, make_agent, make_consumer, make_subscription, ops  # noqa: F401
+from tests.test_subscription_pages import compute, make_agent, make_consumer, make_subscription  # noqa: F401
 from tests.toolbox import AWAY
 
 MODELS = {
@@ -34,13 +34,7 @@ DELETABLE = ("agentidentity", "eventsubscription", "subscriptionqueue", "consume
 
 
 @pytest.fixture
-def admin(client, ops):  # noqa: F811
-    client.force_login(ops)
-    return client
-
-
-@pytest.fixture
-def world(alice, ops, compute, settings):  # noqa: F811
+def world(alice, operator, compute, settings):  # noqa: F811
     """Give one of each of an agent's things, by the model's name. The broker is away, so that what is to go stays."""
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     token, _ = make_token(alice, "agent")
@@ -59,7 +53,7 @@ def world(alice, ops, compute, settings):  # noqa: F811
     }
 
 
-def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):  # noqa: F811
+def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):
     form = {"name": "Storage", "members": [alice.pk, bob.pk], "publishers": [bob.pk]}
     assert admin.post("/admin/queues/offering/add/", form).status_code == 302
     offering = Offering.objects.get(name="Storage")
@@ -85,7 +79,7 @@ def test_the_name_of_an_offering_is_refused_as_the_command_refuses_it(admin, com
     assert [offering.name for offering in Offering.objects.all()] == ["Compute"]
 
 
-def test_members_are_found_by_their_address_as_it_is_typed(admin, alice, bob):  # noqa: F811
+def test_members_are_found_by_their_address_as_it_is_typed(admin, alice, bob):
     query = {"app_label": "queues", "model_name": "offering", "field_name": "members", "term": "ali"}
     found = admin.get("/admin/autocomplete/", query).json()["results"]
     assert [one["text"] for one in found] == ["alice@example.org"]
@@ -165,8 +159,8 @@ def test_each_is_found(admin, world, model, search):
     assert f"/admin/queues/{model}/{world[model].pk}/change/" not in missed.text
 
 
-def test_an_owner_is_deleted_with_all_agents_once_the_list_of_them_was_shown(admin, alice, ops, world):  # noqa: F811
-    vouch(alice, ops, "a colleague")
+def test_an_owner_is_deleted_with_all_agents_once_the_list_of_them_was_shown(admin, alice, operator, world):
+    vouch(alice, operator, "a colleague")
     address = f"/admin/accounts/owner/{alice.pk}/delete/"
     page = admin.get(address).text
     for name in ("agentidentity", "subscriptionqueue", "consumer", "agentvhost"):

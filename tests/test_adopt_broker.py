@@ -23,16 +23,6 @@ pytestmark = pytest.mark.usefixtures("guarded")
 
 
 @pytest.fixture
-def alice(guarded):
-    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def bob(guarded):
-    return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
 def on_broker(management):
     """Give a function that makes an account by a name of the test's own, unless it is to be exactly this one."""
     made = []

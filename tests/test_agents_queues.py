@@ -20,10 +20,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.toolbox import in_background, queue_events, wait_until, wait_until_blocked
 
-
-@pytest.fixture
-def alice(agents):
-    return agents.owner("alice")
+pytestmark = pytest.mark.usefixtures("agents")
 
 
 @pytest.fixture

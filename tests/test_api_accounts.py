@@ -22,21 +22,6 @@ from tests.toolbox import in_parallel, wait_until
 
 
 @pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def bob(db):
-    return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def operator(db):
-    return Owner.objects.create_superuser("ops@example.org")
-
-
-@pytest.fixture
 def username(guarded, management):
     """A name of the test's own, since the broker's accounts are not in its vhost."""
     name = f"alice-{uuid.uuid4().hex[:8]}"
@@ -181,36 +166,36 @@ def test_nothing_is_half_made_while_the_broker_is_away(alice, db, away):
 
 
 @pytest.fixture
-def account(alice, bob):
+def shared_account(alice, bob):
     made = PulseUser.objects.create(username="alice", ready=True)
     made.owners.set([alice, bob])
     return made
 
 
-def test_an_account_can_be_looked_at_while_the_broker_is_away(alice, account, away):
+def test_an_account_can_be_looked_at_while_the_broker_is_away(alice, shared_account, away):
     answer = Program(alice).get("pulse-users/alice/")
     assert (answer.status_code, answer.json()["permissions"]) == (200, None)
 
 
-def test_the_last_owner_stays(alice, account, away):
+def test_the_last_owner_stays(alice, shared_account, away):
     answer = Program(alice).patch("pulse-users/alice/", {"owners": []})
     assert (answer.status_code, list(answer.json())) == (400, ["owners"])
-    assert account.owners.count() == 2
+    assert shared_account.owners.count() == 2
 
 
-def test_who_gives_an_account_away_sees_it_this_once(alice, account, away):
+def test_who_gives_an_account_away_sees_it_this_once(alice, shared_account, away):
     program = Program(alice)
     answer = program.patch("pulse-users/alice/", {"owners": ["bob@example.org"]})
     assert (answer.status_code, answer.json()["owners"]) == (200, ["bob@example.org"])
     assert program.get("pulse-users/alice/").status_code == 404
 
 
-def test_all_of_a_change_is_done_or_nothing(alice, account, away, settings):
+def test_all_of_a_change_is_done_or_nothing(alice, shared_account, away, settings):
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 100
     body = {"owners": ["alice@example.org"], "notification_emails": ["t@example.org"], "max_length": 10_000}
     answer = Program(alice).patch("pulse-users/alice/", body)
     assert answer.status_code == 400
-    assert (account.owners.count(), account.notification_addresses.count()) == (2, 0)
+    assert (shared_account.owners.count(), shared_account.notification_addresses.count()) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +212,14 @@ def test_all_of_a_change_is_done_or_nothing(alice, account, away, settings):
     ],
 )
 def test_thresholds_are_for_operators_and_where_they_allow_it_for_owners(
-    alice, operator, account, away, settings, visitor, allowed, body, status
+    alice, operator, shared_account, away, settings, visitor, allowed, body, status
 ):
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = allowed
     answer = Program({"alice": alice, "ops": operator}[visitor]).patch("pulse-users/alice/", body)
     assert answer.status_code == status, answer.text
-    account.refresh_from_db()
+    shared_account.refresh_from_db()
     expected = (body["warn_length"], body["max_length"]) if status == 200 else (None, None)
-    assert (account.warn_length, account.max_length) == expected
+    assert (shared_account.warn_length, shared_account.max_length) == expected
 
 
 def test_a_password_is_rotated_and_permissions_stay(alice, username, management):
@@ -342,7 +327,7 @@ def test_the_list_takes_as_many_statements_for_many_accounts_as_for_one(operator
     assert (len(answer.json()), answer["X-Result-Count"]) == (40, "40")
 
 
-def test_accounts_are_searched_by_name_and_owner(operator, account):
+def test_accounts_are_searched_by_name_and_owner(operator, shared_account):
     PulseUser.objects.create(username="zed", ready=True)
     program = Program(operator)
     for search, found in (("ALI", ["alice"]), ("bob@", ["alice"]), ("ze", ["zed"]), ("nothing", [])):
@@ -430,7 +415,7 @@ def test_a_token_that_cannot_be_made_is_told_at_its_field(alice, body, field):
 # Strangers
 
 
-def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, account, away, time_machine):
+def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, shared_account, away, time_machine):
     began = timezone.now()
     time_machine.move_to(began, tick=False)
     program, path = Program(alice), "pulse-users/alice/"
@@ -443,7 +428,7 @@ def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, account, awa
     assert program.patch(path, {"notification_emails": []}).status_code == 200
     anew = program.patch(path, {"notification_emails": ["stranger@example.org"]})
     assert (anew.status_code, list(anew.json())) == (400, ["notification_emails"])
-    assert account.notification_addresses.count() == 0
+    assert shared_account.notification_addresses.count() == 0
     assert asked.count() == 1
     time_machine.move_to(began + timedelta(hours=1, seconds=2), tick=False)
     assert program.patch(path, {"notification_emails": ["stranger@example.org"]}).status_code == 200
@@ -451,7 +436,7 @@ def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, account, awa
     assert asked.count() == 2
 
 
-def test_what_two_operators_change_at_once_is_both_kept(operator, account, away, monkeypatch):
+def test_what_two_operators_change_at_once_is_both_kept(operator, shared_account, away, monkeypatch):
     PulseUser.objects.update(warn_length=100, max_length=1000)
     set_thresholds = pulse_users.set_thresholds
 
@@ -461,8 +446,12 @@ def test_what_two_operators_change_at_once_is_both_kept(operator, account, away,
 
     monkeypatch.setattr(pulse_users, "set_thresholds", in_between)
     told = Program(operator).patch("pulse-users/alice/", {"max_length": 5000}).json()
-    account.refresh_from_db()
-    assert (account.warn_length, account.max_length) == (told["warn_length"], told["max_length"]) == (200, 5000)
+    shared_account.refresh_from_db()
+    assert (
+        (shared_account.warn_length, shared_account.max_length)
+        == (told["warn_length"], told["max_length"])
+        == (200, 5000)
+    )
 
 
 @pytest.mark.parametrize("name", ["\u202e", "a\u200bb", "a\u2066b"])

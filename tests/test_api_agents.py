@@ -54,21 +54,6 @@ def not_quite(named):
 
 
 @pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True, full_name="Alice")
-
-
-@pytest.fixture
-def bob(db):
-    return Owner.objects.create_user("bob@example.org", vouched=True)
-
-
-@pytest.fixture
-def operator(db):
-    return Owner.objects.create_superuser("ops@example.org")
-
-
-@pytest.fixture
 def offering(alice, bob):
     made = Offering.objects.create(name="Cluster")
     made.members.add(alice)

@@ -19,28 +19,6 @@ FIELDS = {
 
 
 @pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
-@pytest.fixture
-def bob(db):
-    return Owner.objects.create_user("bob@example.org", vouched=True)
-
-
-@pytest.fixture
-def operator(db):
-    return Owner.objects.create_superuser("ops@example.org")
-
-
-@pytest.fixture
-def account(alice):
-    made = PulseUser.objects.create(username="alice", ready=True)
-    made.owners.add(alice)
-    return made
-
-
-@pytest.fixture
 def away(settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"

@@ -30,23 +30,9 @@ from tests.proxy import Proxy, http_answer
 from tests.test_commands import run
 from tests.toolbox import AWAY
 
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
 ACCOUNT = "audited"
-
-
-@pytest.fixture
-def ops(transactional_db):
-    return Owner.objects.create_superuser("ops@example.org")
-
-
-@pytest.fixture
-def alice(transactional_db):
-    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def admin(client, ops):
-    client.force_login(ops)
-    return client
 
 
 @pytest.fixture
@@ -100,15 +86,15 @@ def test_a_person_at_a_browser_is_named_with_the_address_and_the_id_of_the_reque
     assert (entry.remote_addr, entry.cid) == ("192.0.2.9", answer["X-Request-ID"])
 
 
-def test_a_program_is_named_with_its_owner_and_its_token(queue, ops):
-    program = Program(ops)
-    token = ops.auth_token_set.get()
+def test_a_program_is_named_with_its_owner_and_its_token(queue, operator):
+    program = Program(operator)
+    token = operator.auth_token_set.get()
     token.name = "nightly"
     token.save()
     forget()
     assert program.patch(f"queues/{queue.uuid.hex}/", {"warn_length": 6}).status_code == 200
     entry = AuditEntry.objects.get()
-    assert (entry.actor, entry.deed, entry.changes) == (ops, "changed", {"warn_length": ["None", "6"]})
+    assert (entry.actor, entry.deed, entry.changes) == (operator, "changed", {"warn_length": ["None", "6"]})
     assert entry.additional_data == {"token": "nightly"}
     assert program.key not in everything()
 
@@ -178,19 +164,19 @@ def test_a_visitor_who_types_addresses_leaves_nothing_in_it(client, transactiona
     assert not AuditEntry.objects.exists()
 
 
-def test_what_an_owner_did_and_what_was_done_to_them_is_read_after_they_are_gone(admin, alice, ops):
-    vouching.vouch(alice, ops)
+def test_what_an_owner_did_and_what_was_done_to_them_is_read_after_they_are_gone(admin, alice, operator):
+    vouching.vouch(alice, operator)
     audit.note(alice, "purged", None)
     path = f"/admin/accounts/owner/{alice.pk}/delete/"
     assert admin.post(path, {"post": "yes"}).status_code == 302
     entry = AuditEntry.objects.get(deed="purged")
     assert (entry.actor, entry.actor_email) == (None, "alice@example.org")
     gone = AuditEntry.objects.get(deed="deleted")
-    assert (gone.actor, gone.object_repr) == (ops, "alice@example.org")
+    assert (gone.actor, gone.object_repr) == (operator, "alice@example.org")
     assert "alice@example.org" in admin.get("/admin/accounts/auditentry/?q=alice").text
 
 
-def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, ops, monkeypatch):
+def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, operator, monkeypatch):
     leaving = Owner.objects.create_user("leaving@example.org", is_staff=True)
     forget()
     set_limits, purge, destroy = by_hand.set_limits, by_hand.purge_queue, by_hand.delete_queue
@@ -215,13 +201,13 @@ def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, ops
     assert {outcome for _, outcome in by_leaving} == {"done"}
     kinds = {"adjusted", "purged", "removing", "removed"}
     assert set(queue.events.filter(kind__in=kinds).values_list("kind", "by")) == {(kind, None) for kind in kinds}
-    client.force_login(ops)
+    client.force_login(operator)
     assert client.get("/admin/accounts/auditentry/").status_code == 200
     assert client.get(f"/queues/{queue.uuid}/").status_code == 200
 
 
-def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, ops):
-    audit.note(ops, "purged", alice)
+def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, operator):
+    audit.note(operator, "purged", alice)
     ContentType.objects.get_for_model(Owner).delete()
     ContentType.objects.clear_cache()
     [entry] = AuditEntry.objects.filter(deed="purged")
@@ -308,12 +294,12 @@ def test_a_password_that_may_have_been_changed_is_in_it_and_the_password_is_not(
 # What is in it
 
 
-def test_what_happens_to_an_account_is_in_it(account, alice, ops, management, guarded, settings):
+def test_what_happens_to_an_account_is_in_it(account, alice, operator, management, guarded, settings):
     bob = Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
     forget()
     pulse_users.add_owner(account, bob)
     pulse_users.remove_owner(account, bob)
-    pulse_users.set_thresholds(account, 6, 9, ops)
+    pulse_users.set_thresholds(account, 6, 9, operator)
     address = addresses.add_address(account, "team@example.org", alice)
     addresses.confirm_address(addresses.confirmation_token(address))
     addresses.remove_address(address)
@@ -334,11 +320,11 @@ def test_what_happens_to_an_account_is_in_it(account, alice, ops, management, gu
     assert third.changes == {"warn_length": ["None", "6"], "max_length": ["None", "9"]}
 
 
-def test_making_and_adopting_accounts_is_in_it(guarded, alice, ops, management):
+def test_making_and_adopting_accounts_is_in_it(guarded, alice, operator, management):
     try:
         pulse_users.make_pulse_user("audited-made", [alice])
         management.put_user("audited-found", "irrelevant")
-        pulse_users.adopt_pulse_user("audited-found", [alice], ops)
+        pulse_users.adopt_pulse_user("audited-found", [alice], operator)
     finally:
         for name in ("audited-made", "audited-found"):
             management.delete_user(name)
@@ -349,7 +335,7 @@ def test_making_and_adopting_accounts_is_in_it(guarded, alice, ops, management):
         ("changed", "audited-found"),
         ("adopted", "audited-found"),
     ]
-    assert AuditEntry.objects.get(deed="adopted").actor == ops
+    assert AuditEntry.objects.get(deed="adopted").actor == operator
 
 
 def test_a_making_that_fails_is_in_it_too(guarded, alice, settings, broker):
@@ -360,15 +346,15 @@ def test_a_making_that_fails_is_in_it_too(guarded, alice, settings, broker):
     assert [entry[1] for entry in trail()] == ["made", "changed", "deleted"]
 
 
-def test_vouching_and_withdrawing_are_in_it(account, alice, ops, settings):
+def test_vouching_and_withdrawing_are_in_it(account, alice, operator, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
     shared = PulseUser.objects.create(username="shared", ready=True)
     shared.owners.set([alice, bob])
     tokens.make_token(alice, "nightly")
     forget()
-    vouching.vouch(bob, ops)
-    withdrawal.withdraw(alice, ops, remove=True)
+    vouching.vouch(bob, operator)
+    withdrawal.withdraw(alice, operator, remove=True)
     assert [(deed, thing) for _, deed, thing, _ in trail()] == [
         ("changed", "bob@example.org"),
         ("changed", "alice@example.org"),
@@ -379,20 +365,20 @@ def test_vouching_and_withdrawing_are_in_it(account, alice, ops, settings):
     assert AuditEntry.objects.get(deed="took an owner off").additional_data == {"owner": "alice@example.org"}
 
 
-def test_vouching_that_changes_no_row_is_in_it(alice, ops):
+def test_vouching_that_changes_no_row_is_in_it(alice, operator):
     bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
     vouching.unvouch(alice, None, vouching.NO_LONGER_IN_GROUP)
     forget()
-    withdrawal.withdraw(alice, ops, reason="has left")
-    withdrawal.withdraw(alice, ops, reason="has left")
+    withdrawal.withdraw(alice, operator, reason="has left")
+    withdrawal.withdraw(alice, operator, reason="has left")
     vouching.ask(bob, "for builds")
     vouching.vouch(bob, None, f"{vouching.BY_DOMAIN}example.org")
-    vouching.vouch(bob, ops, "known to us")
+    vouching.vouch(bob, operator, "known to us")
     assert trail() == [
-        (ops.email, "ruled out that anybody else vouches for", alice.email, "done"),
+        (operator.email, "ruled out that anybody else vouches for", alice.email, "done"),
         (bob.email, "asked to be vouched for", bob.email, "done"),
         ("", "changed", bob.email, "done"),
-        (ops.email, "vouched for, too", bob.email, "done"),
+        (operator.email, "vouched for, too", bob.email, "done"),
     ]
     assert AuditEntry.objects.latest("id").additional_data == {"reason": "known to us"}
 
@@ -544,11 +530,11 @@ def test_old_entries_are_pruned_after_a_year(transactional_db):
 # The trail as it is read
 
 
-def test_the_trail_says_in_words_who_did_what(admin, alice, ops):
+def test_the_trail_says_in_words_who_did_what(admin, alice, operator):
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])
-    pulse_users.set_thresholds(account, 6, 9, ops)
-    audit.note(ops, "asked for a sweep of orphans", None, agreed_to=5, force=True)
+    pulse_users.set_thresholds(account, 6, 9, operator)
+    audit.note(operator, "asked for a sweep of orphans", None, agreed_to=5, force=True)
     odd = Queue(pk=1, name="queue/<script>\u202e", vhost="/")
     with audit.deed(alice, "purged", odd):
         pass
@@ -564,11 +550,11 @@ def test_the_trail_says_in_words_who_did_what(admin, alice, ops):
 
 
 @pytest.mark.parametrize(("search", "found"), [("ops@", 1), ("team", 2), ("gave another", 1), ("r-17", 1), ("zzz", 0)])
-def test_the_trail_is_searched(admin, ops, alice, search, found):
+def test_the_trail_is_searched(admin, operator, alice, search, found):
     forget()
     team = PulseUser(pk=1, username="team")
     audit.note(alice, "gave another password", team)
-    audit.note(ops, "asked for a pass", None)
+    audit.note(operator, "asked for a pass", None)
     NotificationAddress(pk=1, email="x@example.org", pulse_user=team)
     audit.changed(alice, [audit.Change(team, {"warn_length": 1}, {"warn_length": 2})])
     AuditEntry.objects.filter(deed="asked for a pass").update(cid="r-17")

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
-from accounts.models import Owner, PulseUser
+from accounts.models import PulseUser
 from benchmarks.passes import counted_requests
 from queues import by_hand
 from queues.models import Queue, QueueEvent
@@ -14,20 +14,7 @@ from rabbit.management import BrokerAway, Refused
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY, in_parallel, queue_names
 
-pytestmark = pytest.mark.usefixtures("guarded")
-
-
-@pytest.fixture
-def alice():
-    """Give an owner with the Pulse user "alice"."""
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
-
-
-@pytest.fixture
-def operator():
-    return Owner.objects.create_superuser("ops@example.org")
+pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 @pytest.fixture

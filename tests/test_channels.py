@@ -25,11 +25,6 @@ pytestmark = pytest.mark.django_db
 SLACK = "https://hooks.slack.com/services/T12345678/B12345678/abcdefghijklmnopqrstuvwx"
 
 
-@pytest.fixture
-def alice():
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     return make_certificate(tmp_path_factory.mktemp("certificate"))

@@ -10,7 +10,6 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from accounts.models import Owner
 from accounts.signin import make_link
 from queues.models import Queue, QueueEvent
 from tests.api import Program
@@ -18,11 +17,6 @@ from tests.served import raw
 from tests.test_api_schema import OPERATIONS, SCHEMA
 
 FORM = "application/x-www-form-urlencoded"
-
-
-@pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True)
 
 
 # Bodies

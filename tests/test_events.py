@@ -24,10 +24,7 @@ from tests.api import Program
 from tests.conftest import Amqp
 from tests.toolbox import in_parallel, queue_lengths, wait_until_equal
 
-
-@pytest.fixture
-def alice(agents):
-    return agents.owner("alice")
+pytestmark = pytest.mark.usefixtures("agents")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accounts.models import AuditEntry, Owner, PulseUser
+from accounts.models import AuditEntry, Owner
 from benchmarks.passes import counted_requests
 from queues import exchanges
 from queues.by_hand import Gone
@@ -11,20 +11,7 @@ from rabbit.names import readable
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY
 
-pytestmark = pytest.mark.usefixtures("guarded")
-
-
-@pytest.fixture
-def alice():
-    """Give an owner with the Pulse user "alice"."""
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
-
-
-@pytest.fixture
-def operator():
-    return Owner.objects.create_superuser("ops@example.org")
+pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 @pytest.fixture

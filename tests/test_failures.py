@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
 from local.invariants import broken
 from local.rabbitmq import PrivateNode
 from queues import deletion, monitor
@@ -22,12 +21,7 @@ from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import Killed, in_parallel, queue_events, queue_names, sent, wait_until_equal
 
-
-@pytest.fixture
-def alice(guarded):
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
+pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 @pytest.fixture
@@ -511,7 +505,7 @@ def management_has(management, vhost):
 
 
 @pytest.fixture
-def account(guarded, settings, broker, management):
+def guardian_account(guarded, settings, broker, management):
     """Have Guardian work with an account of the test's own, and give its name; its password is ``first``."""
     name = f"guardian-{uuid.uuid4().hex[:8]}"
     management.put_user(name, "first", ["administrator"])
@@ -525,24 +519,24 @@ def account(guarded, settings, broker, management):
 
 @pytest.mark.parametrize("what", ["its password", "its permissions", "itself"])
 def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothing(
-    account, amqp, alice, guarded, management, mailbox, what
+    guardian_account, amqp, alice, guarded, management, mailbox, what
 ):
     amqp.queue("queue/alice/short", 1)
     monitor.run_pass()
     amqp.queue("queue/alice/builds", 11)
     if what == "its password":
-        management.put_user(account, "second", ["administrator"])
+        management.put_user(guardian_account, "second", ["administrator"])
     elif what == "its permissions":
-        management.delete_permissions(guarded, account)
+        management.delete_permissions(guarded, guardian_account)
     else:
-        management.delete_user(account)
+        management.delete_user(guardian_account)
     reports = [monitor.run_pass() for _ in range(3)]
     assert all("401" in report.errors[0] and not report.deleted for report in reports)
     assert queue_names(management, guarded) == {"queue/alice/builds", "queue/alice/short"}
     assert Queue.objects.get(name="queue/alice/short").misses == 0
     assert len([kind for kind in sent("ops@example.org") if kind in ("outage", "refused")]) == 1
-    management.put_user(account, "first", ["administrator"])
-    management.set_permissions(guarded, account, EVERYTHING)
+    management.put_user(guardian_account, "first", ["administrator"])
+    management.set_permissions(guarded, guardian_account, EVERYTHING)
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
     assert queue_names(management, guarded) == {"queue/alice/short"}

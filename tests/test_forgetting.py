@@ -6,20 +6,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
+from accounts.models import PulseUser
 from queues import forgetting
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 
-pytestmark = pytest.mark.usefixtures("guarded")
-
-
-@pytest.fixture
-def alice():
-    """Give an owner with the Pulse user "alice"."""
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
+pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 def rows(vhost, names, **fields):

@@ -9,7 +9,6 @@ from functools import partial
 import pika
 import pytest
 
-from accounts.models import Owner, PulseUser
 from local.invariants import broken, sent_again
 from queues import monitor, orphans, outbox, removals, subscriptions
 from queues.models import Consumer, Notification, QueueEvent, Registration, SubscriptionQueue
@@ -17,14 +16,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.faults import follow, killed_after, let_time_pass
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def alice(guarded):
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded", "account")]
 
 
 class Agent:

@@ -30,11 +30,6 @@ def middle_of_a_stretch():
         yield
 
 
-@pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
 def done(limit, who):
     """Give how often somebody can do it until they are told to wait."""
     number = 0

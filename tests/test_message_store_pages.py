@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from accounts.models import AuditEntry, Owner
+from accounts.models import AuditEntry
 from message_store import applications, ids, queues, views
 from message_store.database import DatabaseStore
 from message_store.models import Application, ApplicationKey
@@ -19,16 +19,6 @@ from tests.toolbox import messages_of
 
 MARKUP = "<script>\u202e'\""
 ODD = "odd <b>&\"'%25 ?#é+\u202e"
-
-
-@pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
-@pytest.fixture
-def ops(db):
-    return Owner.objects.create_superuser("ops@example.org")
 
 
 @pytest.fixture
@@ -56,12 +46,12 @@ def post(queue, *bodies, **fields):
 # The lists
 
 
-def test_an_operator_sees_every_application_with_its_keys_and_queues(application, visit, ops):
+def test_an_operator_sees_every_application_with_its_keys_and_queues(application, visit, operator):
     applications.make_application("other")
     applications.make_key(application)
     applications.make_key(application)
     queues.make("notices", "alice", principals="bid:alice@example.org")
-    client = visit(ops)
+    client = visit(operator)
     page = client.get("/message-store/")
     assert [row.split("<")[0] for row in re.findall(r'class="name" href="[^"]*">([^\n]*)', page.text)] == [
         "notices",
@@ -111,11 +101,11 @@ def test_a_queue_that_names_somebody_no_more_is_gone_from_their_list(application
     assert client.get(page_of("notices", "a")).status_code == 404
 
 
-def test_a_list_goes_on_where_its_page_ends(application, visit, alice, ops, monkeypatch):
+def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator, monkeypatch):
     monkeypatch.setattr(views, "QUEUES", 2)
     for number in range(5):
         queues.make("notices", f"q{number}", principals="bid:alice@example.org")
-    for owner, address in ((ops, page_of("notices")), (alice, page_of("notices")), (alice, "/message-store/")):
+    for owner, address in ((operator, page_of("notices")), (alice, page_of("notices")), (alice, "/message-store/")):
         seen, more = [], address
         while more:
             text = visit(owner).get(more).text
@@ -130,7 +120,7 @@ def test_a_list_goes_on_where_its_page_ends(application, visit, alice, ops, monk
             assert MARKUP not in page.text
 
 
-def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit, alice, ops):
+def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit, alice, operator):
     def statements(owner, page):
         client = visit(owner)
         with CaptureQueriesContext(connection) as captured:
@@ -138,8 +128,8 @@ def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit,
         return len(captured)
 
     pages = [
-        (ops, "/message-store/"),
-        (ops, page_of("notices")),
+        (operator, "/message-store/"),
+        (operator, page_of("notices")),
         (alice, "/message-store/"),
         (alice, page_of("notices")),
     ]
@@ -154,15 +144,15 @@ def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit,
 # The navigation
 
 
-def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, ops):
+def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, operator):
     def is_shown(owner):
         return 'href="/message-store/"' in visit(owner).get("/tokens/").text
 
     assert not is_shown(alice)
-    assert not is_shown(ops)
+    assert not is_shown(operator)
     applications.make_application("notices")
     assert not is_shown(alice)
-    assert is_shown(ops)
+    assert is_shown(operator)
     queues.make("notices", "a", principals="bid:alice@example.org")
     assert is_shown(alice)
 
@@ -195,7 +185,7 @@ def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, vi
     assert "Partition 1 has no message at the moment." in page.text
 
 
-def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, ops):
+def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, operator):
     queue = queues.make("notices", "a")
     found = []
     for at in ("2025-12-31T23:59:59.9999999", "2026-01-01T00:00:00", "2026-01-01T12:00:00"):
@@ -203,7 +193,7 @@ def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, ops):
         ticks = int(views.parse_datetime(f"{seconds}+00:00").timestamp()) * ids.TICKS + int(part or 0)
         found.append(ids.message_id(ids.Place(ticks, 0x8100_0000_0000_0001)))
         queues.overwrite(queue, [Posted(found[-1], 1)], Entry(f"message {len(found)}".encode()))
-    client = visit(ops)
+    client = visit(operator)
     cases = (
         ("2026-01-01", "23", "21"),
         ("2026-01-01 00:00", "23", "21"),
@@ -237,19 +227,19 @@ def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, ops):
         ({"since": "\0"}, "Null characters"),
     ],
 )
-def test_what_can_not_be_looked_for_is_said_beside_the_field(application, visit, ops, asked, said):
+def test_what_can_not_be_looked_for_is_said_beside_the_field(application, visit, operator, asked, said):
     queues.make("notices", "a", partitions=2)
-    page = visit(ops).get(page_of("notices", "a"), asked)
+    page = visit(operator).get(page_of("notices", "a"), asked)
     assert page.status_code == 200
     assert said in page.text
 
 
-def test_a_message_is_shown_as_what_it_is_and_does_nothing(application, visit, ops):
+def test_a_message_is_shown_as_what_it_is_and_does_nothing(application, visit, operator):
     queue = queues.make("notices", "a")
     post(queue, f"{MARKUP}\r\n\tsecond\0line".encode(), content_type="text/html")
     post(queue, b"\xff\xfe" + b"\0" * 600, content_type="image/png")
     post(queue, "é".encode() * 6000)
-    text = visit(ops).get(page_of("notices", "a")).text
+    text = visit(operator).get(page_of("notices", "a")).text
     assert MARKUP not in text
     assert "&lt;script&gt;\\u202e&#x27;&quot;\n\tsecond\\x00line<" in text
     assert "text/html" in text
@@ -307,7 +297,9 @@ def test_a_look_takes_few_statements_whatever_is_in_the_queue(application, visit
 # The store away
 
 
-def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(application, visit, alice, ops, monkeypatch):
+def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(
+    application, visit, alice, operator, monkeypatch
+):
     queues.make("notices", "a", principals="bid:alice@example.org")
 
     def away(*_, **__):
@@ -315,7 +307,7 @@ def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(applicati
 
     for method in ("find", "queues", "naming"):
         monkeypatch.setattr(DatabaseStore, method, away)
-    for owner in (alice, ops):
+    for owner in (alice, operator):
         for page in ("/message-store/", page_of("notices"), page_of("notices", "a")):
             answer = visit(owner).get(page)
             assert answer.status_code == 503
@@ -341,8 +333,8 @@ def key_in(answer):
     return re.search(r'id="key">([0-9a-f]{64})<', answer.text)[1]
 
 
-def test_an_application_is_made_with_a_key_that_is_shown_once(visit, ops):
-    client = visit(ops)
+def test_an_application_is_made_with_a_key_that_is_shown_once(visit, operator):
+    client = visit(operator)
     answer = client.post("/admin/message_store/application/add/", {"name": "notices"})
     assert answer.status_code == 201
     assert "no-store" in answer["Cache-Control"]
@@ -355,21 +347,21 @@ def test_an_application_is_made_with_a_key_that_is_shown_once(visit, ops):
         assert key not in text
         assert row.digest not in text
     entries = AuditEntry.objects.filter(content_type__app_label="message_store").order_by("pk")
-    assert [(entry.deed, entry.actor) for entry in entries] == [("made", ops), ("made", ops)]
+    assert [(entry.deed, entry.actor) for entry in entries] == [("made", operator), ("made", operator)]
     assert key not in str([entry.__dict__ for entry in entries])
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 51, "-a", MARKUP, "notices"])
-def test_what_can_not_be_a_name_is_refused_beside_the_field(visit, ops, application, name):
-    answer = visit(ops).post("/admin/message_store/application/add/", {"name": name})
+def test_what_can_not_be_a_name_is_refused_beside_the_field(visit, operator, application, name):
+    answer = visit(operator).post("/admin/message_store/application/add/", {"name": name})
     assert answer.status_code == 200
     assert "errorlist" in answer.text
     assert [one.name for one in Application.objects.all()] == ["notices"]
     assert not ApplicationKey.objects.exists()
 
 
-def test_a_further_key_is_made_for_one_application_and_shown_once(visit, ops, application):
-    client, other = visit(ops), applications.make_application("other")
+def test_a_further_key_is_made_for_one_application_and_shown_once(visit, operator, application):
+    client, other = visit(operator), applications.make_application("other")
     assert messages_of(act(client, Application, "make_key", application, other)) == [
         "A key is shown once: choose one application at a time."
     ]
@@ -382,9 +374,9 @@ def test_a_further_key_is_made_for_one_application_and_shown_once(visit, ops, ap
     assert applications.of_key(key_in(answer)) == "notices"
 
 
-def test_why_there_is_no_further_key_is_told(visit, ops, application, monkeypatch):
+def test_why_there_is_no_further_key_is_told(visit, operator, application, monkeypatch):
     monkeypatch.setattr(applications, "MOST_KEYS", 1)
-    client = visit(ops)
+    client = visit(operator)
     question = act(client, Application, "make_key", application)
     applications.make_key(application)
     assert "has 1 keys" in messages_of(agree(client, question))[0]
@@ -393,25 +385,25 @@ def test_why_there_is_no_further_key_is_told(visit, ops, application, monkeypatc
     assert messages_of(agree(client, question)) == ["None of these is there any more."]
 
 
-def test_a_revoked_key_opens_nothing_and_the_others_do(visit, ops, application):
+def test_a_revoked_key_opens_nothing_and_the_others_do(visit, operator, application):
     row, key = applications.make_key(application)
     _, other = applications.make_key(application)
-    client = visit(ops)
+    client = visit(operator)
     answer = agree(client, act(client, ApplicationKey, "revoke", row))
     assert messages_of(answer)[0].startswith("1 is revoked")
     with pytest.raises(applications.UnknownKey):
         applications.of_key(key)
     assert applications.of_key(other) == "notices"
     entry = AuditEntry.objects.latest("pk")
-    assert (entry.deed, entry.actor, entry.additional_data["application"]) == ("revoked", ops, "notices")
+    assert (entry.deed, entry.actor, entry.additional_data["application"]) == ("revoked", operator, "notices")
 
 
-def test_an_application_with_queues_stays_and_one_without_goes_with_its_keys(visit, ops, application):
+def test_an_application_with_queues_stays_and_one_without_goes_with_its_keys(visit, operator, application):
     other = applications.make_application("other")
     for one in (application, other):
         applications.make_key(one)
     queues.make("notices", "a")
-    client = visit(ops)
+    client = visit(operator)
     answer = agree(client, act(client, Application, "remove", application, other))
     failed, done = messages_of(answer)
     assert "notices has queues" in failed
@@ -419,11 +411,11 @@ def test_an_application_with_queues_stays_and_one_without_goes_with_its_keys(vis
     assert [key.application for key in ApplicationKey.objects.all()] == [application]
 
 
-def test_nothing_is_removed_while_nobody_can_say_whether_it_has_queues(visit, ops, application, monkeypatch):
+def test_nothing_is_removed_while_nobody_can_say_whether_it_has_queues(visit, operator, application, monkeypatch):
     def away(*_, **__):
         raise StoreUnavailable("The database is away")
 
     monkeypatch.setattr(DatabaseStore, "queues", away)
-    client = visit(ops)
+    client = visit(operator)
     assert "The database is away" in messages_of(agree(client, act(client, Application, "remove", application)))[0]
     assert Application.objects.exists()

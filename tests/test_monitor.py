@@ -33,15 +33,7 @@ from rabbit import snapshot
 from rabbit.management import Management
 from tests.toolbox import queue_events, queue_names, sent
 
-pytestmark = pytest.mark.usefixtures("guarded")
-
-
-@pytest.fixture
-def alice():
-    """Give an owner with the Pulse user "alice"."""
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
+pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 def test_a_short_queue_is_recorded_and_nobody_is_told(amqp):

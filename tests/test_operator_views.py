@@ -22,11 +22,6 @@ PASS, BRAKE, ORPHANS, STALE = (f"/admin/operate/{deed}/" for deed in ("pass", "b
 
 
 @pytest.fixture
-def operator(transactional_db):
-    return Owner.objects.create_superuser("ops@example.org")
-
-
-@pytest.fixture
 def ops(client, operator):
     client.force_login(operator)
     return client

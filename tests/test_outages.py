@@ -15,7 +15,7 @@ from django.db import Error, OperationalError, close_old_connections, connection
 from django.test import Client
 from django.utils import timezone
 
-from accounts.models import AuthToken, Owner, PulseUser
+from accounts.models import AuthToken, Owner
 from local.invariants import broken, lost, never_arrived, overlapping_passes, sent_again, told_twice
 from queues import monitor, orphans, outbox, removals, subscriptions
 from queues.models import AgentIdentity, Notification, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
@@ -26,15 +26,10 @@ from tests.faults import follow, let_time_pass, once_after
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, queue_names, sent, wait_until, wait_until_blocked
 
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILDS = "queue/alice/builds"
-
-
-@pytest.fixture
-def alice(guarded):
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
 
 
 def signed_in(owner):

@@ -405,18 +405,6 @@ def test_the_admin_shows_where_it_goes_and_until_when_it_is_held(client):
 # Who is told
 
 
-@pytest.fixture
-def alice():
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
-@pytest.fixture
-def account(alice):
-    pulse_user = PulseUser.objects.create(username="alice", ready=True)
-    pulse_user.owners.add(alice)
-    return pulse_user
-
-
 WARNING = {
     "queue": "queue/alice/builds", "vhost": "/", "state": "warned", "length": 6, "ready": 6, "unacknowledged": 0,
     "warn": 5, "max": 10, "spared": False, "per_second": None, "seconds_to_max": None, "folded": 0, "consumers": None,

@@ -220,11 +220,6 @@ def test_without_a_pass_there_is_no_chart():
 # What is gathered
 
 
-@pytest.fixture
-def operator(transactional_db):
-    return Owner.objects.create_superuser("ops@example.org")
-
-
 def fill(number: int, now: datetime) -> None:
     """Make so many queues of each kind, and so many rows of everything else."""
     account = PulseUser.objects.create(username=f"alice-{number}", ready=True)

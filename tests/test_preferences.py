@@ -93,11 +93,6 @@ def test_a_time_zone_that_is_none_any_more_counts_as_utc():
     )
 
 
-@pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org")
-
-
 def test_quiet_hours_are_set_and_taken_away(alice):
     set_quiet_hours(alice, time(22), time(7), "Europe/Berlin")
     alice.refresh_from_db()

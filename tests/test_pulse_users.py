@@ -61,20 +61,7 @@ from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.toolbox import AWAY, Killed, in_parallel, queue_names, wait_until
 
-
-@pytest.fixture
-def alice(guarded):
-    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def bob(guarded):
-    return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def ops(guarded):
-    return Owner.objects.create_superuser("ops@example.org")
+pytestmark = pytest.mark.usefixtures("guarded")
 
 
 @pytest.fixture
@@ -710,10 +697,12 @@ def test_a_hold_is_prolonged_by_who_works_on(db, time_machine):
 @pytest.mark.parametrize(
     ("tags", "said"), [(["administrator"], "an administrator"), (["policymaker", "management"], "tag policymaker")]
 )
-def test_what_must_not_be_adopted_is_neither_changed_nor_removed(alice, ops, name, guarded, management, tags, said):
+def test_what_must_not_be_adopted_is_neither_changed_nor_removed(
+    alice, operator, name, guarded, management, tags, said
+):
     management.put_user(name, "by hand", ["management", "monitoring"])
     management.make_queue(guarded, f"queue/{name}/builds")
-    pulse_user = adopt_pulse_user(name, [alice], ops)
+    pulse_user = adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "by hand", tags)
     with pytest.raises(ValidationError, match=said):
         rotate_password(pulse_user)
@@ -727,14 +716,14 @@ def test_what_must_not_be_adopted_is_neither_changed_nor_removed(alice, ops, nam
     PulseUser.objects.all().delete()
     assert name not in adoptable()
     with pytest.raises(CannotAdopt, match=said):
-        adopt_pulse_user(name, [alice], ops)
+        adopt_pulse_user(name, [alice], operator)
 
 
 def test_the_account_that_guardian_works_with_now_is_neither_changed_nor_removed(
-    alice, ops, name, guarded, management, settings
+    alice, operator, name, guarded, management, settings
 ):
     management.put_user(name, "word")
-    pulse_user = adopt_pulse_user(name, [alice], ops)
+    pulse_user = adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "word", ["administrator"])
     host = settings.RABBITMQ_MANAGEMENT_URL.rpartition("@")[2]
     settings.RABBITMQ_MANAGEMENT_URL = f"http://{name}:word@{host}"
@@ -745,12 +734,14 @@ def test_the_account_that_guardian_works_with_now_is_neither_changed_nor_removed
     assert management.user(name)
 
 
-def test_an_adopted_account_stays_as_it_was_made_by_hand(alice, bob, ops, name, broker, guarded, management, settings):
+def test_an_adopted_account_stays_as_it_was_made_by_hand(
+    alice, bob, operator, name, broker, guarded, management, settings
+):
     management.put_user(name, "made by hand", ["monitoring"])
     by_hand = Permissions("^made-by-hand", ".*", "")
     management.set_permissions(guarded, name, by_hand)
     assert name in adoptable()
-    pulse_user = adopt_pulse_user(name, [alice, bob], ops)
+    pulse_user = adopt_pulse_user(name, [alice, bob], operator)
     assert (pulse_user.ready, set(pulse_user.owners.all())) == (True, {alice, bob})
     assert PulseUser.objects.get().ready
     assert management.user(name).tags == {"monitoring"}
@@ -759,35 +750,37 @@ def test_an_adopted_account_stays_as_it_was_made_by_hand(alice, bob, ops, name, 
     assert name not in adoptable()
 
 
-def test_what_must_not_be_adopted_isnt(alice, ops, name, management, guarded):
+def test_what_must_not_be_adopted_isnt(alice, operator, name, management, guarded):
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(NotThere):
-        adopt_pulse_user(name, [alice], ops)
+        adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "word", ["administrator", "monitoring"])
     with pytest.raises(CannotAdopt, match="administrator"):
-        adopt_pulse_user(name, [alice], ops)
+        adopt_pulse_user(name, [alice], operator)
     with pytest.raises(CannotAdopt, match="Guardian itself"):
-        adopt_pulse_user(management.whoami().name, [alice], ops)
+        adopt_pulse_user(management.whoami().name, [alice], operator)
     with pytest.raises(BadName):
-        adopt_pulse_user("../guest", [alice], ops)
+        adopt_pulse_user("../guest", [alice], operator)
     assert not {name, management.whoami().name} & set(adoptable())
     management.put_user(name, "word")
     with pytest.raises(LastOwner):
-        adopt_pulse_user(name, [], ops)
+        adopt_pulse_user(name, [], operator)
     with pytest.raises(NotVouched):
-        adopt_pulse_user(name, [stranger], ops)
-    adopt_pulse_user(name, [alice], ops)
+        adopt_pulse_user(name, [stranger], operator)
+    adopt_pulse_user(name, [alice], operator)
     with pytest.raises(NameTaken):
-        adopt_pulse_user(name, [alice], ops)
+        adopt_pulse_user(name, [alice], operator)
     assert PulseUser.objects.count() == 1
 
 
-def test_an_agents_login_is_not_adopted_since_rotating_it_would_lock_the_agent_out(alice, ops, management, guarded):
+def test_an_agents_login_is_not_adopted_since_rotating_it_would_lock_the_agent_out(
+    alice, operator, management, guarded
+):
     login = "f" + secrets.token_hex(16)[1:]
     management.put_user(login, "the agent's token")
     try:
         with pytest.raises(CannotAdopt, match="agent"):
-            adopt_pulse_user(login, [alice], ops)
+            adopt_pulse_user(login, [alice], operator)
         assert login not in adoptable()
     finally:
         management.delete_user(login)
@@ -811,7 +804,7 @@ def test_names_that_cant_own_anything_are_not_offered(guarded, management):
 
 
 def test_what_can_be_adopted_takes_one_request_and_one_query(
-    alice, ops, name, management, settings, django_assert_num_queries
+    alice, operator, name, management, settings, django_assert_num_queries
 ):
     management.put_user(name, None)
     with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
@@ -823,17 +816,17 @@ def test_what_can_be_adopted_takes_one_request_and_one_query(
     with pytest.raises(BrokerAway):
         adoptable()
     with pytest.raises(BrokerAway):
-        adopt_pulse_user(name, [alice], ops)
+        adopt_pulse_user(name, [alice], operator)
     assert not PulseUser.objects.exists()
 
 
 # Owners
 
 
-def test_owners_are_found_in_one_query_and_in_the_order_given(alice, bob, ops, django_assert_num_queries):
+def test_owners_are_found_in_one_query_and_in_the_order_given(alice, bob, operator, django_assert_num_queries):
     with django_assert_num_queries(1):
         found = find_owners(["Bob@example.org ", "ops@example.org", "alice@example.org", "bob@EXAMPLE.org"])
-    assert found == [bob, ops, alice]
+    assert found == [bob, operator, alice]
 
 
 def test_unknown_and_not_vouched_for_is_said_alike(alice):
@@ -885,11 +878,11 @@ def test_owners_come_and_go_and_the_last_stays(alice, bob, name):
 
 
 @pytest.mark.parametrize("add", [add_owner, lambda pulse_user, owner: set_owners(pulse_user, [owner])])
-def test_a_withdrawal_that_comes_in_between_wins(alice, bob, ops, add):
+def test_a_withdrawal_that_comes_in_between_wins(alice, bob, operator, add):
     pulse_user = PulseUser.objects.create(username="shared", ready=True)
     pulse_user.owners.add(alice)
     [stale] = find_owners(["bob@example.org"])
-    vouching.unvouch(bob, ops)
+    vouching.unvouch(bob, operator)
     with pytest.raises(NotVouched):
         add(pulse_user, stale)
     Owner.objects.filter(pk=bob.pk).delete()
@@ -927,22 +920,22 @@ def test_of_two_owners_who_leave_at_once_one_stays(alice, bob):
         assert pulse_user.owners.count() == 1
 
 
-def test_two_who_change_the_owners_at_once_leave_what_one_of_them_said(alice, bob, ops):
+def test_two_who_change_the_owners_at_once_leave_what_one_of_them_said(alice, bob, operator):
     for number in range(5):
         pulse_user = PulseUser.objects.create(username=f"set-{number}", ready=True)
         pulse_user.owners.set([alice])
-        said = [{alice, bob}, {ops}]
+        said = [{alice, bob}, {operator}]
         answers = in_parallel(*(partial(set_owners, pulse_user, list(owners)) for owners in said))
         assert answers == [None, None]
         assert set(pulse_user.owners.all()) in said
 
 
-def test_accounts_are_seen_by_their_owners_and_by_operators(alice, bob, ops):
+def test_accounts_are_seen_by_their_owners_and_by_operators(alice, bob, operator):
     from django.contrib.auth.models import AnonymousUser
 
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     pulse_user.owners.set([alice])
-    for visitor, seen in ((alice, [pulse_user]), (ops, [pulse_user]), (bob, []), (AnonymousUser(), [])):
+    for visitor, seen in ((alice, [pulse_user]), (operator, [pulse_user]), (bob, []), (AnonymousUser(), [])):
         assert list(PulseUser.objects.seen_by(visitor)) == seen
 
 
@@ -1098,11 +1091,11 @@ def test_a_bad_address_is_refused_before_anything_is_made(alice, name, managemen
 # Thresholds
 
 
-def test_operators_set_any_thresholds_and_owners_where_the_settings_allow(alice, ops, settings):
+def test_operators_set_any_thresholds_and_owners_where_the_settings_allow(alice, operator, settings):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     with pytest.raises(PermissionDenied):
         set_thresholds(pulse_user, 6, 9, alice)
-    set_thresholds(pulse_user, 100_000, 200_000, ops)
+    set_thresholds(pulse_user, 100_000, 200_000, operator)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 50
     set_thresholds(pulse_user, 50_000, 200_000, alice)  # the maximum is the one that the operator set
     with pytest.raises(ValidationError, match="is 50 messages"):
@@ -1113,20 +1106,20 @@ def test_operators_set_any_thresholds_and_owners_where_the_settings_allow(alice,
     assert (pulse_user.warn_length, pulse_user.max_length) == (7, None)
 
 
-def test_a_threshold_that_is_left_out_stays_as_the_database_has_it(ops):
+def test_a_threshold_that_is_left_out_stays_as_the_database_has_it(operator):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     PulseUser.objects.update(warn_length=3, max_length=8)
-    set_thresholds(pulse_user, UNCHANGED, 9, ops)
+    set_thresholds(pulse_user, UNCHANGED, 9, operator)
     assert (pulse_user.warn_length, pulse_user.max_length) == (3, 9)
     with pytest.raises(ValidationError):
-        set_thresholds(pulse_user, 9, UNCHANGED, ops)
+        set_thresholds(pulse_user, 9, UNCHANGED, operator)
 
 
 @pytest.mark.parametrize("pair", [(0, 5), (-1, 5), (5, 5), (9, 5), (10, None), (None, 5), (5, 2**31), (2**31, 2**32)])
-def test_thresholds_that_cant_be_used_are_refused(ops, pair):
+def test_thresholds_that_cant_be_used_are_refused(operator, pair):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     with pytest.raises(ValidationError):
-        set_thresholds(pulse_user, *pair, ops)
+        set_thresholds(pulse_user, *pair, operator)
     pulse_user.refresh_from_db()
     assert (pulse_user.warn_length, pulse_user.max_length) == (None, None)
 

@@ -33,18 +33,6 @@ def make_queue(name="queue/alice/builds", **fields):
 
 
 @pytest.fixture
-def alice():
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
-@pytest.fixture
-def account(alice):
-    made = PulseUser.objects.create(username="alice", ready=True)
-    made.owners.add(alice)
-    return made
-
-
-@pytest.fixture
 def visit(client, alice):
     """Give a function that returns the list as Alice sees it."""
     Watch.objects.update_or_create(id=1, defaults={"listed_at": timezone.now()})

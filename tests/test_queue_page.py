@@ -13,18 +13,7 @@ from queues.monitor import run_pass
 from rabbit.names import readable
 from tests.toolbox import AWAY, queue_names
 
-
-@pytest.fixture
-def alice(db):
-    """Give an owner with the Pulse user "alice"."""
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
-
-
-@pytest.fixture
-def operator(db):
-    return Owner.objects.create_superuser("ops@example.org")
+pytestmark = pytest.mark.usefixtures("account")
 
 
 @pytest.fixture

@@ -18,18 +18,6 @@ def operators(settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
 
 
-@pytest.fixture
-def alice():
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
-@pytest.fixture
-def account(alice):
-    pulse_user = PulseUser.objects.create(username="alice", ready=True)
-    pulse_user.owners.add(alice)
-    return pulse_user
-
-
 def test_an_added_address_is_asked_and_what_it_is_sent_confirms_it(account, alice, mailbox):
     addresses.add_address(account, "team@example.org", alice)
     stored = str(list(Notification.objects.values()))

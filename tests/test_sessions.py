@@ -7,15 +7,9 @@ from django.contrib.sessions.models import Session
 from django.core import signing
 from django.test import Client
 
-from accounts.models import Owner
 from accounts.sessions import SessionStore
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def alice():
-    return Owner.objects.create_user("alice@example.org", vouched=True)
 
 
 def is_signed_in(client):

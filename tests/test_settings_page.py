@@ -14,11 +14,6 @@ URL = "https://hooks.example.org/s3cr3t-path"
 
 
 @pytest.fixture
-def alice():
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
-@pytest.fixture
 def page(client, alice):
     client.force_login(alice)
     return client

@@ -35,22 +35,9 @@ from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.toolbox import AWAY, queue_names, wait_until
 
+pytestmark = pytest.mark.usefixtures("guarded")
+
 ODD = "<script>alert(1)</script>\u202e\"'"
-
-
-@pytest.fixture
-def alice(guarded):
-    return Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def bob(guarded):
-    return Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
-
-
-@pytest.fixture
-def ops(guarded):
-    return Owner.objects.create_superuser("ops@example.org")
 
 
 @pytest.fixture
@@ -226,13 +213,13 @@ def test_an_agent_with_hundreds_of_queues_shows_some_and_says_where_the_rest_are
 # Who sees what
 
 
-def test_an_owner_sees_their_own_and_an_operator_all_with_the_owner_named(alice, bob, ops, compute):
+def test_an_owner_sees_their_own_and_an_operator_all_with_the_owner_named(alice, bob, operator, compute):
     make_agent(alice, compute, "alice's")
     make_agent(bob, compute, "bob's")
     make_subscription(bob, description="bob's other")
     assert agents_on(signed_in(alice).get("/subscriptions/")) == ["alice's"]
     assert agents_on(signed_in(bob).get("/subscriptions/")) == ["bob's", "bob's other"]
-    page = signed_in(ops).get("/subscriptions/")
+    page = signed_in(operator).get("/subscriptions/")
     assert agents_on(page) == ["alice's", "bob's", "bob's other"]
     assert text_of(page).count("of bob@example.org") == 2
 
@@ -263,7 +250,7 @@ def test_whoever_is_not_signed_in_signs_in_first(client):
         ("{alone}", ["alone"]),
     ],
 )  # fmt: skip
-def test_an_operator_searches_by_whatever_is_known(alice, bob, ops, compute, search, found):
+def test_an_operator_searches_by_whatever_is_known(alice, bob, operator, compute, search, found):
     storage = Offering.objects.create(name="Storage")
     consumer = make_consumer(make_agent(alice, compute, "one"))
     two = make_agent(bob, storage, "two")
@@ -274,7 +261,7 @@ def test_an_operator_searches_by_whatever_is_known(alice, bob, ops, compute, sea
         queue=subscription.queues.get().queue_name, consumer=consumer.queue_name, user=consumer.rmq_username,
         alone=alone.uuid,
     )  # fmt: skip
-    page = signed_in(ops).get("/subscriptions/", {"search": told})
+    page = signed_in(operator).get("/subscriptions/", {"search": told})
     assert agents_on(page) == found
     if not found:
         assert "Nothing here has" in page.text
@@ -294,7 +281,7 @@ def test_many_agents_have_pages(alice, compute):
     assert agents_on(client.get("/subscriptions/?page=2")) == [f"agent-{number:02}" for number in range(20, 25)]
 
 
-def test_statements_and_requests_do_not_grow_with_the_rows(alice, bob, ops, compute, settings, broker):
+def test_statements_and_requests_do_not_grow_with_the_rows(alice, bob, operator, compute, settings, broker):
     def ask(owner):
         client = signed_in(owner)
         with Proxy.before(broker.management_url) as proxy:
@@ -314,10 +301,10 @@ def test_statements_and_requests_do_not_grow_with_the_rows(alice, bob, ops, comp
             see(make_subscription(owner, description=f"alone {number}", offerings=[compute]).queues.get())
 
     fill(alice, [1])
-    few = ask(alice), ask(ops)
+    few = ask(alice), ask(operator)
     fill(alice, range(2, 8))
     fill(bob, range(8))
-    assert (ask(alice), ask(ops)) == few
+    assert (ask(alice), ask(operator)) == few
     # Alice's vhost isn't there, and no 404 is believed without a second request; operators ask for the whole broker.
     assert (few[0][1], few[1][1]) == (2, 1)
     assert max(few[0][0], few[1][0]) <= 11
@@ -348,9 +335,9 @@ def online(alice, compute, broker, management):
             management.delete_user(subscription.rmq_username)
 
 
-def test_what_is_connected_says_so_and_since_when(alice, ops, compute, online):
+def test_what_is_connected_says_so_and_since_when(alice, operator, compute, online):
     make_subscription(alice, make_agent(alice, compute, "then offline"), offerings=[compute])
-    for owner in (alice, ops):
+    for owner in (alice, operator):
         connected, other = rows_of(signed_in(owner).get("/subscriptions/"))
         assert re.search(rf"connected since {timezone.now():%F} \d\d:\d\d UTC", connected)
         assert "not connected" not in connected
@@ -368,10 +355,10 @@ def test_without_a_vhost_on_the_broker_nobody_is_connected(alice, compute):
     assert "not connected" in row
 
 
-def test_with_the_broker_away_all_else_is_shown(alice, ops, compute, settings):
+def test_with_the_broker_away_all_else_is_shown(alice, operator, compute, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     see(make_subscription(alice, make_agent(alice, compute), offerings=[compute]).queues.get())
-    for owner in (alice, ops):
+    for owner in (alice, operator):
         page = signed_in(owner).get("/subscriptions/")
         assert page.status_code == 200
         [row] = rows_of(page)
@@ -493,7 +480,7 @@ def test_with_the_broker_away_it_is_removed_here_and_said_to_go_later(alice, com
     assert {removal.name for removal in Removal.objects.all()} >= {subscription.rmq_username}
 
 
-def test_nobody_removes_what_is_somebody_elses_but_an_operator_does(alice, bob, ops, compute):
+def test_nobody_removes_what_is_somebody_elses_but_an_operator_does(alice, bob, operator, compute):
     identity = make_agent(alice, compute)
     subscription = make_subscription(alice, identity, offerings=[compute])
     consumer = make_consumer(identity)
@@ -509,8 +496,8 @@ def test_nobody_removes_what_is_somebody_elses_but_an_operator_does(alice, bob, 
         assert signed_in(bob).post(address).status_code == 404
     assert (AgentIdentity.objects.count(), EventSubscription.objects.count(), Consumer.objects.count()) == (1, 1, 1)
     for address in addresses:
-        assert alice.email in signed_in(ops).get(address).text
-        assert signed_in(ops).post(address).status_code == 302
+        assert alice.email in signed_in(operator).get(address).text
+        assert signed_in(operator).post(address).status_code == 302
     assert not AgentIdentity.objects.exists()
 
 

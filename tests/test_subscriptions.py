@@ -63,12 +63,9 @@ from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.toolbox import AWAY, Killed, in_background, in_parallel
 
+pytestmark = pytest.mark.usefixtures("agents")
+
 TRANSACTIONS = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
-
-
-@pytest.fixture
-def alice(agents):
-    return agents.owner("alice")
 
 
 @pytest.fixture

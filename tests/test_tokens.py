@@ -18,11 +18,6 @@ from accounts.tokens import make_token, revoke_token
 from accounts.vouching import NotVouched
 
 
-@pytest.fixture
-def alice(db):
-    return Owner.objects.create_user("alice@example.org", vouched=True)
-
-
 def asked(header):
     return TokenAuthentication().authenticate(APIRequestFactory().get("/api/", HTTP_AUTHORIZATION=header))
 

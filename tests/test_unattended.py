@@ -7,7 +7,7 @@ import pika
 import pytest
 from django.utils import timezone
 
-from accounts.models import Owner, PulseUser
+from accounts.models import PulseUser
 from consumers.names import delay_queue, level_queue, parking_queue
 from queues import by_hand, monitor, unattended
 from queues.lease import lease
@@ -17,15 +17,10 @@ from queues.unattended import Attendance, Count, count_consumers
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import sent
 
+pytestmark = pytest.mark.usefixtures("guarded", "account")
+
 NOW = timezone.now()
 NAME = "queue/alice/builds"
-
-
-@pytest.fixture
-def alice(guarded):
-    owner = Owner.objects.create_user("alice@example.org", vouched=True)
-    PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    return owner
 
 
 @pytest.fixture

@@ -28,20 +28,13 @@ from accounts.withdrawal import withdraw
 from tests.conftest import Amqp
 from tests.toolbox import in_parallel
 
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
 
 @pytest.fixture
-def alice(transactional_db):
+def newcomer(transactional_db):
+    """Give an owner for whom nobody has vouched yet."""
     return Owner.objects.create_user("alice@example.org")
-
-
-@pytest.fixture
-def bob(transactional_db):
-    return Owner.objects.create_user("bob@example.org", vouched=True)
-
-
-@pytest.fixture
-def ops(transactional_db):
-    return Owner.objects.create_superuser("ops@example.org")
 
 
 @pytest.fixture
@@ -73,18 +66,18 @@ def records(owner):
     return [(record.vouched, record.by, record.reason) for record in owner.vouchings.order_by("id")]
 
 
-def test_who_may_vouch(alice, bob, ops, settings):
+def test_who_may_vouch(newcomer, bob, operator, settings):
     from django.contrib.auth.models import AnonymousUser
 
-    everybody = [AnonymousUser(), alice, bob, ops]
+    everybody = [AnonymousUser(), newcomer, bob, operator]
     assert [may_vouch(visitor) for visitor in everybody] == [False, False, False, True]
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
     assert [may_vouch(visitor) for visitor in everybody] == [False, False, True, True]
 
 
-def test_an_owner_nobody_vouched_for_is_told_what_to_do(alice):
+def test_an_owner_nobody_vouched_for_is_told_what_to_do(newcomer):
     with pytest.raises(NotVouched, match=r"Nobody has vouched for alice@example\.org .* Ask for it"):
-        require_vouched(alice)
+        require_vouched(newcomer)
 
 
 def test_an_operator_is_as_good_as_vouched_for(transactional_db):
@@ -97,55 +90,55 @@ def test_whoever_cant_sign_in_may_not_use_the_broker(bob):
         require_vouched(bob)
 
 
-def test_vouching_is_recorded_and_told_and_ends_the_request(alice, ops, signals_sent):
-    ask(alice, "I build things")
-    vouch(alice, ops, "  he builds\nthings ")
-    alice.refresh_from_db()
-    assert (alice.vouched, alice.vouch_requested_at, alice.vouch_request) == (True, None, "")
-    assert records(alice) == [(True, ops, "he builds things")]
+def test_vouching_is_recorded_and_told_and_ends_the_request(newcomer, operator, signals_sent):
+    ask(newcomer, "I build things")
+    vouch(newcomer, operator, "  he builds\nthings ")
+    newcomer.refresh_from_db()
+    assert (newcomer.vouched, newcomer.vouch_requested_at, newcomer.vouch_request) == (True, None, "")
+    assert records(newcomer) == [(True, operator, "he builds things")]
     assert signals_sent == [
-        {"owner": alice, "reason": "I build things", "in a transaction": True},
-        {"owner": alice, "by": ops, "in a transaction": True},
+        {"owner": newcomer, "reason": "I build things", "in a transaction": True},
+        {"owner": newcomer, "by": operator, "in a transaction": True},
     ]
 
 
-def test_vouching_twice_is_recorded_and_told_once(alice, ops, signals_sent):
-    stale = Owner.objects.get(pk=alice.pk)
-    vouch(alice, ops)
-    vouch(stale, ops)
-    assert len(records(alice)) == 1
+def test_vouching_twice_is_recorded_and_told_once(newcomer, operator, signals_sent):
+    stale = Owner.objects.get(pk=newcomer.pk)
+    vouch(newcomer, operator)
+    vouch(stale, operator)
+    assert len(records(newcomer)) == 1
     assert len(signals_sent) == 1
     assert stale.vouched
 
 
-def test_somebody_who_may_not_vouches_for_nobody(alice, bob):
+def test_somebody_who_may_not_vouches_for_nobody(newcomer, bob):
     with pytest.raises(PermissionDenied):
-        vouch(alice, bob)
-    alice.refresh_from_db()
-    assert not alice.vouched
+        vouch(newcomer, bob)
+    newcomer.refresh_from_db()
+    assert not newcomer.vouched
     assert not Vouching.objects.exists()
 
 
 @pytest.mark.parametrize("reason", ["x" * 301, "NUL\0", "half \ud800 a character"])
-def test_a_reason_that_cant_be_kept_is_refused(alice, ops, reason):
+def test_a_reason_that_cant_be_kept_is_refused(newcomer, operator, reason):
     with pytest.raises(ValidationError):
-        vouch(alice, ops, reason)
+        vouch(newcomer, operator, reason)
     assert not Vouching.objects.exists()
 
 
-def test_asking_is_once_a_day(alice, signals_sent):
-    ask(alice, "first")
+def test_asking_is_once_a_day(newcomer, signals_sent):
+    ask(newcomer, "first")
     with pytest.raises(AskedAlready, match="within a day"):
-        ask(alice, "second")
+        ask(newcomer, "second")
     Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
-    ask(alice, "third")
+    ask(newcomer, "third")
     assert [message["reason"] for message in signals_sent] == ["first", "third"]
 
 
 @pytest.mark.parametrize("reason", ["", " \n ", "x" * 501, "NUL\0"])
-def test_asking_needs_a_reason_that_can_be_kept(alice, signals_sent, reason):
+def test_asking_needs_a_reason_that_can_be_kept(newcomer, signals_sent, reason):
     with pytest.raises(ValidationError):
-        ask(alice, reason)
+        ask(newcomer, reason)
     assert signals_sent == []
 
 
@@ -155,13 +148,13 @@ def test_who_is_vouched_for_has_nothing_to_ask(bob, signals_sent):
     assert signals_sent == []
 
 
-def test_an_address_under_a_domain_is_vouched_for_once(alice, settings, signals_sent):
+def test_an_address_under_a_domain_is_vouched_for_once(newcomer, settings, signals_sent):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     for _ in range(2):
-        apply_rules(alice, address="Alice@Example.ORG", groups=None)
-    assert records(alice) == [(True, None, "By rule: an address under example.org")]
+        apply_rules(newcomer, address="Alice@Example.ORG", groups=None)
+    assert records(newcomer) == [(True, None, "By rule: an address under example.org")]
     assert len(signals_sent) == 1
-    assert alice.vouched
+    assert newcomer.vouched
 
 
 @pytest.mark.parametrize(
@@ -175,74 +168,74 @@ def test_an_address_under_a_domain_is_vouched_for_once(alice, settings, signals_
         '"a@example.org"@evil.com',
     ],
 )
-def test_an_address_under_another_domain_isnt(alice, settings, address):
+def test_an_address_under_another_domain_isnt(newcomer, settings, address):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
-    apply_rules(alice, address=address, groups=None)
-    assert records(alice) == []
-    assert not alice.vouched
+    apply_rules(newcomer, address=address, groups=None)
+    assert records(newcomer) == []
+    assert not newcomer.vouched
 
 
-def test_a_member_of_a_group_is_vouched_for_until_no_longer_in_it(alice, settings):
+def test_a_member_of_a_group_is_vouched_for_until_no_longer_in_it(newcomer, settings):
     settings.OIDC_VOUCHED_GROUPS = ["builders", "testers"]
-    apply_rules(alice, address=None, groups=["others", "testers"])
-    assert alice.vouched
-    apply_rules(alice, address=None, groups=["builders"])
-    apply_rules(alice, address=None, groups=None)  # signed in by a code: nothing is known of groups
-    assert alice.vouched
-    apply_rules(alice, address=None, groups=["others"])
-    apply_rules(alice, address=None, groups=[])
-    assert not alice.vouched
-    apply_rules(alice, address=None, groups=["builders"])
-    assert [record[0] for record in records(alice)] == [True, False, True]
-    assert [record[2] for record in records(alice)][:2] == [
+    apply_rules(newcomer, address=None, groups=["others", "testers"])
+    assert newcomer.vouched
+    apply_rules(newcomer, address=None, groups=["builders"])
+    apply_rules(newcomer, address=None, groups=None)  # signed in by a code: nothing is known of groups
+    assert newcomer.vouched
+    apply_rules(newcomer, address=None, groups=["others"])
+    apply_rules(newcomer, address=None, groups=[])
+    assert not newcomer.vouched
+    apply_rules(newcomer, address=None, groups=["builders"])
+    assert [record[0] for record in records(newcomer)] == [True, False, True]
+    assert [record[2] for record in records(newcomer)][:2] == [
         "By rule: a member of the group testers",
         "By rule: no longer a member of a group that is vouched for",
     ]
 
 
-def test_a_group_is_named_whole(alice, settings):
+def test_a_group_is_named_whole(newcomer, settings):
     settings.OIDC_VOUCHED_GROUPS = ["admins"]
-    apply_rules(alice, address=None, groups="superadmins")
-    apply_rules(alice, address=None, groups=["superadmins", "Admins"])
-    assert not alice.vouched
-    apply_rules(alice, address=None, groups="admins")
-    assert alice.vouched
+    apply_rules(newcomer, address=None, groups="superadmins")
+    apply_rules(newcomer, address=None, groups=["superadmins", "Admins"])
+    assert not newcomer.vouched
+    apply_rules(newcomer, address=None, groups="admins")
+    assert newcomer.vouched
 
 
-def test_what_a_person_withdrew_holds_against_the_rules_until_a_person_vouches(alice, ops, settings):
+def test_what_a_person_withdrew_holds_against_the_rules_until_a_person_vouches(newcomer, operator, settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
     settings.OIDC_VOUCHED_GROUPS = ["builders"]
-    apply_rules(alice, address="alice@example.org", groups=["builders"])
-    withdraw(alice, ops)
-    apply_rules(alice, address="alice@example.org", groups=["builders"])
-    assert not alice.vouched
-    vouch(alice, ops)
-    assert alice.vouched
+    apply_rules(newcomer, address="alice@example.org", groups=["builders"])
+    withdraw(newcomer, operator)
+    apply_rules(newcomer, address="alice@example.org", groups=["builders"])
+    assert not newcomer.vouched
+    vouch(newcomer, operator)
+    assert newcomer.vouched
 
 
-def test_what_an_operator_withdrew_no_other_owner_gives_back(alice, bob, ops, settings):
+def test_what_an_operator_withdrew_no_other_owner_gives_back(newcomer, bob, operator, settings):
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
-    vouch(alice, bob)
-    withdraw(alice, ops)
+    vouch(newcomer, bob)
+    withdraw(newcomer, operator)
     with pytest.raises(PermissionDenied, match="An operator withdrew it"):
-        vouch(alice, bob)
-    assert [record[0] for record in records(alice)] == [True, False]
+        vouch(newcomer, bob)
+    assert [record[0] for record in records(newcomer)] == [True, False]
 
 
-def test_it_holds_when_the_person_is_gone(alice, ops, settings):
+def test_it_holds_when_the_person_is_gone(newcomer, operator, settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org"]
-    withdraw(alice, ops)
-    ops.delete()
-    apply_rules(alice, address="alice@example.org", groups=None)
-    assert not alice.vouched
+    withdraw(newcomer, operator)
+    operator.delete()
+    apply_rules(newcomer, address="alice@example.org", groups=None)
+    assert not newcomer.vouched
 
 
-def test_whom_a_person_vouches_for_too_stays_without_the_group(alice, ops, settings):
+def test_whom_a_person_vouches_for_too_stays_without_the_group(newcomer, operator, settings):
     settings.OIDC_VOUCHED_GROUPS = ["builders"]
-    apply_rules(alice, address=None, groups=["builders"])
-    vouch(alice, ops)
-    apply_rules(alice, address=None, groups=[])
-    assert alice.vouched
+    apply_rules(newcomer, address=None, groups=["builders"])
+    vouch(newcomer, operator)
+    apply_rules(newcomer, address=None, groups=[])
+    assert newcomer.vouched
 
 
 def test_whom_a_command_made_vouched_for_stays_without_a_group(bob, settings):
@@ -253,11 +246,11 @@ def test_whom_a_command_made_vouched_for_stays_without_a_group(bob, settings):
     assert records(bob) == []
 
 
-def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guarded, bob, ops, names, management):
+def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guarded, bob, operator, names, management):
     make_pulse_user(names[0], [bob])
     make_token(bob, "nightly")
-    withdraw(bob, ops, reason="left the project")
-    assert records(bob) == [(False, ops, "left the project")]
+    withdraw(bob, operator, reason="left the project")
+    assert records(bob) == [(False, operator, "left the project")]
     stale = Owner.objects.get(pk=bob.pk)
     stale.vouched = True  # as a page had it that was opened before
     for make in (lambda: make_pulse_user(names[1], [stale]), lambda: make_token(stale, "new")):
@@ -268,24 +261,24 @@ def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guar
     assert AuthToken.objects.count() == 1
 
 
-def test_only_operators_withdraw_and_not_from_operators(alice, bob, ops, settings):
+def test_only_operators_withdraw_and_not_from_operators(newcomer, bob, operator, settings):
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
-    vouch(alice, bob)
+    vouch(newcomer, bob)
     with pytest.raises(PermissionDenied, match="Only operators"):
-        withdraw(alice, bob, remove=True)
+        withdraw(newcomer, bob, remove=True)
     with pytest.raises(PermissionDenied, match="is an operator"):
-        withdraw(ops, ops)
+        withdraw(operator, operator)
     assert Owner.objects.filter(vouched=True).count() == 3
 
 
-def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, ops, names, management):
+def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, operator, names, management):
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     _, password = make_pulse_user(names[0], [bob])
     shared, _ = make_pulse_user(names[1], [bob, carol])
     make_token(bob, "bob's")
     make_token(carol, "carol's")
     Amqp(f"amqp://{names[0]}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded).queue(f"queue/{names[0]}/q")
-    withdraw(bob, ops, remove=True)
+    withdraw(bob, operator, remove=True)
     assert list(PulseUser.objects.all()) == [shared]
     assert list(shared.owners.all()) == [carol]
     assert [token.name for token in AuthToken.objects.all()] == ["carol's"]
@@ -294,12 +287,12 @@ def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, ops, names, m
 
 
 def test_with_the_broker_away_what_is_theirs_is_marked_and_removed_later(
-    guarded, bob, ops, names, management, settings
+    guarded, bob, operator, names, management, settings
 ):
     url = settings.RABBITMQ_MANAGEMENT_URL
     pulse_user, _ = make_pulse_user(names[0], [bob])
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    withdraw(bob, ops, remove=True)
+    withdraw(bob, operator, remove=True)
     pulse_user.refresh_from_db()
     assert pulse_user.removing_since is not None
     settings.RABBITMQ_MANAGEMENT_URL = url
@@ -309,7 +302,7 @@ def test_with_the_broker_away_what_is_theirs_is_marked_and_removed_later(
 
 
 def test_withdrawing_takes_as_many_queries_whatever_they_have(
-    guarded, bob, ops, settings, django_assert_max_num_queries
+    guarded, bob, operator, settings, django_assert_max_num_queries
 ):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
@@ -317,18 +310,18 @@ def test_withdrawing_takes_as_many_queries_whatever_they_have(
         PulseUser.objects.create(username=f"bobs-{number}", ready=True).owners.set([bob, carol][: 1 + number % 2])
         make_token(bob, "one of many")
     with django_assert_max_num_queries(40):  # eight of them for the passwords that tokens may be, eight for the trail
-        withdraw(bob, ops, remove=True)
+        withdraw(bob, operator, remove=True)
     assert PulseUser.objects.filter(removing_since__isnull=False).count() == 20
     assert not bob.pulse_users.filter(removing_since=None).exists()
 
 
-def test_two_who_share_an_account_and_lose_it_at_once_leave_none_without_an_owner(guarded, bob, ops, settings):
+def test_two_who_share_an_account_and_lose_it_at_once_leave_none_without_an_owner(guarded, bob, operator, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     accounts = [PulseUser.objects.create(username=f"both-{number}", ready=True) for number in range(5)]
     for account in accounts:
         account.owners.set([bob, carol])
-    outcomes = in_parallel(*(partial(withdraw, owner, ops, remove=True) for owner in (bob, carol)))
+    outcomes = in_parallel(*(partial(withdraw, owner, operator, remove=True) for owner in (bob, carol)))
     assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     for account in accounts:
         account.refresh_from_db()
@@ -338,12 +331,6 @@ def test_two_who_share_an_account_and_lose_it_at_once_leave_none_without_an_owne
 # In the admin
 
 
-@pytest.fixture
-def admin(client, ops):
-    client.force_login(ops)
-    return client
-
-
 def act(client, model, action, *rows):
     chosen = {"action": action, "_selected_action": [row.pk for row in rows], "post": "yes"}
     answer = client.post(f"/admin/accounts/{model}/", chosen, follow=True)
@@ -351,19 +338,19 @@ def act(client, model, action, *rows):
     return answer.content.decode()
 
 
-def test_operators_vouch_and_withdraw_in_the_admin_with_a_record(admin, alice, ops):
-    act(admin, "owner", "vouch_for", alice)
-    alice.refresh_from_db()
-    assert alice.vouched
-    assert "is an operator. Take that away first" in act(admin, "owner", "withdraw", alice, ops)
-    assert [record[:2] for record in records(alice)] == [(True, ops), (False, ops)]
+def test_operators_vouch_and_withdraw_in_the_admin_with_a_record(admin, newcomer, operator):
+    act(admin, "owner", "vouch_for", newcomer)
+    newcomer.refresh_from_db()
+    assert newcomer.vouched
+    assert "is an operator. Take that away first" in act(admin, "owner", "withdraw", newcomer, operator)
+    assert [record[:2] for record in records(newcomer)] == [(True, operator), (False, operator)]
 
 
-def test_nobody_is_vouched_for_by_a_tick_in_the_admin(admin, alice):
-    form = {"email": alice.email, "full_name": "Alice", "is_active": "on", "vouched": "on"}
-    assert admin.post(f"/admin/accounts/owner/{alice.pk}/change/", form).status_code == 302
-    alice.refresh_from_db()
-    assert (alice.full_name, alice.vouched) == ("Alice", False)
+def test_nobody_is_vouched_for_by_a_tick_in_the_admin(admin, newcomer):
+    form = {"email": newcomer.email, "full_name": "Alice", "is_active": "on", "vouched": "on"}
+    assert admin.post(f"/admin/accounts/owner/{newcomer.pk}/change/", form).status_code == 302
+    newcomer.refresh_from_db()
+    assert (newcomer.full_name, newcomer.vouched) == ("Alice", False)
 
 
 def test_the_owners_of_an_account_are_not_changed_in_the_admin(admin, bob):
@@ -388,8 +375,8 @@ def test_tokens_are_listed_and_revoked_in_the_admin_and_no_more(admin, bob):
     assert not AuthToken.objects.exists()
 
 
-def test_the_logs_are_read_only_in_the_admin(admin, alice, ops):
-    vouch(alice, ops, "a reason of mine")
+def test_the_logs_are_read_only_in_the_admin(admin, newcomer, operator):
+    vouch(newcomer, operator, "a reason of mine")
     assert "a reason of mine" in admin.get("/admin/accounts/vouching/").content.decode()
     record = Vouching.objects.get()
     for model, row in (("vouching", record), ("notificationaddress", None)):
@@ -402,27 +389,27 @@ def test_the_logs_are_read_only_in_the_admin(admin, alice, ops):
     assert record.reason == "a reason of mine"
 
 
-def test_who_owns_an_account_is_not_deleted_in_the_admin(admin, alice, bob):
+def test_who_owns_an_account_is_not_deleted_in_the_admin(admin, newcomer, bob):
     PulseUser.objects.create(username="bobs", ready=True).owners.set([bob])
     assert admin.post(f"/admin/accounts/owner/{bob.pk}/delete/", {"post": "yes"}).status_code == 403
-    assert admin.post(f"/admin/accounts/owner/{alice.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert admin.post(f"/admin/accounts/owner/{newcomer.pk}/delete/", {"post": "yes"}).status_code == 302
     act(admin, "owner", "delete_selected", bob)
     assert set(Owner.objects.values_list("email", flat=True)) == {"bob@example.org", "ops@example.org"}
 
 
 @pytest.mark.parametrize("reason", ["By rule: no mining", "  by RULE:\tno mining", "By rule:"])
-def test_no_persons_reason_looks_like_a_rules(bob, ops, reason):
+def test_no_persons_reason_looks_like_a_rules(bob, operator, reason):
     for say in (vouching.vouch, vouching.unvouch):
         with pytest.raises(ValidationError, match="can't begin with"):
-            say(bob, ops, reason)
+            say(bob, operator, reason)
     assert not Vouching.objects.exists()
 
 
-def test_who_merely_typed_an_address_has_not_signed_in(ops, bob):
+def test_who_merely_typed_an_address_has_not_signed_in(operator, bob):
     typed = owner_of("typed@example.org")
     assert vouching.find(" TYPED@example.org ") is None
     assert vouching.find("nobody@example.org") is None
-    assert vouching.find("ops@example.org") == ops
+    assert vouching.find("ops@example.org") == operator
     prove(typed)
     assert vouching.find("typed@example.org") == typed
     Owner.objects.filter(pk=bob.pk).update(last_login=timezone.now())

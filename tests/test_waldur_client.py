@@ -46,12 +46,9 @@ from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType
 from rabbit.arguments import FOR_AGENTS
 from tests.agents import agents  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("agents")
+
 ORDER = ObservableObjectTypeEnum.ORDER
-
-
-@pytest.fixture
-def alice(agents):  # noqa: F811
-    return agents.owner("alice", full_name="Alice")
 
 
 @pytest.fixture
