@@ -21,7 +21,20 @@ from local.rabbitmq import PrivateNode, stomp_url_of
 from rabbit.management import Management
 from tests.agents import agent, agents, reader  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
-from tests.fixtures import account, admin, alice, bob, operator  # noqa: F401
+from tests.fixtures import (  # noqa: F401
+    account,
+    admin,
+    alice,
+    away,
+    bob,
+    broker_proxy,
+    certificate,
+    guarded_node,
+    operator,
+    own_node,
+    private_channels,
+    webhook,
+)  # fmt: skip
 from tests.plugin import VAR
 from tests.proxy import Proxy
 from tests.served import served  # noqa: F401

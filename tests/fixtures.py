@@ -1,10 +1,19 @@
 """Fixtures that several test modules use; conftest.py imports them. Functions are in toolbox.py."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from local.rabbitmq import PrivateNode
+from rabbit.management import Management
+from tests.proxy import Proxy
+from tests.toolbox import AWAY
+from tests.webhooks import Webhook, make_certificate
 
 
 @pytest.fixture
@@ -37,3 +46,67 @@ def account(alice: Owner) -> PulseUser:
     pulse_user = PulseUser.objects.create(username="alice", ready=True)
     pulse_user.owners.add(alice)
     return pulse_user
+
+
+@pytest.fixture
+def away(settings: Any) -> None:
+    """Configure a broker where nothing listens."""
+    settings.RABBITMQ_MANAGEMENT_URL = AWAY
+    settings.RABBIT_URL = AWAY.replace("http:", "amqp:")
+
+
+@pytest.fixture
+def broker_proxy(guarded: str, proxy: Proxy, settings: Any) -> Proxy:
+    """Give a proxy between Guardian and the management API."""
+    settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
+    return proxy
+
+
+@pytest.fixture(scope="module")
+def own_node() -> Iterator[PrivateNode]:
+    """Give a node that the tests of a module may break and have to mend: to start one takes seconds."""
+    with PrivateNode(plugins=["rabbitmq_management"], quorum_tick_seconds=1) as node:
+        yield node
+
+
+def guard(node: PrivateNode, settings: Any) -> None:
+    """Configure this node, with small thresholds."""
+    settings.RABBITMQ_MANAGEMENT_URL = node.management_url
+    settings.RABBIT_URL = node.amqp_url
+    settings.GUARDIAN_VHOSTS = ["/"]
+    settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
+    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
+    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
+
+
+@pytest.fixture
+def guarded_node(own_node: PrivateNode, transactional_db: None, settings: Any) -> Iterator[PrivateNode]:
+    """Guard a node, empty at first, that the test may break if it can be started or resumed again."""
+    guard(own_node, settings)
+    yield own_node
+    if not own_node.running:
+        own_node.start()
+    own_node.resume()
+    management = Management(own_node.management_url)
+    management.delete_vhost("/")
+    management.make_vhost("/")
+    management.close()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a certificate for this machine's names, with its key."""
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def webhook(certificate: Path) -> Iterator[Webhook]:
+    with Webhook(certificate) as hook:
+        yield hook
+
+
+@pytest.fixture
+def private_channels(settings: Any, monkeypatch: pytest.MonkeyPatch, certificate: Path) -> None:
+    """Allow channels at this machine's own addresses, and trust the certificate."""
+    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))

@@ -19,7 +19,7 @@ from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vo
 from queues.models import Queue
 from rabbit.management import NotThere
 from tests.conftest import Amqp
-from tests.toolbox import AWAY
+from tests.toolbox import AWAY, can_log_in
 
 MARKUP = "<script>alert(1)</script>"
 RIGHT_TO_LEFT = "a\u202eb"
@@ -78,14 +78,6 @@ def account(people, name):
 
 def secret_in(page, id_="password"):
     return re.search(rf'<code id="{id_}">([^<]+)</code>', page.text)[1]
-
-
-def can_log_in(broker, vhost, name, password):
-    try:
-        Amqp(f"amqp://{name}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2]}", vhost).connection.close()
-    except pika.exceptions.AMQPError:
-        return False
-    return True
 
 
 def error_at(page, field):

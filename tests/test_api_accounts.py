@@ -31,11 +31,6 @@ def username(guarded, management):
             management.delete_user(user.name)
 
 
-@pytest.fixture
-def away(settings):
-    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-
-
 # RabbitMQ accounts
 
 

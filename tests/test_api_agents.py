@@ -62,12 +62,6 @@ def offering(alice, bob):
 
 
 @pytest.fixture
-def away(settings):
-    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
-
-
-@pytest.fixture
 def identity(alice, offering):
     return AgentIdentity.objects.create(owner=alice, offering=offering, name="cellar", version="1.0.7")
 

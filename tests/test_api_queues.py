@@ -18,12 +18,6 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def away(settings):
-    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
-
-
 def row(name, account=None, vhost="/", **facts):
     """Return a queue as a pass writes it."""
     now = timezone.now()

@@ -18,33 +18,15 @@ from accounts.vouching import NotVouched
 from queues import channels, public_https
 from queues.channels import BadChannel, ChannelFailed, make_channel
 from queues.models import Channel
-from tests.webhooks import Webhook, make_certificate, trickle
+from tests.webhooks import Webhook, trickle
 
 pytestmark = pytest.mark.django_db
 
 SLACK = "https://hooks.slack.com/services/T12345678/B12345678/abcdefghijklmnopqrstuvwx"
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    return make_certificate(tmp_path_factory.mktemp("certificate"))
-
-
 @pytest.fixture
-def private(settings, monkeypatch, certificate):
-    """Allow this machine's own addresses, and trust the test's certificate."""
-    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-
-
-@pytest.fixture
-def webhook(certificate):
-    with Webhook(certificate) as hook:
-        yield hook
-
-
-@pytest.fixture
-def channel(alice, private, webhook):
+def channel(alice, private_channels, webhook):
     return make_channel(alice, "room", webhook.url())
 
 
@@ -209,7 +191,7 @@ def test_a_test_message_arrives_and_is_noted(channel, webhook):
     assert channel.last_error == ""
 
 
-def test_an_owner_sends_one_test_at_a_time(channel, webhook, private):
+def test_an_owner_sends_one_test_at_a_time(channel, webhook, private_channels):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
     other = make_channel(channel.owner, "another", webhook.url())
     of_bob = make_channel(bob, "room", webhook.url("/bob"))
@@ -235,13 +217,13 @@ def test_an_owner_sends_one_test_at_a_time(channel, webhook, private):
             channels.test_channel(channel)
 
 
-def test_an_address_arrives_as_it_was_entered(alice, private, webhook):
+def test_an_address_arrives_as_it_was_entered(alice, private_channels, webhook):
     channel = make_channel(alice, "room", webhook.url("/a%2Fb/c?token=x%26y&token=z&empty="))
     channels.send(channel, "title", "body")
     assert webhook.received[0].path == "/a%2Fb/c?token=x%26y&token=z&empty="
 
 
-def test_name_and_password_of_an_address_are_sent_as_such(alice, private, webhook):
+def test_name_and_password_of_an_address_are_sent_as_such(alice, private_channels, webhook):
     url = webhook.url().replace("https://", "https://me:p%40ss@")
     channels.send(make_channel(alice, "room", url), "title", "body")
     assert webhook.received[0].headers["Authorization"] == "Basic bWU6cEBzcw=="
@@ -258,7 +240,7 @@ def test_a_name_with_markup_arrives_as_text(channel, webhook):
     assert webhook.received[0].json["message"] == "queue/alice/<script>*_`&lt;"
 
 
-def test_a_name_that_would_call_everybody_in_a_room_calls_nobody(alice, private, webhook):
+def test_a_name_that_would_call_everybody_in_a_room_calls_nobody(alice, private_channels, webhook):
     url = f"mmosts://localhost:{webhook.port}/abcdefghijklmnopqrstuvwxyz"
     body = "@all, @all.x and <@U123> <@&99>, bob@example.org and @alliance"
     channels.send(make_channel(alice, "room", url), "queue/alice/@channel", body)
@@ -305,13 +287,13 @@ def test_a_certificate_of_nobody_known_is_not_trusted(channel, webhook, monkeypa
     assert webhook.received == []
 
 
-def test_a_certificate_for_another_host_is_not_trusted(alice, private, certificate):
+def test_a_certificate_for_another_host_is_not_trusted(alice, private_channels, certificate):
     with Webhook(certificate, "127.0.0.2") as other:
         assert "certificate can't be verified" in failure(make_channel(alice, "room", other.url(host="127.0.0.2")))
         assert other.received == []
 
 
-def test_a_server_without_tls_gets_no_message(alice, private):
+def test_a_server_without_tls_gets_no_message(alice, private_channels):
     with Webhook(None) as plain:
         channel = make_channel(alice, "room", plain.url())
         assert "isn't HTTPS" in failure(channel) or "certificate can't be verified" in channel.last_error
@@ -323,7 +305,7 @@ def test_a_server_without_tls_gets_no_message(alice, private):
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 def test_an_address_that_becomes_private_after_it_was_saved_is_not_connected_to(
-    alice, private, settings, certificate, host
+    alice, private_channels, settings, certificate, host
 ):
     with Webhook(certificate, "::1" if "::" in host else "127.0.0.1") as hook:
         channel = make_channel(alice, "room", hook.url(host=host))
@@ -357,7 +339,9 @@ def test_a_redirect_is_not_followed(channel, webhook, certificate, status, to):
         assert elsewhere.connections == 0
 
 
-def test_a_request_that_follows_redirects_all_the_same_gets_no_further(settings, private, webhook, certificate):
+def test_a_request_that_follows_redirects_all_the_same_gets_no_further(
+    settings, private_channels, webhook, certificate
+):
     with Webhook(None) as plain:
         webhook.status, webhook.headers = 307, {"Location": f"http://localhost:{plain.port}/elsewhere"}
         url = webhook.url()
@@ -401,7 +385,7 @@ def test_a_service_that_does_not_answer_in_time_is_left(channel, webhook, how):
 
 
 @pytest.mark.slow
-def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private):
+def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private_channels):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         channel = make_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")
         began = time.monotonic()

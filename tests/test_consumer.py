@@ -45,7 +45,6 @@ from consumers import (
     run_all,
 )
 from consumers.source import InOrder
-from local.rabbitmq import PrivateNode
 from rabbit.management import Management
 from rabbit.permissions import for_pulse_user
 from tests.conftest import Amqp
@@ -1144,13 +1143,6 @@ def test_killed_in_the_middle_it_leaves_everything_unacknowledged_in_the_queue(p
 
 
 # A node of its own, to break
-
-
-@pytest.fixture(scope="module")
-def own_node():
-    """Give a node that these tests may break and have to mend."""
-    with PrivateNode(plugins=["rabbitmq_management"]) as node:
-        yield node
 
 
 @pytest.fixture

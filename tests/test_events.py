@@ -12,7 +12,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.vouching import NotVouched
-from local.rabbitmq import PrivateNode
 from queues import events
 from queues.events import BadMessageId, BadPayload, Published, publish
 from queues.models import Consumer, EventSubscription, Offering, Queue, QueueEvent, Registration, SubscriptionQueue
@@ -389,49 +388,42 @@ def test_without_an_address_of_the_broker_the_setting_is_named(subscribed, offer
         publish(offering, "order", {})
 
 
-@pytest.fixture
-def own_node(guarded, settings):
-    """Guard a node of the test's own, which it may break."""
-    with PrivateNode(plugins=["rabbitmq_management"]) as node:
-        settings.RABBITMQ_MANAGEMENT_URL = node.management_url
-        settings.RABBIT_URL = node.amqp_url
-        yield node
-
-
 @pytest.mark.slow
 def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_published_again(
-    own_node, subscribed, offering, alice
+    guarded_node, subscribed, offering, alice
 ):
-    management = Management(own_node.management_url)
+    management = Management(guarded_node.management_url)
     for name in ("one", "hung"):
         management.make_queue("/", name)
     for name in ("one", "hung", "gone"):
         subscribed(name, there=False, vhost="/")
     given = uuid.uuid4().hex
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
-    own_node.eval(f"sys:suspend({pid}).")
+    guarded_node.eval(f"sys:suspend({pid}).")
     began = time.monotonic()
     with pytest.raises(OutcomeUnknown, match=given) as raised:
         publish(offering, "order", {}, message_id=given)
     assert time.monotonic() - began < 6
     assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
     assert noted() == [("gone", "skipped", 1, events.NOT_THERE)]
-    own_node.eval(f"sys:resume({pid}).")
+    guarded_node.eval(f"sys:resume({pid}).")
     assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
 
 
 @pytest.mark.slow
-def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events_arrive(own_node, subscribed, offering):
-    Management(own_node.management_url).make_queue("/", "one")
+def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events_arrive(
+    guarded_node, subscribed, offering
+):
+    Management(guarded_node.management_url).make_queue("/", "one")
     subscribed("one", there=False, vhost="/")
     assert publish(offering, "order", {}).delivered == 1
-    own_node.ctl("set_vm_memory_high_watermark", "0")
+    guarded_node.ctl("set_vm_memory_high_watermark", "0")
     began = time.monotonic()
     with pytest.raises(OutcomeUnknown):
         publish(offering, "order", {})
     assert time.monotonic() - began < 4
     assert connections.publisher().connections == 0
-    own_node.ctl("set_vm_memory_high_watermark", "0.4")
+    guarded_node.ctl("set_vm_memory_high_watermark", "0.4")
     assert publish(offering, "order", {}).delivered == 1
 
 

@@ -18,18 +18,11 @@ from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
+from tests.fixtures import guard
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import Killed, in_parallel, queue_events, queue_names, sent, wait_until_equal
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
-
-
-@pytest.fixture
-def proxy(guarded, broker, settings):
-    """Put a proxy between Guardian and the management API."""
-    with Proxy.before(broker.management_url) as between:
-        settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
-        yield between
 
 
 def test_a_broker_that_is_down_at_the_start_is_an_outage_told_once_and_its_end_once(guarded, settings, broker, caplog):
@@ -97,13 +90,13 @@ def test_a_management_url_that_is_none_is_an_outage_that_names_the_setting(guard
         "cut",
     ],
 )
-def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, proxy, management, guarded, answer):
+def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, broker_proxy, management, guarded, answer):
     amqp.queue("queue/alice/builds", 3)
     amqp.queue("long", 3)
     monitor.run_pass()
     before = list(Queue.objects.order_by("id").values())
     amqp.publish("long", 10)
-    proxy.answer(answer)
+    broker_proxy.answer(answer)
     for _ in range(4):
         assert monitor.run_pass().away
     assert list(Queue.objects.order_by("id").values()) == before
@@ -111,41 +104,43 @@ def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, proxy,
     assert sent("ops@example.org") == ["outage"]
 
 
-def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, proxy, settings, management, guarded):
+def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, broker_proxy, settings, management, guarded):
     amqp.queue("a", 3)
     monitor.run_pass()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.3
     begins = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n["
-    proxy.answer_slowly(itertools.chain([begins], itertools.repeat(b'{"name": "a"},' * 100)), pause=0.01)
+    broker_proxy.answer_slowly(itertools.chain([begins], itertools.repeat(b'{"name": "a"},' * 100)), pause=0.01)
     reports = [monitor.run_pass() for _ in range(2)]
     assert all(report.away and report.seconds < 15 for report in reports)
     assert (Queue.objects.get().state, queue_names(management, guarded)) == ("ok", {"a"})
 
 
 @pytest.mark.slow
-def test_a_management_api_that_is_slow_by_a_second_is_waited_for(amqp, alice, proxy, management, guarded, mailbox):
+def test_a_management_api_that_is_slow_by_a_second_is_waited_for(
+    amqp, alice, broker_proxy, management, guarded, mailbox
+):
     amqp.queue("queue/alice/builds", 11)
-    proxy.delay(1)
+    broker_proxy.delay(1)
     assert monitor.run_pass().deleted == 1
-    proxy.forward()
+    broker_proxy.forward()
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
-def test_an_answer_that_stops_coming_is_given_up(amqp, proxy, settings):
+def test_an_answer_that_stops_coming_is_given_up(amqp, broker_proxy, settings):
     amqp.queue("a")
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
-    proxy.delay(5)
+    broker_proxy.delay(5)
     report = monitor.run_pass()
     assert report.away
     assert report.seconds < 3
 
 
-def test_a_connection_that_is_cut_in_the_middle_of_the_list_is_made_anew(amqp, proxy):
+def test_a_connection_that_is_cut_in_the_middle_of_the_list_is_made_anew(amqp, broker_proxy):
     amqp.queue("a")
     assert monitor.run_pass().queues == 1
-    proxy.cut_after(300)
+    broker_proxy.cut_after(300)
     assert monitor.run_pass().queues == 1
 
 
@@ -384,8 +379,8 @@ def test_a_row_of_another_shape_is_an_outage_and_not_a_crash(guarded, amqp, monk
     assert monitor.run_pass().away
 
 
-def test_a_nul_in_the_brokers_reason_does_not_hide_the_outage(proxy):
-    proxy.answer(http_answer("500 Internal Server Error", b'{"error": "x", "reason": "a\\u0000b"}'))
+def test_a_nul_in_the_brokers_reason_does_not_hide_the_outage(broker_proxy):
+    broker_proxy.answer(http_answer("500 Internal Server Error", b'{"error": "x", "reason": "a\\u0000b"}'))
     assert monitor.run_pass().away
     assert sent("ops@example.org") == ["outage"]
 
@@ -543,40 +538,10 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
     assert sent("alice@example.org")[-1] == "deletion"
 
 
-@pytest.fixture(scope="module")
-def lent_node():
-    """Start a node that tests may trouble, since one for each of them takes seconds."""
-    with PrivateNode(plugins=["rabbitmq_management"], quorum_tick_seconds=1) as node:
-        yield node
-
-
-@pytest.fixture
-def own_node(lent_node, transactional_db, settings):
-    """Guard a node that the test may break, as long as it can be brought back; it is empty."""
-    guard(lent_node, settings)
-    yield lent_node
-    if not lent_node.running:
-        lent_node.start()
-    lent_node.resume()
-    management = Management(lent_node.management_url)
-    management.delete_vhost("/")
-    management.make_vhost("/")
-    management.close()
-
-
-def guard(node, settings):
-    settings.RABBITMQ_MANAGEMENT_URL = node.management_url
-    settings.RABBIT_URL = node.amqp_url
-    settings.GUARDIAN_VHOSTS = ["/"]
-    settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
-    settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
-    settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
-
-
 @pytest.mark.slow
-def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_guarded_on(own_node, settings):
+def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_guarded_on(guarded_node, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 4
-    amqp = Amqp(own_node.amqp_url, "/")
+    amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("hung")
     amqp.queue("long", 7)
     monitor.run_pass()
@@ -586,14 +551,14 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     statistics = connections.management().queue  # they lag by seconds
     wait_until_equal(lambda: statistics("/", "hung").get("messages"), 12)
     wait_until_equal(lambda: statistics("/", "long").get("messages"), 15)
-    own_node.eval(f"sys:suspend({pid}).")
+    guarded_node.eval(f"sys:suspend({pid}).")
     report = monitor.run_pass()
     assert any("doesn't respond" in error for error in report.errors)
     assert report.deleted == 1
     assert "unresponsive" in sent("ops@example.org")
     hung = Notification.objects.filter(queue__name="hung", recipient="ops@example.org")
     assert [notification.kind for notification in hung] == ["warning"]
-    own_node.eval(f"sys:resume({pid}).")
+    guarded_node.eval(f"sys:resume({pid}).")
     report = monitor.run_pass()
     assert report.errors == []
     assert sent("ops@example.org").count("unresponsive") == sent("ops@example.org").count("responsive") == 1
@@ -601,29 +566,29 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(own_node):
-    amqp = Amqp(own_node.amqp_url, "/")
+def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(guarded_node):
+    amqp = Amqp(guarded_node.amqp_url, "/")
     for number in range(20):
         amqp.queue(f"q{number}", 1)
     monitor.run_pass()
-    own_node.halt()  # killed, it might have lost what was declared last
+    guarded_node.halt()  # killed, it might have lost what was declared last
     assert monitor.run_pass().away
-    own_node.start()
+    guarded_node.start()
     report = monitor.run_pass()
     assert (report.queues, report.gone, report.away) == (20, 0, False)
     assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
 @pytest.mark.slow
-def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(own_node, settings):
+def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(guarded_node, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
-    Amqp(own_node.amqp_url, "/").queue("a")
+    Amqp(guarded_node.amqp_url, "/").queue("a")
     monitor.run_pass()
-    own_node.suspend()
+    guarded_node.suspend()
     try:
         report = monitor.run_pass()
     finally:
-        own_node.resume()
+        guarded_node.resume()
     assert report.away
     assert monitor.run_pass().queues == 1
 
@@ -637,28 +602,28 @@ def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(own_node, setting
     ],
     ids=["memory", "disk"],
 )
-def test_under_an_alarm_queues_are_guarded_on(own_node, mailbox, alarm, raised, usual):
-    amqp = Amqp(own_node.amqp_url, "/")
+def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm, raised, usual):
+    amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("long", 11)
     management = connections.management()
-    own_node.ctl(*raised)
+    guarded_node.ctl(*raised)
     try:
         assert any(alarm in one for one in management.alarms())
         assert monitor.run_pass().deleted == 1
     finally:
-        own_node.ctl(*usual)
+        guarded_node.ctl(*usual)
     follow()
     assert broken(management, ["/"], mailbox.mails) == []
 
 
 @pytest.mark.slow
-def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(own_node, mailbox, monkeypatch):
-    amqp = Amqp(own_node.amqp_url, "/")
+def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
+    amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("short", 1)
     amqp.queue("long", 6)
     monitor.run_pass()
     amqp.publish("long", 5)
-    once_after(monkeypatch, "the decision", lambda: own_node.eval("rabbit_mgmt_storage:reset_all()."))
+    once_after(monkeypatch, "the decision", lambda: guarded_node.eval("rabbit_mgmt_storage:reset_all()."))
     assert monitor.run_pass().deleted == 1
     reports = [monitor.run_pass() for _ in range(2)]
     assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
@@ -669,15 +634,15 @@ def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(own_no
 
 @pytest.mark.slow
 def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaws_and_that_is_told_once(
-    own_node, mailbox, settings, monkeypatch
+    guarded_node, mailbox, settings, monkeypatch
 ):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
-    amqp = Amqp(own_node.amqp_url, "/")
+    amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("short", 1)
     amqp.queue("long", 11)
-    once_after(monkeypatch, "the announcement", own_node.suspend)
+    once_after(monkeypatch, "the announcement", guarded_node.suspend)
     assert monitor.run_pass().deleted == 0
-    own_node.resume()
+    guarded_node.resume()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
     follow()
     assert broken(connections.management(), ["/"], mailbox.mails) == []
@@ -687,13 +652,13 @@ def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaw
 
 @pytest.mark.slow
 def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the_look_from_before(
-    own_node, mailbox, monkeypatch
+    guarded_node, mailbox, monkeypatch
 ):
-    Amqp(own_node.amqp_url, "/").queue("long", 11)  # its messages are kept in memory alone
-    own_node.eval("mnesia:sync_log().")  # itself on disk
-    once_after(monkeypatch, "the announcement", own_node.kill)
+    Amqp(guarded_node.amqp_url, "/").queue("long", 11)  # its messages are kept in memory alone
+    guarded_node.eval("mnesia:sync_log().")  # itself on disk
+    once_after(monkeypatch, "the announcement", guarded_node.kill)
     assert monitor.run_pass().deleted == 0
-    own_node.start()
+    guarded_node.start()
     follow()
     assert broken(connections.management(), ["/"], mailbox.mails) == []
     assert "deletion" not in sent("ops@example.org")

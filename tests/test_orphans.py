@@ -38,15 +38,8 @@ from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
 from tests.agents import RegisteredAgent, a_while_ago, lost, make_due
 from tests.conftest import Amqp
-from tests.proxy import Proxy, http_answer
+from tests.proxy import http_answer
 from tests.toolbox import AWAY, Killed, in_background, wait_until_blocked
-
-
-@pytest.fixture
-def proxy(agent, broker, settings):
-    with Proxy.before(broker.management_url) as between:
-        settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
-        yield between
 
 
 def notifications(kind):
@@ -520,10 +513,10 @@ def test_a_broker_that_is_away_is_said_and_changes_nothing(agent, settings):
     ],
     ids=["empty", "half a JSON", "rows of another shape", "a 502", "cut"],
 )
-def test_an_answer_that_is_none_removes_nothing(agent, proxy, answer):
+def test_an_answer_that_is_none_removes_nothing(agent, broker_proxy, answer):
     agent.orphan()
     before = list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values())
-    proxy.answer(answer)
+    broker_proxy.answer(answer)
     assert sweep_orphans().away
     assert sweep_orphans(force=True).away
     assert list(SubscriptionQueue.objects.values()) + list(Consumer.objects.values()) == before

@@ -28,9 +28,9 @@ from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, wait_until, wait_until_blocked, wait_until_equal
-from tests.webhooks import Webhook, make_certificate
+from tests.webhooks import Webhook
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels")]
 
 
 @pytest.fixture(autouse=True)
@@ -635,19 +635,6 @@ def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_a
 
 
 # Channels
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    return make_certificate(tmp_path_factory.mktemp("certificate"))
-
-
-@pytest.fixture
-def webhook(settings, monkeypatch, certificate):
-    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-    with Webhook(certificate) as hook:
-        yield hook
 
 
 @pytest.fixture

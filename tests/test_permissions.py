@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rabbit.names import exchange_prefix, queue_prefix
 from rabbit.permissions import EVERYTHING, NOTHING, Permissions, allows, for_pulse_user
+from tests.toolbox import is_refused
 
 # How long an example takes says nothing here, and on a busy machine it may be long.
 patiently = settings(deadline=None)
@@ -90,44 +91,31 @@ def open_as(broker, management, vhost):
         management.delete_user(user)
 
 
-def refused(connection: pika.BlockingConnection, action) -> bool:
-    """Tell whether the broker refuses to let this be done on a channel for lack of permissions."""
-    channel = connection.channel()
-    try:
-        action(channel)
-    except pika.exceptions.ChannelClosedByBroker as error:
-        if error.reply_code != 403:
-            raise
-        return True
-    channel.close()
-    return False
-
-
 def test_the_broker_lets_a_pulse_user_do_everything_to_its_own_and_nothing_to_anothers(open_as, vhost):
     name = f"a.b-c_{vhost[-8:]}"
     mine, theirs = open_as(name), open_as(name.replace(".", "x"))
     for user, connection in ((name, mine), (name.replace(".", "x"), theirs)):
         queue, exchange = f"queue/{user}/q", f"exchange/{user}/e"
-        assert not refused(connection, lambda channel, queue=queue: channel.queue_declare(queue, durable=True))
-        assert not refused(
+        assert not is_refused(connection, lambda channel, queue=queue: channel.queue_declare(queue, durable=True))
+        assert not is_refused(
             connection, lambda channel, exchange=exchange: channel.exchange_declare(exchange, exchange_type="topic")
         )
-        assert not refused(
+        assert not is_refused(
             connection, lambda channel, queue=queue, exchange=exchange: channel.queue_bind(queue, exchange, "#")
         )
-        assert not refused(connection, lambda channel, queue=queue: channel.basic_get(queue))
+        assert not is_refused(connection, lambda channel, queue=queue: channel.basic_get(queue))
     other = name.replace(".", "x")
     my_queue = f"queue/{name}/q"
-    assert refused(mine, lambda channel: channel.queue_declare(f"queue/{other}/new"))
-    assert refused(mine, lambda channel: channel.basic_get(f"queue/{other}/q"))
-    assert refused(mine, lambda channel: channel.queue_purge(f"queue/{other}/q"))
-    assert refused(mine, lambda channel: channel.queue_delete(f"queue/{other}/q"))
-    assert refused(mine, lambda channel: channel.exchange_delete(f"exchange/{other}/e"))
-    assert refused(mine, lambda channel: channel.queue_declare("unpatterned"))
-    assert refused(mine, lambda channel: publish_confirmed(channel, f"exchange/{other}/e"))
-    assert refused(mine, lambda channel: publish_confirmed(channel, ""))
-    assert not refused(mine, lambda channel: publish_confirmed(channel, f"exchange/{name}/e"))
-    assert not refused(mine, lambda channel: channel.queue_bind(my_queue, f"exchange/{other}/e", "#"))
+    assert is_refused(mine, lambda channel: channel.queue_declare(f"queue/{other}/new"))
+    assert is_refused(mine, lambda channel: channel.basic_get(f"queue/{other}/q"))
+    assert is_refused(mine, lambda channel: channel.queue_purge(f"queue/{other}/q"))
+    assert is_refused(mine, lambda channel: channel.queue_delete(f"queue/{other}/q"))
+    assert is_refused(mine, lambda channel: channel.exchange_delete(f"exchange/{other}/e"))
+    assert is_refused(mine, lambda channel: channel.queue_declare("unpatterned"))
+    assert is_refused(mine, lambda channel: publish_confirmed(channel, f"exchange/{other}/e"))
+    assert is_refused(mine, lambda channel: publish_confirmed(channel, ""))
+    assert not is_refused(mine, lambda channel: publish_confirmed(channel, f"exchange/{name}/e"))
+    assert not is_refused(mine, lambda channel: channel.queue_bind(my_queue, f"exchange/{other}/e", "#"))
 
 
 def publish_confirmed(channel, exchange: str) -> None:

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from local.rabbitmq import PrivateNode
 from rabbit import connections
 from rabbit.management import BrokerAway, Management, Refused
 from rabbit.permissions import EVERYTHING, NOTHING
@@ -52,13 +51,6 @@ def account(broker, management, vhosts):
         management.set_permissions(vhost, name, EVERYTHING)
     yield name, f"amqp://{name}:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}"
     management.delete_user(name)
-
-
-@pytest.fixture(scope="module")
-def own_node():
-    """Give a node that these tests may break, and have to mend."""
-    with PrivateNode(plugins=["rabbitmq_management"]) as node:
-        yield node
 
 
 @pytest.fixture

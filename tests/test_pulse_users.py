@@ -59,7 +59,7 @@ from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user,
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, in_parallel, queue_names, wait_until
+from tests.toolbox import AWAY, Killed, can_log_in, in_parallel, is_refused, queue_names, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -137,25 +137,6 @@ def as_user(broker, vhost, name, password):
     return Amqp(f"amqp://{name}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2]}", vhost)
 
 
-def can_log_in(broker, vhost, name, password):
-    try:
-        as_user(broker, vhost, name, password).connection.close()
-    except pika.exceptions.AMQPConnectionError:
-        return False
-    return True
-
-
-def refused(connection, action):
-    """Tell whether the broker refuses to let this be done for lack of permissions."""
-    channel = connection.channel()
-    try:
-        action(channel)
-    except pika.exceptions.ChannelClosedByBroker as error:
-        return error.reply_code == 403
-    channel.close()
-    return False
-
-
 # Making
 
 
@@ -182,7 +163,7 @@ def test_a_made_account_can_use_its_own_names_and_no_others(alice, name, broker,
         lambda channel: channel.queue_declare(f"queue/{name}2/builds"),
         lambda channel: channel.queue_declare("anything"),
     ):
-        assert refused(mine.connection, action)
+        assert is_refused(mine.connection, action)
 
 
 def test_the_password_is_nowhere_in_the_database_or_the_log(alice, name, caplog):

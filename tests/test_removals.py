@@ -44,7 +44,7 @@ from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, in_background, in_parallel, wait_until_blocked
+from tests.toolbox import AWAY, Killed, can_log_in, in_background, in_parallel, wait_until_blocked
 
 KIND = Removal.Kind
 
@@ -92,14 +92,6 @@ def is_closed(opened):
     except pika.exceptions.AMQPError:
         return True
     return False
-
-
-def can_log_in(broker, vhost, username, key):
-    try:
-        with logged_in(broker, vhost, username, key):
-            return True
-    except (pika.exceptions.AMQPError, pika.exceptions.AMQPConnectionError):
-        return False
 
 
 def on_broker(agents, made):

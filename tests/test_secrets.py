@@ -24,7 +24,6 @@ from queues import monitor, outbox
 from queues.models import Channel, Notification, Offering
 from rabbit.management import NotThere
 from tests.plugin import VAR
-from tests.webhooks import Webhook, make_certificate
 
 CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
 NOBODY = "127.0.0.1:1"
@@ -83,13 +82,9 @@ def log():
 
 
 @pytest.fixture
-def room(settings, monkeypatch, tmp_path):
+def room(private_channels, webhook):
     """Give a chat room's server, whose certificate is trusted."""
-    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    certificate = make_certificate(tmp_path)
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-    with Webhook(certificate) as hook:
-        yield hook
+    return webhook
 
 
 @pytest.fixture

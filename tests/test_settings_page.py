@@ -6,7 +6,6 @@ from django.urls import reverse
 from accounts.models import Owner
 from queues import channels
 from queues.models import Channel
-from tests.webhooks import Webhook, make_certificate
 
 pytestmark = pytest.mark.django_db
 
@@ -22,15 +21,6 @@ def page(client, alice):
 @pytest.fixture
 def room(alice):
     return channels.make_channel(alice, "the room", URL)
-
-
-@pytest.fixture
-def webhook(settings, monkeypatch, tmp_path):
-    settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    certificate = make_certificate(tmp_path)
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-    with Webhook(certificate) as hook:
-        yield hook
 
 
 def text_of(response):
@@ -108,14 +98,14 @@ def test_names_with_markup_are_shown_as_text(page, alice):
     assert "&lt;script&gt;alert" in text
 
 
-def test_the_button_sends_a_test_and_says_so(page, alice, webhook):
+def test_the_button_sends_a_test_and_says_so(page, alice, private_channels, webhook):
     room = channels.make_channel(alice, "the room", webhook.url())
     response = page.post(reverse("channel_test", args=[room.uuid]), follow=True)
     assert "The test message to the room is sent." in text_of(response)
     assert len(webhook.received) == 1
 
 
-def test_the_button_says_why_a_test_did_not_arrive(page, alice, webhook):
+def test_the_button_says_why_a_test_did_not_arrive(page, alice, private_channels, webhook):
     room = channels.make_channel(alice, "the room", webhook.url())
     webhook.status = 404
     text = text_of(page.post(reverse("channel_test", args=[room.uuid]), follow=True))

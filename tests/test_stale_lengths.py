@@ -8,7 +8,6 @@ from django.utils import timezone
 from queues import monitor
 from queues.models import Queue
 from tests.conftest import Amqp
-from tests.test_failures import lent_node, own_node  # noqa: F401
 from tests.toolbox import queue_events, queue_lengths, queue_names, sent, wait_until_equal
 
 TYPES = pytest.mark.parametrize("queue_type", ["classic", "quorum"])
@@ -82,8 +81,8 @@ def test_a_quorum_queue_that_the_list_shows_shorter_than_it_is_is_not_reported_a
 
 
 @pytest.mark.slow
-def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back_to_normal(own_node):  # noqa: F811
-    amqp = Amqp(own_node.amqp_url, "/")
+def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back_to_normal(guarded_node):
+    amqp = Amqp(guarded_node.amqp_url, "/")
     for name in ("shrinking", "long"):
         amqp.queue(name, 6, arguments={"x-queue-type": "quorum"})
     management = monitor.connections.management()
@@ -93,11 +92,11 @@ def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back
     amqp.publish("long", 20)
     wait_until_equal(lambda: queue_lengths(management, "/"), {"shrinking": 0, "long": 26})
     leaders = "[whereis(N) || N <- ['%2F_shrinking', '%2F_long']]"
-    own_node.eval(f"[sys:suspend(P) || P <- {leaders}].")
+    guarded_node.eval(f"[sys:suspend(P) || P <- {leaders}].")
     try:
         report = monitor.run_pass()
     finally:
-        own_node.eval(f"[sys:resume(P) || P <- {leaders}].")
+        guarded_node.eval(f"[sys:resume(P) || P <- {leaders}].")
     assert (report.deleted, report.recovered, report.unknown) == (0, 0, 1)
     assert queue_events("shrinking") == ["warned"]
     assert monitor.run_pass().deleted == 1

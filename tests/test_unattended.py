@@ -23,15 +23,8 @@ NOW = timezone.now()
 NAME = "queue/alice/builds"
 
 
-@pytest.fixture
-def proxy(guarded, broker, settings):
-    with Proxy.before(broker.management_url) as between:
-        settings.RABBITMQ_MANAGEMENT_URL = between.url(broker.management_url)
-        yield between
-
-
-def answer(proxy, body):
-    proxy.answer(http_answer("200 OK", body, "Content-Type: application/json"))
+def answer(broker_proxy, body):
+    broker_proxy.answer(http_answer("200 OK", body, "Content-Type: application/json"))
 
 
 def listed(*queues):
@@ -146,10 +139,10 @@ def count_until(true, connection: pika.BlockingConnection | None = None):
         count_consumers()
 
 
-def test_nobody_is_told_where_it_is_off(alice, amqp, proxy, guarded):
+def test_nobody_is_told_where_it_is_off(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listed(row(guarded, NAME, 0)))
     count_consumers()
     wait(minutes=10_000)
     assert count_consumers() == 0
@@ -157,13 +150,13 @@ def test_nobody_is_told_where_it_is_off(alice, amqp, proxy, guarded):
     assert sent("alice@example.org") == []
 
 
-def test_a_queue_that_has_a_consumer_after_all_is_not_told_about(alice, amqp, proxy, guarded, settings, broker):
+def test_a_queue_that_has_a_consumer_after_all_is_not_told_about(alice, amqp, broker_proxy, guarded, settings, broker):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
     amqp.channel.basic_consume(NAME, lambda *_: None)
     amqp.connection.process_data_events()
-    answer(proxy, listed(row(guarded, NAME, 0)))  # a list that lags
+    answer(broker_proxy, listed(row(guarded, NAME, 0)))  # a list that lags
     count_consumers()
     wait(minutes=5)
     assert count_consumers() == 0
@@ -176,18 +169,18 @@ def attend(amqp):
     amqp.connection.process_data_events()
 
 
-def known_to_be_without(proxy, guarded, minutes=5):
+def known_to_be_without(broker_proxy, guarded, minutes=5):
     """Have it known that the queue has had no consumer for so long."""
     monitor.run_pass()
-    answer(proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listed(row(guarded, NAME, 0)))
     count_consumers()
     wait(minutes=minutes)
 
 
-def test_a_queue_that_is_not_there_any_more_is_not_one_without_a_consumer(alice, amqp, proxy, guarded, settings):
+def test_a_queue_that_is_not_there_any_more_is_not_one_without_a_consumer(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(proxy, guarded)
+    known_to_be_without(broker_proxy, guarded)
     amqp.channel.queue_delete(NAME)
     assert count_consumers() == 0
     assert (sent("alice@example.org"), known()[2]) == ([], None)
@@ -195,11 +188,11 @@ def test_a_queue_that_is_not_there_any_more_is_not_one_without_a_consumer(alice,
 
 @pytest.mark.parametrize("state", ["gone", "deleting"])
 def test_nobody_hears_that_a_queue_has_no_consumer_once_they_heard_that_it_is_deleted(
-    alice, amqp, proxy, guarded, settings, monkeypatch, state
+    alice, amqp, broker_proxy, guarded, settings, monkeypatch, state
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(proxy, guarded)
+    known_to_be_without(broker_proxy, guarded)
     gather = unattended._gather_facts
 
     def be_deleted_meanwhile(*args):
@@ -213,13 +206,13 @@ def test_nobody_hears_that_a_queue_has_no_consumer_once_they_heard_that_it_is_de
     assert known()[2] is None
 
 
-def test_a_queue_that_has_no_consumer_after_all_is_not_told_to_have_one(alice, amqp, proxy, guarded, settings):
+def test_a_queue_that_has_no_consumer_after_all_is_not_told_to_have_one(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(proxy, guarded)
+    known_to_be_without(broker_proxy, guarded)
     assert count_consumers() == 2
     before = known()
-    answer(proxy, listed(row(guarded, NAME, 1)))  # a list that lags
+    answer(broker_proxy, listed(row(guarded, NAME, 1)))  # a list that lags
     assert count_consumers() == 0
     assert (sent("alice@example.org"), known()) == (["no-consumers"], before)
     attend(amqp)
@@ -229,11 +222,11 @@ def test_a_queue_that_has_no_consumer_after_all_is_not_told_to_have_one(alice, a
 
 @pytest.mark.parametrize("how", ["by hand", "by itself"])
 def test_a_queue_that_goes_and_comes_back_with_a_consumer_is_told_about_once(
-    alice, amqp, proxy, guarded, settings, broker, how
+    alice, amqp, broker_proxy, guarded, settings, broker, how
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
-    known_to_be_without(proxy, guarded)
+    known_to_be_without(broker_proxy, guarded)
     assert count_consumers() == 2
     if how == "by hand":
         settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
@@ -255,11 +248,11 @@ def test_a_queue_that_goes_and_comes_back_with_a_consumer_is_told_about_once(
     assert "has 1 consumer again. There is nothing to do." in text
 
 
-def test_what_the_answer_lacks_keeps_what_was_known_of_it(alice, amqp, proxy, guarded, settings):
+def test_what_the_answer_lacks_keeps_what_was_known_of_it(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listed(row(guarded, NAME, 0)))
     count_consumers()
     before = known()
     for partial in (
@@ -274,15 +267,15 @@ def test_what_the_answer_lacks_keeps_what_was_known_of_it(alice, amqp, proxy, gu
         b"nonsense",
         b'{"error": "not_authorised"}',
     ):
-        answer(proxy, partial)
+        answer(broker_proxy, partial)
         assert count_consumers() == 0
         assert known() == before
 
 
-def test_a_queue_that_is_gone_is_not_known_to_be_without_a_consumer(alice, amqp, proxy, guarded):
+def test_a_queue_that_is_gone_is_not_known_to_be_without_a_consumer(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listed(row(guarded, NAME, 0)))
     count_consumers()
     Queue.objects.update(state="gone")
     count_consumers()
@@ -290,11 +283,11 @@ def test_a_queue_that_is_gone_is_not_known_to_be_without_a_consumer(alice, amqp,
 
 
 def test_a_broker_that_is_away_changes_nothing_and_is_one_line_in_the_log(
-    alice, amqp, proxy, guarded, settings, caplog
+    alice, amqp, broker_proxy, guarded, settings, caplog
 ):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(proxy, listed(row(guarded, NAME, 0)))
+    answer(broker_proxy, listed(row(guarded, NAME, 0)))
     count_consumers()
     before = known()
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
@@ -307,10 +300,10 @@ def test_a_broker_that_is_away_changes_nothing_and_is_one_line_in_the_log(
     assert known() == before
 
 
-def test_two_at_once_do_it_once(alice, amqp, proxy, guarded):
+def test_two_at_once_do_it_once(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(proxy, listed(row(guarded, NAME, 4)))
+    answer(broker_proxy, listed(row(guarded, NAME, 4)))
     with lease("consumers"):
         assert count_consumers() == 0
         assert known()[0] is None
@@ -320,7 +313,7 @@ def test_two_at_once_do_it_once(alice, amqp, proxy, guarded):
 
 @pytest.mark.parametrize("queues", [3, 80])
 def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
-    alice, amqp, proxy, guarded, queues, django_assert_num_queries, settings
+    alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     account = PulseUser.objects.get()
@@ -335,13 +328,13 @@ def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
         )
         for name in names
     )  # fmt: skip
-    answer(proxy, listed())
+    answer(broker_proxy, listed())
     count_consumers()  # the first one makes the rows that the others find
-    answer(proxy, listed(*(row(guarded, name, 0) for name in names)))
-    before = proxy.connections
+    answer(broker_proxy, listed(*(row(guarded, name, 0) for name in names)))
+    before = broker_proxy.connections
     with django_assert_num_queries(11):
         count_consumers()
-    assert proxy.connections - before == 1
+    assert broker_proxy.connections - before == 1
     assert Queue.objects.filter(consumers=0, unattended_since__isnull=False).count() == queues
     wait(minutes=5)
     with django_assert_num_queries(16):
@@ -448,20 +441,22 @@ def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_i
     assert count_consumers() == 0
 
 
-def test_one_that_needs_no_acknowledgement_is_at_work_while_it_takes_messages(alice, amqp, proxy, guarded, settings):
+def test_one_that_needs_no_acknowledgement_is_at_work_while_it_takes_messages(
+    alice, amqp, broker_proxy, guarded, settings
+):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     attend(amqp)
     monitor.run_pass()
-    answer(proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
+    answer(broker_proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 3, "get_no_ack": 1}')))
     count_consumers()
     wait_stalled(minutes=5)
-    answer(proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
+    answer(broker_proxy, listed(working(guarded, stats='{"ack": 0, "deliver_no_ack": 4, "get_no_ack": 1}')))
     assert count_consumers() == 0
     assert stalled()[0] == 5
 
 
-def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, proxy, guarded, settings, client):
+def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded, settings, client):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
@@ -475,12 +470,12 @@ def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, proxy, guarded, setti
 
 
 @pytest.mark.parametrize("minutes", [0, 5])
-def test_nobody_is_told_of_a_stall_where_that_is_off(alice, amqp, proxy, guarded, settings, minutes):
+def test_nobody_is_told_of_a_stall_where_that_is_off(alice, amqp, broker_proxy, guarded, settings, minutes):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     attend(amqp)
     monitor.run_pass()
-    answer(proxy, listed(working(guarded)))
+    answer(broker_proxy, listed(working(guarded)))
     count_consumers()
     wait_stalled(minutes=10)
     settings.GUARDIAN_STALLED_MINUTES = minutes
@@ -490,18 +485,18 @@ def test_nobody_is_told_of_a_stall_where_that_is_off(alice, amqp, proxy, guarded
     assert stalled() == NOTHING
 
 
-def test_a_queue_whose_consumers_are_gone_after_all_has_not_stalled(alice, amqp, proxy, guarded, settings):
+def test_a_queue_whose_consumers_are_gone_after_all_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(proxy, listed(working(guarded)))  # a list that lags
+    answer(broker_proxy, listed(working(guarded)))  # a list that lags
     count_consumers()
     wait_stalled(minutes=5)
     assert count_consumers() == 0
     assert (sent("alice@example.org"), stalled()[2]) == ([], None)
 
 
-def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, amqp, proxy, guarded, settings):
+def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
@@ -510,7 +505,7 @@ def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, a
         consumers=0, unattended_since=before, unattended_told_at=before, taken_out=6, stalled_told_at=before
     )
     attend(amqp)
-    answer(proxy, listed(working(guarded)))
+    answer(broker_proxy, listed(working(guarded)))
     assert count_consumers() == 4
     assert sorted(sent("alice@example.org")) == ["consumers-back", "stall-over"]
     assert known() == (1, None, None)
@@ -518,25 +513,25 @@ def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, a
 
 
 @pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
-def test_a_broker_that_counts_no_messages_tells_nothing_of_stalls(alice, amqp, proxy, guarded, settings, stats):
+def test_a_broker_that_counts_no_messages_tells_nothing_of_stalls(alice, amqp, broker_proxy, guarded, settings, stats):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     attend(amqp)
     monitor.run_pass()
-    answer(proxy, listed(working(guarded)))
+    answer(broker_proxy, listed(working(guarded)))
     count_consumers()
     wait_stalled(minutes=9)
     before = stalled()
-    answer(proxy, listed(working(guarded, stats=stats)))
+    answer(broker_proxy, listed(working(guarded, stats=stats)))
     assert count_consumers() == 0
     assert (sent("alice@example.org"), stalled()) == ([], before)
 
 
-def test_a_queue_that_is_gone_has_not_stalled(alice, amqp, proxy, guarded, settings):
+def test_a_queue_that_is_gone_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(proxy, listed(working(guarded)))
+    answer(broker_proxy, listed(working(guarded)))
     count_consumers()
     Queue.objects.update(state="gone")
     count_consumers()
@@ -545,7 +540,7 @@ def test_a_queue_that_is_gone_has_not_stalled(alice, amqp, proxy, guarded, setti
 
 @pytest.mark.parametrize("queues", [3, 80])
 def test_stalls_take_no_request_more_and_no_more_statements_for_many_queues(
-    alice, amqp, proxy, guarded, queues, django_assert_num_queries, settings
+    alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
 ):
     settings.GUARDIAN_STALLED_MINUTES = 5
     account = PulseUser.objects.get()
@@ -560,13 +555,13 @@ def test_stalls_take_no_request_more_and_no_more_statements_for_many_queues(
         )
         for name in names
     )  # fmt: skip
-    answer(proxy, listed())
+    answer(broker_proxy, listed())
     count_consumers()  # the first one makes the rows that the others find
-    answer(proxy, listed(*(working(guarded, name) for name in names)))
-    before = proxy.connections
+    answer(broker_proxy, listed(*(working(guarded, name) for name in names)))
+    before = broker_proxy.connections
     with django_assert_num_queries(11):
         count_consumers()
-    assert proxy.connections - before == 1
+    assert broker_proxy.connections - before == 1
     wait_stalled(minutes=5)
     with django_assert_num_queries(16):
         assert count_consumers() == 2 * queues

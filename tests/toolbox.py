@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
+import pika
+import pika.exceptions
 from django.contrib.messages import get_messages
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -134,3 +137,26 @@ def queue_lengths(management: Management, vhost: str) -> dict[str, int | None]:
     """Return the length of each queue in a vhost, exact for classic queues. None: the broker does not report it."""
     rows = management.list_queues(vhost, {"disable_stats": "true", "enable_queue_totals": "true"})
     return {row["name"]: row.get("messages") for row in rows}
+
+
+def can_log_in(broker: Any, vhost: str, username: str, password: str) -> bool:
+    """Return whether the broker accepts an AMQP connection with this password."""
+    login = f"amqp://{username}:{quote(password, safe='')}@{broker.amqp_url.rpartition('@')[2].rstrip('/')}"
+    try:
+        pika.BlockingConnection(pika.URLParameters(f"{login}/{quote(vhost, safe='')}")).close()
+    except pika.exceptions.AMQPError:
+        return False
+    return True
+
+
+def is_refused(opened: pika.BlockingConnection, action: Callable[[Any], Any]) -> bool:
+    """Return whether the broker refuses the action on a channel for lack of permissions."""
+    channel = opened.channel()
+    try:
+        action(channel)
+    except pika.exceptions.ChannelClosedByBroker as error:
+        if error.reply_code != 403:
+            raise
+        return True
+    channel.close()
+    return False
