@@ -15,7 +15,7 @@ WORKERS_OF_TESTS = 4
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo run restarts soak test lint audit bench docs pictures lock clean \
+.PHONY: help setup demo run soak test lint audit bench docs pictures lock clean \
 	rabbitmq-server postgresql redis-server zookeeper chromium site-agents production-packages
 
 help:
@@ -23,9 +23,8 @@ help:
 	@echo "make demo    see it work: a broker, real messages, real mails, told line by line"
 	@echo "make run     the pages, the worker and beat, until Ctrl-C; with a broker of its own if none is configured"
 	@echo "             (make run WEB=2 WORKERS=2: two web processes, and two workers of each kind)"
-	@echo "make restarts  kill and restart processes of each kind under load, and show that nothing is lost or done twice"
-	@echo "make soak    ten minutes of a hundred owners and agents while parts are killed at random: does all hold that has to?"
-	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with that left to chance as it was then)"
+	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants"
+	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7)"
 	@echo "make test    all tests (make test ONLY=test_thresholds: those of one file)"
 	@echo "make lint    ruff, mypy, and whether a migration is missing"
 	@echo "make audit   look for known holes in the packages that are installed"
@@ -43,11 +42,8 @@ demo: setup
 run: setup
 	@$(PYTHON) -m local.run $(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
-restarts: setup rabbitmq-server postgresql redis-server
-	@$(PYTHON) -m local.restarts $(if $(SEED),--seed $(SEED))
-
 soak: setup rabbitmq-server postgresql redis-server
-	@$(PYTHON) -m local.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	@$(PYTHON) -m local.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
 
 test: setup $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages

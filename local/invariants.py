@@ -1,4 +1,4 @@
-"""What has to hold whatever was killed, cut or away: checked by `make restarts`, `make soak` and the tests of faults.
+"""What has to hold whatever was killed, cut or away: checked by `make soak` and the tests of faults.
 
 It runs inside Django, on the database that is configured, once what was to follow has followed. Each function gives
 one sentence for each breach, so an empty list is all right.

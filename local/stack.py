@@ -204,6 +204,11 @@ class Stack:
             self.start_process(name)
         self.wait_for_web(*self.addresses)
 
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the processes of a kind: web, guard, worker or beat."""
+        count = {"web": self._web, "beat": 1}.get(kind, self._workers)
+        return _names(kind, count)
+
     def start_process(self, name: str) -> None:
         """Start one of the processes: the first time, or again after `end_process` or `kill_process`."""
         assert self._processes is not None

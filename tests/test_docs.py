@@ -79,10 +79,9 @@ MAKE_NOT_RUN = {
     "docs": "test_the_page_of_settings_is_fresh writes the same page",
     "help": "it prints a list",
     "pictures": "it takes a minute or more, and writes what is committed",
-    "restarts": "test_restarts.py runs the same program, shorter",
     "run": "it goes on until Ctrl-C; `make demo` starts the same stack",
     "setup": "every other target begins with it",
-    "soak": "test_soak.py runs the same program, for a minute",
+    "soak": "test_chaos.py runs the same program, for some seconds",
 }
 """What .ci/run doesn't run, and why."""
 
