@@ -127,7 +127,7 @@ class Consumer:
         waiting: Waiting | RateLimited = self._waiting
         if self._limiter is not None:
             waiting = RateLimited(self._waiting, self._limiter, settings.hold_seconds, self._hold, self._read_on)
-        self._workers = Workers(threads, waiting, self._handle, self._name, self._later, self._broke)
+        self._workers = Workers(threads, waiting, self._handle, self._name, self._broke)
 
     # What people call
 
@@ -386,9 +386,6 @@ class Consumer:
     def _rested(self) -> None:
         self._resting = False
         self._read_anew()
-
-    def _later(self, seconds: float, function: Callable[[], None]) -> None:
-        self._link.call(partial(self._link.later, seconds, function))
 
     def _go_on_reading(self) -> None:
         if self._link.ready and not self._reading:

@@ -114,10 +114,6 @@ class Link:
             if not self._ended:
                 self._loop.add_callback_threadsafe(function)
 
-    def later(self, seconds: float, function: Callable[[], None]) -> Any:
-        """Have the thread run this after so many seconds; called in its thread alone."""
-        return self._loop.call_later(seconds, function)
-
     def take_steps(self, steps: Steps) -> None:
         """Do these one after the other, on the connection of this moment; called in its thread alone."""
         self._step(steps, self._connection, None)

@@ -2,10 +2,6 @@
 
 The I/O thread wakes a worker for a delivery, and that worker wakes the next one if it finds more waiting. So at most
 one is being woken at any time, and a callback that waits for something lets the next worker start at once.
-
-While callbacks take no time, a worker that is awake takes the rest too: twenty that contend for the interpreter's lock
-need half as much again of the processor (49 µs a message, and 32 with one). A check after `RECHECK_SECONDS` then wakes
-another worker if deliveries still wait: a callback may be stuck.
 """
 
 import logging
@@ -17,11 +13,6 @@ from consumers.delivery import Delivery
 from consumers.source import Limiter, Waiting
 
 logger = logging.getLogger(__name__)
-
-QUICK_SECONDS = 0.0005
-"""A callback that takes less than this is not worth waking another worker for the next delivery."""
-
-RECHECK_SECONDS = 0.002
 
 LIMITER_SECONDS = 0.5
 """Timeout of one call to the limiter: how late a worker may notice the shutdown."""
@@ -80,8 +71,7 @@ class RateLimited:
 class Workers:
     """At most so many threads, started when needed, that take from ``waiting`` and ``handle`` what they took.
 
-    ``later`` calls a function after so many seconds, and may be called by any thread; without it, every delivery wakes
-    a worker. ``failed`` is called if ``waiting`` or ``handle`` raises, in the worker's thread, which ends.
+    ``failed`` is called if ``waiting`` or ``handle`` raises, in the worker's thread, which ends.
     """
 
     def __init__(
@@ -90,17 +80,13 @@ class Workers:
         waiting: Waiting | RateLimited,
         handle: Callable[[Delivery], None],
         name: str,
-        later: Callable[[float, Callable[[], None]], None] | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.threads = threads
         self._waiting = waiting
         self._handle = handle
         self._name = name
-        self._later = later
         self._failed = failed
-        self._quick = False
-        self._recheck_scheduled = False
         self._lock = threading.Lock()
         self._idle: list[threading.Lock] = []
         self._started: list[threading.Thread] = []
@@ -114,9 +100,6 @@ class Workers:
         with self._lock:
             if self._waking or self._ending.is_set() or not len(self._waiting):
                 return
-            if self._quick and len(self._started) > len(self._idle):
-                self._schedule_recheck()
-                return
             if self._idle:
                 self._waking = True
                 self._idle.pop().release()
@@ -127,17 +110,6 @@ class Workers:
             thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._started) + 1}", daemon=True)
             self._started.append(thread)
         thread.start()
-
-    def _schedule_recheck(self) -> None:
-        if not self._recheck_scheduled and self._later is not None:
-            self._recheck_scheduled = True
-            self._later(RECHECK_SECONDS, self._recheck)
-
-    def _recheck(self) -> None:
-        self._recheck_scheduled = False
-        if len(self._waiting):
-            self._quick = False  # until a callback is quick again, one worker wakes the next
-            self.wake()
 
     def end(self) -> None:
         """Take nothing more. Callbacks that run go on."""
@@ -176,12 +148,7 @@ class Workers:
             self._waking = False
             if len(self._waiting):
                 self.wake()
-            if self._later is None:
-                self._handle(delivery)
-                continue
-            begun = time.monotonic()
             self._handle(delivery)
-            self._quick = time.monotonic() - begun < QUICK_SECONDS
 
 
 def joined(threads: Sequence[threading.Thread], until: float | None, give_up: Callable[[], bool]) -> bool:

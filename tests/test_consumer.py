@@ -156,20 +156,6 @@ def test_each_message_is_handled_once_and_by_many_threads_at_a_time(here, amqp):
     assert length(amqp, QUEUE) == 0
 
 
-def test_callbacks_that_get_stuck_after_a_thousand_quick_ones_do_not_hold_up_the_others(here, amqp):
-    together = threading.Barrier(20, timeout=10)
-
-    def callback(message):
-        if message.body >= 1000:
-            together.wait()
-
-    with consuming(Consumer(here(), "orders", callback)) as consumer:
-        for number in range(1020):
-            put(amqp, b"%d" % number)
-        wait_until(lambda: consumer.counts["done"] == 1020)
-    assert set(consumer.counts) == {"done"}
-
-
 def test_a_callback_publishes_and_its_message_is_acknowledged_after_the_broker_has_the_other(here, amqp):
     def callback(message):
         message.publish({"of": message.body["order"]}, "invoices", mandatory=True, message_id="invoice-17")
