@@ -1,21 +1,23 @@
 """What processes count for /metrics: calls to the broker, requests, deleted queues, failed passes.
 
-Web processes, workers and commands each count for themselves, in files of their own under ``GUARDIAN_VAR_DIR/metrics``;
-whoever is scraped adds all of them up. So they are the figures of one machine, or of all that share that folder. What
-the database knows is the same everywhere, and is in ``metrics.py``.
+This is prometheus-client's multiprocess mode. Web processes, workers and commands each count in files of their own in
+``GUARDIAN_VAR_DIR/metrics``, and a scrape adds up all files, those of processes that have ended too. So they are the
+figures of one machine, or of all that share that folder. What the database knows is the same everywhere, and is in
+``metrics.py``.
 
-Nothing that is counted may fail because of the counting.
+All figures are counters or histograms. A gauge would need a ``multiprocess_mode``, and `mark_process_dead`.
+
+An error in counting never fails what is counted.
 """
 
 import fcntl
 import functools
 import logging
 import os
-import threading
+import socket
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TextIO
 
@@ -29,15 +31,14 @@ FOLDER = Path(settings.VAR_DIR) / "metrics"
 os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(FOLDER)  # which is read when prometheus_client is imported
 
 from prometheus_client import Counter, Histogram, Metric, values  # noqa: E402
-from prometheus_client.mmap_dict import MmapedDict  # noqa: E402
 from prometheus_client.multiprocess import MultiProcessCollector  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-BYTES = 64 * 1024
-"""The size of a file: room for several times the figures there are."""
+FILE_BYTES = 64 * 1024
+"""The size of a new file: prometheus-client's, and room for several times the figures there are."""
 
-KINDS = ("counter", "histogram")
+HOST = socket.gethostname()
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 DELETED_BY = ("pass", "orphans", "stale")
 WHY_FAILED = ("away", "errors")
@@ -45,34 +46,12 @@ WHY_FAILED = ("away", "errors")
 P = ParamSpec("P")
 
 
-class _Process:
-    """The files of this process: their name, which no other ever has, and the lock that says that it lives."""
-
-    def __init__(self) -> None:
-        self.id = os.getpid()
-        self.name = uuid.uuid4().hex
-        self.alive: TextIO | None = None
-        self.opening = threading.Lock()  # here, since a fork copies a lock that another thread holds for ever
-
-    def has_files(self) -> bool:
-        """Return whether its files are made, and still there."""
-        # Asked each time that something is counted, and a Path takes its time to be made.
-        return self.alive is not None and os.path.exists(self.alive.name)  # noqa: PTH110
+def _process() -> str:
+    """Return what the files of this process are named after: containers share process ids, but not their host names."""
+    return f"{HOST}-{os.getpid()}"
 
 
-_process = _Process()
-
-
-def _name() -> str:
-    """Return the name that the files of this process have; a forked one has its own."""
-    global _process
-    if _process.id != os.getpid():
-        _process = _Process()
-    return _process.name
-
-
-# By process ids, which containers that share the folder have in common, two would write into one file.
-values.ValueClass = values.MultiProcessValue(_name)  # type: ignore[no-untyped-call]
+values.ValueClass = values.MultiProcessValue(_process)  # type: ignore[no-untyped-call]
 
 CALLS = Counter(
     "guardian_broker_calls", "Requests to the broker's management API, by method and outcome.", ("method", "outcome")
@@ -107,9 +86,9 @@ def _harmless(count: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(count)
     def counting(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            _open_files()
+            _prepare_files(_process())
             count(*args, **kwargs)
-        except Exception as error:  # a full disk, a folder that can't be written, a file that somebody removed
+        except Exception as error:  # a full disk, a folder that can't be written
             _say_once(f"{type(error).__name__}: {error}")
 
     return counting
@@ -170,13 +149,10 @@ def collect() -> list[Metric]:
     """Return what all processes counted that use this folder, those that have ended too.
 
     Raises:
-        OSError: the folder can't be read.
+        Exception: the folder can't be read, or a file in it is damaged; of any kind.
     """
     _begin_at_zero()
-    with _folder_locked():
-        _clear_up()
-        files = [str(path) for path in FOLDER.glob("*.db") if _read(path) is not None]
-        return list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
+    return list(MultiProcessCollector(None, str(FOLDER)).collect())  # type: ignore[no-untyped-call]
 
 
 @_harmless
@@ -188,116 +164,27 @@ def _begin_at_zero() -> None:
         FAILED.labels(why)
 
 
-def _open_files() -> None:
-    """Make the files of this process where it has none yet, or somebody has removed them.
+@functools.cache
+def _prepare_files(process: str) -> TextIO:
+    """Create the files of this process, and return the open lock file that says that it runs.
 
-    They are written whole: they are mapped into memory, and where the disk is full, filling a hole in one of them would
-    end the process.
+    The first process that starts while no other runs empties the folder, as prometheus-client requires.
     """
-    global _process
-    _name()
-    process = _process
-    if process.has_files():
-        return
-    with process.opening:
-        if process is not _process or process.has_files():
-            return  # another thread made them
-        # Under a name of its own: what is mapped into memory under the old one is of the files that are gone.
-        opened = process if process.alive is None else _Process()
-        with _folder_locked():
-            _clear_up()
-            for kind in KINDS:
-                _write_whole(_figures(kind, opened.name))
-            alive = (FOLDER / f"{opened.name}.alive").open("w")
-            fcntl.flock(alive, fcntl.LOCK_EX)  # until the process ends, however it does
-        opened.alive = alive
-        _process = opened
-
-
-def _clear_up() -> None:
-    """Add up what the dead counted. Whoever opens files does it too: where nobody scrapes, they would be ever more."""
-    try:
-        _keep_what_the_dead_counted()
-    except Exception as error:  # a full disk: what is there can be read all the same
-        _say_once(f"{type(error).__name__}: {error}")
-
-
-def _keep_what_the_dead_counted() -> None:
-    """Add the figures of processes that have ended to those of all before them, and remove their files.
-
-    Killed right before their removal, they are added once more; a figure that is a little too high is no harm.
-    """
-    for left in FOLDER.glob("*.unfinished"):
-        with suppress(OSError):
-            left.unlink()
-    dead = [name for name in {path.stem.rpartition("_")[2] for path in FOLDER.glob("*_*.db")} if _is_dead(name)]
-    for kind in KINDS:
-        files = [path for name in dead if (path := _figures(kind, name)).exists()]
-        if not files:
-            continue
-        together: dict[str, float] = {}
-        before = _figures(kind, "before")
-        for path in [*files, *([before] if before.exists() else [])]:
-            for key, value in _read(path) or ():
-                together[key] = together.get(key, 0.0) + value
-        unfinished = FOLDER / f"{kind}.unfinished"
-        unfinished.write_bytes(bytes(BYTES))
-        sums = MmapedDict(str(unfinished))  # type: ignore[no-untyped-call]
-        for key, value in together.items():
-            sums.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]
-        sums.close()  # type: ignore[no-untyped-call]
-        unfinished.replace(before)
-        for path in files:
-            path.unlink()
-    for name in dead:
-        (FOLDER / f"{name}.alive").unlink(missing_ok=True)
-
-
-def _read(path: Path) -> list[tuple[str, float]] | None:
-    """Return the figures in a file; None: it can't be read. A full disk leaves such, and so may another account."""
-    try:
-        found = MmapedDict.read_all_values_from_file(str(path))  # type: ignore[no-untyped-call]
-        figures = [(key, value) for key, value, _, _ in found]
-        MultiProcessCollector.merge([str(path)])  # type: ignore[no-untyped-call]
-    except Exception as error:  # of any kind, by what it has instead of figures
-        _say_once(f"{path.name}: {type(error).__name__}: {error}")
-        return None
-    return figures
-
-
-def _is_dead(name: str) -> bool:
-    if name == "before":
-        return False
-    try:
-        with (FOLDER / f"{name}.alive").open() as alive:
-            fcntl.flock(alive, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except OSError:  # it lives, or is another account's, which nobody here can tell anything of
-        return False
-    return True
-
-
-def _figures(kind: str, name: str) -> Path:
-    return FOLDER / f"{kind}_{name}.db"
-
-
-def _write_whole(path: Path) -> None:
-    """Make a file of zeros, whole or not at all."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(bytes(BYTES))
-    unfinished.rename(path)
-
-
-@contextmanager
-def _folder_locked() -> Iterator[None]:
-    """Keep others from adding files up while one is being made, and from adding them up twice."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # For reading, which is enough: another account may have made it.
-    lock = os.open(FOLDER / "lock", os.O_RDONLY | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # to close it isn't enough: a process forked meanwhile has it, too
-        os.close(lock)
+    lock = (FOLDER / "lock").open("w")
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in FOLDER.glob("*_*"):
+            path.unlink()
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    for kind in ("counter", "histogram"):
+        _allocate(FOLDER / f"{kind}_{process}.db")
+    return lock
+
+
+def _allocate(path: Path) -> None:
+    """Create a file with all its disk space: to write into a hole of a mapped file ends the process on a full disk."""
+    if not path.exists():
+        new = path.with_suffix(".new")
+        new.write_bytes(bytes(FILE_BYTES))
+        new.rename(path)

@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import shutil
-import struct
+import socket
 import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -362,8 +359,23 @@ def own_folder(monkeypatch, tmp_path):
     folder = tmp_path / "metrics"
     monkeypatch.setattr(counters, "FOLDER", folder)
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
-    monkeypatch.setattr(counters, "_process", counters._Process())
+    monkeypatch.setattr(counters, "HOST", tmp_path.name)
     return folder
+
+
+COUNT = """
+from guardian_site import counters
+from rabbit.management import Call
+
+def count():
+    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
+
+def counted():
+    calls = [metric for metric in counters.collect() if metric.name == "guardian_broker_calls"]
+    return sum(sample.value for metric in calls for sample in metric.samples)
+
+count()
+"""
 
 
 def manage(environment, code, **changes):
@@ -459,44 +471,33 @@ def test_what_other_processes_counted_stays_when_they_have_ended_forked_ones_too
     manage(environment, code)
     with pytest.raises(subprocess.CalledProcessError):
         manage(environment, code, KILLED="yes")
-    names = {path.name for path in counters.FOLDER.iterdir()}
     for _ in range(2):
         after = scrape()
         assert grown(before, after, "guardian_broker_calls_total", method="PUT", outcome="ok") == 4
         assert grown(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="0.005") == 4
         assert grown(before, after, "guardian_broker_call_seconds_bucket", method="PUT", le="+Inf") == 4
-    left = {path.name for path in counters.FOLDER.iterdir()}
-    # Of each of the last two processes there were two files of figures, and one that said that it lived.
-    assert len(names - left) == 6
-    assert {"counter_before.db", "histogram_before.db"} <= left
 
 
-@pytest.mark.django_db
-def test_a_process_that_lives_is_not_taken_for_dead(environment):
-    code = """
-        import sys
-        from guardian_site.counters import count_call
-        from rabbit.management import Call
-
-        for _ in range(2):
-            count_call(Call("POST", "/api/bindings", "ok", 1))
-            print("counted", flush=True)
-            sys.stdin.readline()
-    """
-    before = scrape()
+def test_the_first_process_empties_the_folder_and_none_does_while_another_runs(environment, tmp_path):
+    environment["GUARDIAN_VAR_DIR"] = str(tmp_path)
+    then = "print('counts', flush=True), input(), print(counted())"
+    manage(environment, COUNT)
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import django; django.setup()\n{textwrap.dedent(code)}"],
+        [sys.executable, "-c", f"import django; django.setup()\n{COUNT}{then}"],
         cwd=ROOT, env={**environment, "DJANGO_SETTINGS_MODULE": "guardian_site.settings"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    for number in (1, 2):
-        assert process.stdout.readline() == "counted\n"
-        after = scrape()
-        assert grown(before, after, "guardian_broker_calls_total", method="POST", outcome="ok") == number
-        process.stdin.write("\n")
-        process.stdin.flush()
-    process.communicate(timeout=30)
-    assert grown(before, scrape(), "guardian_broker_calls_total", method="POST", outcome="ok") == 2
+    assert process.stdout.readline() == "counts\n"
+    manage(environment, COUNT)
+    assert process.communicate("\n", timeout=30)[0] == "2.0\n"
+
+
+def test_files_are_named_after_host_and_process_and_have_all_their_disk_space(environment, tmp_path):
+    pid = manage(environment, f"{COUNT}import os; print(os.getpid())", GUARDIAN_VAR_DIR=str(tmp_path)).stdout.strip()
+    files = {path.name: path.stat().st_blocks * 512 for path in (tmp_path / "metrics").iterdir()}
+    names = [f"{kind}_{socket.gethostname()}-{pid}.db" for kind in ("counter", "histogram")]
+    assert sorted(files) == [*names, "lock"]
+    assert min(files[name] for name in names) >= counters.FILE_BYTES
 
 
 @pytest.mark.django_db
@@ -532,104 +533,28 @@ def called(figures, method):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff" * 100, b"\x30\0\0\0\0\0\0\0\x08\0\0\0no JSON!" + b"\0" * 100],
-    ids=["empty", "noise", "no JSON"],
+    "content", [b"", b"\x30\0\0\0\0\0\0\0\x08\0\0\0no JSON!" + b"\0" * 100], ids=["empty", "no JSON"]
 )
-@pytest.mark.parametrize("whose", ["dead", "before"])
-def test_files_that_a_full_disk_left_are_passed_over(own_folder, content, whose):
-    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
-    (own_folder / f"counter_{whose}.db").write_bytes(content)
-    (own_folder / "histogram.unfinished").write_bytes(b"")
-    for _ in range(2):
-        assert called(scrape(), "GET") == 1
-    left = {path.name for path in own_folder.iterdir()}
-    assert left & {"counter_dead.db", "histogram.unfinished"} == set()
-
-
-@pytest.mark.django_db
-def test_where_the_disk_is_full_no_file_is_left_half_written(own_folder, monkeypatch):
-    def disk_is_full(path, content):
-        real(path, b"")
-        raise OSError(28, "No space left on device")
-
-    real = Path.write_bytes
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(Path, "write_bytes", disk_is_full)
-        counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
-        assert list(own_folder.glob("*.db")) == []
-        assert value(scrape(), "guardian_outage") == 0
+def test_a_damaged_file_costs_only_what_processes_counted(own_folder, content):
     counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
     assert called(scrape(), "GET") == 1
-    assert list(own_folder.glob("*.unfinished")) == []
+    (own_folder / "counter_dead.db").write_bytes(content)
+    figures = scrape()
+    assert value(figures, "guardian_outage") == 0
+    assert "guardian_broker_calls_total" not in {key[0] for key in figures}
 
 
-@pytest.mark.django_db
-def test_whatever_goes_wrong_with_the_files_the_rest_is_told(monkeypatch):
-    def fails():
-        raise struct.error("unpack requires a buffer of 4 bytes")
-
-    monkeypatch.setattr(counters, "collect", fails)
-    assert value(scrape(), "guardian_outage") == 0
-
-
-@pytest.mark.django_db
-def test_a_file_that_can_not_be_opened_keeps_nobody_from_counting(own_folder):
-    own_folder.mkdir()
-    (own_folder / "counter_others.db").write_bytes(bytes(counters.BYTES))
-    (own_folder / "others.alive").symlink_to("others.alive")  # as little to be opened by anybody as another account's
-    for number in (1, 2):
-        counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
-        assert called(scrape(), "GET") == number
-    assert (own_folder / "counter_others.db").exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
-def test_what_another_account_made_keeps_nobody_from_counting(environment, tmp_path):
-    folder = tmp_path / "var" / "metrics"
-    count = """
-        import os
-        os.setgid(65534), os.setuid(int(os.environ["WHO"]))
-        from guardian_site import counters
-        from rabbit.management import Call
-
-        counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
-        calls = [metric for metric in counters.collect() if metric.name == "guardian_broker_calls"]
-        print(sum(sample.value for metric in calls for sample in metric.samples))
-    """
-    folder.mkdir(parents=True)
-    for one in (folder, tmp_path, *tmp_path.parents):
-        one.chmod(one.stat().st_mode | 0o007)
-    answers = [
-        manage(environment, count, WHO=who, GUARDIAN_VAR_DIR=str(folder.parent)).stdout for who in ("65533", "65534")
-    ]
-    assert answers == ["1.0\n", "2.0\n"]
-
-
-def test_without_a_scraper_the_dead_are_added_up_by_whoever_comes_next(environment, tmp_path):
-    count = """
-        from guardian_site.counters import count_call
-        from rabbit.management import Call
-
-        count_call(Call("GET", "/api/queues", "ok", 0.003))
-    """
-    for _ in range(3):
-        manage(environment, count, GUARDIAN_VAR_DIR=str(tmp_path))
-    left = [path.name for path in (tmp_path / "metrics").iterdir()]
-    # Those of all before, of the last one, its word that it lived, and the lock.
-    assert len(left) == 6
-    (before,) = MmapedDict.read_all_values_from_file(str(tmp_path / "metrics" / "counter_before.db"))
-    assert before[1] == 2
-
-
-@pytest.mark.django_db
-def test_after_the_files_were_removed_a_process_goes_on_in_new_ones(own_folder):
-    counters.count_call(Call("GET", "/api/queues", "ok", 0.003))
-    shutil.rmtree(own_folder)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: counters.count_call(Call("GET", "/api/queues", "ok", 0.003)), range(8)))
-    assert called(scrape(), "GET") == 8
-    assert len(list(own_folder.glob("*.alive"))) == 1
+def test_while_no_file_can_be_written_nothing_is_counted_and_nothing_fails(environment, tmp_path):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))\n"
+    code = f"""
+{limit.format(4096)}{COUNT}
+print(counted(), list(counters.FOLDER.glob("*.db")))
+{limit.format("resource.RLIM_INFINITY")}
+count()
+print(counted())
+"""
+    answer = manage(environment, code, GUARDIAN_VAR_DIR=str(tmp_path))
+    assert answer.stdout.splitlines() == ["0 []", "1.0"]
 
 
 def test_to_count_a_call_takes_next_to_no_time():
