@@ -220,13 +220,3 @@ def test_manage_check_fails_and_says_why(name, value, said, tmp_path):
     assert answer.returncode == 1
     assert said in answer.stderr
     assert "Traceback" not in answer.stderr
-
-
-def test_every_setting_that_is_read_is_documented_in_the_example():
-    import re
-
-    read = set(
-        re.findall(r'(?:env\.\w+|read|items)\(\s*"([A-Z_]+)"', (ROOT / "guardian_site" / "settings.py").read_text())
-    )
-    documented = set(re.findall(r"^# ([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.M))
-    assert read == documented

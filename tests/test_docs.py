@@ -49,21 +49,7 @@ ENDLESS = ("monitor_queues", "send_notifications")
 MAY_END_WITH = {"doctor": (0, 1)}
 SAYS_NOTHING = ("migrate",)
 
-RUN_ELSEWHERE = {
-    r"python3 -m venv \.venv$": "Makefile: $(PYTHON) -m venv --clear var/production",
-    r"\.venv/bin/python -m pip install --require-hashes -r requirements-production\.lock$": (
-        "Makefile: -m pip install --quiet --disable-pip-version-check --require-hashes -r $<"
-    ),
-    r"\.venv/bin/python manage\.py check --deploy$": 'tests/test_production.py: manage("check", "--deploy"',
-    r"\.venv/bin/(gunicorn|celery) ": "tests/test_production.py: def test_the_steps_of_the_image_give_a_guardian",
-}
-"""What is shown and run by somebody else: where, and a text that stands there."""
-
-COMMANDS = [
-    line.removeprefix(MANAGE)
-    for line in SHOWN
-    if line.startswith(MANAGE) and not any(re.match(pattern, line) for pattern in RUN_ELSEWHERE)
-]
+COMMANDS = [line.removeprefix(MANAGE) for line in SHOWN if line.startswith(MANAGE) and "--deploy" not in line]
 
 NOT_RUN = {
     "git clone ": "the address of the repository isn't known here",
@@ -71,32 +57,16 @@ NOT_RUN = {
     r"(GUARDIAN_TEST_DATABASE=sqlite )?\.venv/bin/python -m pytest ": "it is what runs this",
     "docker compose ": "there is no Docker engine here; the files are in test_production.py",
     "export PULSEGUARDIAN_DATABASE_URL=": "a test of a command names a database of its own in this variable",
+    r"python3 -m venv |\.venv/bin/python -m pip install ": "the Makefile does it in var/production",
+    r"\.venv/bin/(gunicorn|celery) |\.venv/bin/python manage\.py check --deploy$": "test_production.py runs them",
 }
-"""What is shown and run by nobody, and why."""
+"""The lines that no test here runs, and why."""
 
-MAKE_NOT_RUN = {
-    "bench": "it takes many minutes; what it measures with is what the tests use",
-    "docs": "test_the_page_of_settings_is_fresh writes the same page",
-    "help": "it prints a list",
-    "pictures": "it takes a minute or more, and writes what is committed",
-    "run": "it goes on until Ctrl-C; `make demo` starts the same stack",
-    "setup": "every other target begins with it",
-    "soak": "test_chaos.py runs the same program, for some seconds",
-}
-"""What .ci/run doesn't run, and why."""
-
-NAMES_ELSEWHERE = {
-    "GUARDIAN_FUZZ_CASES": "tests/test_fuzz.py",
-    "GUARDIAN_FUZZ_SEED": "tests/test_fuzz.py",
-    "GUARDIAN_TEST_DATABASE": "tests/plugin.py",
-    "GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL": "tests/conftest.py",
-    "GUARDIAN_TEST_RABBIT_URL": "tests/conftest.py",
-    "GUARDIAN_TEST_STOMP_URL": "tests/conftest.py",
-    "PULSEGUARDIAN_DATABASE_URL": "queues/management/commands/import_pulseguardian.py",
-    "RABBITMQ_SCHEDULER_BIND_TYPE": "local/rabbitmq.py",
-    "REFUSED_OPTIONS": "queues/channels.py",
-}
-"""Names in capital letters that are no settings, and where they stand."""
+NO_SETTINGS = {
+    "GUARDIAN_FUZZ_CASES", "GUARDIAN_FUZZ_SEED", "GUARDIAN_TEST_DATABASE", "GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL",
+    "GUARDIAN_TEST_RABBIT_URL", "GUARDIAN_TEST_STOMP_URL", "RABBITMQ_SCHEDULER_BIND_TYPE",
+}  # fmt: skip
+"""Environment variables of the tests and of RabbitMQ."""
 
 
 def run(*command: str) -> str:
@@ -137,11 +107,6 @@ def test_no_two_sections_of_a_document_have_one_name(path):
     assert len(headings) == len(set(headings))
 
 
-def test_a_document_that_is_left_to_another_test_is_in_that():
-    for name, other in OF_OTHERS.items():
-        assert not (DOCS / name).exists() or name in (PROJECT / other).read_text()
-
-
 def test_every_document_is_reached_from_the_readme():
     reached, to_read = set(), [PROJECT / "README.md"]
     while to_read:
@@ -167,9 +132,7 @@ def test_every_picture_is_shown_is_one_that_the_script_takes_and_is_small():
 def test_every_setting_that_is_named_is_there(path):
     text = path.read_text()
     for name in set(re.findall(r"(?<![\w$])(?:GUARDIAN|OIDC|RABBIT|RABBITMQ|CELERY|LOG|SENTRY)_[A-Z_]+\b", text)):
-        assert name in SETTINGS or name in NAMES_ELSEWHERE, name
-    for name, elsewhere in NAMES_ELSEWHERE.items():
-        assert name in (PROJECT / elsewhere).read_text()
+        assert name in SETTINGS or name in NO_SETTINGS, name
 
 
 def test_every_setting_of_the_code_is_in_the_example_with_its_meaning_and_default_and_the_other_way_round():
@@ -210,40 +173,28 @@ def test_what_to_do_about_a_mail_is_told(kind):
 # What is shown
 
 
-def test_every_line_that_is_shown_is_run_or_it_is_said_why_not():
-    for line in SHOWN:
-        is_setting = re.match(r"([A-Z_]+)=", line)
-        ways = [
-            line.startswith(("curl ", "rabbitmqctl ", "make ")),
-            line.removeprefix(MANAGE) in COMMANDS,
-            bool(is_setting and is_setting[1] in SETTINGS),
-            any(line in lines for lines in (BACKUP_OF_SQLITE, BACKUP_OF_POSTGRESQL)),
-            *(bool(re.match(pattern, line)) for pattern in {**RUN_ELSEWHERE, **NOT_RUN}),
-        ]
-        if line.startswith("git clone"):  # what follows it on its line is nothing to run
-            assert line.endswith(" guardian && cd guardian")
-        assert sum(ways) == 1, line
-    for pattern in {**RUN_ELSEWHERE, **NOT_RUN}:
-        assert any(re.match(pattern, line) for line in SHOWN), f"{pattern} is shown nowhere"
+@pytest.mark.parametrize("line", SHOWN)
+def test_every_line_that_is_shown_is_run_or_it_is_said_why_not(line):
+    is_setting = re.match(r"([A-Z_]+)=", line)
+    assert (
+        line.startswith(("curl ", "rabbitmqctl ", "make "))
+        or line.removeprefix(MANAGE) in COMMANDS
+        or (is_setting and is_setting[1] in SETTINGS)
+        or line in BACKUP
+        or any(re.match(pattern, line) for pattern in NOT_RUN)
+    )
 
 
-def test_what_is_run_elsewhere_is_run_there():
-    for where in RUN_ELSEWHERE.values():
-        path, _, text = where.partition(": ")
-        assert text in (PROJECT / path).read_text(), where
-    processes = {line.removeprefix(".venv/bin/") for line in SHOWN if re.match(r"\.venv/bin/(gunicorn|celery) ", line)}
+def test_the_processes_that_are_shown_are_those_of_the_procfile():
+    shown = {line.removeprefix(".venv/bin/") for line in SHOWN if re.match(r"\.venv/bin/(gunicorn|celery) ", line)}
     procfile = (PROJECT / "Procfile").read_text().replace("0.0.0.0:${PORT:-8000}", "127.0.0.1:8000")
-    assert processes == set(re.findall(r"^\w+: (.+)$", procfile, re.MULTILINE))
+    assert shown == set(re.findall(r"^\w+: (.+)$", procfile, re.MULTILINE))
 
 
-def test_every_make_target_that_is_named_is_there_and_run_or_it_is_said_why_not():
-    makefile, ci = (PROJECT / "Makefile").read_text(), (PROJECT / ".ci" / "run").read_text()
-    targets = re.search(r"^\.PHONY: ((?:.+\\\n)*.+)$", makefile, re.MULTILINE)[1].replace("\\", " ").split()
+def test_every_make_target_that_is_named_is_there():
     named = set(re.findall(r"(?:`|^ {4,})make ([a-z][a-z-]*)", TEXT, re.MULTILINE))
-    assert named <= set(targets)
-    for target in named:
-        is_run = re.search(rf"\bmake {target}$", ci, re.MULTILINE) is not None
-        assert is_run + (target in MAKE_NOT_RUN) == 1, target
+    done = subprocess.run(["make", "--dry-run", *named], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_command_that_is_named_is_there():

@@ -69,7 +69,6 @@ def test_an_index_that_is_away_is_said_in_a_line_and_what_fails_otherwise_fails(
 def test_the_audit_looks_at_every_package_of_the_image():
     assert len(packages_of("requirements-production.lock")) > 20
     assert packages_of("requirements-production.lock") <= packages_of(audit.LOCK.name)
-    assert re.search(r"^make audit$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
 
 
 def test_the_lock_of_the_audit_has_hashes_and_no_address():
