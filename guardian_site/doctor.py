@@ -38,7 +38,7 @@ from accounts.models import Owner
 from guardian_site.checks import check_settings, split_address
 from guardian_site.logs import without_secrets
 from queues import monitor, outbox, subscriptions
-from queues.models import Consumer, EventSubscription, Lease, Notification, Pass, Shard, Watch
+from queues.models import Consumer, EventSubscription, Lease, Notification, Pass, Watch
 from rabbit import checkup
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Row
 from rabbit.names import readable
@@ -57,7 +57,6 @@ CLOCKS_DIFFER = timedelta(seconds=5)
 CLOCKS_DISAGREE = timedelta(seconds=30)
 WAITS = timedelta(minutes=15)
 STUCK = timedelta(hours=1)
-SHARD_WAITS = timedelta(minutes=5)
 COUNTED_EVERY = timedelta(minutes=5)
 """Consumers are counted each minute, by the worker that does everything beside passes."""
 
@@ -297,12 +296,6 @@ def _passes(last: Pass | None, watch: Watch, now: datetime) -> Finding:
     if watch.outage_since is not None:
         found += f"; none could ask the broker since {_moment(watch.outage_since)}"
         return Finding("passes", Status.WARNING, found, "See what is said of the broker.")
-    shards = Shard.objects.annotate(seen_at=Coalesce("listed_at", "made_at"))
-    late = shards.filter(seen_at__lt=now - SHARD_WAITS).order_by("seen_at").first()
-    if settings.GUARDIAN_SHARD_BY_VHOST and late is not None:
-        found = f"the queues of the vhost {_names([late.vhost])} were not listed since {_moment(late.seen_at)}"
-        advice = "Passes are sharded by vhost: start more workers for the queue 'guarding', or see that vhost."
-        return Finding("passes", Status.WARNING, found, advice)
     return Finding("passes", Status.OK, found)
 
 

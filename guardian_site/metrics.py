@@ -39,7 +39,6 @@ from queues.models import (
     Queue,
     Registration,
     Removal,
-    Shard,
     SubscriptionQueue,
     Watch,
 )
@@ -146,12 +145,6 @@ def _passes() -> Iterator[Metric]:
     yield _gauge("guardian_last_pass_listing_seconds", "How long the broker took to list the queues for it.", listing)
     errors = len(last.errors) if last else 0
     yield _gauge("guardian_last_pass_errors", "What the last pass did not succeed in, as a number of things.", errors)
-    longest_ago = Shard.objects.aggregate(at=Min(Coalesce("listed_at", "made_at")))["at"]
-    yield _gauge(
-        "guardian_oldest_vhost_pass_timestamp_seconds",
-        "When the queues of that vhost were last listed which has waited longest; 0: passes are not sharded by vhost.",
-        longest_ago.timestamp() if longest_ago and settings.GUARDIAN_SHARD_BY_VHOST else 0,
-    )
     poll = settings.GUARDIAN_POLL_SECONDS
     yield _gauge("guardian_poll_seconds", "GUARDIAN_POLL_SECONDS: the time between two passes.", poll)
     yield _gauge(

@@ -108,7 +108,6 @@ GUARDIAN_FORGET_DAYS = read("GUARDIAN_FORGET_DAYS", env.int, 30)
 GUARDIAN_OPERATOR_EMAILS = items("GUARDIAN_OPERATOR_EMAILS", [])
 GUARDIAN_NO_CONSUMER_MINUTES = read("GUARDIAN_NO_CONSUMER_MINUTES", env.int, 0)
 GUARDIAN_STALLED_MINUTES = read("GUARDIAN_STALLED_MINUTES", env.int, 0)
-GUARDIAN_SHARD_BY_VHOST = env.bool("GUARDIAN_SHARD_BY_VHOST", default=False)
 GUARDIAN_SNAPSHOT = env.str("GUARDIAN_SNAPSHOT", default="management")
 GUARDIAN_PROMETHEUS_URLS = items("GUARDIAN_PROMETHEUS_URLS", [])
 
@@ -372,7 +371,7 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 # Passes have a queue, and in the Procfile a worker, of their own: whatever telling people waits for, guarding goes on.
 # A worker that isn't told which takes both.
 CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in ("celery", "guarding")]
-CELERY_TASK_ROUTES = {f"queues.tasks.{name}": {"queue": "guarding"} for name in ("monitor_queues", "monitor_vhost")}
+CELERY_TASK_ROUTES = {"queues.tasks.monitor_queues": {"queue": "guarding"}}
 if CELERY_BROKER_URL.startswith("filesystem:"):
     _folders = {name: VAR_DIR / "celery" / name for name in ("messages", "control", "tmp")}
     for _folder in _folders.values():

@@ -50,7 +50,6 @@ from queues.models import (
     Queue,
     QueueEvent,
     Removal,
-    Shard,
     SubscriptionQueue,
     Sweep,
     Watch,
@@ -327,25 +326,16 @@ class PassAdmin(ReadOnly):
     """The monitor's reports."""
 
     list_display = [
-        "at", "vhost", "queues", "new", "changed", "gone", "warned", "deleted", "kept", "brake_held", "seconds",
+        "at", "queues", "new", "changed", "gone", "warned", "deleted", "kept", "brake_held", "seconds",
     ]  # fmt: skip
     list_filter = ["brake_held", "at"]
-    search_fields = ["vhost"]
 
 
 @admin.register(Watch)
 class WatchAdmin(ReadOnly):
-    """What the monitor remembers of the whole broker. A row changed by hand could lift the brake, or blind it."""
+    """What the monitor remembers. A row changed by hand could lift the brake, or blind it."""
 
     list_display = ["__str__", "outage_since", "brake_since", "listed_at"]
-
-
-@admin.register(Shard)
-class ShardAdmin(ReadOnly):
-    """What the monitor remembers of each vhost, where passes are sharded."""
-
-    list_display = ["vhost", "passed_at", "listed_at", "braked", "failures"]
-    search_fields = ["vhost"]
 
 
 @admin.register(Lease)

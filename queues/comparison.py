@@ -187,15 +187,10 @@ NO_AGENTS = Agents()
 
 
 class Earlier(NamedTuple):
-    """What was remembered of the last complete list: the running nodes, and how many lists in a row were far short.
-
-    Of one vhost's, also what the last lists of the others lacked, and how many queues are known there.
-    """
+    """What was remembered of the last complete list: the running nodes, and how many lists in a row were far short."""
 
     nodes: frozenset[str]
     short_lists: int
-    missing_elsewhere: int = 0
-    known_elsewhere: int = 0
 
 
 class Event(NamedTuple):
@@ -233,8 +228,8 @@ class Changes:
 
     ``vanished`` are those of the gone ones that are registered, ``listed_last`` those that the last list still had;
     ``returned`` are registered ones that were gone.
-    ``missing`` is how many known queues the list lacks for no reason that is known, and ``short`` the same where that
-    is too many. ``kept`` are the queues that the brake keeps.
+    ``short`` is how many known queues the list lacks for no known reason, where that is too many. ``kept`` are the
+    queues that the brake keeps.
     ``unconfirmed`` are the queues that would be deleted, or reported as back to normal, by a length that lags.
     """
 
@@ -255,7 +250,6 @@ class Changes:
     unknown: int = 0
     misnamed: list[str] = field(default_factory=list)
     unpatterned: int = 0
-    missing: int = 0
     short: int = 0
     short_lists: int = 0
     kept: list[QueueName] = field(default_factory=list)
@@ -361,7 +355,6 @@ def compare(
     force: bool,
     stopped_vhosts: frozenset[str] = frozenset(),
     agents: Agents = NO_AGENTS,
-    most: int | None = None,
     let_go: Collection[QueueName] = frozenset(),
     as_before: Mapping[QueueSeen, bool] = MappingProxyType({}),
 ) -> Changes:
@@ -369,10 +362,10 @@ def compare(
 
     ``known`` has the rows of all queues that aren't gone, by (vhost, name), and of gone ones that are back; ``agents``
     is what was registered when the list was there already; ``memory`` is the use of the fullest node as a fraction of
-    its watermark; ``stopped_vhosts`` don't run, so that nothing is missing from them; ``most`` is how many queues may
-    be deleted, None: what the brake allows of so many. Whatever their number, those go that an operator ``let_go``, and
-    those that were condemned before. With ``force`` neither the brake nor a list that is far too short holds anything
-    back. ``as_before`` are the ``undisturbed`` ones of these rows; without them it comes to the same, and takes longer.
+    its watermark; ``stopped_vhosts`` don't run, so that nothing is missing from them. The brake does not count the
+    queues that an operator ``let_go``, or those that were condemned before. With ``force`` neither the brake nor a list
+    that is far too short holds anything back. ``as_before`` are the ``undisturbed`` ones of these rows; without them it
+    comes to the same, and takes longer.
     """
     changes = Changes()
     guarded = rules.guarded(snapshot.queues)
@@ -424,7 +417,7 @@ def compare(
         else:
             _settle(changes, row, after, verdict.state, thresholds, rules, now)
 
-    limit = brake_limit(rules.brake, len(present)) if most is None else most
+    limit = brake_limit(rules.brake, len(present))
     asked_for = [one for one in changes.condemned if one.key not in let_go]
     if len(asked_for) > limit and not force:
         kept = [one for one in asked_for if one.queue.state != DELETING]
@@ -558,9 +551,8 @@ def _absent(
     """Note which known queues the list lacks, and return whether it is so short that nothing may be removed by it.
 
     A queue is gone when two lists in a row lack it that were taken with the same nodes running. A list that lacks more
-    than the brake allows, or has nothing left at all, has to be confirmed by two more. So has one of a vhost whose
-    missing queues are too many together with those of the others. What Guardian deletes itself is not counted: by a
-    decision of its own, or with an account that isn't among those that stay, or with a registration.
+    than the brake allows, or has nothing left at all, has to be confirmed by two more. What Guardian deletes itself is
+    not counted: by a decision of its own, or with an account that isn't among those that stay, or with a registration.
     """
     missing: list[Known] = []
     deleted: list[Known] = []
@@ -586,11 +578,7 @@ def _absent(
             with_account = row.pulse_user_id is not None and row.pulse_user_id not in staying
             unexplained += not with_account and not agents.let_go(row)
     comparable = snapshot.steady and snapshot.nodes == earlier.nodes
-    together = unexplained + earlier.missing_elsewhere
-    too_many = unexplained > brake_limit(rules.brake, there)
-    too_many_in_all = together > brake_limit(rules.brake, there + earlier.known_elsewhere)
-    short = unexplained > 0 and (not present or too_many or too_many_in_all)
-    changes.missing = unexplained
+    short = unexplained > 0 and (not present or unexplained > brake_limit(rules.brake, there))
     changes.short = unexplained if short else 0
     changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
     held = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force

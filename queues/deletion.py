@@ -63,14 +63,10 @@ class Look(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the condemned queues, as numbers of them; the notifications; and what went wrong, in words.
-
-    ``left`` are those that it didn't get to, since something else had to be let in.
-    """
+    """What became of the condemned queues, as numbers of them; the notifications; and what went wrong, in words."""
 
     deleted: int = 0
     kept: int = 0
-    left: int = 0
     refused: int = 0
     told: int = 0
     errors: list[str] = field(default_factory=list)
@@ -131,26 +127,14 @@ class Deletion:
                 look.kept.append(one._replace(queue=now))
         return look
 
-    def carry_out(
-        self,
-        condemned: Sequence[Condemned],
-        lease: HeldLease,
-        *,
-        exact: bool,
-        gives_way: Callable[[], bool] = lambda: False,
-    ) -> Outcome:
+    def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
         """Look again at these, delete what is still over its maximum, and record what became of each.
-
-        What is left stays condemned where the lease ``gives_way`` between two batches.
 
         Raises:
             LeaseLost: the lease ran out; the next pass goes on.
         """
         outcome = Outcome()
         for start in range(0, len(condemned), BATCH):
-            if start and gives_way():
-                outcome.left = len(condemned) - start
-                break
             lease.renew()
             began = time.monotonic()
             until = began + LOOK_HOLDS_SECONDS

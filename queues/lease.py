@@ -33,14 +33,6 @@ def is_held() -> Q:
     return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + max_remaining(SECONDS))
 
 
-def lock(name: str) -> None:
-    """Let nobody else past this name before the transaction ends. What holds no lease may be named so."""
-    rows = Lease.objects.filter(name=name)
-    if not rows.update(holder=None):
-        Lease.objects.bulk_create([Lease(name=name)], ignore_conflicts=True)
-        rows.update(holder=None)
-
-
 class HeldLease:
     """A lease that this process holds."""
 

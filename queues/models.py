@@ -613,9 +613,10 @@ class Lease(models.Model):
         return self.name
 
 
-class Memory(models.Model):
-    """What one pass remembers for the next one over the same vhosts."""
+class Watch(models.Model):
+    """What the monitor remembers from one pass to the next. There is one row."""
 
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     failures = models.PositiveIntegerField(default=0, help_text="Passes in a row that could not ask the broker.")
     outage_since = models.DateTimeField(null=True, help_text="Since when it can't be listed, as operators know.")
     nodes = models.JSONField(default=list, help_text="The running nodes at the last complete list.")
@@ -625,18 +626,6 @@ class Memory(models.Model):
     short_told_at = models.DateTimeField(null=True, help_text="When operators last heard of a list far too short.")
     refused_since = models.DateTimeField(null=True, help_text="Since when the broker refuses to delete a queue.")
     unresponsive_since = models.DateTimeField(null=True, help_text="Since when a queue's process doesn't answer.")
-
-    class Meta:
-        abstract = True
-
-
-class Watch(Memory):
-    """What the monitor remembers from one pass to the next, of the whole broker. There is one row.
-
-    Where passes are sharded by vhost, what it has in common with ``Shard`` is a summary of the shards.
-    """
-
-    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     next_pass_at = models.DateTimeField(null=True, help_text="No pass before, because the broker is away.")
     brake_since = models.DateTimeField(null=True, help_text="Since when the brake on bulk deletion holds.")
     braked = models.PositiveIntegerField(default=0, db_default=0, help_text="Queues that the brake keeps.")
@@ -645,10 +634,6 @@ class Watch(Memory):
     )
     released_at = models.DateTimeField(null=True, help_text="When an operator released the brake; empty: used up.")
     released_by = models.CharField(max_length=254, default="", db_default="", help_text="That operator's address.")
-    round = models.PositiveBigIntegerField(
-        default=0, db_default=0, help_text="The round of shards that share one budget for deletions."
-    )
-    round_at = models.DateTimeField(null=True, help_text="When it began.")
     exchanges_listed_at = models.DateTimeField(null=True)
     consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
     misnamed_exchanges = models.JSONField(default=list)
@@ -659,27 +644,9 @@ class Watch(Memory):
         return "the monitor's memory"
 
 
-class Shard(Memory):
-    """What the monitor remembers of one vhost, where passes are sharded by vhost."""
-
-    vhost = models.CharField(max_length=255, unique=True)
-    made_at = models.DateTimeField(db_default=Now(), help_text="Since when it is guarded.")
-    passed_at = models.DateTimeField(null=True, help_text="When its last pass began, whatever came of it.")
-    round = models.PositiveBigIntegerField(default=0, help_text="The last round that it had a pass in.")
-    reserved = models.PositiveIntegerField(default=0, help_text="Queues that it took from that round's budget.")
-    braked = models.PositiveIntegerField(default=0, help_text="Queues of it that the brake keeps.")
-    missing = models.PositiveIntegerField(default=0, help_text="Known queues that its last list lacked.")
-
-    def __str__(self) -> str:
-        return f"the monitor's memory of {self.vhost}"
-
-
 class Pass(models.Model):
     """The report of one pass of the monitor. Old ones are pruned."""
 
-    vhost = models.CharField(
-        max_length=255, blank=True, default="", db_default="", help_text="Empty: all that are guarded."
-    )
     at = models.DateTimeField(help_text="When it began.")
     queues = models.PositiveIntegerField(default=0, help_text="Listed, without those that are left alone.")
     new = models.PositiveIntegerField(default=0)

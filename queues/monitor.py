@@ -1,8 +1,8 @@
 """One pass of the monitor: list, compare, act, record.
 
-``run_pass`` is what the Celery task, the management command and the operator's button call, or ``run_shard`` for each
-vhost where passes are sharded (``shards.py``). The rules are elsewhere: ``comparison.py`` says what follows from a
-list, ``brake.py`` how much may go at once, ``deletion.py`` deletes, ``outbox.py`` tells.
+The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
+``comparison.py`` says what follows from a list, ``brake.py`` what an operator released, ``deletion.py`` deletes,
+``outbox.py`` notifies.
 """
 
 import gc
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Case, Exists, F, Q, Sum, When
+from django.db.models import Case, F, When
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from queues import bulk, outbox, removals, subscriptions
-from queues.brake import Demand, Grant, after_whole_pass, ask, is_news, left_by_shards, let_go, nothing_taken
+from queues.brake import after_pass, is_news, released_queues
 from queues.comparison import (
     NO_AGENTS,
     Agents,
@@ -44,10 +44,10 @@ from queues.comparison import (
 )
 from queues.deletion import Deletion, Outcome, write_events
 from queues.facts import Facts
-from queues.lease import HeldLease, LeaseLost, LeaseTaken, is_held, lease
-from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, Shard, Watch
+from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
+from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.outbox import Telling
-from queues.thresholds import DELETING, GONE, policy
+from queues.thresholds import GONE, policy
 from rabbit import connections, directly, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
@@ -57,11 +57,6 @@ from rabbit.snapshot import QueueSeen, Snapshot
 logger = logging.getLogger(__name__)
 
 LEASE = "pass"
-SHARD_LEASES = "pass:"
-"""What the names of the shards' leases begin with; the vhost follows."""
-
-WAIT_FOR_SHARDS_SECONDS = 15
-"""So long a pass over the whole broker waits for shards under way. None begins meanwhile."""
 
 EXCHANGES_EVERY = timedelta(minutes=5)
 EXACT_LIST_EVERY = timedelta(minutes=1)
@@ -73,21 +68,15 @@ FIGURES_LAG = timedelta(seconds=10)
 SHORT_TOLD_EVERY = timedelta(hours=1)
 
 
-class ShardsUnderWay(LeaseTaken):
-    """A shard has been at it for longer than a pass over the whole broker waits."""
-
-
 @dataclass
 class Report:
     """What one pass did. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
 
     Of a dry run, ``condemned`` are the queues that are to go, also where the brake keeps them, and ``would_delete``
-    those that would go: the second look confirms them, or has yet to. Where ``another_pass`` has errors, this one
-    should have been let in and was not.
+    those that would go: the second look confirms them, or has yet to.
     """
 
     at: datetime
-    vhost: str = ""
     queues: int = 0
     new: int = 0
     changed: int = 0
@@ -165,7 +154,7 @@ def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
     """
     report = Report(at=timezone.now(), dry_run=dry_run)
     if not dry_run:
-        _run(report, LEASE, force)
+        _run(report, force)
         return report
     began = time.monotonic()
     _pass(report, None, force)
@@ -173,28 +162,15 @@ def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
     return report
 
 
-def run_shard(vhost: str) -> Report:
-    """Run one pass over this vhost alone and return its report. The round that it is one of is begun in ``shards.py``.
-
-    Where another process is at this vhost or at the whole broker, the report says so and nothing is done.
-    """
-    report = Report(at=timezone.now(), vhost=vhost)
-    _run(report, f"{SHARD_LEASES}{vhost}", force=False)
-    return report
-
-
-def _run(report: Report, name: str, force: bool) -> None:
-    """Run a pass under the lease of this name, keep its report, and have people told."""
+def _run(report: Report, force: bool) -> None:
+    """Run a pass under the lease, save its report, and have people notified."""
     began = time.monotonic()
     try:
-        with lease(name) as held, _no_search_for_garbage():
+        with lease(LEASE) as held, _no_search_for_garbage():
             report.at, began = timezone.now(), time.monotonic()  # so that no two reports overlap
             _pass(report, held, force)
             report.seconds = time.monotonic() - began
-            file(report)
-    except ShardsUnderWay as error:
-        report.another_pass = True
-        report.errors.append(str(error))
+            save_report(report)
     except LeaseTaken:
         report.another_pass = True
     except LeaseLost as error:
@@ -202,7 +178,7 @@ def _run(report: Report, name: str, force: bool) -> None:
         report.errors.append(str(error))
         report.seconds = time.monotonic() - began
         logger.error("The pass was given up: %s", error)
-        file(report)
+        save_report(report)
     if report.told:
         outbox.nudge(report.told)
     report.seconds = time.monotonic() - began
@@ -226,26 +202,18 @@ def _no_search_for_garbage() -> Iterator[None]:
 
 
 def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool = False) -> None:
-    """Run a pass under this lease; without one, look and decide only. ``exactly``: by exact lengths.
-
-    Raises:
-        LeaseTaken: one is running that this must not run beside.
-    """
+    """Run a pass under this lease; without one, look and decide only. ``exactly``: by exact lengths."""
     now = report.at
-    watch = _recall(report.vhost, held) if held else Watch.objects.filter(id=1).first() or Watch()
-    memory = _recall_shard(report.vhost, watch, held) if held and report.vhost else watch
+    watch = Watch.objects.get_or_create(id=1)[0] if held else Watch.objects.filter(id=1).first() or Watch()
     agents_vhosts = subscriptions.agent_vhosts()
-    vhosts = guarded = guarded_vhosts(agents_vhosts)
-    if report.vhost:
-        # One that isn't guarded any more is listed no more, and what is known of it is let go.
-        vhosts = [report.vhost] if guarded is None or report.vhost in guarded else []
+    vhosts = guarded_vhosts(agents_vhosts)
     going_by = rules(vhosts)
     try:
         management = connections.management()
-        expect = cache(partial(_expected, report.vhost, going_by, agents_vhosts))
+        expect = cache(partial(_expected, going_by, agents_vhosts))
         figures = None
         if held and not (exactly or force):
-            figures = _by_figures(report, management, going_by, memory, held, expect)
+            figures = _by_figures(report, management, going_by, watch, held, expect)
         keep = held.keep if held else lambda: None
         seen = figures or snapshot.take(management, vhosts, keep, lambda: {one: one for one in expect().undisturbed})
         in_use = _memory(management) if going_by.policy.needs_memory else 0.0
@@ -258,60 +226,44 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
             # Something is missing: make sure that the list may be believed, and that nobody let go of it meanwhile.
             snapshot.require_administrator(management)
             stopped = frozenset(snapshot.stopped_vhosts(management))
-            known = _known(report.vhost)
+            known = _known()
     except BrokerError as error:
-        if isinstance(memory, Shard):
-            _not_listed(report, memory, watch, error, held)
-        else:
-            note_outage(report, watch, str(error), held)
+        _note_outage(report, watch, str(error), held)
         return
-    if guarded is None:
-        seen = seen._replace(no_such_vhosts=[])  # nobody said that it is there
     if held:
         held.keep()
     if listed != known.keys():
         known.update(_returned(listed - known.keys()))
-    accounts, agents = _accounts(report.vhost, going_by, known), _agents(agents_vhosts, report.vhost)
+    accounts, agents = _accounts(), _agents(agents_vhosts)
     if is_short or (accounts, agents) != (accounts_before, agents_before):
         as_before = undisturbed(known, accounts, agents, going_by)
-    may_go = let_go(watch, now)
 
-    def judge(**options: Any) -> Changes:
+    def judge() -> Changes:
         return compare(
             seen,
             known,
             accounts,
             going_by,
-            _earlier(memory),
+            Earlier(frozenset(watch.nodes), watch.short_lists),
             memory=in_use,
             now=now,
             force=force,
             stopped_vhosts=stopped,
             agents=agents,
+            let_go=released_queues(watch, now),
             as_before=as_before,
-            **{"let_go": may_go, **options},
         )
 
-    def first() -> Changes:
-        if isinstance(memory, Shard):
-            return judge(most=len(seen.queues))  # the brake is asked with the decision
-        changes = judge()
-        if watch.braked and settings.GUARDIAN_SHARD_BY_VHOST:
-            changes = judge(most=left_by_shards(watch, changes.seen, going_by.brake))
-        return changes
-
-    changes = first()
+    changes = judge()
     if changes.unconfirmed:
         unconfirmed = frozenset(changes.unconfirmed)
         seen = confirmed(seen, unconfirmed, directly.ask(connections.amqp_url(), unconfirmed), known)
-        changes = first()
+        changes = judge()
     if seen.lagging and (changes.condemned or changes.kept or changes.short):
         _pass(report, held, force, exactly=True)  # nothing is deleted by figures that lag, or gone by a short list
         return
-    exchanges = None
-    if report.vhost in ("", going_by.pulse_vhost):
-        exchanges = _misnamed_exchanges(management, watch, going_by, report)
-        report.misnamed_exchanges = exchanges if exchanges is not None else watch.misnamed_exchanges
+    exchanges = _misnamed_exchanges(management, watch, going_by, report)
+    report.misnamed_exchanges = exchanges if exchanges is not None else watch.misnamed_exchanges
     if held:
         held.keep()
     _count(report, changes)
@@ -325,18 +277,14 @@ def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool 
         report.kept = len(look.kept)
         return
     returned = {row.id for row in known.values() if row.state == GONE}
-    decide = partial(_decide, report, changes, judge, known, watch, memory, seen, going_by)
-    changes, condemned, report.told = _write(decide, returned, seen, watch, memory, facts, exchanges, held, now)
+    condemned, report.told = _write(changes, returned, seen, watch, facts, exchanges, held, now)
     finished = deletion.finish(changes.deleted, held)
-    gives_way = _is_whole_pass_waiting if report.vhost else lambda: False
-    outcome = deletion.carry_out(condemned, held, exact=seen.exact, gives_way=gives_way)
+    outcome = deletion.carry_out(condemned, held, exact=seen.exact)
     report.deleted = finished.deleted + outcome.deleted
     report.kept = outcome.kept
     report.told += finished.told + outcome.told
     report.errors += outcome.errors
-    if outcome.left:
-        report.errors.append(f"gave way to a pass over the whole broker, which goes on with {outcome.left} queues")
-    report.told += _note_refusals(watch, memory, outcome, held, now)
+    report.told += _note_refusals(watch, outcome, held, now)
 
 
 class Expected(NamedTuple):
@@ -352,9 +300,9 @@ class Expected(NamedTuple):
     undisturbed: Mapping[QueueSeen, bool]
 
 
-def _expected(vhost: str, going_by: Rules, agents_vhosts: Mapping[str, int]) -> Expected:
-    known = _known(vhost)
-    accounts, agents = _accounts(vhost, going_by, known), _agents(agents_vhosts, vhost)
+def _expected(going_by: Rules, agents_vhosts: Mapping[str, int]) -> Expected:
+    known = _known()
+    accounts, agents = _accounts(), _agents(agents_vhosts)
     return Expected(known, accounts, agents, undisturbed(known, accounts, agents, going_by))
 
 
@@ -362,7 +310,7 @@ def _by_figures(
     report: Report,
     management: Management,
     going_by: Rules,
-    memory: Watch | Shard,
+    watch: Watch,
     held: HeldLease,
     expect: Callable[[], Expected],
 ) -> Snapshot | None:
@@ -370,9 +318,9 @@ def _by_figures(
 
     That is so once a minute, and while anything is wrong that only a list tells of.
     """
-    since = report.at - memory.exact_at if memory.exact_at is not None else EXACT_LIST_EVERY
+    since = report.at - watch.exact_at if watch.exact_at is not None else EXACT_LIST_EVERY
     is_due = not timedelta(0) <= since < EXACT_LIST_EVERY
-    is_wrong = memory.failures or memory.short_lists or memory.braked or memory.unresponsive_since is not None
+    is_wrong = watch.failures or watch.short_lists or watch.braked or watch.unresponsive_since is not None
     if settings.GUARDIAN_SNAPSHOT != "prometheus" or is_due or is_wrong:
         return None
     vhosts = None if going_by.vhosts is None else sorted(going_by.vhosts)
@@ -388,123 +336,20 @@ def _by_figures(
     return None
 
 
-def _recall(vhost: str, held: HeldLease) -> Watch:
-    """Return what earlier passes left to be remembered, once nothing runs that this pass must not run beside.
-
-    That is a pass over the whole broker for a shard, and shards for a pass over the whole broker. Either has its lease
-    before it looks for the other's, so that one of the two sees it. A shard gives way; the other one waits a while, and
-    no shard begins meanwhile.
-
-    Raises:
-        LeaseTaken: something is still running.
-        ShardsUnderWay: that something is a shard.
-    """
-    others = Q(name=LEASE) if vhost else Q(name__startswith=SHARD_LEASES)
-    until = time.monotonic() + WAIT_FOR_SHARDS_SECONDS
-    while True:
-        rows = Watch.objects.annotate(is_beside=Exists(Lease.objects.filter(others & is_held())))
-        watch = rows.filter(id=1).first()
-        if watch is None:
-            Watch.objects.get_or_create(id=1)
-        elif not watch.is_beside:
-            return watch
-        elif vhost:
-            raise LeaseTaken(held.name)
-        elif time.monotonic() > until:
-            raise ShardsUnderWay(
-                f"a pass over one vhost has been under way for more than {WAIT_FOR_SHARDS_SECONDS} s, so that none "
-                "over the whole broker could begin; nothing was done, try again"
-            )
-        else:
-            time.sleep(0.1)
-            held.keep()
-
-
-def _recall_shard(vhost: str, watch: Watch, held: HeldLease) -> Shard:
-    """Return what earlier passes over this vhost left to be remembered.
-
-    Two lists in a row are compared by their nodes. Where the last one was of the whole broker, no shard's is; and after
-    this pass the next one of the whole broker has none before it.
-    """
-    if watch.nodes:
-        with transaction.atomic():
-            held.renew()
-            Watch.objects.filter(id=watch.id).update(nodes=[])
-            forget_lists()
-    return Shard.objects.get_or_create(vhost=vhost)[0]
-
-
-def forget_lists() -> None:
-    """Have the shards forget what their lists were like, since one of the whole broker has come in between."""
-    Shard.objects.update(nodes=[], failures=0, short_lists=0, missing=0)
-
-
-def _earlier(memory: Watch | Shard) -> Earlier:
-    """Return what was remembered of the last list, and of the other vhosts' what they have in common with this one."""
-    earlier = Earlier(frozenset(memory.nodes), memory.short_lists)
-    if isinstance(memory, Watch):
-        return earlier
-    others = Shard.objects.exclude(pk=memory.pk).filter(failures=0)
-    missing = others.aggregate(number=Sum("missing", default=0))["number"]
-    if not missing:
-        return earlier
-    elsewhere = Queue.objects.exclude(state=GONE).exclude(vhost=memory.vhost).count()
-    return earlier._replace(missing_elsewhere=missing, known_elsewhere=elsewhere)
-
-
-def _is_whole_pass_waiting() -> bool:
-    """Return whether a pass over the whole broker waits for this shard."""
-    return Lease.objects.filter(is_held(), name=LEASE).exists()
-
-
-def _decide(
-    report: Report,
-    changes: Changes,
-    judge: Callable[..., Changes],
-    known: Mapping[QueueName, Known],
-    watch: Watch,
-    memory: Watch | Shard,
-    seen: Snapshot,
-    going_by: Rules,
-) -> tuple[Changes, Grant | None]:
-    """Return what follows once the brake was asked, in the transaction that writes it. Only shards have to ask.
-
-    One whose list can't be gone by has nothing to ask for, and what the brake keeps of it stays kept.
-    """
-    if isinstance(memory, Watch) or not (changes.condemned or memory.braked or let_go(watch, report.at)):
-        return changes, None
-    if not changes.condemned and (changes.short or seen.unlisted):
-        return changes, None
-    condemned = frozenset(one.key for one in changes.condemned)
-    again = frozenset(key for key in condemned if key in known and known[key].state == DELETING)
-    grant = ask(memory, Demand(condemned, again, changes.seen, changes.unknown), going_by.brake, report.at)
-    if not grant.is_given:
-        changes = judge(most=0, let_go=grant.let_go)
-        _count(report, changes)
-        _note_brake(report, grant.waiting)
-    return changes, grant
-
-
-def _note_refusals(watch: Watch, memory: Watch | Shard, outcome: Outcome, held: HeldLease, now: datetime) -> int:
-    """Tell the operators once while the broker refuses to delete queues; return the number of notifications."""
-    if bool(outcome.refused) == bool(memory.refused_since):
+def _note_refusals(watch: Watch, outcome: Outcome, held: HeldLease, now: datetime) -> int:
+    """Notify the operators once while the broker refuses to delete queues; return the number of notifications."""
+    if bool(outcome.refused) == bool(watch.refused_since):
         return 0
     with transaction.atomic():
         held.renew()
-        since = now if outcome.refused else None
-        is_first = Watch.objects.filter(id=watch.id, refused_since=None).update(refused_since=since)
-        if isinstance(memory, Shard):
-            Shard.objects.filter(id=memory.id).update(refused_since=since)
-        elif not outcome.refused:
-            Watch.objects.filter(id=watch.id).update(refused_since=None)
-            Shard.objects.update(refused_since=None)
-        if not outcome.refused or not is_first:
+        Watch.objects.filter(id=watch.id).update(refused_since=now if outcome.refused else None)
+        if not outcome.refused:
             return 0
         facts = {"count": outcome.refused, "error": outcome.errors[0]}
         return outbox.tell([Telling(Notification.Kind.REFUSED, facts)], now)
 
 
-def note_outage(report: Report, watch: Watch, error: str, held: HeldLease | None) -> None:
+def _note_outage(report: Report, watch: Watch, error: str, held: HeldLease | None) -> None:
     """Note that the broker could not be asked, and tell the operators once for each outage."""
     report.away = True
     report.errors.append(error)
@@ -524,19 +369,6 @@ def note_outage(report: Report, watch: Watch, error: str, held: HeldLease | None
             report.told = outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": error})], report.at)
 
 
-def _not_listed(report: Report, shard: Shard, watch: Watch, error: BrokerError, held: HeldLease | None) -> None:
-    """Note that a shard's vhost could not be listed. Whether the broker is away is for the next round to say."""
-    report.away = True
-    report.errors.append(f"vhost '{shard.vhost}' could not be listed: {error}")
-    logger.error("The vhost '%s' could not be listed: %s", shard.vhost, error)
-    if held is None:
-        return
-    with transaction.atomic():
-        held.renew()
-        news = {"failures": shard.failures + 1, "passed_at": report.at, **nothing_taken(shard, watch)}
-        Shard.objects.filter(id=shard.id).update(**news)
-
-
 def _wait(failures: int) -> float:
     longest = max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS)
     return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), longest))
@@ -547,12 +379,9 @@ SHARED = ("vhost", "type", "node", "state", "said")
 compared in a third less time, and need less memory."""
 
 
-def _known(vhost: str) -> dict[QueueName, Known]:
-    """Return the rows of the queues that are there as far as is known, by (vhost, name): of this vhost; empty: all."""
-    rows = Queue.objects.exclude(state=GONE)
-    if vhost:
-        rows = rows.filter(vhost=vhost)
-    columns = bulk.columns(rows.order_by(), Known._fields)
+def _known() -> dict[QueueName, Known]:
+    """Return the rows of the queues that aren't gone, by (vhost, name)."""
+    columns = bulk.columns(Queue.objects.exclude(state=GONE).order_by(), Known._fields)
     for name in SHARED if columns else ():
         columns[name] = tuple(map(sys.intern, columns[name]))
     return {row[1:3]: row for row in map(Known._make, zip(*columns.values(), strict=True))}
@@ -566,25 +395,20 @@ def _returned(unknown: Collection[QueueName]) -> dict[QueueName, Known]:
     return {(row[1], row[2]): Known._make(row) for row in rows.values_list(*Known._fields)}
 
 
-def _accounts(vhost: str, going_by: Rules, known: Mapping[QueueName, Known]) -> dict[str, PulseAccount]:
-    """Return the Pulse users by their names, where queues of this vhost may be theirs; an empty one means all."""
-    if vhost not in ("", going_by.pulse_vhost) and all(row.pulse_user_id is None for row in known.values()):
-        return {}
+def _accounts() -> dict[str, PulseAccount]:
+    """Return the Pulse users by their names."""
     rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length", "removing_since")
     return {username: PulseAccount(id_, warn, most, since is not None) for username, id_, warn, most, since in rows}
 
 
-def _agents(vhosts: Mapping[str, int], vhost: str) -> Agents:
+def _agents(vhosts: Mapping[str, int]) -> Agents:
     """Return what agents registered, where these vhosts are theirs. Where they have none, nobody registered anything.
 
-    Of one ``vhost`` that isn't theirs, only what is to go is asked for; an empty one means all.
     Call it when the queues are listed: a registration is written before its queue is made, so what the list has is
     known to be registered.
     """
     if not vhosts:
         return NO_AGENTS
-    if vhost and vhost not in vhosts:
-        return Agents(leaving=removals.pending())
     return Agents(subscriptions.registered(), vhosts, removals.pending())
 
 
@@ -646,13 +470,10 @@ def _note_errors(report: Report, changes: Changes, seen: Snapshot, agents: Agent
             f"(list {changes.short_lists} in a row)"
         )
     if changes.braked:
-        _note_brake(report, changes.braked)
-
-
-def _note_brake(report: Report, queues: int) -> None:
-    report.errors.append(
-        f"the brake holds: {queues} queues are to be deleted; look, then release it in the admin or use --force"
-    )
+        report.errors.append(
+            f"the brake holds: {changes.braked} queues are to be deleted; look, then release it in the admin "
+            "or use --force"
+        )
 
 
 def _named(key: QueueName) -> dict[str, str]:
@@ -682,23 +503,21 @@ WRITTEN = tuple(name for name in Known._fields if name not in ("id", "vhost", "n
 
 
 def _write(
-    decide: Callable[[], tuple[Changes, Grant | None]],
+    changes: Changes,
     returned: Collection[int | None],
     seen: Snapshot,
     watch: Watch,
-    memory: Watch | Shard,
     facts: Facts,
     exchanges: list[str] | None,
     held: HeldLease,
     now: datetime,
-) -> tuple[Changes, list[Condemned], int]:
+) -> tuple[list[Condemned], int]:
     """Write everything that changed in one transaction. ``returned`` are the ids of rows that were known to be gone.
 
-    Return the changes that were decided on, the condemned queues with their ids, and the number of notifications.
+    Return the condemned queues with their ids, and the number of notifications.
     """
     with transaction.atomic():
         held.renew()
-        changes, grant = decide()
         _leave_to_people(changes, returned, now)
         ids = {(vhost, name): id_ for id_, vhost, name in _insert(changes.new, now)}
         bulk.update(
@@ -709,7 +528,7 @@ def _write(
         grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
         bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
         lost = [queue for queue in changes.missed if queue.misses == 1] + changes.listed_last
-        last_seen = memory.listed_at or now  # a row of which nothing changes isn't written while its queue is there
+        last_seen = watch.listed_at or now  # a row of which nothing changes isn't written while its queue is there
         bulk.update(Queue, ("misses", "last_seen"), [(queue.id, queue.misses, last_seen) for queue in lost])
         absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
         bulk.update(Queue, WRITTEN, [(queue.id, *(getattr(queue, name) for name in WRITTEN)) for queue in absent])
@@ -734,13 +553,9 @@ def _write(
             now,
         )
         tellings = [_telling(message._replace(queue=with_id(message.queue)), facts) for message in changes.messages]
-        if isinstance(memory, Shard):
-            told = outbox.tell(tellings + _news_of_shard(memory, changes, grant, now), now)
-            _remember_shard(watch, memory, changes, grant, seen, exchanges, now)
-        else:
-            told = outbox.tell(tellings + _news_for_operators(changes, seen, watch, now), now)
-            _remember(watch, changes, seen, exchanges, now)
-    return changes, condemned, told
+        told = outbox.tell(tellings + _news_for_operators(changes, seen, watch, now), now)
+        _remember(watch, changes, seen, exchanges, now)
+    return condemned, told
 
 
 def _leave_to_people(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
@@ -796,108 +611,49 @@ def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: dat
     """Return what the operators have not been told yet about the broker itself."""
     news = []
     if watch.outage_since is not None:
-        news.append(outage_over(watch, now))
+        seconds = (now - watch.outage_since).total_seconds()
+        news.append(Telling(Notification.Kind.OUTAGE_OVER, {"seconds": seconds}))
     if is_news(watch, changes.braked):
         news.append(Telling(Notification.Kind.BRAKE, {"count": changes.braked, "seen": changes.seen}))
     if _short_is_news(changes, watch, now):
         news.append(Telling(Notification.Kind.SHORT_LIST, {"missing": changes.short, "seen": changes.seen}))
-    return news + responsiveness(watch, None if seen.exact else now, now)
-
-
-def outage_over(watch: Watch, now: datetime) -> Telling:
-    """Return what operators are told when the broker answers again."""
-    seconds = (now - (watch.outage_since or now)).total_seconds()
-    return Telling(Notification.Kind.OUTAGE_OVER, {"seconds": seconds})
-
-
-def responsiveness(watch: Watch, unresponsive_since: datetime | None, now: datetime) -> list[Telling]:
-    """Return what operators are to hear of queues' processes that don't answer, now that one hasn't since then."""
-    if unresponsive_since is not None and watch.unresponsive_since is None:
-        return [Telling(Notification.Kind.UNRESPONSIVE, {})]
-    if unresponsive_since is None and watch.unresponsive_since is not None:
+    if not seen.exact and watch.unresponsive_since is None:
+        news.append(Telling(Notification.Kind.UNRESPONSIVE, {}))
+    if seen.exact and watch.unresponsive_since is not None:
         seconds = (now - watch.unresponsive_since).total_seconds()
-        return [Telling(Notification.Kind.RESPONSIVE, {"seconds": seconds})]
-    return []
-
-
-def _news_of_shard(shard: Shard, changes: Changes, grant: Grant | None, now: datetime) -> list[Telling]:
-    """Return what the operators have not been told yet about this vhost. What concerns the broker, a round tells."""
-    news = [grant.telling] if grant is not None and grant.telling is not None else []
-    if _short_is_news(changes, shard, now):
-        facts = {"missing": changes.short, "seen": changes.seen, "vhost": shard.vhost}
-        news.append(Telling(Notification.Kind.SHORT_LIST, facts))
+        news.append(Telling(Notification.Kind.RESPONSIVE, {"seconds": seconds}))
     return news
 
 
-def _short_is_news(changes: Changes, memory: Watch | Shard, now: datetime) -> bool:
-    """Return whether operators are to hear of a short list: a node that stops makes lists short now and then.
-
-    A vhost that loses its few queues is none: it happens every day.
-    """
-    told_lately = memory.short_told_at is not None and now - memory.short_told_at < SHORT_TOLD_EVERY
-    few = isinstance(memory, Shard) and changes.short <= settings.GUARDIAN_DELETE_BRAKE
-    return changes.short > 0 and not told_lately and not few
+def _short_is_news(changes: Changes, watch: Watch, now: datetime) -> bool:
+    """Return whether operators are to hear of a short list: a node that stops makes lists short now and then."""
+    told_lately = watch.short_told_at is not None and now - watch.short_told_at < SHORT_TOLD_EVERY
+    return changes.short > 0 and not told_lately
 
 
 def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[str] | None, now: datetime) -> None:
-    """Write down what the next pass needs to know of this one."""
-    news = {
-        **_of_list(watch, changes, seen, now),
-        **_of_exchanges(exchanges, now),
-        **after_whole_pass(watch, changes.kept, changes.short > 0, now),
-        "outage_since": None,
-        "next_pass_at": None,
-    }
-    Watch.objects.filter(id=watch.id).update(**news)
-    if seen.exact and watch.unresponsive_since is not None:
-        Shard.objects.update(unresponsive_since=None)
-
-
-def _remember_shard(
-    watch: Watch,
-    shard: Shard,
-    changes: Changes,
-    grant: Grant | None,
-    seen: Snapshot,
-    exchanges: list[str] | None,
-    now: datetime,
-) -> None:
-    """Write down what the next pass over this vhost needs to know of this one, and the next round."""
-    of_watch = {**_of_exchanges(exchanges, now), **(grant.of_watch if grant is not None else {})}
-    if of_watch:
-        Watch.objects.filter(id=watch.id).update(**of_watch)
-    news = {
-        **_of_list(shard, changes, seen, now),
-        **(grant.of_shard if grant is not None else nothing_taken(shard, watch)),
-        "passed_at": now,
-        "missing": changes.missing,
-    }
-    Shard.objects.filter(id=shard.id).update(**news)
-
-
-def _of_list(memory: Watch | Shard, changes: Changes, seen: Snapshot, now: datetime) -> dict[str, Any]:
-    """Return what is to be remembered of a list."""
-    if isinstance(memory, Shard) and seen.unlisted:
-        return {"failures": memory.failures + 1}
+    """Write what the next pass needs to know of this one."""
     news: dict[str, Any] = {
         "failures": 0,
         "nodes": sorted(seen.nodes) if seen.steady else [],
         "listed_at": now,
-        **({} if seen.lagging else {"exact_at": now}),
         "short_lists": changes.short_lists,
-        "unresponsive_since": None if seen.exact else (memory.unresponsive_since or now),
+        "unresponsive_since": None if seen.exact else (watch.unresponsive_since or now),
+        "outage_since": None,
+        "next_pass_at": None,
+        **after_pass(watch, changes.kept, changes.short > 0, now),
     }
-    if _short_is_news(changes, memory, now):
+    if not seen.lagging:
+        news["exact_at"] = now
+    if exchanges is not None:
+        news |= {"exchanges_listed_at": now, "misnamed_exchanges": exchanges}
+    if _short_is_news(changes, watch, now):
         news["short_told_at"] = now
-    return news
+    Watch.objects.filter(id=watch.id).update(**news)
 
 
-def _of_exchanges(exchanges: list[str] | None, now: datetime) -> dict[str, Any]:
-    return {} if exchanges is None else {"exchanges_listed_at": now, "misnamed_exchanges": exchanges}
-
-
-def file(report: Report) -> None:
-    """Keep the report as a row."""
+def save_report(report: Report) -> None:
+    """Save the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
     left_out = ("dry_run", "condemned", "would_delete", "another_pass", "away", "given_up", "told", *lists)
     Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in left_out})

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
-from itertools import accumulate
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Count, F, Func, IntegerField, Max, Min, OuterRef, Q, QuerySet, Subquery
-from django.db.models.functions import Coalesce
+from django.db.models import Count, F, Min, OuterRef, Q, QuerySet, Subquery
 from django.template.defaultfilters import filesizeformat
 
 from accounts.models import PulseUser
@@ -25,8 +23,8 @@ from queues.brake import released
 from queues.lease import is_held
 from queues.listing import LENGTH, STALLED, standing
 from queues.mails import duration, pace
-from queues.models import Lease, Notification, Pass, Queue, QueueSample, Removal, Shard, Sweep, Watch
-from queues.monitor import LEASE, SHARD_LEASES
+from queues.models import Lease, Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
+from queues.monitor import LEASE
 from queues.outbox import GIVE_UP_ATTEMPTS
 from queues.thresholds import MemoryPressure, Thresholds
 from rabbit import connections
@@ -40,8 +38,6 @@ BROKER_SECONDS = 2.0
 
 LATE_AFTER_POLLS = 3
 CHART_SPAN = charts.SPANS["hour"]
-STRETCH_SECONDS = 24
-"""The passes that begin within so long are one step of their chart, which is no wider than the line."""
 
 PASSES_SHOWN = 6
 SWEEPS_SHOWN = 2
@@ -135,7 +131,6 @@ class PassSeen(NamedTuple):
 
     id: int
     at: datetime
-    vhost: str
     queues: int
     warned: int
     deleted: int
@@ -193,8 +188,7 @@ class Removals(NamedTuple):
 class Guardian(NamedTuple):
     """What is known of Guardian's own work. The moments are those of ``queues.models.Watch``.
 
-    ``running``: a pass is being made right now. Where passes are sharded, ``late_vhosts`` had none for too long, and of
-    ``unlisted_vhosts`` the broker gives no list. ``braked`` is how many queues the brake keeps, ``released`` how many
+    ``running``: a pass is being made right now. ``braked`` is how many queues the brake keeps, ``released`` how many
     ``released_by`` named that the next pass may delete. ``misnamed_exchanges`` are those of the last look at them.
     """
 
@@ -202,8 +196,6 @@ class Guardian(NamedTuple):
     passes: Sequence[PassSeen] = ()
     sweeps: Sequence[SweepSeen] = ()
     running: bool = False
-    late_vhosts: Sequence[str] = ()
-    unlisted_vhosts: Sequence[str] = ()
     listed_at: datetime | None = None
     next_pass_at: datetime | None = None
     outage_since: datetime | None = None
@@ -254,15 +246,6 @@ class Gap(NamedTuple):
     left: float
     width: float
     words: str
-
-
-class Stretch(NamedTuple):
-    """The passes that began in a short stretch of time: how many, when the first and the last of them, in seconds."""
-
-    first: datetime
-    last: datetime
-    number: int
-    longest: float
 
 
 class Passes(NamedTuple):
@@ -386,7 +369,7 @@ def of_guardian(guardian: Guardian, now: datetime) -> Verdict:
     if not guardian.passes:
         return _verdict(found, "")
     last = guardian.passes[0]
-    queues = f"{last.queues:,} queue{'' if last.queues == 1 else 's'}{f' in {last.vhost}' if last.vhost else ''}"
+    queues = f"{last.queues:,} queue{'' if last.queues == 1 else 's'}"
     ago = duration((now - last.at).total_seconds())
     return _verdict(found, f"Guardian is all right: it looked at {queues} {ago} ago, in {last.seconds:.2f} s.")
 
@@ -411,30 +394,16 @@ def _of_passes(guardian: Guardian, now: datetime) -> list[Finding]:
             found.append(Finding(Level.WARY, f"The last pass is {ago} ago, and one is still under way.", how))
         else:
             found.append(Finding(Level.BAD, f"Guardian has not looked for {ago}: is beat running?", ask))
-    elif guardian.late_vhosts and not guardian.outage_since:
-        what = f"Guardian has not looked for a while at the {_vhosts(guardian.late_vhosts)}."
-        how = "See that workers that guard are running, and enough of them: each vhost's pass is a task of its own."
-        found.append(Finding(Level.WARY, what, how))
-    if guardian.unlisted_vhosts and not guardian.outage_since:
-        what = f"The broker gives no list of the {_vhosts(guardian.unlisted_vhosts)}, so nothing is guarded there."
-        how = "The last passes there say why. A vhost that runs on no node looks like this, until it is restarted."
-        found.append(Finding(Level.BAD, what, how, "admin:queues_pass_changelist"))
     if last.seconds > guardian.poll_seconds:
         what = f"The last pass took {last.seconds:.1f} s, with {guardian.poll_seconds:g} s between two."
         how = "See what keeps RabbitMQ busy, or have Guardian look less often (GUARDIAN_POLL_SECONDS)."
         found.append(Finding(Level.WARY, what, how))
     is_known = (guardian.outage_since or guardian.brake_since or guardian.short_lists or guardian.refused_since) or (
-        guardian.unresponsive_since or guardian.unlisted_vhosts
+        guardian.unresponsive_since
     )
     if last.errors and not is_known:
         found.append(Finding(Level.WARY, f"The last pass had trouble: {last.errors[0]}", "Its report has all of it."))
     return found
-
-
-def _vhosts(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    words = ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
-    return f"vhost{'' if len(names) == 1 else 's'} {words}"
 
 
 def _of_watch(guardian: Guardian, now: datetime) -> list[Finding]:
@@ -594,14 +563,11 @@ def _guardian(now: datetime) -> Guardian:
         for kind in Sweep.Kind.values
         for row in Sweep.objects.filter(kind=kind).values_list(*SweepSeen._fields)[:SWEEPS_SHOWN]
     ]
-    late, unlisted = _neglected_vhosts(now) if settings.GUARDIAN_SHARD_BY_VHOST else ([], [])
     return Guardian(
         poll_seconds=settings.GUARDIAN_POLL_SECONDS,
         passes=[_readable(PassSeen._make(row)) for row in passes],
         sweeps=sorted(sweeps, key=lambda sweep: sweep.at, reverse=True),
-        running=Lease.objects.filter(is_held(), Q(name=LEASE) | Q(name__startswith=SHARD_LEASES)).exists(),
-        late_vhosts=late,
-        unlisted_vhosts=unlisted,
+        running=Lease.objects.filter(is_held(), name=LEASE).exists(),
         listed_at=watch.listed_at,
         next_pass_at=watch.next_pass_at,
         outage_since=watch.outage_since,
@@ -619,21 +585,7 @@ def _guardian(now: datetime) -> Guardian:
 
 
 def _readable(one: PassSeen) -> PassSeen:
-    return one._replace(vhost=readable(one.vhost), errors=[readable(error) for error in one.errors])
-
-
-def _neglected_vhosts(now: datetime) -> tuple[list[str], list[str]]:
-    """Return the vhosts that had no pass for too long, and the others that can't be listed; longest ago first."""
-    too_long_ago = now - longest_wait(settings.GUARDIAN_POLL_SECONDS)
-    shards = Shard.objects.annotate(passed=Coalesce("passed_at", "made_at"), listed=Coalesce("listed_at", "made_at"))
-    is_late = Q(passed__lt=too_long_ago)
-    is_unlisted = ~is_late & (Q(outage_since__isnull=False) | Q(failures__gt=0, listed__lt=too_long_ago))
-    rows = shards.filter(is_late | is_unlisted).order_by("listed", "vhost").values_list("vhost", "passed")
-    late: list[str] = []
-    unlisted: list[str] = []
-    for vhost, passed in rows:
-        (late if passed < too_long_ago else unlisted).append(readable(vhost))
-    return late, unlisted
+    return one._replace(errors=[readable(error) for error in one.errors])
 
 
 def _outbox(now: datetime) -> Outbox:
@@ -669,31 +621,11 @@ def _removals(now: datetime) -> Removals:
     return Removals(**counts, shown=shown, accounts=list(accounts.values_list("username", flat=True)[:STUCK_SHOWN]))
 
 
-class _Stretches(Func):
-    """The stretch of time that a moment is in, as a number, without a call of Python's for each row."""
-
-    output_field = IntegerField()
-
-    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """Return it for SQLite, which counts days."""
-        template = f"CAST(julianday(%(expressions)s) * 86400 / {STRETCH_SECONDS} AS integer)"
-        return self.as_sql(compiler, connection, template=template)
-
-    def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """Return it for PostgreSQL."""
-        template = f"floor(extract(epoch FROM %(expressions)s) / {STRETCH_SECONDS})"
-        return self.as_sql(compiler, connection, template=template)
-
-
 def _passes(now: datetime, poll_seconds: float) -> Passes | None:
-    """Return the passes of the last hour as a chart; None: there were none.
-
-    The database puts them together: sharded by vhost there are many at once.
-    """
+    """Return the passes of the last hour as a chart; None: there were none."""
     began = now - CHART_SPAN.long
-    rows = Pass.objects.filter(at__gt=began, at__lte=now).order_by().values(stretch=_Stretches("at"))
-    found = rows.values_list(Min("at"), Max("at"), Count("id"), Max("seconds"))
-    return chart_of_passes(sorted(Stretch._make(row) for row in found), began, now, longest_wait(poll_seconds))
+    rows = Pass.objects.filter(at__gt=began, at__lte=now).order_by("at").values_list("at", "seconds")
+    return chart_of_passes(list(rows), began, now, longest_wait(poll_seconds))
 
 
 def longest_wait(poll_seconds: float) -> timedelta:
@@ -702,18 +634,20 @@ def longest_wait(poll_seconds: float) -> timedelta:
     return timedelta(seconds=longest + LATE_AFTER_POLLS * poll_seconds)
 
 
-def chart_of_passes(stretches: Sequence[Stretch], began: datetime, ended: datetime, most: timedelta) -> Passes | None:
-    """Return the chart of the passes in these stretches of time, the oldest first; None: there are none.
+def chart_of_passes(
+    passes: Sequence[tuple[datetime, float]], began: datetime, ended: datetime, most: timedelta
+) -> Passes | None:
+    """Return the chart of these passes, given by their beginnings and seconds, the oldest first; None: there are none.
 
-    Where it is longer than ``most`` from one to the next, or since the last, there is a gap.
+    There is a gap where it is longer than ``most`` from one to the next, or since the last.
     """
-    slowest = [(one.first, round(one.longest * 1000)) for one in stretches]
-    chart = charts.chart(slowest, began, ended, Thresholds(1, 1), has_maximum=False)
+    milliseconds = [(at, round(seconds * 1000)) for at, seconds in passes]
+    chart = charts.chart(milliseconds, began, ended, Thresholds(1, 1), has_maximum=False)
     if chart is None:
         return None
     long = ended - began
-    ends = accumulate((one.last + timedelta(seconds=one.longest) for one in stretches), max)
-    moments = zip(ends, [*(one.first for one in stretches[1:]), ended], strict=True)
+    ends = [at + timedelta(seconds=seconds) for at, seconds in passes]
+    moments = zip(ends, [*(at for at, _ in passes[1:]), ended], strict=True)
     gaps = [
         Gap(
             round((since - began) / long * 100, 2),
@@ -723,7 +657,7 @@ def chart_of_passes(stretches: Sequence[Stretch], began: datetime, ended: dateti
         for since, until in moments
         if until - since > most
     ]
-    return Passes(chart, gaps, sum(one.number for one in stretches), max(one.longest for one in stretches))
+    return Passes(chart, gaps, len(passes), max(seconds for _, seconds in passes))
 
 
 # Queues

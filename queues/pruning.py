@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from accounts.models import AuditEntry
 from queues.lease import LeaseTaken, lease
-from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample, RemovedQueue, Sweep, Watch
+from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, RemovedQueue, Sweep, Watch
 from queues.thresholds import GONE
 
 BATCH = 1000
@@ -22,16 +22,11 @@ KEEP_SAMPLES = timedelta(days=8)
 KEEP_SAMPLES_WHOLE = timedelta(hours=2)
 KEEP_SAMPLES_BY_MINUTE = timedelta(days=2)
 KEEP_PASSES = timedelta(days=7)
-KEEP_SHARDS_PASSES = timedelta(days=1)
-"""They are as many times more as there are vhosts."""
-
 KEEP_NOTIFICATIONS = timedelta(days=90)
 KEEP_SWEEPS = timedelta(days=90)
 KEEP_REMOVED = timedelta(hours=1)
 KEEP_EVENTS = timedelta(days=365)
 KEEP_AUDIT = timedelta(days=365)
-KEEP_LEASES = timedelta(days=1)
-"""Once they have run out. There is one for each vhost that ever had a pass of its own."""
 
 
 def prune() -> int:
@@ -52,14 +47,12 @@ def _prune(now: datetime) -> int:
         _remove(QueueSample.objects.filter(at__lt=now - KEEP_SAMPLES))
         + _thin(now)
         + _remove(Pass.objects.filter(at__lt=now - KEEP_PASSES))
-        + _remove(Pass.objects.exclude(vhost="").filter(at__lt=now - KEEP_SHARDS_PASSES))
         + _remove(Notification.objects.filter(state__in=delivered, created__lt=now - KEEP_NOTIFICATIONS))
         + _remove(Sweep.objects.filter(at__lt=now - KEEP_SWEEPS))
         + _remove(RemovedQueue.objects.filter(at__lt=Now() - KEEP_REMOVED))
         + _remove(QueueEvent.objects.filter(at__lt=now - KEEP_EVENTS))
         + _remove(AuditEntry.objects.filter(timestamp__lt=now - KEEP_AUDIT))
         + _remove(LogEntry.objects.filter(action_time__lt=now - KEEP_AUDIT))
-        + _remove(Lease.objects.filter(expires_at__lt=Now() - KEEP_LEASES))
         + _remove(
             Queue.objects.filter(
                 state=GONE,

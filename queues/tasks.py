@@ -1,28 +1,15 @@
 """What Celery runs. Each task calls the function that a command calls too, and holds no rule."""
 
 from celery import shared_task
-from django.conf import settings
 
-from queues import monitor, orphans, outbox, pruning, removals, shards, unattended, weekly
+from queues import monitor, orphans, outbox, pruning, removals, unattended, weekly
 
 
 @shared_task
 def monitor_queues() -> None:
-    """Run one pass, or hand over one for each vhost, unless the broker is away and the wait is not over."""
-    if not monitor.is_due():
-        return
-    if not settings.GUARDIAN_SHARD_BY_VHOST:
+    """Run one pass, unless the broker is away and the wait is not over."""
+    if monitor.is_due():
         monitor.run_pass()
-        return
-    for vhost in shards.begin_round().vhosts:
-        # What no worker has begun by the next round is handed over again then, before those that had their pass.
-        monitor_vhost.apply_async((vhost,), expires=settings.GUARDIAN_POLL_SECONDS)
-
-
-@shared_task
-def monitor_vhost(vhost: str) -> None:
-    """Run one pass over this vhost alone."""
-    monitor.run_shard(vhost)
 
 
 @shared_task

@@ -11,9 +11,9 @@ from accounts import audit
 from accounts.adoption import LEFT_OUT, THERE, Step
 from queues import bulk
 from queues.by_hand import LIMITS
-from queues.lease import LeaseTaken, is_held, lease
-from queues.models import Lease, Queue, QueueEvent
-from queues.monitor import LEASE, SHARD_LEASES
+from queues.lease import LeaseTaken, lease
+from queues.models import Queue, QueueEvent
+from queues.monitor import LEASE
 from rabbit import connections, snapshot
 
 SET = "make unbounded"
@@ -80,13 +80,9 @@ def carry_out(steps: Sequence[Step], command: str) -> None:
     until = time.monotonic() + WAIT_SECONDS
     while True:
         try:
-            with lease(LEASE) as held:
-                # A pass over one vhost has its own lease before it looks for this one, and gives way.
-                if Lease.objects.filter(is_held(), name__startswith=SHARD_LEASES).exists():
-                    raise LeaseTaken(LEASE)
-                with transaction.atomic():
-                    held.renew()
-                    _set(wanted, command)
+            with lease(LEASE) as held, transaction.atomic():
+                held.renew()
+                _set(wanted, command)
             return
         except LeaseTaken:
             if time.monotonic() > until:

@@ -31,7 +31,7 @@ from guardian_site import doctor
 from guardian_site.doctor import Finding, Status
 from local.processes import free_port
 from local.rabbitmq import PrivateNode
-from queues.models import AgentIdentity, EventSubscription, Lease, Notification, Offering, Pass, Shard, Watch
+from queues.models import AgentIdentity, EventSubscription, Lease, Notification, Offering, Pass, Watch
 from rabbit import checkup, directly
 from rabbit.management import Node
 from rabbit.permissions import EVERYTHING, Permissions
@@ -408,13 +408,6 @@ def test_in_an_outage_passes_may_wait(good, settings):
     Pass.objects.update(at=timezone.now() - timedelta(seconds=40))
     Watch.objects.update(failures=4, outage_since=timezone.now() - timedelta(minutes=5))
     is_problem("passes", "none could ask the broker since", status=Status.WARNING)
-
-
-def test_a_vhost_has_waited_for_its_pass(good, settings):
-    Shard.objects.create(vhost="slow", listed_at=timezone.now() - timedelta(minutes=9))
-    assert examine()["passes"].status is Status.OK
-    settings.GUARDIAN_SHARD_BY_VHOST = True
-    is_problem("passes", "'slow'", "workers", status=Status.WARNING)
 
 
 @pytest.mark.parametrize("counted", [None, timedelta(minutes=10)])

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from local.invariants import broken
 from local.rabbitmq import PrivateNode
-from queues import deletion, monitor
+from queues import deletion, monitor, tasks
 from queues.models import Lease, Notification, Pass, Queue, Watch
 from rabbit import connections, directly
 from rabbit.management import BrokerAway, Management
@@ -46,6 +46,34 @@ def test_the_wait_grows_while_the_broker_is_away_up_to_the_bound(guarded, settin
         waits.append(monitor.seconds_to_wait())
     assert waits == [10, 20, 40, 60, 60, 60]
     assert not monitor.is_due()
+
+
+def test_the_task_runs_no_pass_before_the_wait_is_over(guarded, settings):
+    settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
+    for _ in range(3):
+        tasks.monitor_queues()
+    assert Pass.objects.count() == 1
+
+
+def test_a_vhost_that_cannot_be_listed_leaves_its_queues_as_they_were_and_the_others_are_judged(
+    vhosts, guarded, broker, settings, monkeypatch
+):
+    listed, broken_vhost = Management.list_queues, vhosts[0]
+    settings.GUARDIAN_VHOSTS = vhosts[:2]
+    monitor.run_pass()
+    before = list(Queue.objects.filter(vhost=broken_vhost).values())
+
+    def fail(self, vhost, params):
+        if vhost == broken_vhost:
+            raise BrokerAway("no answer")
+        return listed(self, vhost, params)
+
+    monkeypatch.setattr(Management, "list_queues", fail)
+    Amqp(broker.amqp_url, vhosts[1]).publish("a", 11)
+    reports = [monitor.run_pass() for _ in range(2)]
+    assert [report.errors for report in reports] == [[f"vhost '{broken_vhost}' could not be listed: no answer"]] * 2
+    assert list(Queue.objects.filter(vhost=broken_vhost).values()) == before
+    assert Queue.objects.get(vhost=vhosts[1]).state == "gone"
 
 
 def test_wrong_credentials_are_an_outage_that_says_so(guarded, settings, broker):

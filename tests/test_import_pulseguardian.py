@@ -26,7 +26,7 @@ from benchmarks.passes import counted_requests
 from queues import unbounded
 from queues.lease import lease
 from queues.models import Notification, Queue, QueueEvent
-from queues.monitor import LEASE, SHARD_LEASES, run_pass
+from queues.monitor import LEASE, run_pass
 from rabbit.permissions import EVERYTHING, Permissions
 from tests.conftest import Amqp
 from tests.proxy import Proxy
@@ -670,11 +670,10 @@ def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, s
     assert set(owned()) == set(filled)
 
 
-@pytest.mark.parametrize("name", [LEASE, f"{SHARD_LEASES}/"])
-def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch, name):
+def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch):
     monkeypatch.setattr(unbounded, "WAIT_SECONDS", 0.0)
     before = state()
-    with lease(name):
+    with lease(LEASE):
         assert refused(source.url, "--apply").startswith("Nothing was done: a pass has been running")
         assert state() == before
         assert imported(source.url)["applied"] is False
@@ -684,7 +683,7 @@ def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch, name):
         waited.append(seconds)
         running.__exit__(None, None, None)
 
-    running = lease(name)
+    running = lease(LEASE)
     running.__enter__()
     monkeypatch.setattr(unbounded, "WAIT_SECONDS", 60.0)
     monkeypatch.setattr("time.sleep", sleep)

@@ -33,7 +33,6 @@ from queues.models import (
     Pass,
     Queue,
     Removal,
-    Shard,
     SubscriptionQueue,
     Sweep,
     Watch,
@@ -118,7 +117,6 @@ GAUGES = {
     "guardian_notifications",
     "guardian_notifications_given_up",
     "guardian_oldest_notification_seconds",
-    "guardian_oldest_vhost_pass_timestamp_seconds",
     "guardian_outage",
     "guardian_passes_failed_in_a_row",
     "guardian_poll_max_seconds",
@@ -194,17 +192,6 @@ def test_the_last_pass_is_told_and_their_number_grows_while_old_ones_are_pruned(
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("sharded", [True, False])
-def test_where_passes_are_sharded_the_vhost_that_waits_longest_is_told(settings, sharded):
-    settings.GUARDIAN_SHARD_BY_VHOST = sharded
-    at = timezone.now() - timedelta(minutes=7)
-    for vhost, listed_at in (("/", timezone.now()), ("slow", at), ("new", None)):
-        Shard.objects.create(vhost=vhost, listed_at=listed_at)
-    waits_since = value(scrape(), "guardian_oldest_vhost_pass_timestamp_seconds")
-    assert waits_since == pytest.approx(at.timestamp() if sharded else 0)
-
-
-@pytest.mark.django_db
 def test_what_is_wrong_with_the_broker_is_told():
     now = timezone.now()
     Watch.objects.create(
@@ -272,7 +259,7 @@ def test_the_number_of_statements_does_not_grow_with_the_rows():
         with CaptureQueriesContext(connection) as statements:
             scrape()
         numbers.append(len(statements))
-    assert numbers == [12, 12]
+    assert numbers == [11, 11]
 
 
 @pytest.mark.django_db

@@ -57,7 +57,7 @@ def test_a_text_that_many_rows_have_is_one_object_in_all_of_them(amqp, managemen
     for name in ("queue/alice/builds", "queue/alice/tests"):
         amqp.queue(name, 1)
     monitor.run_pass()
-    rows = list(monitor._known("").values())
+    rows = list(monitor._known().values())
     seen = list(snapshot.take(management, [guarded]).queues)
     assert len(rows) == len(seen) == 2
     for field in monitor.SHARED:
@@ -426,10 +426,10 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
     queue = Queue.objects.get(name="queue/alice/builds")
     known = monitor._known
 
-    def delete_and_read(vhost):
+    def delete_and_read():
         monkeypatch.setattr(monitor, "_known", known)
         by_hand.delete_queue(queue, alice)
-        return known(vhost)
+        return known()
 
     monkeypatch.setattr(monitor, "_known", delete_and_read)
     for _ in range(3):
@@ -590,13 +590,7 @@ def test_a_queue_whose_row_is_removed_just_as_it_comes_back_is_new(amqp, alice, 
     amqp.queue("queue/alice/builds", 3)
     monitor.run_pass()
     Queue.objects.update(state="gone", last_seen=timezone.now() - timedelta(days=31))
-    decide = monitor._decide
-
-    def prune_and_decide(*args):
-        pruning.prune()
-        return decide(*args)
-
-    monkeypatch.setattr(monitor, "_decide", prune_and_decide)
+    before_the_pass_writes(monkeypatch, pruning.prune)
     monitor.run_pass()
     assert not Queue.objects.exists()
     assert monitor.run_pass().new == 1

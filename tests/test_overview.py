@@ -17,7 +17,7 @@ from queues import overview
 from queues.facts import Facts
 from queues.lease import lease
 from queues.mails import pace
-from queues.models import Notification, Pass, Queue, QueueSample, Removal, Shard, Sweep, Watch
+from queues.models import Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
 from queues.monitor import run_pass
 from queues.overview import (
     Broker,
@@ -26,7 +26,6 @@ from queues.overview import (
     Outbox,
     PassSeen,
     Removals,
-    Stretch,
     SweepSeen,
     of_broker,
     of_guardian,
@@ -41,7 +40,7 @@ from tests.toolbox import AWAY
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODE = Node("rabbit@a", True, 100, 1000, False, 1000, 50, False, 10, 1000, 7200.0, ())
-PASS = PassSeen(1, NOW - timedelta(seconds=4), "", 12, 0, 0, [], 0.25)
+PASS = PassSeen(1, NOW - timedelta(seconds=4), 12, 0, 0, [], 0.25)
 WELL = Guardian(poll_seconds=5, passes=[PASS], listed_at=PASS.at)
 
 
@@ -127,9 +126,6 @@ def test_guardian_is_all_right_when_it_looked_a_moment_ago():
         ({"passes": [PASS._replace(at=minutes_ago(3))], "running": True}, Level.WARY, "one is still under way"),
         ({"passes": [PASS._replace(seconds=6)]}, Level.WARY, "took 6.0 s, with 5 s between two"),
         ({"passes": [PASS._replace(errors=["oh"])]}, Level.WARY, "The last pass had trouble: oh"),
-        ({"late_vhosts": ["a", "b"]}, Level.WARY, "Guardian has not looked for a while at the vhosts a, b."),
-        ({"unlisted_vhosts": ["a"]}, Level.BAD, "gives no list of the vhost a, so nothing is guarded there."),
-        ({"unlisted_vhosts": [*"abcdefg"]}, Level.BAD, "of the vhosts a, b, c, d, e and 2 more, so nothing"),
         ({"outage_since": minutes_ago(4)}, Level.BAD, "could not ask the broker for 4 minutes"),
         ({"brake_since": minutes_ago(5), "braked": 312}, Level.BAD, "held for 5 minutes: 312 queues would go at once"),
         ({"short_lists": 1}, Level.WARY, "lacks far more known queues"),
@@ -161,13 +157,6 @@ def test_a_brake_leads_to_where_it_is_released_and_a_released_one_says_by_whom()
 def test_an_outage_is_not_called_a_pass_that_had_trouble_too():
     away = WELL._replace(passes=[PASS._replace(errors=["away"])], outage_since=minutes_ago(4))
     assert of_guardian(away, NOW).others == []
-    assert of_guardian(away._replace(late_vhosts=["a"], unlisted_vhosts=["b"]), NOW).others == []
-
-
-def test_a_vhost_without_a_list_is_told_once_with_the_way_to_its_passes():
-    unlisted = WELL._replace(passes=[PASS._replace(errors=["vhost 'a' could not be listed"])], unlisted_vhosts=["a"])
-    verdict = of_guardian(unlisted, NOW)
-    assert (verdict.to, verdict.others) == ("admin:queues_pass_changelist", [])
 
 
 def test_only_the_last_clean_up_of_each_kind_counts():
@@ -196,8 +185,8 @@ def test_a_pass_that_waits_for_a_broker_that_is_away_is_not_late():
 
 
 def drawn(*passes):
-    stretches = [Stretch(minutes_ago(minutes), minutes_ago(minutes), 1, seconds) for minutes, seconds in passes]
-    return overview.chart_of_passes(stretches, minutes_ago(60), NOW, timedelta(minutes=2))
+    rows = [(minutes_ago(minutes), seconds) for minutes, seconds in passes]
+    return overview.chart_of_passes(rows, minutes_ago(60), NOW, timedelta(minutes=2))
 
 
 def test_the_chart_shows_the_longest_the_last_and_no_gap_where_there_is_none():
@@ -249,7 +238,6 @@ def fill(number: int, now: datetime) -> None:
 
 def test_it_takes_the_same_statements_and_two_requests_whatever_there_is(guarded, settings):
     settings.GUARDIAN_PULSE_VHOST = "/"
-    settings.GUARDIAN_SHARD_BY_VHOST = True
     settings.GUARDIAN_STALLED_MINUTES = 5
     costs = []
     for number in (10, 300):
@@ -334,45 +322,18 @@ def test_the_outbox_counts_held_messages_apart_and_only_what_was_tried_for_a_day
     )
 
 
-def test_a_pass_that_is_being_made_is_seen_and_so_is_a_shard_without_one(transactional_db, settings):
+def test_a_pass_that_is_being_made_is_seen(transactional_db):
     now = timezone.now()
-    Shard.objects.create(vhost="late", passed_at=minutes_ago(5, now))
-    Shard.objects.create(vhost="never", made_at=minutes_ago(300, now))
-    Shard.objects.create(vhost="fresh", passed_at=now)
-    Shard.objects.create(vhost="new")
     assert not overview._guardian(now).running
-    assert overview._guardian(now).late_vhosts == []
-    settings.GUARDIAN_SHARD_BY_VHOST = True
-    with lease("pass:late"):
-        watched = overview._guardian(now)
-    assert (watched.running, watched.late_vhosts, watched.unlisted_vhosts) == (True, ["never", "late"], [])
+    with lease("pass"):
+        assert overview._guardian(now).running
 
 
-def test_a_vhost_that_is_tried_in_vain_all_the_time_is_not_all_right(transactional_db, settings):
-    settings.GUARDIAN_SHARD_BY_VHOST = True
-    now = timezone.now()
-    passed = {"made_at": minutes_ago(900, now), "passed_at": now}
-    Shard.objects.create(vhost="long ago", failures=4_000, listed_at=minutes_ago(360, now), **passed)
-    Shard.objects.create(vhost="told\n", failures=3, listed_at=minutes_ago(1, now), outage_since=now, **passed)
-    Shard.objects.create(vhost="never", failures=9, **passed)
-    Shard.objects.create(vhost="once", failures=1, listed_at=now, **passed)
-    Shard.objects.create(vhost="well", listed_at=now, **passed)
-    Pass.objects.create(at=now, vhost="well", seconds=0.1)
-    found = overview.overview(now)
-    assert found.watched.unlisted_vhosts == ["never", "long ago", "told\\x0a"]
-    assert (found.guardian.level, found.watched.late_vhosts) == (Level.BAD, [])
-
-
-def test_passes_of_many_vhosts_are_put_together_by_the_database(transactional_db):
-    passes = [
-        Pass(at=NOW - timedelta(minutes=minutes, seconds=-vhost / 10), vhost=f"v{vhost}", seconds=vhost / 100)
-        for minutes in (61, 59, 31, 1)
-        for vhost in range(50)
-    ]
-    Pass.objects.bulk_create(passes)
+def test_the_chart_is_of_the_passes_of_the_last_hour(transactional_db):
+    ages = {61: 0.9, 59: 0.1, 31: 0.2, 1: 0.3}
+    Pass.objects.bulk_create(Pass(at=minutes_ago(age), seconds=seconds) for age, seconds in ages.items())
     shown = overview._passes(NOW, 5)
-    assert (shown.number, shown.longest, shown.chart.highest) == (150, 0.49, 490)
-    assert shown.chart.line.count("H") == 3  # a step for each of the minutes
+    assert (shown.number, shown.longest, shown.chart.highest) == (3, 0.3, 300)
     assert [gap.words for gap in shown.gaps] == ["from 11:01 on for 28 minutes", "from 11:29 on for 30 minutes"]
 
 

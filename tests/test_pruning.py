@@ -8,8 +8,7 @@ from django.utils import timezone
 
 from accounts.models import AuditEntry, Owner
 from queues import pruning
-from queues.lease import lease
-from queues.models import Lease, Notification, Pass, Queue, QueueEvent, QueueSample
+from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample
 from queues.pruning import prune
 from tests.test_docs import DOCS
 
@@ -107,17 +106,6 @@ def test_what_was_done_is_kept_for_a_year():
     assert [entry.object_repr for entry in AuditEntry.objects.all()] == ["364"]
     assert [entry.object_repr for entry in LogEntry.objects.all()] == ["364"]
     assert [event.queue_name for event in QueueEvent.objects.all()] == ["364"]
-
-
-def test_leases_that_ran_out_long_ago_go_and_one_that_is_held_stays():
-    Lease.objects.create(name="pass:long gone", expires_at=ago(days=2))
-    Lease.objects.create(name="pass:just now", expires_at=ago(hours=1))
-    with lease("pass") as held:
-        prune()
-        held.renew()
-    names = set(Lease.objects.values_list("name", flat=True))
-    assert names >= {"pass", "pass:just now"}
-    assert "pass:long gone" not in names
 
 
 def test_the_documents_say_for_how_long_each_thing_is_kept():

@@ -1,0 +1,198 @@
+"""The brake on bulk deletion and its release, on a real broker."""
+
+import pytest
+from django.core.management import call_command
+from django.utils import timezone
+
+from accounts.models import AuditEntry, Owner
+from queues import brake, monitor
+from queues.deletion import Deletion
+from queues.models import Notification, Queue, Watch
+from rabbit.management import Management
+
+
+@pytest.fixture
+def operator(db):
+    return Owner.objects.create_user("olga@example.org", vouched=True, is_staff=True)
+
+
+def told():
+    return list(Notification.objects.filter(queue=None).order_by("id").values_list("kind", flat=True))
+
+
+def queues_on(management, vhost):
+    return len(management.list_queues(vhost, {"columns": "name"}))
+
+
+class Killed(BaseException):
+    """As sudden as SIGKILL, for this process."""
+
+
+@pytest.fixture
+def held(guarded, amqp, settings):
+    """Have the brake hold three queues, with passes over the whole broker."""
+    settings.GUARDIAN_DELETE_BRAKE = 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    assert monitor.run_pass().brake_held
+    return guarded
+
+
+def long_ones(guarded, queues=3, prefix="long"):
+    return [(guarded, f"{prefix}-{number}") for number in range(queues)]
+
+
+def test_a_release_lets_the_next_pass_delete_what_it_names_once(held, amqp, operator):
+    brake.release_brake(operator, long_ones(held))
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (3, False)
+    assert brake.brake() == brake.Brake()
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    assert monitor.run_pass().brake_held
+    assert told() == ["brake", "brake"]
+
+
+def test_a_release_lets_nothing_go_that_it_does_not_name(held, amqp, operator, management):
+    brake.release_brake(operator, long_ones(held))
+    for number in range(3):
+        amqp.channel.queue_purge(f"long-{number}")
+        amqp.queue(f"precious-{number}", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (0, True)
+    assert queues_on(management, held) == 6
+
+
+def test_beside_what_a_release_names_the_brake_holds_for_the_others_as_it_does_without(held, amqp, operator):
+    brake.release_brake(operator, long_ones(held))
+    for number in range(3):
+        amqp.queue(f"more-{number}", 11)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (3, True)
+    assert (brake.brake().queues, brake.brake().released) == (3, 0)
+    assert told() == ["brake", "brake"]
+    Queue.objects.filter(name="more-0").update(unbounded=True)
+    assert monitor.run_pass().deleted == 2
+
+
+def test_others_that_are_few_go_with_what_a_release_names(held, amqp, operator):
+    brake.release_brake(operator, long_ones(held))
+    for number in range(2):
+        amqp.queue(f"more-{number}", 11)
+    assert monitor.run_pass().deleted == 5
+
+
+def test_a_release_that_is_not_needed_any_more_is_used_up(held, amqp, operator):
+    brake.release_brake(operator, long_ones(held))
+    amqp.channel.queue_purge("long-0")
+    assert monitor.run_pass().deleted == 2
+    for number in range(3):
+        amqp.queue(f"long-{number}", 11)
+    assert monitor.run_pass().brake_held
+
+
+def test_a_release_holds_for_ten_minutes(held, operator):
+    brake.release_brake(operator, long_ones(held))
+    Watch.objects.update(released_at=timezone.now() - brake.RELEASE_HOLDS)
+    assert brake.brake().released == 0
+    assert monitor.run_pass().brake_held
+
+
+def die(*arguments, **options):
+    raise Killed
+
+
+@pytest.mark.parametrize("step", ["the decision", "the deletion"])
+def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, step):
+    brake.release_brake(operator, long_ones(held))
+    with monkeypatch.context() as patch:
+        patch.setattr(*((monitor, "_remember", die) if step == "the decision" else (Deletion, "carry_out", die)))
+        with pytest.raises(Killed):
+            monitor.run_pass()
+    assert brake.brake().released == (3 if step == "the decision" else 0)
+    report = monitor.run_pass()
+    assert (report.deleted, report.brake_held) == (3, False)
+    assert told() == ["brake"]
+
+
+def test_a_release_that_is_given_during_a_pass_is_for_the_next_one(held, operator, monkeypatch):
+    brake.release_brake(operator, long_ones(held, 1))
+    remember = monitor._remember
+
+    def release_another(*arguments):
+        brake.release_brake(operator, long_ones(held))
+        remember(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(monitor, "_remember", release_another)
+        assert monitor.run_pass().deleted == 3  # the others are two, which the brake allows
+    assert brake.brake().released == 3
+
+
+def test_what_a_release_lets_go_and_the_second_look_cannot_confirm_goes_later_and_is_released_once(
+    held, amqp, operator, monkeypatch
+):
+    amqp.queue("unsure", 11)
+    for _ in range(11):
+        amqp.channel.basic_get("unsure", auto_ack=False)
+    take = monitor.snapshot.take
+    with monkeypatch.context() as patch:
+        patch.setattr(monitor.snapshot, "take", lambda *arguments: take(*arguments)._replace(exact=False))
+        look = monitor.run_pass(dry_run=True)
+        condemned = {(one["vhost"], one["queue"]) for one in look.condemned}
+        assert condemned == {*long_ones(held), (held, "unsure")}
+        brake.release_brake(operator, condemned)
+        report = monitor.run_pass()
+        assert (report.deleted, report.kept, report.brake_held) == (3, 1, False)
+    assert monitor.run_pass().deleted == 1
+    assert brake.brake() == brake.Brake()
+
+
+def test_a_dry_run_names_what_the_brake_keeps(held):
+    report = monitor.run_pass(dry_run=True)
+    assert [(one["vhost"], one["queue"]) for one in report.condemned] == long_ones(held)
+    assert (report.would_delete, report.brake_held) == ([], True)
+
+
+def test_a_release_is_noted_with_who_gave_it(held, operator):
+    brake.release_brake(operator, long_ones(held))
+    entry = AuditEntry.objects.get(deed="released the brake")
+    assert (entry.actor, entry.additional_data["queues"]) == (operator, 3)
+
+
+def test_where_the_brake_does_not_hold_there_is_nothing_to_release(guarded, amqp, operator):
+    assert brake.brake() == brake.Brake()
+    amqp.queue("short", 1)
+    monitor.run_pass()
+    brake.release_brake(operator, [(guarded, "short")])
+    assert brake.brake() == brake.Brake()
+    assert not AuditEntry.objects.filter(deed="released the brake").exists()
+
+
+def test_a_release_has_to_name_a_queue(held, operator):
+    with pytest.raises(ValueError, match="name the queues"):
+        brake.release_brake(operator, [])
+
+
+def test_a_short_list_does_not_say_that_the_brake_is_off(held, operator, monkeypatch):
+    since = brake.brake().since
+    brake.release_brake(operator, long_ones(held))
+    monitor.run_pass(dry_run=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Management, "list_queues", lambda *_: [])
+        assert not monitor.run_pass().brake_held
+    assert (brake.brake().since, brake.brake().queues, brake.brake().released) == (since, 3, 3)
+    Watch.objects.update(**brake.USED_UP)
+    assert monitor.run_pass().brake_held
+    assert told().count("brake") == 1
+
+
+def test_the_mail_of_the_brake_says_where_to_release_it(held, settings, mailbox):
+    settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
+    call_command("send_notifications", "--once")
+    (mail,) = [mail for mail in mailbox.mails if "brake" in mail.subject]
+    assert "https://guardian.example.org/admin/" in mail.text
+    assert "3 of 3 queues" in mail.text
+
+
+# What a shard looks at
