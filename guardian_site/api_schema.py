@@ -50,6 +50,16 @@ def add_errors(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     return result
 
 
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+def order_methods(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    """Order the methods of each path in the finished schema. drf-spectacular gives them in a random order."""
+    for path, operations in result["paths"].items():
+        result["paths"][path] = {method: operations[method] for method in METHODS if method in operations}
+    return result
+
+
 WHEN = {
     400: ("The body, a field or a parameter can't be used.", "The body isn't JSON: unexpected end of data."),
     401: ("No token, and no session; or the token is unknown, revoked or has run out.", "Invalid token."),

@@ -167,6 +167,7 @@ INSTALLED_APPS = [
     "django_filters",
     "django_htmx",
     "drf_spectacular",
+    "drf_spectacular_sidecar",
     "rest_framework",
     "knox",
 ]
@@ -338,9 +339,15 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/api",
     "SORT_OPERATIONS": False,  # but as in the table of contents
     "ENUM_NAME_OVERRIDES": {"ObjectTypeEnum": "queues.models.ObjectType"},
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "guardian_site.api_schema.add_errors"],
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "guardian_site.api_schema.add_errors",
+        "guardian_site.api_schema.order_methods",
+    ],
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],  # there is no secret in it
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "supportedSubmitMethods": []},  # a page to read, not to delete from
 }
 
 LANGUAGE_CODE = "en-gb"
