@@ -18,7 +18,6 @@ from accounts.models import Owner
 from queues.agents_serializers import compatibility
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from rabbit.arguments import FOR_AGENTS
-from tests.agents import agents  # noqa: F401
 from tests.api import Program
 
 PATHS = ["marketplace-site-agent-identities/", "agent-identities/"]
@@ -514,7 +513,7 @@ def test_what_an_operator_puts_back_leaves_the_owners_configuration_as_it_is(ali
 
 
 def test_a_uuid_in_a_body_is_32_hex_digits_with_or_without_its_dashes_and_nothing_else(
-    agents,  # noqa: F811
+    agents,
     alice,
     bob,
     offering,
@@ -577,6 +576,7 @@ def test_a_uuid_in_a_filter_is_written_so_too(alice, offering, names):
 
 
 def test_the_address_of_a_subscriptions_user_answers_whoever_reads_it(alice, operator, settings):
+    Owner.objects.filter(pk=alice.pk).update(full_name="Alice")
     subscription = subscription_of(alice)
     for owner in (alice, operator):
         program = Program(owner)
@@ -626,7 +626,7 @@ def test_a_consumer_is_told_with_all_its_fields(alice, identity, settings):
 
 
 @under_both
-def test_an_agent_subscribes_and_gets_its_queue(agents, management, alice, offering, settings, path):  # noqa: F811
+def test_an_agent_subscribes_and_gets_its_queue(agents, management, alice, offering, settings, path):
     program = Program(alice)
     identity = program.post(path, {"offering": offering.uuid.hex, "name": "cellar"}).json()
     place = f"{path}{identity['uuid']}/register_event_subscription/"
@@ -657,7 +657,7 @@ def test_an_agent_subscribes_and_gets_its_queue(agents, management, alice, offer
 
 
 @under_both
-def test_the_older_path_makes_the_subscription_where_there_is_none(agents, alice, identity, offering, path):  # noqa: F811
+def test_the_older_path_makes_the_subscription_where_there_is_none(agents, alice, identity, offering, path):
     program = Program(alice)
     body = {"offering_uuid": str(offering.uuid), "object_type": "user_role"}
     answers = [program.post(f"{path}{identity.uuid.hex}/create_queue/", body) for _ in range(2)]
@@ -669,7 +669,7 @@ def test_the_older_path_makes_the_subscription_where_there_is_none(agents, alice
 
 
 @under_both
-def test_an_agent_gets_its_one_queue(agents, management, alice, identity, path):  # noqa: F811
+def test_an_agent_gets_its_one_queue(agents, management, alice, identity, path):
     program = Program(alice)
 
     def register(body):
@@ -695,7 +695,7 @@ def test_an_agent_gets_its_one_queue(agents, management, alice, identity, path):
     assert agents.queues(alice.uuid.hex)[told["queue_name"]] == dict(FOR_AGENTS)
 
 
-def test_a_subscription_of_ones_own_takes_queues_of_every_type(agents, alice, offering):  # noqa: F811
+def test_a_subscription_of_ones_own_takes_queues_of_every_type(agents, alice, offering):
     program = Program(alice)
     observed = [
         {"object_type": "order", "object_id": 2**63 - 1},
@@ -727,13 +727,13 @@ def test_a_subscription_of_ones_own_takes_queues_of_every_type(agents, alice, of
         (0, {"REMOTE_ADDR": ""}, None),
     ],
 )
-def test_where_a_subscription_was_registered_from(agents, alice, settings, proxies, headers, expected):  # noqa: F811
+def test_where_a_subscription_was_registered_from(agents, alice, settings, proxies, headers, expected):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
     answer = Program(alice).client.post("/api/event-subscriptions/", "{}", content_type="application/json", **headers)
     assert (answer.status_code, answer.json()["source_ip"]) == (201, expected)
 
 
-def test_a_queue_with_other_arguments_that_is_in_use_is_told_of(agents, management, alice, offering):  # noqa: F811
+def test_a_queue_with_other_arguments_that_is_in_use_is_told_of(agents, management, alice, offering):
     program = Program(alice)
     subscription = program.post("event-subscriptions/", {}).json()
     name = f"subscription_{subscription['uuid']}_offering_{offering.uuid.hex}_order"
@@ -766,7 +766,7 @@ def test_an_offering_is_told_to_those_who_may_use_it(alice, bob, operator, offer
     assert Program(nobody).post(f"offerings/{offering.uuid}/events/", {}).status_code == 404
 
 
-def test_an_event_reaches_the_agents_that_are_registered(agents, management, alice, bob, offering):  # noqa: F811
+def test_an_event_reaches_the_agents_that_are_registered(agents, management, alice, bob, offering):
     program = Program(alice)
     identity = program.post("agent-identities/", {"offering": offering.uuid.hex, "name": "cellar"}).json()
     program.post(f"agent-identities/{identity['uuid']}/register_queue/", {})
@@ -785,7 +785,7 @@ def test_an_event_reaches_the_agents_that_are_registered(agents, management, ali
 
 
 @pytest.mark.slow
-def test_an_event_whose_outcome_is_unknown_is_answered_with_what_to_repeat(agents, broker, alice, bob, offering):  # noqa: F811
+def test_an_event_whose_outcome_is_unknown_is_answered_with_what_to_repeat(agents, broker, alice, bob, offering):
     if broker.node is None:
         pytest.skip("the broker that was named can't be broken")
     identity = agents.identity(alice, offering)
@@ -818,7 +818,7 @@ def test_no_field_of_an_event_is_too_strange(away, bob, offering, field):
 
 
 @pytest.mark.slow
-def test_registering_and_deleting_at_the_same_time_end_in_no_server_error(agents):  # noqa: F811
+def test_registering_and_deleting_at_the_same_time_end_in_no_server_error(agents):
     owner = agents.owner()
     program = Program(owner)
     program.client.raise_request_exception = False

@@ -29,7 +29,6 @@ from queues.models import (
 )
 from rabbit import names
 from rabbit.permissions import for_subscription
-from tests.agents import agents  # noqa: F401
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
@@ -521,7 +520,7 @@ def register(owner, offering, name="agent-1"):
     return AgentIdentity.objects.get(uuid=identity)
 
 
-def test_a_length_that_no_pass_has_seen_is_asked_for(agents, alice, compute, broker):  # noqa: F811
+def test_a_length_that_no_pass_has_seen_is_asked_for(agents, alice, compute, broker):
     identity = register(alice, compute)
     consumer = identity.consumer
     address, client = f"/subscriptions/agents/{identity.uuid}/remove/", signed_in(alice)
@@ -539,7 +538,7 @@ def test_a_length_that_no_pass_has_seen_is_asked_for(agents, alice, compute, bro
 
 
 @pytest.mark.parametrize("known", [None, "gone"])
-def test_a_length_that_the_last_pass_could_not_tell_is_asked_for(agents, alice, compute, known):  # noqa: F811
+def test_a_length_that_the_last_pass_could_not_tell_is_asked_for(agents, alice, compute, known):
     consumer = register(alice, compute).consumer
     see(consumer, **({"ready": None} if known is None else {"ready": 0, "state": known}))
     address, client = f"/subscriptions/consumers/{consumer.uuid}/remove/", signed_in(alice)
@@ -548,7 +547,7 @@ def test_a_length_that_the_last_pass_could_not_tell_is_asked_for(agents, alice, 
     assert not Consumer.objects.exists()
 
 
-def test_lengths_are_asked_for_by_one_connection(agents, alice, compute, broker, settings):  # noqa: F811
+def test_lengths_are_asked_for_by_one_connection(agents, alice, compute, broker, settings):
     offerings = [compute, *(agents.offering(alice) for _ in range(4))]
     subscription = EventSubscription.objects.get(uuid=Program(alice).post("event-subscriptions/", {}).json()["uuid"])
     for offering in offerings:
@@ -561,7 +560,7 @@ def test_lengths_are_asked_for_by_one_connection(agents, alice, compute, broker,
     assert proxy.connections == 1
 
 
-def test_a_queue_that_somebody_reads_may_hold_what_was_not_acknowledged(agents, alice, compute, broker):  # noqa: F811
+def test_a_queue_that_somebody_reads_may_hold_what_was_not_acknowledged(agents, alice, compute, broker):
     consumer = register(alice, compute).consumer
     address, client = f"/subscriptions/consumers/{consumer.uuid}/remove/", signed_in(alice)
     amqp = Amqp(broker.amqp_url, consumer.vhost)
@@ -575,7 +574,7 @@ def test_a_queue_that_somebody_reads_may_hold_what_was_not_acknowledged(agents, 
     assert Consumer.objects.exists()
 
 
-def test_without_any_answer_the_name_is_asked_for(agents, alice, compute, settings):  # noqa: F811
+def test_without_any_answer_the_name_is_asked_for(agents, alice, compute, settings):
     identity = register(alice, compute)
     settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
     address, client = f"/subscriptions/agents/{identity.uuid}/remove/", signed_in(alice)

@@ -42,9 +42,9 @@ from waldur_api_client.models import (
 )
 from waldur_api_client.models.agent_dependency_request import AgentDependencyRequest
 
+from accounts.models import Owner
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from rabbit.arguments import FOR_AGENTS
-from tests.agents import agents  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -52,12 +52,12 @@ ORDER = ObservableObjectTypeEnum.ORDER
 
 
 @pytest.fixture
-def offering(agents, alice):  # noqa: F811
+def offering(agents, alice):
     return agents.offering(alice)
 
 
 @pytest.fixture
-def client(agents, alice, live_server, settings):  # noqa: F811
+def client(agents, alice, live_server, settings):
     settings.GUARDIAN_BASE_URL = live_server.url
     with AuthenticatedClient(base_url=live_server.url, token=agents.token(alice).key, prefix="Token") as opened:
         yield opened
@@ -108,7 +108,8 @@ def test_all_pages_of_a_list_are_found(client, alice, offering):
     assert marketplace_site_agent_identities_count.sync(client=client) == 230
 
 
-def test_one_subscription_and_one_queue_for_each_type_as_up_to_1_0_5(client, agents, alice, offering):  # noqa: F811
+def test_one_subscription_and_one_queue_for_each_type_as_up_to_1_0_5(client, agents, alice, offering):
+    Owner.objects.filter(pk=alice.pk).update(full_name="Alice")
     identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
     body = AgentEventSubscriptionCreateRequest(observable_object_type=ORDER, description="orders")
     register = marketplace_site_agent_identities_register_event_subscription.sync_detailed
@@ -143,7 +144,7 @@ def test_one_subscription_and_one_queue_for_each_type_as_up_to_1_0_5(client, age
     assert name not in agents.queues(queue.vhost)
 
 
-def test_one_queue_for_everything_as_from_1_0_7(client, agents, alice, offering):  # noqa: F811
+def test_one_queue_for_everything_as_from_1_0_7(client, agents, alice, offering):
     identity = marketplace_site_agent_identities_create.sync(client=client, body=introduction(offering))
     types = [ORDER, ObservableObjectTypeEnum.USER_ROLE]
     register = marketplace_site_agent_identities_register_queue.sync_detailed
@@ -165,7 +166,7 @@ def test_one_queue_for_everything_as_from_1_0_7(client, agents, alice, offering)
     assert consumer.rmq_username in agents.users()
 
 
-def test_subscriptions(client, agents, alice, offering):  # noqa: F811
+def test_subscriptions(client, agents, alice, offering):
     observed = [
         EventSubscriptionObservableObjectRequest(object_type=ORDER, object_id=7, offering_uuid=offering.uuid),
         EventSubscriptionObservableObjectRequest(object_type=ObservableObjectTypeEnum.RESOURCE),
