@@ -74,6 +74,7 @@ def guard(node: PrivateNode, settings: Any) -> None:
     settings.RABBITMQ_MANAGEMENT_URL = node.management_url
     settings.RABBIT_URL = node.amqp_url
     settings.GUARDIAN_VHOSTS = ["/"]
+    settings.GUARDIAN_PULSE_VHOST = "/"
     settings.GUARDIAN_WARN_QUEUE_LENGTH = 5
     settings.GUARDIAN_MAX_QUEUE_LENGTH = 10
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
