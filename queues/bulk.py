@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import orjson
 from django.db import connection, connections
 from django.db.backends.utils import CursorWrapper
-from django.db.models import BooleanField, Field, ForeignKey, JSONField, Model, QuerySet
+from django.db.models import BooleanField, Field, ForeignKey, JSONField, Model
 from django.db.models.expressions import RawSQL
 
 Row = Sequence[Any]
@@ -65,29 +65,6 @@ def update(model: type[Model], fields: Sequence[str], rows: Sequence[Row]) -> No
     sets = ", ".join(f"{_quoted(field.column)} = fresh.{_quoted(field.column)}" for field in columns[1:])
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE {table} SET {sets} FROM {source} WHERE {table}.{key} = fresh.{key}", parameters)
-
-
-def columns(rows: QuerySet[Any], fields: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Read these fields of all rows, and return the values of each by its name, in one order; empty: there are none.
-
-    Django converts value by value what SQLite has as numbers and texts, which takes as long as reading them. Here each
-    different value is converted once, and few columns have many. For columns of one type, whose values have a hash.
-    """
-    compiler = rows.values_list(*fields).query.get_compiler(connection=connection)
-    with connection.cursor() as cursor:
-        cursor.execute(*compiler.as_sql())
-        found = dict(zip(fields, zip(*cursor.fetchall(), strict=True), strict=False))
-    if found:
-        for number, (converters, expression) in compiler.get_converters([one for one, _, _ in compiler.select]).items():
-            values = found[fields[number]]
-            converted = {}
-            for value in set(values):
-                given = value
-                for convert in converters:
-                    given = convert(given, expression, connection)
-                converted[value] = given
-            found[fields[number]] = tuple(map(converted.__getitem__, values))
-    return found
 
 
 def insert_one(row: Model) -> None:

@@ -4,11 +4,9 @@ Everything here is pure. ``monitor.py`` fetches what goes in, and writes down wh
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from operator import itemgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
 from queues import quiet
@@ -38,9 +36,6 @@ LISTS_TO_BE_GONE = 2
 SHORT_LISTS_TO_BELIEVE = 3
 
 QueueName = tuple[str, str]
-
-name_of: Callable[[QueueSeen], QueueName] = itemgetter(0, 1)
-vhost_of: Callable[[QueueSeen], str] = itemgetter(0)
 
 
 class Whose(NamedTuple):
@@ -107,9 +102,6 @@ class Known(NamedTuple):
         )
 
 
-CALM = (OK, 0, None, OK, None)
-"""``state`` to ``quiet_until`` of a queue about which nothing is open."""
-
 Belongs = tuple[int | None, int | None, bool]
 """``pulse_user_id``, ``owner_id`` and ``registered``."""
 
@@ -164,12 +156,6 @@ class Rules:
         if self.vhosts is not None and vhost not in self.vhosts:
             return True
         return self.ignored is not None and self.ignored.search(name) is not None
-
-    def guarded(self, queues: Sequence[QueueSeen]) -> Sequence[QueueSeen]:
-        """Return those that Guardian doesn't leave alone, nearly always at a glance."""
-        if self.ignored is None and (self.vhosts is None or self.vhosts.issuperset(map(vhost_of, queues))):
-            return queues
-        return [seen for seen in queues if not self.leaves_alone(seen.vhost, seen.name)]
 
     def deletes_for_its_name(self, queue: Known) -> bool:
         """Return whether the namespace policy has this queue deleted, whatever its length."""
@@ -271,17 +257,30 @@ class Changes:
         Of ``gone`` queues nothing is written; ``removed`` accounts and ``departed`` owners have none any more.
         """
 
-        def now(queue: Known) -> Known:
+        def now(queue: Known) -> Known | None:
+            if queue.id in gone:
+                return None
             if queue.pulse_user_id in removed:
                 queue = queue._replace(pulse_user_id=None)
             return queue._replace(owner_id=None) if queue.owner_id in departed else queue
 
+        self.replace_queues(now)
+
+    def set_ids(self, ids: Mapping[QueueName, int]) -> None:
+        """Set the ids of the queues that have none yet."""
+        if ids:
+            self.replace_queues(
+                lambda queue: queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
+            )
+
+    def replace_queues(self, by: Callable[[Known], Known | None]) -> None:
+        """Replace each queue by what this returns, and drop those for which it returns None."""
         written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
         for queues in (*written, self.vanished, self.listed_last, self.returned):
-            queues[:] = [now(queue) for queue in queues if queue.id not in gone]
-        self.events = [one._replace(queue=now(one.queue)) for one in self.events if one.queue.id not in gone]
-        self.messages = [one._replace(queue=now(one.queue)) for one in self.messages if one.queue.id not in gone]
-        self.condemned = [one._replace(queue=now(one.queue)) for one in self.condemned if one.queue.id not in gone]
+            queues[:] = [after for queue in queues if (after := by(queue)) is not None]
+        self.events = [one._replace(queue=after) for one in self.events if (after := by(one.queue)) is not None]
+        self.messages = [one._replace(queue=after) for one in self.messages if (after := by(one.queue)) is not None]
+        self.condemned = [one._replace(queue=after) for one in self.condemned if (after := by(one.queue)) is not None]
 
 
 def from_seen(seen: QueueSeen) -> Known:
@@ -305,7 +304,7 @@ def confirmed(
     """
 
     def corrected(seen: QueueSeen) -> QueueSeen:
-        key = name_of(seen)
+        key = (seen.vhost, seen.name)
         if key not in unconfirmed or seen.ready is None or seen.unacknowledged is None:
             return seen
         depth, row = depths.get(key), known.get(key)
@@ -319,122 +318,241 @@ def confirmed(
     return snapshot._replace(queues=[corrected(seen) for seen in snapshot.queues])
 
 
-def undisturbed(
-    known: Mapping[QueueName, Known], accounts: Mapping[str, PulseAccount], agents: Agents, rules: Rules
-) -> dict[QueueSeen, bool]:
-    """Return the known queues that need no look where a list shows them just so, as it would show them.
+@dataclass(frozen=True)
+class Observation:
+    """What a pass compares: the snapshot, and what was read after it was fetched.
 
-    That is nearly all of them in nearly every pass, and can be told while the broker works at the list: nothing is open
-    about them, they are below their thresholds, and whose they are is written down. With each, whether its name may
-    follow no pattern: that is counted all the same.
+    ``known`` has the rows of all queues that aren't gone, and of gone ones that are listed again, by (vhost, name).
+    ``memory`` is the use of the fullest node as a fraction of its watermark. Nothing is missing from
+    ``stopped_vhosts``. The brake does not count the queues that an operator ``released``.
     """
-    if rules.namespace_policy != "report":
-        return {}  # that goes by what the list is like, too
-    least = min(rules.policy.thresholds)
-    lowest = Thresholds(least, least)  # that the policy has for any queue, whatever the broker is like
-    limits = _limits(accounts)
-    return {
-        QueueSeen._make(row[1:10]): _may_be_stray(key, whose, rules)
-        for key, row in known.items()
-        if row[13:18] == CALM
-        and (length := row.length) is not None
-        and row[10:13] == (whose := _whose(key, accounts, agents, rules))
-        and length < min(resolve((row.warn_length, row.max_length), limits.get(whose[0], NO_OWN), lowest))
-    }
+
+    snapshot: Snapshot
+    known: Mapping[QueueName, Known]
+    accounts: Mapping[str, PulseAccount]
+    agents: Agents
+    earlier: Earlier
+    memory: float = 0.0
+    stopped_vhosts: frozenset[str] = frozenset()
+    released: frozenset[QueueName] = frozenset()
 
 
-def compare(
-    snapshot: Snapshot,
-    known: Mapping[QueueName, Known],
-    accounts: Mapping[str, PulseAccount],
-    rules: Rules,
-    earlier: Earlier,
-    *,
-    memory: float,
-    now: datetime,
-    force: bool,
-    stopped_vhosts: frozenset[str] = frozenset(),
-    agents: Agents = NO_AGENTS,
-    let_go: Collection[QueueName] = frozenset(),
-    as_before: Mapping[QueueSeen, bool] = MappingProxyType({}),
-) -> Changes:
-    """Return what follows from this snapshot.
+def compare(observation: Observation, rules: Rules, *, now: datetime, force: bool) -> Changes:
+    """Return what follows from this observation.
 
-    ``known`` has the rows of all queues that aren't gone, by (vhost, name), and of gone ones that are back; ``agents``
-    is what was registered when the list was there already; ``memory`` is the use of the fullest node as a fraction of
-    its watermark; ``stopped_vhosts`` don't run, so that nothing is missing from them. The brake does not count the
-    queues that an operator ``let_go``, or those that were condemned before. With ``force`` neither the brake nor a list
-    that is far too short holds anything back. ``as_before`` are the ``undisturbed`` ones of these rows; without them it
-    comes to the same, and takes longer.
+    With ``force`` neither the brake nor a list that is far too short holds anything back.
     """
-    changes = Changes()
-    guarded = rules.guarded(snapshot.queues)
-    present = dict(zip(map(name_of, guarded), guarded, strict=True))
-    changes.seen = len(present)
-    limits = _limits(accounts)
-    staying = {account.id for account in accounts.values() if not account.removing}
-    held = _absent(changes, present, known, staying, snapshot, rules, earlier, stopped_vhosts, agents, force)
+    comparison = _Comparison(observation, rules, now)
+    comparison.compare_missing(force=force)
+    comparison.compare_listed()
+    if not force:
+        comparison.apply_brake()
+    comparison.condemn()
+    return comparison.changes
 
-    lengths = [seen.length for seen in present.values()] if rules.policy.needs_memory else []
-    broker = BrokerState(memory, long_length([length for length in lengths if length is not None]))
-    judges_names = rules.namespace_policy != "report" and not held
-    for key, seen in present.items():
-        may_be_stray = as_before.get(seen)
-        if may_be_stray is not None:
-            if may_be_stray:
-                _note_kind(changes, seen.name)
-            continue
-        row = known.get(key)
-        length = seen.length
-        if length is None:
-            changes.unknown += 1
-        whose = _whose(key, accounts, agents, rules)
-        if _may_be_stray(key, whose, rules):
-            _note_kind(changes, seen.name)
-        own = (row.warn_length, row.max_length) if row is not None else NO_OWN
-        thresholds = resolve(own, limits.get(whose[0], NO_OWN), rules.policy(length, broker))
-        before = row if row is not None else from_seen(seen)
-        if before.state == GONE:
-            # It is judged from where the last message put it, so that the message stays true.
-            before = before._replace(state=before.said)
-            changes.events.append(Event(before, QueueEvent.Kind.RETURNED))
-            if key in agents.queues:
-                changes.returned.append(before)
-        after = _brought_up_to_date(before, seen, whose)
-        lags = seen.type != CLASSIC
-        if lags or after.over_unacked_since is not None:
-            after = _with_over_unacked(after, thresholds, now)
-        spared = after.unbounded or after.exclusive or after.registered or held
-        # Figures of Prometheus only have the list fetched, which decides.
-        waits = after.over_unacked_since is not None and now - after.over_unacked_since < UNACKED_MINIMUM
-        spared = spared or (waits and not snapshot.lagging)
-        verdict = judge(after.stood, length, thresholds, spared=spared)
-        if lags and verdict.action in (Action.DELETE, Action.RECOVER):
-            changes.unconfirmed.append(key)
-        for_its_name = judges_names and rules.deletes_for_its_name(after)
+
+class _Comparison:
+    """One comparison under way. ``compare`` calls its steps, in the order in which they stand here.
+
+    ``removes_nothing``: the list is so short that nothing may be removed by it.
+    """
+
+    def __init__(self, observation: Observation, rules: Rules, now: datetime) -> None:
+        self.observation = observation
+        self.rules = rules
+        self.now = now
+        self.listed = {
+            (seen.vhost, seen.name): seen
+            for seen in observation.snapshot.queues
+            if not rules.leaves_alone(seen.vhost, seen.name)
+        }
+        self.known = observation.known
+        accounts = observation.accounts.values()
+        self.limits: dict[int | None, tuple[int | None, int | None]] = {
+            account.id: (account.warn_length, account.max_length) for account in accounts
+        }
+        self.staying = {account.id for account in accounts if not account.removing}
+        self.changes = Changes(seen=len(self.listed))
+        self.removes_nothing = False
+
+    def compare_missing(self, *, force: bool) -> None:
+        """Note which known queues the list lacks.
+
+        A queue is gone when two lists in a row lack it that were fetched with the same nodes running. A list that lacks
+        more than the brake allows, or is empty, has to be confirmed by two more. What Guardian deletes itself is not
+        counted: by its own decision, with an account, or with a registration.
+        """
+        earlier, changes, snapshot = self.observation.earlier, self.changes, self.observation.snapshot
+        expected, missing, deleted = self._expected()
+        unexplained = sum(map(self._is_unexplained, missing))
+        comparable = snapshot.steady and snapshot.nodes == earlier.nodes
+        short = unexplained > 0 and (not self.listed or unexplained > brake_limit(self.rules.brake, expected))
+        changes.short = unexplained if short else 0
+        changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
+        self.removes_nothing = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force
+        if comparable and not self.removes_nothing:
+            changes.deleted = deleted
+        needed = (1 if force else SHORT_LISTS_TO_BELIEVE) if short else LISTS_TO_BE_GONE
+        for row in missing:
+            misses = row.misses + 1 if comparable else int(snapshot.steady)
+            if misses >= needed and not self.removes_nothing:
+                self._gone(row)
+                if (row.vhost, row.name) in self.observation.agents.queues:
+                    changes.vanished.append(row)
+            elif misses != row.misses:
+                changes.missed.append(row._replace(misses=misses))
+
+    def _expected(self) -> tuple[int, list[Known], list[Known]]:
+        """Return how many known queues should be listed, and those that are not: missing, and deleted by Guardian.
+
+        Queues that are no longer guarded are gone. Those that can't be listed now, with their vhost or node, are
+        neither missing nor deleted.
+        """
+        snapshot = self.observation.snapshot
+        unlisted = {*snapshot.unlisted, *self.observation.stopped_vhosts}
+        expected = 0
+        missing: list[Known] = []
+        deleted: list[Known] = []
+        for key, row in self.known.items():
+            if row.state == GONE:
+                continue
+            if key not in self.listed and self.rules.leaves_alone(row.vhost, row.name):
+                self._gone(row)
+                continue
+            expected += 1
+            if key in self.listed or row.vhost in unlisted or row.node in snapshot.down:
+                continue
+            is_deleted = row.state == DELETING and row.delete_sent_at is not None
+            (deleted if is_deleted else missing).append(row)
+        return expected, missing, deleted
+
+    def _is_unexplained(self, row: Known) -> bool:
+        """Return whether a missing queue did not go with its account or registration."""
+        with_account = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
+        return not with_account and not self.observation.agents.let_go(row)
+
+    def _gone(self, row: Known) -> None:
+        """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""
+        gone = row._replace(
+            state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None
+        )
+        self.changes.gone.append(gone)
+        if row.misses == 0:
+            self.changes.listed_last.append(gone)
+        self.changes.events.append(Event(gone, QueueEvent.Kind.GONE))
+
+    def compare_listed(self) -> None:
+        """Judge each listed queue. Condemn those that are to be deleted, and settle the others."""
+        lengths = [seen.length for seen in self.listed.values()] if self.rules.policy.needs_memory else []
+        broker = BrokerState(self.observation.memory, long_length([one for one in lengths if one is not None]))
+        for key, seen in self.listed.items():
+            self._judge(key, seen, broker)
+
+    def _judge(self, key: QueueName, seen: QueueSeen, broker: BrokerState) -> None:
+        whose = self._whose(key)
+        self._note_name(key, whose)
+        if seen.length is None:
+            self.changes.unknown += 1
+        queue = self._updated(key, seen, whose)
+        policys = self.rules.policy(seen.length, broker)
+        thresholds = resolve((queue.warn_length, queue.max_length), self.limits.get(whose[0], NO_OWN), policys)
+        queue = _with_over_unacked(queue, thresholds, self.now)
+        verdict = judge(queue.stood, seen.length, thresholds, spared=self._is_spared(queue))
+        if seen.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
+            self.changes.unconfirmed.append(key)
+        for_its_name = not self.removes_nothing and self.rules.deletes_for_its_name(queue)
         if verdict.action is Action.DELETE or for_its_name:
-            changes.condemned.append(Condemned(after, thresholds, for_its_name))
+            self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
         else:
-            _settle(changes, row, after, verdict.state, thresholds, rules, now)
+            self._settle(queue, verdict.state, thresholds)
 
-    limit = brake_limit(rules.brake, len(present))
-    asked_for = [one for one in changes.condemned if one.key not in let_go]
-    if len(asked_for) > limit and not force:
-        kept = [one for one in asked_for if one.queue.state != DELETING]
-        changes.kept = [one.key for one in kept]
+    def _whose(self, key: QueueName) -> Belongs:
+        """Return whom a queue belongs to by its name or its vhost."""
+        vhost, name = key
+        agents = self.observation.agents
+        registered, owner_id = key in agents.queues, agents.owner_of(key)
+        user = user_of_queue(name) if vhost == self.rules.pulse_vhost and not registered else None
+        account = self.observation.accounts.get(user) if user is not None else None
+        return account.id if account is not None else None, owner_id, registered
+
+    def _note_name(self, key: QueueName, whose: Belongs) -> None:
+        """Note a name that follows no pattern: it is on the Pulse vhost, and no Pulse user's."""
+        pulse_user_id, _, registered = whose
+        if key[0] != self.rules.pulse_vhost or pulse_user_id is not None or registered:
+            return
+        kind = kind_of_queue(key[1])
+        if kind is Kind.MISNAMED:
+            self.changes.misnamed.append(key[1])
+        elif kind is Kind.UNPATTERNED:
+            self.changes.unpatterned += 1
+
+    def _updated(self, key: QueueName, seen: QueueSeen, whose: Belongs) -> Known:
+        """Return the row with what the list shows, and with whom the queue belongs to."""
+        queue = self.known.get(key) or from_seen(seen)
+        if queue.state == GONE:
+            # It is judged from where the last message put it, so that the message stays true.
+            queue = queue._replace(state=queue.said)
+            self.changes.events.append(Event(queue, QueueEvent.Kind.RETURNED))
+            if key in self.observation.agents.queues:
+                self.changes.returned.append(queue)
+        if queue[1:13] == (*seen, *whose) and queue.misses == 0:
+            return queue  # as nearly always
+        return Known._make((queue.id, *seen, *whose, queue.state, 0, *queue[15:]))
+
+    def _is_spared(self, queue: Known) -> bool:
+        """Return whether a queue is not deleted for its length."""
+        if queue.unbounded or queue.exclusive or queue.registered or self.removes_nothing:
+            return True
+        since = queue.over_unacked_since
+        # Prometheus figures delete nothing: they only make the pass fetch the list.
+        return since is not None and self.now - since < UNACKED_MINIMUM and not self.observation.snapshot.lagging
+
+    def apply_brake(self) -> None:
+        """Keep the condemned queues if there are too many, but not those condemned by an earlier pass, or released."""
+        counted = [one for one in self.changes.condemned if one.key not in self.observation.released]
+        if len(counted) <= brake_limit(self.rules.brake, len(self.listed)):
+            return
+        kept = [one for one in counted if one.queue.state != DELETING]
+        self.changes.kept = [one.key for one in kept]
         for queue, thresholds, _ in kept:
-            verdict = judge(queue.stood, queue.length, thresholds, spared=True)
-            _settle(changes, known.get((queue.vhost, queue.name)), queue, verdict.state, thresholds, rules, now)
-        held_back = set(changes.kept)
-        changes.condemned = [one for one in changes.condemned if one.key not in held_back]
-    for number, condemned in enumerate(changes.condemned):
-        row = known.get(condemned.key)
-        queue = condemned.queue._replace(state=DELETING)
-        changes.condemned[number] = condemned._replace(queue=queue)
-        if row is None or row.state != DELETING:
-            changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
-        _keep(changes, row, queue)
-    return changes
+            self._settle(queue, judge(queue.stood, queue.length, thresholds, spared=True).state, thresholds)
+        keys = set(self.changes.kept)
+        self.changes.condemned = [one for one in self.changes.condemned if one.key not in keys]
+
+    def condemn(self) -> None:
+        """Note that the condemned queues are about to be deleted."""
+        condemned, self.changes.condemned = self.changes.condemned, []
+        for one in condemned:
+            queue = one.queue._replace(state=DELETING)
+            self.changes.condemned.append(one._replace(queue=queue))
+            row = self.known.get(one.key)
+            if row is None or row.state != DELETING:
+                self.changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
+            self._keep(queue)
+
+    def _settle(self, queue: Known, state: str, thresholds: Thresholds) -> None:
+        """Note the state of a queue that stays, and what is to be said of it."""
+        if queue.length is None:  # nothing is known, so nothing changes, a deletion under way included
+            self._keep(queue)
+            return
+        after, message = _stays(queue, state, thresholds, self.rules, self.now)
+        if message is not None:
+            self.changes.messages.append(message)
+        if state != queue.stood:
+            kind = QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED
+            self.changes.events.append(Event(after, kind))
+        self._keep(after)
+
+    def _keep(self, queue: Known) -> None:
+        """Note what has to be written of a queue."""
+        row = self.known.get((queue.vhost, queue.name))
+        if row is None:
+            self.changes.new.append(queue)
+        elif queue != row:
+            only_length = queue == row._replace(ready=queue.ready, unacknowledged=queue.unacknowledged)
+            (self.changes.lengths if only_length else self.changes.changed).append(queue)
+        if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
+            self.changes.samples.append(queue)
 
 
 def settled(queue: Known, thresholds: Thresholds, rules: Rules, now: datetime) -> tuple[Known, Message | None]:
@@ -460,148 +578,9 @@ def _stays(
     return after, Message(after, due, thresholds, queue.folded + (state != stood) if due is Say.SUMMARY else 0)
 
 
-def _settle(
-    changes: Changes, row: Known | None, queue: Known, state: str, thresholds: Thresholds, rules: Rules, now: datetime
-) -> None:
-    """Note the state of a queue that stays, and what is to be said of it."""
-    if queue.length is None:  # nothing is known, so nothing changes, a deletion under way included
-        _keep(changes, row, queue)
-        return
-    after, message = _stays(queue, state, thresholds, rules, now)
-    if message is not None:
-        changes.messages.append(message)
-    if state != queue.stood:
-        changes.events.append(Event(after, QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED))
-    _keep(changes, row, after)
-
-
-def _keep(changes: Changes, row: Known | None, queue: Known) -> None:
-    """Note what has to be written of a queue."""
-    if row is None:
-        changes.new.append(queue)
-    elif queue is not row and queue != row:
-        only_length = queue[:8] == row[:8] and queue[10:] == row[10:]
-        (changes.lengths if only_length else changes.changed).append(queue)
-    if queue.length is not None and (row is None or row.state == GONE or queue.length != row.length):
-        changes.samples.append(queue)
-
-
-def _limits(accounts: Mapping[str, PulseAccount]) -> dict[int | None, tuple[int | None, int | None]]:
-    """Return the thresholds of the Pulse users' queues, by the ids of these."""
-    return {account.id: (account.warn_length, account.max_length) for account in accounts.values()}
-
-
-def _whose(key: QueueName, accounts: Mapping[str, PulseAccount], agents: Agents, rules: Rules) -> Belongs:
-    """Return whom a queue belongs to by its name or its vhost."""
-    vhost, name = key
-    pulse_user_id = owner_id = None
-    registered = False
-    if agents.vhosts or agents.queues:
-        registered, owner_id = key in agents.queues, agents.owner_of(key)
-    if vhost == rules.pulse_vhost and not registered:
-        user = user_of_queue(name)
-        account = accounts.get(user) if user is not None else None
-        if account is not None:
-            pulse_user_id = account.id
-    return pulse_user_id, owner_id, registered
-
-
-def _may_be_stray(key: QueueName, whose: Belongs, rules: Rules) -> bool:
-    """Return whether a queue's name may follow no pattern: it is on the Pulse vhost, and no Pulse user's."""
-    pulse_user_id, _, registered = whose
-    return key[0] == rules.pulse_vhost and pulse_user_id is None and not registered
-
-
-def _note_kind(changes: Changes, name: str) -> None:
-    """Note a name that follows no pattern."""
-    kind = kind_of_queue(name)
-    if kind is Kind.MISNAMED:
-        changes.misnamed.append(name)
-    elif kind is Kind.UNPATTERNED:
-        changes.unpatterned += 1
-
-
-def _brought_up_to_date(queue: Known, seen: QueueSeen, whose: Belongs) -> Known:
-    """Return the queue with what was seen of it, and with whom it belongs to."""
-    if queue[1:13] == (*seen, *whose) and queue.misses == 0:
-        return queue  # a copy would cost as much as comparing them
-    return Known._make((queue.id, *seen, *whose, queue.state, 0, *queue[15:]))
-
-
 def _with_over_unacked(queue: Known, thresholds: Thresholds, now: datetime) -> Known:
     """Return the queue with the time since when it is over its limit only with its unacknowledged messages."""
     since = None
     if queue.type != CLASSIC and queue.ready is not None and queue.length is not None:
         since = over_unacked_since(queue.over_unacked_since, queue.ready, queue.length, thresholds.max, now)
     return queue if since == queue.over_unacked_since else queue._replace(over_unacked_since=since)
-
-
-def _absent(
-    changes: Changes,
-    present: Mapping[QueueName, QueueSeen],
-    known: Mapping[QueueName, Known],
-    staying: Collection[int],
-    snapshot: Snapshot,
-    rules: Rules,
-    earlier: Earlier,
-    stopped_vhosts: frozenset[str],
-    agents: Agents,
-    force: bool,
-) -> bool:
-    """Note which known queues the list lacks, and return whether it is so short that nothing may be removed by it.
-
-    A queue is gone when two lists in a row lack it that were taken with the same nodes running. A list that lacks more
-    than the brake allows, or has nothing left at all, has to be confirmed by two more. What Guardian deletes itself is
-    not counted: by a decision of its own, or with an account that isn't among those that stay, or with a registration.
-    """
-    missing: list[Known] = []
-    deleted: list[Known] = []
-    unexplained = 0
-    there = 0
-    for key, row in known.items():
-        if row.state == GONE:
-            continue
-        if key in present:
-            there += 1
-            continue
-        if rules.leaves_alone(row.vhost, row.name):
-            _let_go(changes, row)  # the settings changed: it is no longer looked at
-            continue
-        there += 1
-        elsewhere = row.vhost in snapshot.unlisted or row.vhost in stopped_vhosts
-        if elsewhere or row.node in snapshot.down:
-            continue
-        if row.state == DELETING and row.delete_sent_at is not None:
-            deleted.append(row)
-        else:
-            missing.append(row)
-            with_account = row.pulse_user_id is not None and row.pulse_user_id not in staying
-            unexplained += not with_account and not agents.let_go(row)
-    comparable = snapshot.steady and snapshot.nodes == earlier.nodes
-    short = unexplained > 0 and (not present or unexplained > brake_limit(rules.brake, there))
-    changes.short = unexplained if short else 0
-    changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
-    held = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force
-    if comparable and not held:
-        changes.deleted = deleted
-    needed = (1 if force else SHORT_LISTS_TO_BELIEVE) if short else LISTS_TO_BE_GONE
-    for row in missing:
-        misses = row.misses + 1 if comparable else int(snapshot.steady)
-        if misses >= needed and not held:
-            _let_go(changes, row)
-            if (row.vhost, row.name) in agents.queues:
-                changes.vanished.append(row)
-        elif misses != row.misses:
-            changes.missed.append(row._replace(misses=misses))
-    return held
-
-
-def _let_go(changes: Changes, row: Known) -> None:
-    """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""
-    gone = row._replace(
-        state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None
-    )
-    changes.gone.append(gone)
-    if row.misses == 0:
-        changes.listed_last.append(gone)
-    changes.events.append(Event(gone, QueueEvent.Kind.GONE))

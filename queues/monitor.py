@@ -1,26 +1,22 @@
-"""One pass of the monitor: list, compare, act, record.
+"""One pass of the monitor: fetch, load, compare, write, act.
 
 The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
 ``comparison.py`` says what follows from a list, ``brake.py`` what an operator released, ``deletion.py`` deletes,
 ``outbox.py`` notifies.
 """
 
-import gc
 import logging
 import re
-import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Case, F, When
+from django.db.models import Case, F, QuerySet, When
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
@@ -30,19 +26,17 @@ from queues.comparison import (
     NO_AGENTS,
     Agents,
     Changes,
-    Condemned,
     Earlier,
     Known,
     Message,
+    Observation,
     PulseAccount,
     QueueName,
     Rules,
     compare,
     confirmed,
-    name_of,
-    undisturbed,
 )
-from queues.deletion import Deletion, Outcome, write_events
+from queues.deletion import Deletion, Look, Outcome, write_events
 from queues.facts import Facts
 from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
 from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
@@ -51,8 +45,8 @@ from queues.thresholds import GONE, policy
 from rabbit import connections, directly, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
-from rabbit.prometheus import Untrusted
-from rabbit.snapshot import QueueSeen, Snapshot
+from rabbit.prometheus import NotUsable
+from rabbit.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +160,7 @@ def _run(report: Report, force: bool) -> None:
     """Run a pass under the lease, save its report, and have people notified."""
     began = time.monotonic()
     try:
-        with lease(LEASE) as held, _no_search_for_garbage():
+        with lease(LEASE) as held:
             report.at, began = timezone.now(), time.monotonic()  # so that no two reports overlap
             _pass(report, held, force)
             report.seconds = time.monotonic() - began
@@ -184,156 +178,155 @@ def _run(report: Report, force: bool) -> None:
     report.seconds = time.monotonic() - began
 
 
-@contextmanager
-def _no_search_for_garbage() -> Iterator[None]:
-    """Have Python not look for cycles of garbage meanwhile.
+@dataclass(frozen=True)
+class PassRun:
+    """What the steps of one pass share. A run without a lease is a dry run, which writes nothing."""
 
-    A pass makes objects by the hundred thousand that stay until its end and are in no cycle. (Its AMQP connections are
-    in some. They are few.) To look through all takes 0.06 s at 10,000 queues, and came in the middle of the deletions.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    try:
-        gc.disable()
-        yield
-    finally:
-        gc.enable()
+    report: Report
+    watch: Watch
+    management: Management
+    rules: Rules
+    agents_vhosts: Mapping[str, int]
+    lease: HeldLease | None
+    force: bool
+
+    @property
+    def now(self) -> datetime:
+        """When the pass began."""
+        return self.report.at
+
+    @property
+    def vhosts(self) -> list[str] | None:
+        """The vhosts to list; None: all."""
+        return None if self.rules.vhosts is None else sorted(self.rules.vhosts)
+
+    def keep_lease(self) -> None:
+        """Renew the lease if it is time to."""
+        if self.lease is not None:
+            self.lease.keep()
 
 
-def _pass(report: Report, held: HeldLease | None, force: bool, *, exactly: bool = False) -> None:
-    """Run a pass under this lease; without one, look and decide only. ``exactly``: by exact lengths."""
-    now = report.at
+def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
+    """Run one pass: fetch, load, compare, write, act. Without a lease, stop after the comparison."""
     watch = Watch.objects.get_or_create(id=1)[0] if held else Watch.objects.filter(id=1).first() or Watch()
     agents_vhosts = subscriptions.agent_vhosts()
-    vhosts = guarded_vhosts(agents_vhosts)
-    going_by = rules(vhosts)
+    going_by = rules(guarded_vhosts(agents_vhosts))
     try:
-        management = connections.management()
-        expect = cache(partial(_expected, going_by, agents_vhosts))
-        figures = None
-        if held and not (exactly or force):
-            figures = _by_figures(report, management, going_by, watch, held, expect)
-        keep = held.keep if held else lambda: None
-        seen = figures or snapshot.take(management, vhosts, keep, lambda: {one: one for one in expect().undisturbed})
-        in_use = _memory(management) if going_by.policy.needs_memory else 0.0
-        report.listing_seconds = seen.seconds
-        known, accounts_before, agents_before, as_before = expect()
-        listed = set(map(name_of, seen.queues))
-        stopped: frozenset[str] = frozenset()
-        is_short = not known.keys() <= listed
-        if is_short:
-            # Something is missing: make sure that the list may be believed, and that nobody let go of it meanwhile.
-            snapshot.require_administrator(management)
-            stopped = frozenset(snapshot.stopped_vhosts(management))
-            known = _known()
+        run = PassRun(report, watch, connections.management(), going_by, agents_vhosts, held, force)
+        observation, changes = _observe(run)
     except BrokerError as error:
         _note_outage(report, watch, str(error), held)
         return
-    if held:
-        held.keep()
-    if listed != known.keys():
-        known.update(_returned(listed - known.keys()))
-    accounts, agents = _accounts(), _agents(agents_vhosts)
-    if is_short or (accounts, agents) != (accounts_before, agents_before):
-        as_before = undisturbed(known, accounts, agents, going_by)
-
-    def judge() -> Changes:
-        return compare(
-            seen,
-            known,
-            accounts,
-            going_by,
-            Earlier(frozenset(watch.nodes), watch.short_lists),
-            memory=in_use,
-            now=now,
-            force=force,
-            stopped_vhosts=stopped,
-            agents=agents,
-            let_go=released_queues(watch, now),
-            as_before=as_before,
-        )
-
-    changes = judge()
-    if changes.unconfirmed:
-        unconfirmed = frozenset(changes.unconfirmed)
-        seen = confirmed(seen, unconfirmed, directly.ask(connections.amqp_url(), unconfirmed), known)
-        changes = judge()
-    if seen.lagging and (changes.condemned or changes.kept or changes.short):
-        _pass(report, held, force, exactly=True)  # nothing is deleted by figures that lag, or gone by a short list
-        return
-    exchanges = _misnamed_exchanges(management, watch, going_by, report)
-    report.misnamed_exchanges = exchanges if exchanges is not None else watch.misnamed_exchanges
-    if held:
-        held.keep()
+    exchanges = _misnamed_exchanges(run)
+    run.keep_lease()
     _count(report, changes)
-    _note_errors(report, changes, seen, agents)
-    facts = _gather_facts(management, changes, now)
-    deletion = Deletion(management, connections.amqp_url(), going_by, facts)
+    _note_errors(report, changes, observation)
+    facts = _gather_facts(run, changes)
+    deletion = Deletion(run.management, connections.amqp_url(), run.rules, facts)
     if held is None:
-        look = deletion.look_again(changes.condemned, exact=seen.exact)
-        report.condemned = [_named(key) for key in sorted({one.key for one in changes.condemned} | set(changes.kept))]
-        report.would_delete = [_named(one.key) for one in look.over]
-        report.kept = len(look.kept)
+        _preview(report, changes, deletion.look_again(changes.condemned, exact=observation.snapshot.exact))
         return
-    returned = {row.id for row in known.values() if row.state == GONE}
-    condemned, report.told = _write(changes, returned, seen, watch, facts, exchanges, held, now)
-    finished = deletion.finish(changes.deleted, held)
-    outcome = deletion.carry_out(condemned, held, exact=seen.exact)
-    report.deleted = finished.deleted + outcome.deleted
-    report.kept = outcome.kept
-    report.told += finished.told + outcome.told
-    report.errors += outcome.errors
-    report.told += _note_refusals(watch, outcome, held, now)
+    _write(run, held, observation, changes, facts, exchanges)
+    _act(run, held, changes, deletion, exact=observation.snapshot.exact)
 
 
-class Expected(NamedTuple):
-    """What the database says while the broker works at its list.
+def _observe(run: PassRun) -> tuple[Observation, Changes]:
+    """Fetch, load and compare: by the nodes' Prometheus figures if that is enough, else by the list.
 
-    Accounts and registrations are read again when that is there, since what the list has was registered before. Where
-    they are what they were, the queues ``undisturbed`` by them are the same.
+    Figures lag, so nothing is deleted by them, and nothing is gone by them where too much is missing.
     """
-
-    known: dict[QueueName, Known]
-    accounts: dict[str, PulseAccount]
-    agents: Agents
-    undisturbed: Mapping[QueueSeen, bool]
-
-
-def _expected(going_by: Rules, agents_vhosts: Mapping[str, int]) -> Expected:
-    known = _known()
-    accounts, agents = _accounts(), _agents(agents_vhosts)
-    return Expected(known, accounts, agents, undisturbed(known, accounts, agents, going_by))
+    if _may_use_figures(run):
+        known = _known()
+        figures = _fetch_figures(run, known)
+        if figures is not None:
+            observation, changes = _compare(run, figures, known)
+            if not (changes.condemned or changes.kept or changes.short):
+                return observation, changes
+    seen = snapshot.take(run.management, run.vhosts, run.keep_lease)
+    return _compare(run, seen, _known())
 
 
-def _by_figures(
-    report: Report,
-    management: Management,
-    going_by: Rules,
-    watch: Watch,
-    held: HeldLease,
-    expect: Callable[[], Expected],
-) -> Snapshot | None:
-    """Return what the nodes' Prometheus endpoints and the rows say together; None: the list is to be asked for.
+def _compare(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> tuple[Observation, Changes]:
+    """Load what is missing and compare. Confirm lengths that lag by passive declares, and compare again by these."""
+    run.report.listing_seconds = seen.seconds
+    observation = _load(run, seen, known)
+    changes = compare(observation, run.rules, now=run.now, force=run.force)
+    if changes.unconfirmed:
+        depths = directly.ask(connections.amqp_url(), changes.unconfirmed)
+        seen = confirmed(seen, changes.unconfirmed, depths, observation.known)
+        observation = replace(observation, snapshot=seen)
+        changes = compare(observation, run.rules, now=run.now, force=run.force)
+    return observation, changes
 
-    That is so once a minute, and while anything is wrong that only a list tells of.
+
+def _may_use_figures(run: PassRun) -> bool:
+    """Return whether the nodes' Prometheus figures may replace the list.
+
+    The list is fetched once a minute, and while anything is wrong that only a list shows.
     """
-    since = report.at - watch.exact_at if watch.exact_at is not None else EXACT_LIST_EVERY
-    is_due = not timedelta(0) <= since < EXACT_LIST_EVERY
+    watch = run.watch
     is_wrong = watch.failures or watch.short_lists or watch.braked or watch.unresponsive_since is not None
-    if settings.GUARDIAN_SNAPSHOT != "prometheus" or is_due or is_wrong:
-        return None
-    vhosts = None if going_by.vhosts is None else sorted(going_by.vhosts)
+    if settings.GUARDIAN_SNAPSHOT != "prometheus" or run.lease is None or run.force or is_wrong:
+        return False
+    return watch.exact_at is not None and timedelta(0) <= run.now - watch.exact_at < EXACT_LIST_EVERY
+
+
+def _fetch_figures(run: PassRun, known: Mapping[QueueName, Known]) -> Snapshot | None:
+    """Return the snapshot by the nodes' Prometheus figures and the known rows; None: fetch the list."""
+    is_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
+    leaves_alone = run.rules.leaves_alone
     try:
-        scrape = connections.prometheus().scrape(management, vhosts, held.keep, expect)
-        is_behind = since < FIGURES_LAG
-        return scrape.complete(management, expect().known, going_by.leaves_alone, held.keep, keeps_lengths=is_behind)
-    except Untrusted as news:
-        logger.info("The queues are listed, since %s.", news)
+        return connections.prometheus().take(
+            run.management, run.vhosts, known, leaves_alone, run.keep_lease, keeps_lengths=is_behind
+        )
+    except NotUsable as reason:
+        logger.info("The queues are listed, since %s.", reason)
     except BrokerError as error:
         logger.warning("The queues are listed, since their figures could not be had: %s", error)
-        report.errors.append(f"the queues were listed, since their figures could not be had: {error}")
+        run.report.errors.append(f"the queues were listed, since their figures could not be had: {error}")
     return None
+
+
+def _load(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> Observation:
+    """Read what to compare the snapshot and the known rows with.
+
+    Accounts and registrations are read after the snapshot was fetched: a registration is written before its queue is
+    declared, so whatever the snapshot shows has been registered by now.
+    """
+    listed = {(queue.vhost, queue.name) for queue in seen.queues}
+    stopped: frozenset[str] = frozenset()
+    if known.keys() - listed:  # make sure that the list is whole
+        snapshot.require_administrator(run.management)
+        stopped = frozenset(snapshot.stopped_vhosts(run.management))
+    run.keep_lease()
+    return Observation(
+        snapshot=seen,
+        known=known | _returned(listed - known.keys()),
+        accounts=_accounts(),
+        agents=_agents(run.agents_vhosts),
+        earlier=Earlier(frozenset(run.watch.nodes), run.watch.short_lists),
+        memory=_memory(run.management) if run.rules.policy.needs_memory else 0.0,
+        stopped_vhosts=stopped,
+        released=released_queues(run.watch, run.now),
+    )
+
+
+def _preview(report: Report, changes: Changes, look: Look) -> None:
+    """Put into the report of a dry run what is to be deleted, and what would be."""
+    report.condemned = [_named(key) for key in sorted({one.key for one in changes.condemned} | set(changes.kept))]
+    report.would_delete = [_named(one.key) for one in look.over]
+    report.kept = len(look.kept)
+
+
+def _act(run: PassRun, held: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:
+    """Record the deletions that an earlier pass asked for, and delete the condemned queues."""
+    report = run.report
+    finished = deletion.finish(changes.deleted, held)
+    outcome = deletion.carry_out(changes.condemned, held, exact=exact)
+    report.deleted = finished.deleted + outcome.deleted
+    report.kept = outcome.kept
+    report.told += finished.told + outcome.told + _note_refusals(run.watch, outcome, held, run.now)
+    report.errors += outcome.errors
 
 
 def _note_refusals(watch: Watch, outcome: Outcome, held: HeldLease, now: datetime) -> int:
@@ -374,25 +367,21 @@ def _wait(failures: int) -> float:
     return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), longest))
 
 
-SHARED = ("vhost", "type", "node", "state", "said")
-"""Fields that have the same few texts in all rows. Each text is one object, also where the list names it: rows are
-compared in a third less time, and need less memory."""
-
-
 def _known() -> dict[QueueName, Known]:
     """Return the rows of the queues that aren't gone, by (vhost, name)."""
-    columns = bulk.columns(Queue.objects.exclude(state=GONE).order_by(), Known._fields)
-    for name in SHARED if columns else ():
-        columns[name] = tuple(map(sys.intern, columns[name]))
-    return {row[1:3]: row for row in map(Known._make, zip(*columns.values(), strict=True))}
+    return _by_name(Queue.objects.exclude(state=GONE))
 
 
 def _returned(unknown: Collection[QueueName]) -> dict[QueueName, Known]:
     """Return the rows of those of these listed queues, by (vhost, name), that were gone."""
     if not unknown:
         return {}
-    rows = Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), list(unknown)), state=GONE).order_by()
-    return {(row[1], row[2]): Known._make(row) for row in rows.values_list(*Known._fields)}
+    return _by_name(Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), list(unknown)), state=GONE))
+
+
+def _by_name(queues: QuerySet[Queue]) -> dict[QueueName, Known]:
+    rows = map(Known._make, queues.order_by().values_list(*Known._fields))
+    return {(row.vhost, row.name): row for row in rows}
 
 
 def _accounts() -> dict[str, PulseAccount]:
@@ -402,11 +391,7 @@ def _accounts() -> dict[str, PulseAccount]:
 
 
 def _agents(vhosts: Mapping[str, int]) -> Agents:
-    """Return what agents registered, where these vhosts are theirs. Where they have none, nobody registered anything.
-
-    Call it when the queues are listed: a registration is written before its queue is made, so what the list has is
-    known to be registered.
-    """
+    """Return what agents registered in these vhosts, which are theirs."""
     if not vhosts:
         return NO_AGENTS
     return Agents(subscriptions.registered(), vhosts, removals.pending())
@@ -422,21 +407,24 @@ def _memory(management: Management) -> float:
     return max(shares, default=0.0)
 
 
-def _misnamed_exchanges(management: Management, watch: Watch, going_by: Rules, report: Report) -> list[str] | None:
-    """Return the exchanges in the queues' namespace; None: they were looked at a short while ago, or can't be now."""
-    since = report.at - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else EXCHANGES_EVERY
+def _misnamed_exchanges(run: PassRun) -> list[str] | None:
+    """Return the exchanges in the queues' namespace, and report them; None: not listed in this pass."""
+    watch, report = run.watch, run.report
+    report.misnamed_exchanges = watch.misnamed_exchanges
+    since = run.now - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else EXCHANGES_EVERY
     if timedelta(0) <= since < EXCHANGES_EVERY:
         return None
     try:
-        exchanges = management.exchanges(going_by.pulse_vhost)
+        exchanges = run.management.exchanges(run.rules.pulse_vhost)
     except BrokerError as error:
         report.errors.append(f"the exchanges could not be listed: {error}")
         return None
-    return sorted(
+    report.misnamed_exchanges = sorted(
         exchange.name.replace("\0", "\N{REPLACEMENT CHARACTER}")
         for exchange in exchanges
         if kind_of_exchange(exchange.name) is Kind.MISNAMED
     )
+    return report.misnamed_exchanges
 
 
 def _count(report: Report, changes: Changes) -> None:
@@ -455,8 +443,9 @@ def _count(report: Report, changes: Changes) -> None:
     report.unpatterned = changes.unpatterned
 
 
-def _note_errors(report: Report, changes: Changes, seen: Snapshot, agents: Agents) -> None:
+def _note_errors(report: Report, changes: Changes, observation: Observation) -> None:
     """Put into the report what was wrong with the list, and that the brake holds."""
+    seen, agents = observation.snapshot, observation.agents
     report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in seen.unlisted.items()]
     report.errors += [words for vhost in seen.no_such_vhosts if (words := _no_such_vhost(vhost, agents))]
     report.errors += [
@@ -489,12 +478,12 @@ def _no_such_vhost(vhost: str, agents: Agents) -> str:
     return f"vhost '{vhost}', which is an owner's agents', is gone from the broker; the next sweep makes it again"
 
 
-def _gather_facts(management: Management, changes: Changes, now: datetime) -> Facts:
-    """Ask about the queues that somebody is to be told about."""
+def _gather_facts(run: PassRun, changes: Changes) -> Facts:
+    """Ask about the queues that somebody is to be notified about."""
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
     people = outbox.recipients_of(queue.whose for queue in candidates)
     told = [queue for queue in candidates if outbox.is_anybody_told(queue.whose, people)]
-    return Facts.gather(management, connections.amqp_url(), told, now, among=changes.seen)
+    return Facts.gather(run.management, connections.amqp_url(), told, run.now, among=changes.seen)
 
 
 LIMITS = ("unbounded", "warn_length", "max_length")
@@ -503,66 +492,72 @@ WRITTEN = tuple(name for name in Known._fields if name not in ("id", "vhost", "n
 
 
 def _write(
+    run: PassRun,
+    held: HeldLease,
+    observation: Observation,
     changes: Changes,
-    returned: Collection[int | None],
-    seen: Snapshot,
-    watch: Watch,
     facts: Facts,
     exchanges: list[str] | None,
-    held: HeldLease,
-    now: datetime,
-) -> tuple[list[Condemned], int]:
-    """Write everything that changed in one transaction. ``returned`` are the ids of rows that were known to be gone.
-
-    Return the condemned queues with their ids, and the number of notifications.
-    """
+) -> None:
+    """Write everything that changed in one transaction, but for concurrent edits, and give new queues their ids."""
+    returned = {row.id for row in observation.known.values() if row.state == GONE}
     with transaction.atomic():
         held.renew()
-        _leave_to_people(changes, returned, now)
-        ids = {(vhost, name): id_ for id_, vhost, name in _insert(changes.new, now)}
-        bulk.update(
-            Queue,
-            (*WRITTEN, "last_seen"),
-            [(queue.id, *(getattr(queue, name) for name in WRITTEN), now) for queue in changes.changed],
-        )
-        grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
-        bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
-        lost = [queue for queue in changes.missed if queue.misses == 1] + changes.listed_last
-        last_seen = watch.listed_at or now  # a row of which nothing changes isn't written while its queue is there
-        bulk.update(Queue, ("misses", "last_seen"), [(queue.id, queue.misses, last_seen) for queue in lost])
-        absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
-        bulk.update(Queue, WRITTEN, [(queue.id, *(getattr(queue, name) for name in WRITTEN)) for queue in absent])
-        if changes.vanished:
-            subscriptions.mark_vanished([(queue.vhost, queue.name) for queue in changes.vanished])
-        if changes.returned:
-            subscriptions.mark_returned([(queue.vhost, queue.name) for queue in changes.returned])
-
-        def with_id(queue: Known) -> Known:
-            return queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
-
-        samples = [(queue.id or ids[queue.vhost, queue.name], now, queue.length) for queue in changes.samples]
-        bulk.insert(QueueSample, ("queue", "at", "length"), samples)
-        condemned = [one._replace(queue=with_id(one.queue)) for one in changes.condemned]
-        figures = {one.queue.id: facts.of(one.queue, one.thresholds) for one in condemned}
-        events = [(with_id(event.queue), event.kind) for event in changes.events]
-        write_events(
-            [
-                (queue, kind, figures[queue.id] if kind == QueueEvent.Kind.CONDEMNED else {"length": queue.length})
-                for queue, kind in events
-            ],
-            now,
-        )
-        tellings = [_telling(message._replace(queue=with_id(message.queue)), facts) for message in changes.messages]
-        told = outbox.tell(tellings + _news_for_operators(changes, seen, watch, now), now)
-        _remember(watch, changes, seen, exchanges, now)
-    return condemned, told
+        _drop_concurrent_edits(changes, returned, run.now)
+        _insert(changes, run.now)
+        _update(changes, run.watch.listed_at or run.now, run.now)
+        _write_history(changes, facts, run.now)
+        tellings = [_telling(message, facts) for message in changes.messages]
+        news = _news_for_operators(changes, observation.snapshot, run.watch, run.now)
+        run.report.told = outbox.tell(tellings + news, run.now)
+        _remember(run.watch, changes, observation.snapshot, exchanges, run.now)
 
 
-def _leave_to_people(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
-    """Leave out what people did since the list was taken: it is older, and must not be written over that.
+def _insert(changes: Changes, now: datetime) -> None:
+    """Insert the new queues, and set their ids in the changes."""
+    fields = ("uuid", *Known._fields[1:], "first_seen", "last_seen")
+    rows = [(uuid.uuid4(), *queue[1:], now, now) for queue in changes.new]
+    inserted = bulk.insert(Queue, fields, rows, returning=("id", "vhost", "name"))
+    changes.set_ids({(vhost, name): id_ for id_, vhost, name in inserted})
 
-    A queue that was given other limits since is left to the next pass, which goes by these. Three statements at most,
-    which lock what is about to be written: accounts and owners first, as whoever removes one does.
+
+def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
+    """Update the rows that changed. A queue that is missing was last seen when it was ``last_listed``."""
+    changed = [(queue.id, *_written(queue), now) for queue in changes.changed]
+    bulk.update(Queue, (*WRITTEN, "last_seen"), changed)
+    grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
+    bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
+    lost = [queue for queue in changes.missed if queue.misses == 1] + changes.listed_last
+    bulk.update(Queue, ("misses", "last_seen"), [(queue.id, queue.misses, last_listed) for queue in lost])
+    absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
+    bulk.update(Queue, WRITTEN, [(queue.id, *_written(queue)) for queue in absent])
+    if changes.vanished:
+        subscriptions.mark_vanished([(queue.vhost, queue.name) for queue in changes.vanished])
+    if changes.returned:
+        subscriptions.mark_returned([(queue.vhost, queue.name) for queue in changes.returned])
+
+
+def _written(queue: Known) -> list[Any]:
+    return [getattr(queue, name) for name in WRITTEN]
+
+
+def _write_history(changes: Changes, facts: Facts, now: datetime) -> None:
+    """Insert samples and events. An event of a condemned queue has the facts that it was condemned by."""
+    samples = [(queue.id, now, queue.length) for queue in changes.samples]
+    bulk.insert(QueueSample, ("queue", "at", "length"), samples)
+    condemned = {one.queue.id: facts.of(one.queue, one.thresholds) for one in changes.condemned}
+    events = [
+        (queue, kind, condemned[queue.id] if kind == QueueEvent.Kind.CONDEMNED else {"length": queue.length})
+        for queue, kind in changes.events
+    ]
+    write_events(events, now)
+
+
+def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
+    """Leave out what people changed since the rows were read.
+
+    A queue that was given other limits is left to the next pass, which goes by these. Three statements at most, which
+    lock what is about to be written: accounts and owners first, as the removal of one does.
     """
     whole = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
     removed = _removed(PulseUser, {queue.pulse_user_id for queue in whole} - {None})
@@ -593,12 +588,6 @@ def _removed(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | 
         return set()
     rows = model._default_manager.select_for_update(no_key=True).filter(bulk.among(model, ("id",), [(i,) for i in ids]))
     return ids - set(rows.order_by("id").values_list("id", flat=True))
-
-
-def _insert(new: list[Known], now: datetime) -> list[Any]:
-    fields = ("uuid", *Known._fields[1:], "first_seen", "last_seen")
-    rows = [(uuid.uuid4(), *queue[1:], now, now) for queue in new]
-    return bulk.insert(Queue, fields, rows, returning=("id", "vhost", "name"))
 
 
 def _telling(message: Message, facts: Facts) -> Telling:

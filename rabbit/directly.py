@@ -87,7 +87,7 @@ def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, De
         connection.connect()
         channel = connection.channel()
     except (amqp.AMQPError, OSError):
-        _hang_up(connection)
+        connection.collect()
         return len(names)
     for asked, name in enumerate(names, start=1):
         try:
@@ -100,17 +100,7 @@ def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, De
         except amqp.ChannelError:
             channel.is_open = False
         except (amqp.AMQPError, OSError):
-            _hang_up(connection)
+            connection.collect()
             return asked
-    _hang_up(connection)
-    return len(names)
-
-
-def _hang_up(connection: amqp.Connection) -> None:
-    """Close a connection without a word, and let go of what it read into.
-
-    The connection is part of a cycle, and a pass that asks in many vhosts does not search for these until its end.
-    """
     connection.collect()
-    for reference in ("frame_writer", "on_inbound_frame"):  # its types don't say that they may be None
-        setattr(connection, reference, None)
+    return len(names)

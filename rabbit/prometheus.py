@@ -41,8 +41,8 @@ IDENTITY = re.compile(r'rabbitmq_identity_info\{[^\n]*?rabbitmq_node="([^"\\\n]+
 QueueName = tuple[str, str]
 
 
-class Untrusted(BrokerError):
-    """The figures are whole and say too little; ask for the list."""
+class NotUsable(BrokerError):
+    """The figures are complete, but not enough for a snapshot; fetch the list."""
 
 
 class Row(Protocol):
@@ -242,7 +242,7 @@ class Scrape(NamedTuple):
         lead, and one that is there and has no figures. An odd name that the last list lacked is looked up.
 
         Raises:
-            Untrusted: too many queues are new or gone, so that the list has to be asked for.
+            NotUsable: too many queues are new or gone, so that the list has to be asked for.
             BrokerError: a queue could not be looked up.
         """
         new = {
@@ -254,7 +254,7 @@ class Scrape(NamedTuple):
             if (not has_odd_name(*key) or known[key].misses) and not leaves_alone(*key)
         }
         if not self.depths or len(new) + len(gone) > FEW:
-            raise Untrusted(f"{len(new)} queues are new, and {len(gone)} have no figures")
+            raise NotUsable(f"{len(new)} queues are new, and {len(gone)} have no figures")
         found = _look_up(management, new | gone)
         between()
         lost = gone - found.keys()
@@ -319,16 +319,34 @@ class Prometheus:
         self._urls = list(urls)
         self._endpoints_at(self._urls)
 
+    def take(
+        self,
+        management: Management,
+        vhosts: Sequence[str] | None,
+        known: Mapping[QueueName, KnownRow],
+        leaves_alone: Callable[[str, str], bool],
+        between: Callable[[], None] = lambda: None,
+        *,
+        keeps_lengths: bool = False,
+    ) -> Snapshot:
+        """Return the queues of these vhosts (None: of all) by the nodes' figures. See ``Scrape.complete``.
+
+        Raises:
+            NotUsable: too many queues are new or gone, so that the list has to be fetched.
+            BrokerError: a node has no figures, or the management API doesn't answer.
+        """
+        scrape = self.scrape(management, vhosts, between)
+        return scrape.complete(management, known, leaves_alone, between, keeps_lengths=keeps_lengths)
+
     def scrape(
         self,
         management: Management,
         vhosts: Sequence[str] | None,
         between: Callable[[], None] = lambda: None,
-        meanwhile: Callable[[], object] = lambda: None,
     ) -> Scrape:
         """Ask every running node for its figures: of these vhosts (None: of all).
 
-        ``between`` is called between two requests, and ``meanwhile`` while the nodes are at it.
+        ``between`` is called between two requests.
 
         Raises:
             BrokerError: one of them has none, or the management API doesn't answer.
@@ -342,9 +360,7 @@ class Prometheus:
         few = vhosts if vhosts is not None and len(vhosts) <= FEW_VHOSTS else ()
         began = time.monotonic()
         with Threads(AT_ONCE) as threads:
-            asked = [threads.submit(_page_or_error, endpoint, few) for endpoint in endpoints]
-            meanwhile()
-            answers = [one.result() for one in asked]
+            answers = list(threads.map(lambda endpoint: _page_or_error(endpoint, few), endpoints))
         seconds = time.monotonic() - began
         between()
         # What another broker's node says is of other queues, by whatever names.

@@ -1,13 +1,10 @@
 """The queues of the broker at one moment, and how much that list can be trusted."""
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from functools import cache, lru_cache
-from operator import itemgetter
-from types import MappingProxyType
+from functools import cache
 from typing import Any, NamedTuple
 
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotThere, Refused
@@ -74,15 +71,6 @@ class QueueSeen(NamedTuple):
         return self.ready + self.unacknowledged
 
 
-AsListed = Mapping[tuple[object, ...], QueueSeen]
-"""Queues as a list would show them, each by itself."""
-
-_in_a_row = itemgetter(
-    "vhost", "name", "type", "durable", "auto_delete", "exclusive", "node", "messages_ready", "messages_unacknowledged"
-)
-"""What a row has of the fields of ``QueueSeen``, in their order; a KeyError where it lacks one."""
-
-
 class Snapshot(NamedTuple):
     """A list of queues.
 
@@ -108,15 +96,8 @@ class Snapshot(NamedTuple):
     lagging: bool = False
 
 
-def take(
-    management: Management,
-    vhosts: Sequence[str] | None,
-    between: Callable[[], None] = lambda: None,
-    expect: Callable[[], AsListed] = lambda: MappingProxyType({}),
-) -> Snapshot:
+def take(management: Management, vhosts: Sequence[str] | None, between: Callable[[], None] = lambda: None) -> Snapshot:
     """List the queues of these vhosts (None: of all there are). ``between`` is called between two requests.
-
-    ``expect`` is called while the broker works at its answer. What is listed just as expected takes less time to read.
 
     A vhost that could not be listed is named in the answer. One that isn't there any more counts as listed, and empty.
 
@@ -128,18 +109,15 @@ def take(
     began = time.monotonic()
     unlisted: dict[str, str] = {}
     exact = True
-    expect = cache(expect)
     try:
-        exactly = lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between, expect)
-        queues, unreadable, listed_at = _read(exactly, expect)
+        exactly = lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between)
+        queues, unreadable, listed_at = _read(exactly)
     except BrokerAway as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
-        queues, unreadable, listed_at = _read(
-            lists(management, vhosts, {"columns": COLUMNS}, unlisted, between), expect
-        )
+        queues, unreadable, listed_at = _read(lists(management, vhosts, {"columns": COLUMNS}, unlisted, between))
         exact = False
     seconds = listed_at - began
     if not queues:
@@ -210,15 +188,13 @@ def lists(
     params: Mapping[str, str],
     unlisted: dict[str, str],
     between: Callable[[], None] = lambda: None,
-    meanwhile: Callable[[], object] = lambda: None,
 ) -> Generator[list[dict[str, Any]], None, None]:
     """Give the rows of the queues in these vhosts (None: in all), as ``params`` ask for them, list by list.
 
     A vhost that isn't there, or could not be listed, has an empty one.
 
     Several vhosts are listed side by side, and the broker works at the next ones while one is read here. Why one could
-    not be listed is put into ``unlisted``, by its name. ``between`` is called between two answers, and ``meanwhile``
-    while the broker works at the first.
+    not be listed is put into ``unlisted``, by its name. ``between`` is called between two answers.
 
     Raises:
         BrokerError: nothing could be listed at all, or an answer didn't come in time.
@@ -230,7 +206,6 @@ def lists(
     threads = Threads(LISTS_AT_ONCE)
     try:
         asked = deque((vhost, threads.submit(management.list_queues, vhost, params)) for vhost in where)
-        meanwhile()
         while asked:
             vhost, listed = asked.popleft()
             between()
@@ -260,26 +235,16 @@ def _asked_for(vhosts: Sequence[str] | None) -> Sequence[str | None]:
     return list(dict.fromkeys(vhosts))
 
 
-def _read(
-    listing: Generator[list[dict[str, Any]], None, None], expect: Callable[[], AsListed]
-) -> tuple[list[QueueSeen], list[str], float]:
+def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[QueueSeen], list[str], float]:
     """Return the queues listed, the names that cannot be kept, and when the last list came, by ``time.monotonic()``."""
     queues, unreadable = [], []
     came_at = time.monotonic()
     with closing(listing) as given:  # where it isn't read to its end, nothing more is to be asked for
         for rows in given:
             came_at = time.monotonic()
-            expected = expect()
             try:
                 for row in rows:
-                    # To Python true and 1.0 are equal to 1. No broker writes a number of messages so.
-                    try:
-                        as_expected = expected.get(_in_a_row(row))
-                    except (KeyError, TypeError):  # a stream's row lacks some; what is no row is said below
-                        as_expected = None
-                    if as_expected is not None:
-                        queues.append(as_expected)  # in a quarter of the time
-                    elif not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
+                    if not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
                         unreadable.append(row["name"])
                     else:
                         queues.append(seen_as(row))
@@ -306,24 +271,20 @@ def seen_as(row: dict[str, Any]) -> QueueSeen:
     """Return the queue that a row of the management API tells of."""
     # A stream counts its messages otherwise: they are read without being taken away. It is never judged by them.
     stream = row["type"] == "stream"
-    return QueueSeen._make(  # in half the time that calling it takes
-        (
-            _text(row["vhost"]),
-            row["name"],
-            _text(row["type"]),
-            bool(row["durable"]),
-            bool(row.get("auto_delete")),
-            bool(row.get("exclusive")),  # a stream has none
-            _text(row.get("node") or ""),
-            None if stream else _messages(row.get("messages_ready")),
-            None if stream else _messages(row.get("messages_unacknowledged")),
-        )
+    return QueueSeen(
+        vhost=_text(row["vhost"]),
+        name=row["name"],
+        type=_text(row["type"]),
+        durable=bool(row["durable"]),
+        auto_delete=bool(row.get("auto_delete")),
+        exclusive=bool(row.get("exclusive")),  # a stream has none
+        node=_text(row.get("node") or ""),
+        ready=None if stream else _messages(row.get("messages_ready")),
+        unacknowledged=None if stream else _messages(row.get("messages_unacknowledged")),
     )
 
 
-@lru_cache(maxsize=1000)  # there are few vhosts, types and nodes, and ten thousand rows
 def _text(value: Any) -> str:
-    """Return a text that many rows have, as the one object that all of them share."""
     if not isinstance(value, str) or not can_be_kept(value):
         raise TypeError(f"{value!r} is no name")
-    return sys.intern(value)
+    return value

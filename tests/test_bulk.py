@@ -42,19 +42,6 @@ def test_no_rows_are_no_statement(django_assert_num_queries):
         bulk.update(Queue, ("ready",), [])
 
 
-def test_columns_have_what_django_reads_row_by_row(django_assert_num_queries):
-    fields = ("name", "durable", "exclusive", "ready", "unacknowledged", "quiet_until", "first_seen", "pulse_user_id")
-    bulk.insert(Queue, FIELDS, rows("a", "b", "c"))
-    Queue.objects.filter(name="b").update(exclusive=True, quiet_until=NOW, ready=None)
-    queues = Queue.objects.order_by("name")
-    with django_assert_num_queries(1):
-        read = bulk.columns(queues, fields)
-    assert tuple(read) == fields
-    assert list(zip(*read.values(), strict=True)) == list(queues.values_list(*fields))
-    assert [type(value) for value in read["exclusive"]] == [bool, bool, bool]
-    assert bulk.columns(Queue.objects.filter(name="d"), fields) == {}
-
-
 def test_every_kind_of_value_comes_back_as_it_went_in():
     name = "a'b\"c\\d\ne%s{}\u202eé"
     (row,) = rows(name)

@@ -1,7 +1,6 @@
 """What follows from a list of queues: the properties that hold for any history."""
 
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -14,16 +13,16 @@ from queues.comparison import (
     Agents,
     Earlier,
     Known,
+    Observation,
     PulseAccount,
     Rules,
     compare,
     confirmed,
     from_seen,
     settled,
-    undisturbed,
 )
 from queues.quiet import Say
-from queues.thresholds import DELETING, GONE, OK, WARNED, MemoryPressure, Static, Thresholds
+from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
 from rabbit.directly import Depth
 from rabbit.snapshot import QueueSeen, Snapshot
 
@@ -55,12 +54,8 @@ class Story:
         """Look once, note what it leaves, and return what follows."""
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
-        look = partial(
-            compare, shot, known, self.accounts, self.rules, self.earlier, memory=memory, now=self.now, force=force,
-            agents=self.agents, **fields,
-        )  # fmt: skip
-        changes = look(as_before=undisturbed(known, self.accounts, self.agents, self.rules))
-        assert changes == look(), "a queue that was passed over as undisturbed had something to be done about it"
+        observation = Observation(shot, known, self.accounts, self.agents, self.earlier, memory, **fields)
+        changes = compare(observation, self.rules, now=self.now, force=force)
         written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):
             self.rows[row.vhost, row.name] = row if row.id is not None else row._replace(id=number)
@@ -87,36 +82,6 @@ def test_whatever_a_queue_does_the_last_message_about_it_is_true(history, second
     for message in story.look(snapshot(seen("queue/alice/a", settled_at)), seconds=901).messages:
         said = message.queue.state
     assert said == story.row("queue/alice/a").state == (WARNED if settled_at >= 5 else OK)
-
-
-limits = st.one_of(st.none(), st.integers(1, 30))
-
-
-@given(
-    st.lists(st.tuples(names, any_length, limits, limits, st.sampled_from([0, 0.9, 1])), max_size=5),
-    st.tuples(limits, limits),
-    st.sampled_from([kind(Thresholds(*pair)) for kind in (Static, MemoryPressure) for pair in ((5, 10), (10, 5))]),
-)
-def test_about_an_undisturbed_queue_nothing_is_to_be_done_whatever_the_limits(history, of_user, policy):
-    story = Story(replace(RULES, policy=policy, ignored=None, quiet_seconds=0))
-    for name, length, warn, most, memory in history:
-        shot = snapshot(seen(name, length))
-        story.look(shot)
-        story.rows["/", name] = story.row(name)._replace(warn_length=warn, max_length=most)
-        story.look(shot)
-        story.look(shot, memory=memory)
-        story.accounts = {"alice": PulseAccount(1, *of_user)}
-        story.look(shot)
-
-
-def test_a_queue_of_which_nothing_is_open_is_passed_over_and_the_name_of_a_stray_one_is_counted_all_the_same():
-    story = Story()
-    story.look(snapshot(seen("queue/alice/a", 4), seen("queue/alice/b", 5), seen("stray", 1)))
-    as_before = {seen("queue/alice/a", 4): False, seen("stray", 1): True}
-    assert undisturbed(story.rows, ALICE, NO_AGENTS, RULES) == as_before
-    assert undisturbed(story.rows, {}, NO_AGENTS, RULES) == {seen("stray", 1): True}
-    assert story.look(snapshot(*as_before)).unpatterned == 1
-    assert undisturbed(story.rows, ALICE, NO_AGENTS, replace(RULES, namespace_policy="delete-misnamed")) == {}
 
 
 @given(st.lists(st.tuples(names, any_length), max_size=20))

@@ -1,7 +1,5 @@
 """One pass, on a real broker, from the list to the outbox."""
 
-import contextlib
-import gc
 import uuid
 from datetime import timedelta
 
@@ -29,7 +27,6 @@ from queues.models import (
     SubscriptionQueue,
     Watch,
 )
-from rabbit import snapshot
 from rabbit.management import Management
 from tests.toolbox import queue_events, queue_names, sent
 
@@ -51,18 +48,6 @@ def test_a_queue_that_passes_its_warn_length_is_told_to_its_owner_and_to_the_ope
     assert Queue.objects.get().state == "warned"
     assert sent("alice@example.org") == ["warning"]
     assert sent("ops@example.org") == ["warning"]
-
-
-def test_a_text_that_many_rows_have_is_one_object_in_all_of_them(amqp, management, guarded):
-    for name in ("queue/alice/builds", "queue/alice/tests"):
-        amqp.queue(name, 1)
-    monitor.run_pass()
-    rows = list(monitor._known().values())
-    seen = list(snapshot.take(management, [guarded]).queues)
-    assert len(rows) == len(seen) == 2
-    for field in monitor.SHARED:
-        listed = [getattr(one, field) for one in seen if hasattr(one, field)]
-        assert len({id(text) for text in [*(getattr(row, field) for row in rows), *listed]}) == 1, field
 
 
 def test_a_queue_is_warned_about_once_however_many_passes_see_it(amqp, alice):
@@ -510,31 +495,27 @@ def test_removing_an_account_with_many_queues_is_no_short_list(amqp, alice, sett
     assert sent("ops@example.org") == ["deletion"]
 
 
-def while_the_broker_answers(monkeypatch, do):
-    """Have this done once, when a pass has read its rows, and before the broker takes its list."""
+def after_the_list(monkeypatch, do):
+    """Have this done once, after the list was fetched, and before a pass reads its rows."""
     take = monitor.snapshot.take
 
-    def read_and_do(management, vhosts, between, expect):
+    def take_and_do(*arguments):
         monkeypatch.setattr(monitor.snapshot, "take", take)
-        expect()
+        seen = take(*arguments)
         do()
-        return take(management, vhosts, between, expect)
+        return seen
 
-    monkeypatch.setattr(monitor.snapshot, "take", read_and_do)
+    monkeypatch.setattr(monitor.snapshot, "take", take_and_do)
 
 
-def test_an_accounts_limit_that_is_set_while_the_broker_answers_holds_for_a_queue_that_stood_still(
-    amqp, alice, monkeypatch
-):
+def test_an_accounts_limit_that_is_set_after_the_list_holds_for_a_queue_that_stood_still(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 3)
     monitor.run_pass()
-    while_the_broker_answers(monkeypatch, lambda: PulseUser.objects.update(warn_length=2))
+    after_the_list(monkeypatch, lambda: PulseUser.objects.update(warn_length=2))
     assert monitor.run_pass().warned == 1
 
 
-def test_a_queue_that_is_registered_while_the_broker_answers_is_so_though_it_stood_still(
-    amqp, monkeypatch, guarded, settings
-):
+def test_a_queue_that_is_registered_after_the_list_is_so_though_it_stood_still(amqp, monkeypatch, guarded, settings):
     settings.GUARDIAN_PULSE_VHOST = "/"
     owner = Owner.objects.create_user("agents@example.org")
     AgentVhost.objects.create(owner=owner, name=guarded, ready=True)
@@ -549,7 +530,7 @@ def test_a_queue_that_is_registered_while_the_broker_answers_is_so_though_it_sto
             subscription=subscription, offering=offering, object_type="order", vhost=guarded, queue_name="stood-still"
         )
 
-    while_the_broker_answers(monkeypatch, register)
+    after_the_list(monkeypatch, register)
     monitor.run_pass()
     assert Queue.objects.get().registered
 
@@ -558,11 +539,11 @@ def test_a_queue_that_is_registered_while_the_broker_answers_is_so_though_it_sto
     ("limits", "state"),
     [({"unbounded": True}, "warned"), ({"warn_length": 30, "max_length": 50}, "ok"), ({"max_length": 50}, "warned")],
 )
-def test_limits_that_are_set_while_the_broker_answers_hold(amqp, alice, monkeypatch, limits, state):
+def test_limits_that_are_set_during_a_pass_hold(amqp, alice, monkeypatch, limits, state):
     amqp.queue("queue/alice/builds", 1)
     monitor.run_pass()
     amqp.publish("queue/alice/builds", 19)
-    while_the_broker_answers(monkeypatch, lambda: Queue.objects.update(**limits))
+    before_the_pass_writes(monkeypatch, lambda: Queue.objects.update(**limits))
     assert monitor.run_pass().deleted == 0
     assert (Queue.objects.get().length, queue_events("queue/alice/builds")) == (1, [])
     assert not Notification.objects.exists()
@@ -570,7 +551,7 @@ def test_limits_that_are_set_while_the_broker_answers_hold(amqp, alice, monkeypa
     assert (Queue.objects.get().length, Queue.objects.get().state) == (20, state)
 
 
-def test_queues_that_are_deleted_by_hand_while_the_broker_answers_are_no_short_list(amqp, alice, monkeypatch, settings):
+def test_queues_that_are_deleted_by_hand_after_the_list_are_no_short_list(amqp, alice, monkeypatch, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for number in range(6):
         amqp.queue(f"queue/alice/{number}")
@@ -580,7 +561,7 @@ def test_queues_that_are_deleted_by_hand_while_the_broker_answers_are_no_short_l
         for queue in Queue.objects.order_by("name")[:3]:
             by_hand.delete_queue(queue, alice)
 
-    while_the_broker_answers(monkeypatch, delete_half)
+    after_the_list(monkeypatch, delete_half)
     assert monitor.run_pass().errors == []
     assert Queue.objects.filter(state="gone").count() == 3
     assert not Notification.objects.exists()
@@ -613,47 +594,6 @@ def test_a_new_length_is_written_where_the_old_one_was_and_into_no_index(guarded
         table = "'queues_queue'::regclass"
         cursor.execute(f"SELECT pg_stat_get_xact_tuples_updated({table}), pg_stat_get_xact_tuples_hot_updated({table})")
         assert cursor.fetchone() == (20, 20)
-
-
-@pytest.mark.parametrize("error", [None, RuntimeError])
-def test_garbage_is_not_searched_for_during_a_pass_and_is_after_it_however_it_ends(monkeypatch, error):
-    searched, gather = [], monitor._gather_facts
-
-    def noted(*arguments):
-        searched.append(gc.isenabled())
-        if error:
-            raise error
-        return gather(*arguments)
-
-    monkeypatch.setattr(monitor, "_gather_facts", noted)
-    with pytest.raises(error) if error else contextlib.nullcontext():
-        monitor.run_pass()
-    assert (searched, gc.isenabled()) == ([False], True)
-
-
-def test_a_pass_leaves_no_more_garbage_where_it_warns_of_and_deletes_more_queues(amqp, alice):
-    garbage = []
-    for turn, deleted in enumerate((1, 1, 5)):  # the first may leave what is made once in a process
-        short = [f"queue/alice/short-{turn}-{number}" for number in range(3 * deleted)]
-        long = [f"queue/alice/long-{turn}-{number}" for number in range(deleted)]
-        for name in short:
-            amqp.queue(name, 4)
-        for name in long:
-            amqp.queue(name, 10)
-        monitor.run_pass()
-        for name in short:
-            amqp.publish(name, 2)
-        for name in long:
-            amqp.publish(name, 1)
-        gc.collect()
-        gc.disable()  # else it is searched for, and thrown away, as soon as the pass is over
-        try:
-            report = monitor.run_pass()
-            assert (report.warned, report.deleted) == (3 * deleted, deleted)
-            garbage.append(gc.collect())
-        finally:
-            gc.enable()
-    assert garbage[1] == pytest.approx(garbage[2], abs=5), "cycles that a pass leaves for each queue"
 
 
 def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few(amqp, alice, management, vhost):

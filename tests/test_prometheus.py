@@ -241,7 +241,7 @@ def test_many_queues_that_are_new_or_gone_have_the_list_asked_for(figures, guard
     known = {(row.vhost, row.name): row for row in Queue.objects.all()}
     assert len(ignored.complete(management, known, lambda _, name: name.startswith("new"), lambda: None).queues) == 3
     for depths in (scrape.depths | new, {}):
-        with pytest.raises(prometheus.Untrusted):
+        with pytest.raises(prometheus.NotUsable):
             scrape._replace(depths=depths).complete(management, known, lambda *_: False, lambda: None)
 
 

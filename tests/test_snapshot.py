@@ -23,52 +23,17 @@ def test_several_vhosts_are_listed_side_by_side(management, vhosts, monkeypatch)
     assert [(queue.vhost, queue.name) for queue in found.queues] == [(vhost, "a") for vhost in vhosts[:2]]
 
 
-def test_what_is_expected_is_asked_once_in_the_thread_that_lists(management, vhosts):
-    asked = []
-
-    def expect():
-        asked.append(threading.current_thread())
-        return {}
-
-    snapshot.take(management, vhosts[:2], expect=expect)
-    assert asked == [threading.current_thread()]
-
-
-def test_a_queue_that_is_listed_as_expected_is_what_was_expected_and_any_other_is_read(management, vhosts):
-    expected, other = snapshot.take(management, vhosts[:2]).queues
-    longer = other._replace(ready=other.ready + 1)
-    found = snapshot.take(management, vhosts[:2], expect=lambda: {one: one for one in (expected, longer)})
-    assert found.queues == [expected, other]
-    assert found.queues[0] is expected
-
-
-@pytest.mark.parametrize("odd", [{"messages_ready": {}}, {"messages_ready": None}])
-def test_a_queue_with_an_odd_length_is_none_that_is_expected_and_has_an_unknown_one(
-    management, vhosts, monkeypatch, odd
-):
-    (expected,) = snapshot.take(management, vhosts[:1]).queues
-    list_queues = Management.list_queues
-
-    def list_oddly(self, vhost, params):
-        return [row | odd for row in list_queues(self, vhost, params)]
-
-    monkeypatch.setattr(Management, "list_queues", list_oddly)
-    found = snapshot.take(management, vhosts[:1], expect=lambda: {expected: expected})
-    assert found.queues == [expected._replace(ready=None)]
-
-
-@pytest.mark.parametrize("when", ["between", "expect"])
 @pytest.mark.parametrize("what", [KeyError, TypeError])
-def test_what_goes_wrong_besides_is_passed_on_as_it_is_and_the_next_list_is_whole(management, vhosts, when, what):
+def test_what_goes_wrong_besides_is_passed_on_as_it_is_and_the_next_list_is_whole(management, vhosts, what):
     called = []
 
     def fail():
-        called.append(when)
-        if when == "expect" or len(called) > 1:  # the first time is before the lists
+        called.append(what)
+        if len(called) > 1:  # the first time is before the lists
             raise what("the mistake of whoever is called")
 
     with pytest.raises(what):
-        snapshot.take(management, vhosts[:2], **{when: fail})
+        snapshot.take(management, vhosts[:2], fail)
     assert len(snapshot.take(management, vhosts[:2]).queues) == 2
 
 
