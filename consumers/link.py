@@ -6,10 +6,12 @@ out whatever the callbacks do.
 """
 
 import logging
+import math
 import random
 import re
 import struct
 import threading
+import time
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -91,13 +93,12 @@ class Link:
         self._ending = threading.Lock()
         self._ended = False
         self._timer: Any = None
-        self._steady: Any = None
+        self._ready_at = math.inf
         self._reason = ""
         self.doing = ""
         """What is being set up, for the text of an error."""
         self.ready = False
         """Whether there is a connection that was set up."""
-        self.was_ready = False
         self.connects = 0
         """How many connections were set up so far."""
 
@@ -189,14 +190,10 @@ class Link:
     def _is_ready(self, connection: Any) -> None:
         if self._closing:
             return
-        self.ready = self.was_ready = True
+        self.ready = True
         self.connects += 1
-        self._steady = self._loop.call_later(STEADY_SECONDS, self._is_steady)
+        self._ready_at = time.monotonic()
         logger.log(logging.INFO if self.connects > 1 else logging.DEBUG, "%s: connected", self._name)
-
-    def _is_steady(self) -> None:
-        self._steady = None
-        self._failures = 0
 
     def watch(self, channel: Any) -> None:
         """Make another connection when this channel is closed by anybody but us: what it had is void."""
@@ -218,7 +215,7 @@ class Link:
         by_code = said is not None and int(said[1]) in REFUSALS and not _FULL.search(str(cause))
         refused = by_code or (isinstance(error, IncompatibleProtocolError) and not _HUNG_UP.search(str(cause)))
         # A broker that is just starting refuses what it will allow in a moment: its vhosts come up one by one.
-        if refused and not self.was_ready:
+        if refused and not self.connects:
             self._give_up(Refused(f"can't connect to {self._where}: {_in_words(cause)}; see RABBIT_URL"))
             return
         self._again(f"can't connect to {self._where}: {_in_words(cause)}")
@@ -227,9 +224,9 @@ class Link:
         self._again(self._reason or _in_words(reason))
 
     def _again(self, reason: str) -> None:
-        if self._steady is not None:
-            self._loop.remove_timeout(self._steady)
-            self._steady = None
+        if time.monotonic() - self._ready_at >= STEADY_SECONDS:
+            self._failures = 0
+        self._ready_at = math.inf
         self.ready = False
         self._reason = ""
         self._connection = None
