@@ -1,29 +1,26 @@
-"""A message as it came from the broker, and the channel that it came by."""
+"""A message as the broker delivered it, and the channel that it came by."""
 
 import time
 from collections import deque
-from enum import Enum
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-
-class Verdict(Enum):
-    """What becomes of a delivery on the channel that it came by."""
-
-    ACK = "ack"
-    REQUEUE = "requeue"
+if TYPE_CHECKING:
+    from consumers.link import Steps
 
 
 class Delivery:
-    """A message as it came. ``intake`` is where it came in, ``tag`` its number there; properties are pika's.
+    """A message as the broker delivered it.
 
-    ``exchange``, ``routing_key`` and ``redelivered`` are what the broker said at this delivery; ``since`` is when it
-    came, by `time.monotonic`.
+    ``exchange``, ``routing_key`` and ``redelivered`` are those of this delivery, and ``tag`` is its delivery tag on
+    ``channel``. ``properties`` are pika's. ``since`` is when it arrived, by `time.monotonic`.
     """
 
-    __slots__ = ("body", "exchange", "intake", "properties", "redelivered", "routing_key", "since", "tag")
+    __slots__ = ("body", "channel", "exchange", "properties", "redelivered", "routing_key", "since", "tag")
 
-    def __init__(self, intake: "Intake", method: Any, properties: Any, body: bytes) -> None:
-        self.intake = intake
+    def __init__(self, channel: "QueueChannel", method: Any, properties: Any, body: bytes) -> None:
+        self.channel = channel
         self.tag: int = method.delivery_tag
         self.exchange: str = method.exchange
         self.routing_key: str = method.routing_key
@@ -35,61 +32,81 @@ class Delivery:
     @property
     def queue(self) -> str:
         """The name of the physical queue that it came from."""
-        return self.intake.queue
+        return self.channel.queue
 
     @property
     def level(self) -> int:
         """The level of that queue, as the source gave it."""
-        return self.intake.level
+        return self.channel.level
 
 
-class Intake:
-    """One channel that reads one queue, for as long as its connection lives. All but ``open`` is the connection's.
+class QueueChannel:
+    """A channel that consumes one queue, for as long as its connection lives. The I/O thread owns all but ``open``.
 
-    A tag is only worth something on its own channel: when that is closed, by whom ever, the broker has put what was
-    unacknowledged back into the queue, and the tags are void. So ``open`` never becomes true again; the next connection
-    has intakes of its own.
+    A delivery tag is valid on its own channel alone: when that closes, the broker requeues what is unacknowledged. So
+    ``open`` never becomes true again; the next connection has channels of its own.
+    ``amqp`` is pika's channel. ``resting``: not to be consumed for now, since its deliveries waited too long.
     """
 
-    __slots__ = ("_finished", "_outstanding", "channel", "consumer_tag", "level", "open", "prefetch", "queue")
-
-    def __init__(self, queue: str, level: int, prefetch: int, channel: Any) -> None:
+    def __init__(self, queue: str, level: int, amqp: Any) -> None:
         self.queue = queue
         self.level = level
-        self.prefetch = prefetch
-        self.channel = channel
+        self.amqp = amqp
         self.consumer_tag = ""
+        self.prefetch = 0
         self.open = True
-        self._outstanding: deque[int] = deque()
-        self._finished: set[int] = set()
+        self.resting = False
+        self._unacked: deque[int] = deque()
+        self._settled: set[int] = set()
 
-    def arrived(self, tag: int) -> None:
-        """Note that a message came; tags rise."""
-        self._outstanding.append(tag)
+    def consume(self, prefetch: int, on_message: Callable[..., None]) -> "Steps":
+        """Consume the queue with this prefetch; 0: not at all."""
+        self.cancel()
+        if prefetch:
+            self.prefetch = prefetch
+            # It applies to consumers that start afterwards: hence a new one for another prefetch.
+            yield partial(self.amqp.basic_qos, prefetch_count=prefetch)
+            answer = yield partial(self.amqp.basic_consume, self.queue, on_message)
+            self.consumer_tag = answer.method.consumer_tag
+
+    def cancel(self) -> None:
+        """Consume no more. pika requeues what arrives before the broker has answered."""
+        if self.consumer_tag and self.amqp.is_open:
+            self.amqp.basic_cancel(self.consumer_tag, callback=lambda _: None)
+        self.consumer_tag = ""
+
+    def delivered(self, tag: int) -> None:
+        """Record a delivery; tags rise."""
+        self._unacked.append(tag)
+
+    def requeue(self, delivery: Delivery) -> None:
+        """Requeue what no worker has taken."""
+        if self.open and self.amqp.is_open:
+            self.settle([], [delivery.tag])
 
     def settle(self, acked: list[int], requeued: list[int]) -> None:
-        """Tell the broker what became of these messages, in as few frames as their order permits.
+        """Ack and requeue deliveries, in as few frames as their order permits.
 
-        One acknowledgement of several is for all up to a tag: it is sent where everything up to there is finished, and
-        never for a message that somebody still works on.
+        An ack of several is for all up to a tag: it is sent if everything up to there is settled, and never for a
+        message whose callback still runs.
         """
         for tag in requeued:
-            self.channel.basic_reject(tag, requeue=True)
-        outstanding, finished = self._outstanding, self._finished
-        finished.update(acked)
-        finished.update(requeued)
+            self.amqp.basic_reject(tag, requeue=True)
+        unacked, settled = self._unacked, self._settled
+        settled.update(acked)
+        settled.update(requeued)
         upto = 0
-        while outstanding and outstanding[0] in finished:
-            tag = outstanding.popleft()
-            finished.remove(tag)
+        while unacked and unacked[0] in settled:
+            tag = unacked.popleft()
+            settled.remove(tag)
             upto = tag
         if len(acked) == 1:
-            self.channel.basic_ack(acked[0])
+            self.amqp.basic_ack(acked[0])
             return
-        # The broker refuses a tag that it doesn't know any more, as that of a rejected message: this one is acked now.
+        # The broker refuses a tag that it no longer knows, as that of a rejected message: this one is acked now.
         together = max((tag for tag in acked if tag <= upto), default=0)
         if together:
-            self.channel.basic_ack(together, multiple=True)
+            self.amqp.basic_ack(together, multiple=True)
         for tag in acked:
             if tag > together:
-                self.channel.basic_ack(tag)
+                self.amqp.basic_ack(tag)

@@ -1,12 +1,17 @@
 """What a callback gets."""
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from consumers.delivery import Delivery
+from consumers.outcomes import Outcome
 from consumers.retries import ATTEMPTS, MOVED, attempts_of, first_published, message_id_of
 
 if TYPE_CHECKING:
     from consumers.consumer import Consumer
+
+
+_claiming = threading.Lock()
 
 
 class Message:
@@ -86,8 +91,17 @@ class Message:
         before; or where the callback had it for longer than its time limit. True is no promise: an acknowledgement that
         is lost on its way, with the connection, brings the message again.
         """
-        return self._consumer._acknowledge(self)
+        if not self._claim():
+            return False
+        self._consumer._connection.settle(self._delivery, Outcome.DONE)
+        return self._delivery.channel.open
 
     def publish(self, body: Any, routing_key: str, **options: Any) -> None:
         """Publish another message, and return when the broker has confirmed it; see `Publisher.publish`."""
         self._consumer.publisher.publish(body, routing_key, **options)
+
+    def _claim(self) -> bool:
+        """Claim the right to settle the message or publish for it; return False if another thread has claimed it."""
+        with _claiming:
+            claimed, self._settled = self._settled, True
+        return not claimed

@@ -24,7 +24,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from consumers import retries
-from consumers.delivery import Delivery, Intake
+from consumers.delivery import Delivery, QueueChannel
 from consumers.errors import ConsumerError, NotPublished, Refused, SettingsError, Unroutable
 from consumers.names import level_queue, priority_queue, ranked_exchange, return_key
 from consumers.priority import BROKER, HIGHEST, levels, priority_of
@@ -134,7 +134,7 @@ class _Move:
     def _empty(self, queue: str) -> None:
         channel = self._connection.channel()
         channel.basic_qos(prefetch_count=WINDOW)
-        channel.basic_consume(queue, partial(self._arrived, Intake(queue, 0, WINDOW, channel)))
+        channel.basic_consume(queue, partial(self._arrived, QueueChannel(queue, 0, channel)))
         moved, since = -1, time.monotonic()
         while self._failure is None:
             self._connection.process_data_events(time_limit=QUIET_SECONDS)
@@ -154,10 +154,10 @@ class _Move:
         if self._failure is not None:
             raise self._failure
 
-    def _arrived(self, intake: Intake, _: Any, method: Any, properties: Any, body: bytes) -> None:
+    def _arrived(self, channel: QueueChannel, _: Any, method: Any, properties: Any, body: bytes) -> None:
         if self._failure is not None:
             return  # what comes now stays where it is
-        delivery = Delivery(intake, method, properties, body)
+        delivery = Delivery(channel, method, properties, body)
         self._in_hand += 1
         priority = priority_of(properties)
         target = next(name for name, numbers in self._targets.items() if priority in numbers)
@@ -177,7 +177,7 @@ class _Move:
         elif failure is not None:
             self._failure = failure if isinstance(failure, NotPublished) else NotPublished(repr(failure))
         else:
-            delivery.intake.channel.basic_ack(delivery.tag)
+            delivery.channel.amqp.basic_ack(delivery.tag)
             self._moved += 1
 
     def _lead_back(self, old: str) -> None:

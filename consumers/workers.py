@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from consumers.connection import ConsumerConnection
 from consumers.delivery import Delivery
 from consumers.source import Limiter, Waiting
 
@@ -21,30 +22,19 @@ LIMITER_SECONDS = 0.5
 class RateLimited:
     """Takes waiting deliveries at the rate of a limiter, one worker at a time.
 
-    ``pause`` is called when the limiter has no token for longer than ``hold_seconds``: no delivery should wait here
-    meanwhile. A worker goes on asking the limiter, and ``resume`` is called when it gets a token. So a delivery is not
-    requeued time after time: each time counts as a delivery, which a quorum queue limits.
+    While the limiter has no token for longer than ``hold_seconds`` the connection is paused: no delivery should wait
+    here. So it is not requeued time after time: each time counts as a delivery, which a quorum queue limits.
     """
 
-    def __init__(
-        self,
-        waiting: Waiting,
-        limiter: Limiter,
-        hold_seconds: float,
-        pause: Callable[[], None],
-        resume: Callable[[], None],
-    ) -> None:
-        self._waiting = waiting
+    def __init__(self, connection: ConsumerConnection, limiter: Limiter, hold_seconds: float) -> None:
+        self._connection = connection
         self._limiter = limiter
         self._hold_seconds = hold_seconds
-        self._pause = pause
-        self._resume = resume
-        self._paused = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return how many deliveries wait, and one more while paused: a worker has to ask the limiter."""
-        return len(self._waiting) + self._paused
+        return len(self._connection.waiting) + self._connection.paused
 
     def take(self) -> Delivery | None:
         """Wait for a token, and take a delivery; return None if either is missing."""
@@ -53,14 +43,12 @@ class RateLimited:
                 return None
             seconds = self._limiter.take(LIMITER_SECONDS)
             if seconds > 0:
-                if seconds > self._hold_seconds and not self._paused:
-                    self._paused = True
-                    self._pause()
+                if seconds > self._hold_seconds and not self._connection.paused:
+                    self._connection.set_paused(True)
                 return None
-            if self._paused:
-                self._paused = False
-                self._resume()
-            delivery = self._waiting.take()
+            if self._connection.paused:
+                self._connection.set_paused(False)
+            delivery = self._connection.waiting.take()
             if delivery is None:
                 # The connection was lost, or has just resumed. A token kept for the next delivery would come on top of
                 # those that the limiter gains until then.

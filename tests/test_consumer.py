@@ -314,7 +314,7 @@ def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(here, amqp)
     assert isinstance(error, Halted)
     assert str(error).endswith("LookupError: no order")
     assert len(seen) == 1
-    until(lambda: length(amqp, QUEUE) == 1)  # the broker requeues a moment after the connection is closed
+    wait_until(lambda: length(amqp, QUEUE) == 1)  # the broker requeues a moment after the connection is closed
     assert length(amqp, PARKED) == 0
 
 
@@ -336,7 +336,7 @@ def test_a_callback_may_say_itself_what_becomes_of_its_message(here, amqp, error
         put(amqp)
         wait_until(lambda: len(seen) == len(calls) and not consumer.figures()["in_hand"])
     assert seen == calls
-    until(lambda: (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left))
+    wait_until(lambda: (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left))
 
 
 def test_an_exception_after_the_point_of_no_return_brings_nothing_back(here, amqp):
@@ -388,8 +388,8 @@ def test_a_crash_between_parking_and_acknowledging_leaves_two_with_the_same_id(h
         send(*args, **keywords)
         if not lost:
             lost.append(True)
-            gone = threading.Event()
-            consumer._link.call(lambda: (consumer._link.drop("as by a crash"), gone.set()))
+            gone, link = threading.Event(), consumer._connection._link
+            link.call(lambda: (link.drop("as by a crash"), gone.set()))
             gone.wait(5)
 
     consumer.publisher.send = send_and_lose
@@ -564,22 +564,26 @@ def test_a_parking_queue_that_somebody_else_made_meanwhile_is_a_clear_error(here
     assert ended
     assert isinstance(error, Refused)
     assert f"the queue {PARKED}" in str(error)
-    until(lambda: length(amqp, QUEUE) == 1)
+    wait_until(lambda: length(amqp, QUEUE) == 1)
 
 
-def test_what_happens_while_it_reads_anew_leaves_one_reader(here, amqp):
-    def upset():
-        """Grow, and be told by the limiter to give back and to read on, before the broker has answered."""
-        consumer._grow()
-        consumer._stop_reading()
-        consumer._go_on_reading()
+@pytest.mark.parametrize("resumes", ["before the broker answers", "when it has paused"])
+def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(here, amqp, resumes):
+    def grow_and_pause():
+        """Grow, and be paused by the limiter before the broker has answered."""
+        connection._prefetch._grown = True
+        connection._sync()
+        connection.set_paused(True)
 
     with consuming(Consumer(here(prefetch="growing"), "orders", lambda message: None)) as consumer:
-        for _ in range(2):
-            before = consumer.counts["done"]
-            consumer._link.call(upset)
-            put(amqp)
-            wait_until(lambda: consumer.counts["done"] > before and consumer._reading and not consumer._starting)  # noqa: B023
+        connection = consumer._connection
+        connection._link.call(grow_and_pause)
+        wait_until(lambda: connection.paused)
+        if resumes == "when it has paused":
+            wait_until(lambda: not connection._syncing)
+        connection.set_paused(False)
+        put(amqp)
+        wait_until(lambda: consumer.counts["done"] and not connection._syncing)
         assert consumer.figures()["prefetch"] == 20
         assert amqp.channel.queue_declare(QUEUE, passive=True).method.consumer_count == 1
 
@@ -599,7 +603,8 @@ def test_from_the_moment_in_which_a_connection_is_given_up_nothing_passes_for_ac
             put(amqp)
             wait_until(lambda: said)
             proxy.delay(1)  # the broker's goodbye takes a second
-            consumer._link.call(lambda: (consumer._link.drop("for a test"), given_up.set()))
+            link = consumer._connection._link
+            link.call(lambda: (link.drop("for a test"), given_up.set()))
             wait_until(lambda: len(said) == 2)
             proxy.forward()
             wait_until(lambda: consumer.counts["done"])
@@ -611,8 +616,9 @@ def test_what_waits_too_long_for_a_thread_goes_back_until_one_is_free(here, amqp
     monkeypatch.setattr("consumers.source.OVERDUE_SECONDS", 0.2)
     held = Held()
     consumer = Consumer(here(threads=1), "orders", held)
-    arrived, place = [], consumer._waiting.put
-    consumer._waiting.put = lambda delivery: (arrived.append(delivery), place(delivery))
+    waiting = consumer._connection.waiting
+    arrived, place = [], waiting.put
+    waiting.put = lambda delivery: (arrived.append(delivery), place(delivery))
     with consuming(consumer):
         for number in range(5):
             put(amqp, b"%d" % number)
@@ -799,7 +805,7 @@ def test_an_error_outside_the_callback_ends_the_consumer_and_leaves_the_message(
     assert type(error) is ConsumerError
     assert "a worker failed" in str(error)
     assert "in the toolkit" in str(error)
-    until(lambda: length(amqp, QUEUE) == 1)
+    wait_until(lambda: length(amqp, QUEUE) == 1)
 
 
 def test_what_goes_wrong_while_it_finishes_is_raised_too(here, amqp):
@@ -821,7 +827,7 @@ def test_what_goes_wrong_while_it_finishes_is_raised_too(here, amqp):
     put(amqp)
     wait_until(lambda: consumer.figures()["in_hand"])
     consumer.stop()
-    wait_until(consumer._stopping.is_set)
+    wait_until(consumer._connection.stopping.is_set)
     release.set()
     thread.join(10)
     assert raised
@@ -833,7 +839,7 @@ def test_a_consumer_that_cannot_be_started_does_not_leave_another_running(here, 
     with pytest.raises(pytest.fail.Exception, match="no more threads"):
         run_all([first, second])
     assert not first.connected
-    assert not first._link._thread.is_alive()
+    assert not first._connection._link._thread.is_alive()
 
 
 # The connection's thread
@@ -865,7 +871,7 @@ def test_a_vhost_that_has_all_its_connections_is_tried_again_and_is_no_reason_to
     consumer = Consumer(here(), "orders", lambda message: None)
     consumer.start()
     try:
-        wait_until(lambda: consumer._link._failures)
+        wait_until(lambda: consumer._connection._link._failures)
         assert consumer.wait(0.01) == (False, None)
         management._delete("vhost-limits", vhost, "max-connections")
         wait_until(lambda: consumer.connected)
@@ -1226,7 +1232,7 @@ def test_under_an_alarm_a_callback_that_hangs_keeps_nobody_from_ending(own, own_
             own_node.ctl("set_vm_memory_high_watermark", "0")
             waiter = threading.Thread(target=lambda: ended.append(consumer.wait()))
             waiter.start()
-            wait_until(lambda: consumer._hung)
+            wait_until(lambda: consumer._time_limit.threads)
             consumer.stop()
             waiter.join(5)
             assert ended == [(True, None)]

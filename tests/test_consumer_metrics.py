@@ -61,7 +61,8 @@ def test_prometheus_reads_what_became_of_messages_and_what_is_in_hand(here, amqp
             put(amqp, body)
         wait_until(lambda: consumer.counts["park"] and consumer.counts["done"] == 2)
         figures = scraped(port)
-        consumer._link.call(lambda: consumer._link.drop("as by a crash"))  # what is in hand is void
+        link = consumer._connection._link
+        link.call(lambda: link.drop("as by a crash"))  # what is in hand is void
         wait_until(lambda: consumer.counts["reconnected"] == 1)
         held.append(None)
         wait_until(lambda: consumer.counts["void"] == 1)

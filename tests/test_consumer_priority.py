@@ -191,7 +191,7 @@ def test_one_setting_says_which_source_a_key_is():
 @pytest.mark.parametrize(("prefetch", "threads"), [("young", 2), (2, 3), ("grown", 30)])
 def test_with_ranges_the_lowest_level_never_has_all_threads(prefetch, threads):
     consumer = Consumer(at("amqp://127.0.0.1:1", priorities="0-4,5-9", prefetch=prefetch), "orders", pytest.fail)
-    assert (consumer._workers.threads, consumer._queues()[-1].prefetch < threads) == (threads, True)
+    assert (consumer._workers.threads, consumer._connection._queues()[-1].prefetch < threads) == (threads, True)
 
 
 def test_the_prefetch_doubles_with_the_level():

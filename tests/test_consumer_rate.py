@@ -19,7 +19,6 @@ from benchmarks.consumers_rate import most_above, off_the_rate, taken
 from consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
 from consumers.outcomes import Outcome
 from consumers.rate import SCRIPT, checked
-from consumers.source import InOrder
 from consumers.workers import RateLimited, Workers
 from local.redis import PrivateRedis
 from tests.test_consumer import QUEUE, at, consuming, length, put
@@ -360,8 +359,9 @@ def test_a_consumer_keeps_to_the_rate_of_its_settings(here, amqp):
 def counted_arrivals(consumer):
     """Count the messages that come to a consumer."""
     arrived = []
-    put = consumer._waiting.put
-    consumer._waiting.put = lambda delivery: (arrived.append(delivery), put(delivery))
+    waiting = consumer._connection.waiting
+    put = waiting.put
+    waiting.put = lambda delivery: (arrived.append(delivery), put(delivery))
     with consuming(consumer):
         yield arrived
 
@@ -428,10 +428,10 @@ def test_a_consumer_that_waits_for_a_token_ends_at_once_and_leaves_its_messages(
     consumer = Consumer(here(rate=0.01), "orders", lambda message: None)
     with consuming(consumer):
         put(amqp)
-        wait_until(lambda: length(amqp, QUEUE) == 0 or not consumer._reading)
+        wait_until(lambda: length(amqp, QUEUE) == 0 or consumer._connection.paused)
         begun = time.monotonic()
     assert time.monotonic() - begun < 3
-    until(lambda: length(amqp, QUEUE) == 1)
+    wait_until(lambda: length(amqp, QUEUE) == 1)
     assert not consumer.counts["done"]
 
 
@@ -453,10 +453,10 @@ class Emptying:
 
 
 def test_a_token_without_a_message_goes_back_and_is_not_kept_for_the_next():
-    waiting, handled = InOrder(), []
+    connection = Consumer(at("amqp://127.0.0.1:1"), "orders", pytest.fail)._connection
+    waiting, handled = connection.waiting, []
     limiter = Emptying(waiting)
-    limited = RateLimited(waiting, limiter, hold_seconds=5, pause=pytest.fail, resume=pytest.fail)
-    workers = Workers(1, limited, handled.append, "test")
+    workers = Workers(1, RateLimited(connection, limiter, hold_seconds=5), handled.append, "test")
     waiting.put("lost")
     workers.wake()
     wait_until(lambda: workers._idle)

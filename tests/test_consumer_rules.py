@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers import Discard, Halt, Names, Outcome, Park, Policy, Requeue, Retry, Settings, SettingsError
-from consumers.delivery import Delivery, Intake
+from consumers.delivery import Delivery, QueueChannel
 from consumers.names import delay_queue, parking_queue, return_key
 from consumers.outcomes import Unreadable, decide
 from consumers.publisher import Publisher
@@ -179,29 +179,29 @@ class Channel:
 
 @given(st.permutations(range(1, 25)), st.lists(st.integers(1, 6), min_size=1), st.sets(st.integers(1, 24)))
 def test_whatever_the_order_exactly_what_is_finished_is_settled(order, batches, rejected):
-    channel = Channel(order)
-    intake = Intake("q", 0, 20, channel)
+    amqp = Channel(order)
+    channel = QueueChannel("q", 0, amqp)
     for tag in sorted(order):
-        intake.arrived(tag)
+        channel.delivered(tag)
     finished, position = set(), 0
     while position < len(order):
         for size in batches:
             batch = order[position : position + size]
             position += size
             finished |= set(batch)
-            intake.settle([tag for tag in batch if tag not in rejected], [tag for tag in batch if tag in rejected])
-            assert channel.unacknowledged == set(order) - finished
-            assert channel.requeued == finished & rejected
-    assert (len(intake._outstanding), len(intake._finished)) == (0, 0)  # nothing is kept of what is over
+            channel.settle([tag for tag in batch if tag not in rejected], [tag for tag in batch if tag in rejected])
+            assert amqp.unacknowledged == set(order) - finished
+            assert amqp.requeued == finished & rejected
+    assert (len(channel._unacked), len(channel._settled)) == (0, 0)  # nothing is kept of what is over
 
 
 def test_what_is_finished_in_order_is_one_acknowledgement():
-    channel = Channel(range(1, 21))
-    intake = Intake("q", 0, 20, channel)
+    amqp = Channel(range(1, 21))
+    channel = QueueChannel("q", 0, amqp)
     for tag in range(1, 21):
-        intake.arrived(tag)
-    intake.settle(list(range(1, 21)), [])
-    assert (channel.frames, channel.unacknowledged) == (1, set())
+        channel.delivered(tag)
+    channel.settle(list(range(1, 21)), [])
+    assert (amqp.frames, amqp.unacknowledged) == (1, set())
 
 
 # What is written on a message that failed
@@ -216,7 +216,7 @@ class Method:
 
 
 def delivery(body=b"{}", **properties):
-    return Delivery(Intake("shop_test_orders", 0, 1, None), Method(), pika.BasicProperties(**properties), body)
+    return Delivery(QueueChannel("shop_test_orders", 0, None), Method(), pika.BasicProperties(**properties), body)
 
 
 def test_a_message_without_an_id_gets_one_that_is_the_same_each_time():

@@ -1,0 +1,250 @@
+"""The connection that consumes, and its I/O thread, which alone touches the channels.
+
+It declares, consumes with a prefetch, and acks and requeues what workers settled. It never publishes; see `publisher`.
+"""
+
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from consumers.delivery import Delivery, QueueChannel
+from consumers.link import Link, Steps, open_channel
+from consumers.outcomes import Outcome
+from consumers.settings import Settings
+from consumers.source import Limiter, PhysicalQueue, Preferring
+from consumers.topology import declare
+
+if TYPE_CHECKING:
+    from consumers.consumer import Consumer
+
+logger = logging.getLogger(__name__)
+
+
+class Prefetch:
+    """The prefetch of a plain queue: small while the consumer is young, larger once grown, and less with a limiter."""
+
+    def __init__(self, settings: Settings, limiter: Limiter | None) -> None:
+        self.callbacks = 1
+        """How many callbacks at once it makes room for, where there is a limiter."""
+        self._settings = settings
+        self._limiter = limiter
+        self._grown = settings.grown_prefetch <= settings.young_prefetch
+        self._done_in_a_row = 0
+
+    @property
+    def size(self) -> int:
+        """The prefetch for now. A limiter's is for messages beside those whose callbacks run."""
+        size = self._settings.grown_prefetch if self._grown else self._settings.young_prefetch
+        return size if self._limiter is None else min(size, self.callbacks + self._limiter.prefetch(size))
+
+    def grows(self, outcome: Outcome) -> bool:
+        """Count a message that was settled; return whether the prefetch has grown by it."""
+        self._done_in_a_row = self._done_in_a_row + 1 if outcome is Outcome.DONE else 0
+        if self._grown or self._done_in_a_row < self._settings.grows_after:
+            return False
+        self._grown = True
+        return True
+
+
+class ConsumerConnection:
+    """Consumes the queues of a source, and settles what came from them.
+
+    Any thread may call the methods without an underscore, all others run in the I/O thread.
+    """
+
+    def __init__(self, consumer: "Consumer", limiter: Limiter | None) -> None:
+        self.name = consumer.source.key
+        self.waiting = consumer.source.waiting()
+        self.paused = False
+        self.stopping = threading.Event()
+        self.last_acked = time.monotonic()  # until the first ack, the time of creation
+        self._settings = consumer.settings
+        self._source = consumer.source
+        self._count = consumer._count
+        self._prefetch = Prefetch(self._settings, limiter)
+        name = f"consumer of {self.name}"
+        self._link = Link(self._settings.parameters, name, self._set_up, self._lost, consumer.fail)
+        self._wake: Callable[[], None] = lambda: None
+        self._channels: list[QueueChannel] = []
+        self._syncing = False
+        self._redeclared: deque[threading.Event] = deque()
+        self._settled: deque[tuple[Delivery, Outcome]] = deque()
+        self._flushing = False
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Connect, and call ``wake`` for each delivery, in the I/O thread."""
+        self._wake = wake
+        self._link.start()
+
+    def stop(self) -> None:
+        """Consume no more, and requeue what waits."""
+        self.stopping.set()
+        self._link.call(self._sync)
+
+    def close(self, timeout: float) -> None:
+        """Send what was settled, and close; the broker has ``timeout`` seconds to answer. What else is here is void."""
+        self._link.call(self._flush)
+        self._link.call(self._void)
+        self._link.close(timeout)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is connected and set up."""
+        return self._link.ready
+
+    @property
+    def prefetch(self) -> int:
+        """The prefetch of all queues together."""
+        return sum(channel.prefetch for channel in self._channels)
+
+    def set_paused(self, paused: bool) -> None:
+        """Stop consuming, and requeue what waits; or consume again."""
+        if paused:
+            logger.info("%s: no message may be worked on for a while: what waits goes back to the broker", self.name)
+        self.paused = paused
+        self._link.call(self._sync)
+
+    def settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Ack a delivery, or requeue it if that is the outcome, and count it."""
+        self._settled.append((delivery, outcome))
+        if not self._flushing:
+            self._flushing = True
+            self._link.call(self._flush)
+
+    def make_room(self, callbacks: int) -> None:
+        """Raise a limiter's prefetch if so many callbacks at once are more than it makes room for."""
+        if callbacks > self._prefetch.callbacks:
+            self._prefetch.callbacks = 2 * callbacks
+            self._link.call(self._sync)
+
+    def redeclare(self, timeout: float) -> None:
+        """Declare all again, and wait for that, in another thread than the I/O thread."""
+        done = threading.Event()
+        self._link.call(partial(self._redeclare, done))
+        done.wait(timeout)
+
+    def requeue_overdue(self, is_worker_free: bool) -> None:
+        """Requeue what has waited too long, and consume its queues again when nothing waits and a worker is free."""
+        self._link.call(partial(self._requeue_overdue, is_worker_free))
+
+    # The I/O thread
+
+    def _set_up(self, link: Link, connection: Any) -> Steps:
+        self._syncing = True
+        channels = []
+        for queue in self._queues():
+            amqp = yield open_channel(connection)
+            link.watch(amqp)
+            channels.append(QueueChannel(queue.name, queue.level, amqp))
+            amqp.add_on_cancel_callback(partial(self._cancelled, channels[-1]))
+        yield from declare(link, channels[0].amqp, self._settings, self._source, self._queues())
+        if link.connects:
+            self._count("reconnected")
+        self._channels = channels
+        yield from self._steps()
+
+    def _queues(self) -> Sequence[PhysicalQueue]:
+        return self._source.queues(self._settings.names, self._prefetch.size)
+
+    def _sync(self) -> None:
+        """Bring the channels to what is wanted by now: declared again, consuming with another prefetch, or not."""
+        if self._channels and not self._syncing:
+            self._syncing = True
+            self._link.take_steps(self._steps())
+
+    def _steps(self) -> Steps:
+        """What is wanted may change while the broker answers: each step looks anew."""
+        while (change := self._next_change()) is not None:
+            yield from change
+        self._syncing = False
+        if self.paused or self.stopping.is_set():
+            while (delivery := self.waiting.take()) is not None:
+                delivery.channel.requeue(delivery)
+
+    def _next_change(self) -> Steps | None:
+        if self._redeclared:
+            return self._declare()
+        idle = self.paused or self.stopping.is_set()
+        for channel, queue in zip(self._channels, self._queues(), strict=True):
+            wanted = 0 if idle or channel.resting else queue.prefetch
+            if wanted != (channel.prefetch if channel.consumer_tag else 0):
+                return channel.consume(wanted, partial(self._on_message, channel))
+        return None
+
+    def _on_message(self, channel: QueueChannel, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        channel.delivered(method.delivery_tag)
+        self.waiting.put(Delivery(channel, method, properties, body))
+        self._wake()
+
+    def _cancelled(self, channel: QueueChannel, _: Any) -> None:
+        """The broker has cancelled the consumer: the queue was deleted, or lost its node."""
+        logger.warning("%s: the queue %s is gone; it is declared again", self.name, channel.queue)
+        channel.consumer_tag = ""
+        self._redeclare(threading.Event())
+
+    def _redeclare(self, done: threading.Event) -> None:
+        if self._channels:
+            self._redeclared.append(done)
+            self._sync()
+        else:
+            done.set()  # the next connection declares all
+
+    def _declare(self) -> Steps:
+        waiters = len(self._redeclared)
+        yield from declare(self._link, self._channels[0].amqp, self._settings, self._source, self._queues())
+        for _ in range(waiters):
+            self._redeclared.popleft().set()
+
+    def _requeue_overdue(self, is_worker_free: bool) -> None:
+        overdue = self.waiting.overdue() if isinstance(self.waiting, Preferring) else ()
+        for delivery in overdue:
+            channel = delivery.channel
+            if not channel.resting:
+                logger.info("%s: %s rests: what came from it has waited too long", self.name, channel.queue)
+            channel.resting = True
+            channel.cancel()
+            channel.requeue(delivery)
+        resting = [channel for channel in self._channels if channel.resting]
+        if resting and is_worker_free and not overdue and not len(self.waiting):
+            for channel in resting:
+                channel.resting = False
+            self._sync()
+
+    def _flush(self) -> None:
+        """Send what was settled since the last time."""
+        self._flushing = grown = False
+        settled: defaultdict[QueueChannel, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        while self._settled:
+            delivery, outcome = self._settled.popleft()
+            if not delivery.channel.open or not delivery.channel.amqp.is_open:
+                self._count("void")
+                continue
+            self._count(outcome.value)
+            grown = self._prefetch.grows(outcome) or grown
+            settled[delivery.channel][outcome is Outcome.REQUEUE].append(delivery.tag)
+        for channel, (acked, requeued) in settled.items():
+            channel.settle(acked, requeued)
+            if acked:
+                self.last_acked = time.monotonic()
+        if grown:
+            logger.info("%s: grown, after %d messages in a row without an error", self.name, self._settings.grows_after)
+            self._sync()
+
+    def _void(self) -> None:
+        """Settle nothing any more: it would not reach the broker."""
+        for channel in self._channels:
+            channel.open = False
+
+    def _lost(self, reason: str) -> None:
+        self._void()
+        self._channels = []
+        self._syncing = False
+        while self._redeclared:
+            self._redeclared.popleft().set()
+        # The broker has requeued them. What is settled from here on is left out in `_flush`.
+        while self.waiting.take() is not None:
+            self._count("void")

@@ -1,0 +1,164 @@
+"""The workers' side: calls the callback with each message, and settles it by what the callback did."""
+
+import logging
+import random
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from consumers import retries
+from consumers.connection import ConsumerConnection
+from consumers.decoding import Decoder, decode
+from consumers.delivery import Delivery
+from consumers.errors import ConsumerError, Halted, NotPublished, Unroutable
+from consumers.message import Message
+from consumers.outcomes import Decision, Outcome, Unreadable, decide
+from consumers.source import OVERDUE_SECONDS
+
+if TYPE_CHECKING:
+    from consumers.consumer import Callback, Consumer
+
+logger = logging.getLogger(__name__)
+
+REQUEUE_SECONDS = (1.0, 5.0)
+"""How long a thread waits, at random between these, before it requeues a message that couldn't be published."""
+
+_WORDS = {
+    Outcome.HALT: "the consumer stops",
+    Outcome.DISCARD: "discarded",
+    Outcome.REQUEUE: "put back into its queue, once",
+    Outcome.RETRY: "tried again later",
+    Outcome.PARK: "parked",
+}
+
+
+class Handler:
+    """Handles deliveries, each in a worker's thread, which owns the message while its callback runs."""
+
+    def __init__(
+        self, consumer: "Consumer", connection: ConsumerConnection, callback: "Callback", decoders: dict[str, Decoder]
+    ) -> None:
+        self.running: dict[int, tuple[Message, float]] = {}
+        """By thread: the message whose callback runs, and since when, by `time.monotonic`."""
+        self._consumer = consumer
+        self._connection = connection
+        self._callback = callback
+        self._decoders = decoders
+        self._name = consumer.source.key
+
+    def handle(self, delivery: Delivery) -> None:
+        """Decode the message, call the callback, settle the message, and call the listeners."""
+        if not delivery.channel.open:
+            self._consumer._count("void")
+            return
+        message = Message(self._consumer, delivery, None)
+        thread = threading.get_ident()
+        begun = time.monotonic()
+        self.running[thread] = message, begun
+        self._connection.make_room(len(self.running))
+        outcome: Outcome | None = Outcome.DONE
+        try:
+            properties = delivery.properties
+            if why := getattr(properties, "unreadable", ""):
+                raise Unreadable(why)
+            message.body = decode(delivery.body, properties.content_type, properties.content_encoding, self._decoders)
+            self._callback(message)
+        except BaseException as error:
+            took, outcome = time.monotonic() - begun, None
+            # Claimed first of all: the time limit is the callback's, and publishing may take long.
+            if message._claim():
+                outcome = self.failed(message, error, "".join(traceback.format_exception(error)))
+            else:
+                self._failed_late(message, error)
+        else:
+            took = time.monotonic() - begun
+            message.ack()
+        finally:
+            self.running.pop(thread, None)
+        for listener in self._consumer.listeners:
+            try:
+                listener(message, outcome, took)
+            except Exception:
+                logger.exception("%s: a listener failed; the message was dealt with", self._name)
+
+    def failed(self, message: Message, error: BaseException, trace: str) -> Outcome:
+        """Do what the exception means with a message that the caller has claimed; return what became of it."""
+        decision = self._decide(message, error)
+        level = logging.WARNING if decision.outcome is Outcome.RETRY else logging.ERROR
+        logger.log(level, "%s: %r failed: %s", self._name, message, _WORDS[decision.outcome], exc_info=error)
+        if decision.outcome is Outcome.HALT:
+            self._stop(Halted, f"stopped by {message!r}", error)
+        elif decision.outcome in (Outcome.RETRY, Outcome.PARK):
+            return self._publish(message, error, trace, decision)
+        else:
+            self._connection.settle(message._delivery, decision.outcome)
+        return decision.outcome
+
+    def worker_failed(self, error: BaseException) -> None:
+        """Stop the consumer: the message stays unacknowledged, and is delivered again."""
+        self._stop(ConsumerError, "a worker failed", error)
+
+    def _failed_late(self, message: Message, error: BaseException) -> None:
+        """Count a callback that failed after its message was acked, or settled by the time limit."""
+        logger.error("%s: %r failed after it was acknowledged", self._name, message, exc_info=error)
+        self._consumer._count("late")
+        if self._decide(message, error).outcome is Outcome.HALT:
+            self._stop(Halted, f"stopped by {message!r}", error)
+
+    def _decide(self, message: Message, error: BaseException) -> Decision:
+        return decide(error, self._consumer.settings.policy, message.attempts, message._delivery.redelivered)
+
+    def _stop(self, kind: type[ConsumerError], why: str, cause: BaseException) -> None:
+        error = kind(f"{self._name}: {why}: {retries.in_words(cause)}")
+        error.__cause__ = cause
+        self._consumer.fail(error)
+
+    def _publish(self, message: Message, error: BaseException, trace: str, decision: Decision) -> Outcome:
+        """Publish a message to a delay queue or the parking queue, and ack it then; return REQUEUE if it is requeued.
+
+        A crash between the two leaves it in both, with the same message id. While the broker accepts no messages, it is
+        kept: requeued, it would be delivered again at once, and its callback called time after time. If its connection
+        is lost it is delivered again anyway, and isn't published besides.
+        """
+        delivery, names, publisher = message._delivery, self._consumer.names, self._consumer.publisher
+        if decision.outcome is Outcome.RETRY:
+            routing_key, properties = retries.delayed(delivery, names, error, decision.delay)
+        else:
+            routing_key, properties = retries.parked(delivery, names, error, trace)
+        outcome, redeclared = Outcome.REQUEUE, False
+        while delivery.channel.open:  # else it is void, and counted so
+            try:
+                publisher.send(
+                    routing_key, delivery.body, properties, mandatory=True, patient=lambda: self._may_keep(delivery)
+                )
+                outcome = decision.outcome
+            except NotPublished as failure:
+                keep = self._may_keep(delivery)
+                if keep and publisher.blocked and not failure.unknown:
+                    logger.warning("%s: %r is kept: %s", self._name, message, failure)
+                    continue
+                if keep and isinstance(failure, Unroutable) and not redeclared:
+                    logger.warning("%s: %s; its queue is declared again", self._name, failure)
+                    redeclared = True
+                    self._connection.redeclare(self._consumer.settings.publish_timeout)
+                    continue
+                self._not_published(message, failure)
+            break
+        self._connection.settle(delivery, outcome)
+        return outcome
+
+    def _not_published(self, message: Message, failure: NotPublished) -> None:
+        logger.error("%s: %r is put back into its queue: %s", self._name, message, failure)
+        self._consumer._count("unpublished")
+        if isinstance(failure.__cause__, ConsumerError):
+            self._consumer.fail(failure.__cause__)
+        # Requeued at once it would be delivered at once, and again.
+        self._connection.stopping.wait(random.uniform(*REQUEUE_SECONDS))  # noqa: S311
+
+    def _may_keep(self, delivery: Delivery) -> bool:
+        """Whether a message may be kept: no shutdown has begun, and the broker's timeout for it is some way off."""
+        if self._connection.stopping.is_set() or not delivery.channel.open:
+            return False
+        limit = self._consumer.settings.time_limit
+        return not limit or time.monotonic() - delivery.since < limit + OVERDUE_SECONDS

@@ -1,0 +1,63 @@
+"""The time limit of callbacks, which the thread that waits for the consumer checks."""
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from consumers.errors import Hung
+from consumers.handler import Handler
+from consumers.message import Message
+from consumers.outcomes import TookTooLong
+
+if TYPE_CHECKING:
+    from consumers.consumer import Consumer
+
+logger = logging.getLogger(__name__)
+
+
+class TimeLimit:
+    """Settles messages whose callbacks exceed the settings' ``time_limit``, and stops the consumer.
+
+    A thread can't be stopped from outside, so the process has to be started anew. Without a limit the broker's own
+    timeout (30 minutes) would close the channel, and the next thread would hang on the same message.
+    Each such message has a thread of its own: to settle it may take as long as the broker accepts no messages.
+    """
+
+    def __init__(self, consumer: "Consumer", handler: Handler) -> None:
+        self.threads: dict[Message, threading.Thread] = {}
+        """By message that exceeded the limit: the thread that settles it."""
+        self._consumer = consumer
+        self._handler = handler
+        self._name = consumer.source.key
+
+    def check(self) -> None:
+        """Claim and settle the messages whose callbacks take too long."""
+        now, seconds = time.monotonic(), self._consumer.settings.time_limit
+        for thread, (message, since) in list(self._handler.running.items()):
+            if not seconds or now - since < seconds or not message._claim():
+                continue
+            frame = sys._current_frames().get(thread)
+            trace = "".join(traceback.format_stack(frame)) if frame else ""
+            error = TookTooLong(f"the callback did not return or acknowledge within {seconds:g} s")
+            logger.error("%s: %r: %s; it is at:\n%s", self._name, message, error, trace)
+            name = f"{self._name}-hung-{len(self.threads) + 1}"
+            settling = threading.Thread(target=self._settle, args=(message, error, trace), name=name, daemon=True)
+            self.threads[message] = settling
+            settling.start()
+
+    def _settle(self, message: Message, error: TookTooLong, trace: str) -> None:
+        try:
+            self._handler.failed(message, error, trace)
+        except Exception as failure:
+            logger.exception("%s: %r can't be dealt with", self._name, message)
+            self._handler.worker_failed(failure)
+        self._consumer.fail(Hung(f"{self._name}: {message!r}: {error}; start the process anew"))
+
+    def only_settled_run(self) -> bool:
+        """Check, and return whether callbacks run, of which all messages are settled for the limit."""
+        self.check()
+        threads = [self.threads.get(message) for message, _ in list(self._handler.running.values())]
+        return bool(threads) and all(thread is not None and not thread.is_alive() for thread in threads)
