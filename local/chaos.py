@@ -79,7 +79,7 @@ class Plan:
 def plan_of(seconds: float) -> Plan:
     """Return the plan for so many seconds of load."""
     if seconds < 30:
-        return Plan(seconds, 1, 2, 1, 2, lull=3, away=1, settle=60, unused=3, complete=False)
+        return Plan(seconds, 1, 2, 1, 2, lull=2, away=0.5, settle=60, unused=2, complete=False)
     if seconds < 300:
         return Plan(seconds, 2, 12, 2, 3, lull=2, away=3, settle=120, unused=8, complete=True)
     return Plan(seconds, 2, 100, 10, 8, lull=20, away=10, settle=600, unused=None, complete=True)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
 from urllib.parse import urlsplit
@@ -91,10 +92,14 @@ class Stack:
                 address = urlsplit(self.environment["RABBITMQ_MANAGEMENT_URL"])
                 self._say(f"Using the RabbitMQ at {address.hostname}:{address.port}, as configured.")
             else:
-                self._start_broker()
+                self._choose_broker()
             if not self.environment.get("EMAIL_URL"):
                 self._start_mail()
-            self.manage("migrate", "--no-input")
+            with ThreadPoolExecutor(1) as side_by_side:  # both take seconds
+                starting = side_by_side.submit(self.node.start) if self.node is not None else None
+                self.manage("migrate", "--no-input")
+            if starting is not None:
+                self._report_broker(starting.result())
         except BaseException:
             self.stop()
             raise
@@ -158,14 +163,15 @@ class Stack:
             self.addresses[name] = f"http://127.0.0.1:{listener.getsockname()[1]}"
         return int(next(iter(self._sockets.values())).getsockname()[1])
 
-    def _start_broker(self) -> None:
+    def _choose_broker(self) -> None:
         self._say("No RabbitMQ is configured (RABBITMQ_MANAGEMENT_URL), so a private one is started.")
         self.node = PrivateNode(directory=self._var / "rabbitmq")
-        self.node.start()
         self.environment["RABBITMQ_MANAGEMENT_URL"] = self.node.management_url
         self.environment["RABBIT_URL"] = self.node.amqp_url
-        self._say(f"RabbitMQ is ready: {self.node.management_url} and {self.node.amqp_url}")
-        self._say(f"Agents read their queues from it by STOMP over WebSocket: {self.node.stomp_url}")
+
+    def _report_broker(self, node: PrivateNode) -> None:
+        self._say(f"RabbitMQ is ready: {node.management_url} and {node.amqp_url}")
+        self._say(f"Agents read their queues from it by STOMP over WebSocket: {node.stomp_url}")
 
     def _start_mail(self) -> None:
         self.mail = MailCatcher(on_mail=self._keep_mail).start()

@@ -14,7 +14,7 @@ from tests.plugin import ROOT
 @pytest.mark.slow
 def test_a_killed_guard_breaks_no_invariant(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "local.chaos", "--seconds", "4", "--directory", tmp_path],
+        [sys.executable, "-m", "local.chaos", "--seconds", "3", "--directory", tmp_path],
         cwd=ROOT,
         capture_output=True,
         text=True,
