@@ -1135,28 +1135,17 @@ def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_
     other = agents.token(made.owner)
     subscriptions.register_consumer(made.identity, other, None)
     expired(other.token)
-    looked, noted = threading.Event(), threading.Event()
-    real_username, real_note = removals._username, subscriptions._note
+    username, registrations = removals._username, []
 
-    def wait(value):
-        looked.set()
-        noted.wait(1)
-        return real_username(value)
+    def register_meanwhile(value):
+        if not registrations:
+            registrations.append(in_background(subscriptions.register_subscription, made.identity, "order", other))
+            wait_until_blocked(registrations[0])
+        return username(value)
 
-    def note(*arguments):
-        real_note(*arguments)
-        noted.set()
-
-    def register():
-        assert looked.wait(30)
-        subscriptions.register_subscription(made.identity, "order", other)
-
-    monkeypatch.setattr(removals, "_username", wait)
-    monkeypatch.setattr(subscriptions, "_note", note)
-    registration = in_background(register)
+    monkeypatch.setattr(removals, "_username", register_meanwhile)
     removals.disarm_expired()
-    registration.result()
-    assert noted.is_set()
+    registrations[0].result()
     removals.disarm_expired()
     settle()
     assert not can_log_in(broker, made.vhost, made.username, other.key)
