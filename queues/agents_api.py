@@ -3,8 +3,6 @@
 What may be done is decided by the functions it calls. Unchanged agents speak this: what they read is not to be changed.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import UUID
@@ -16,7 +14,6 @@ from django_filters import CharFilter, ChoiceFilter, FilterSet, UUIDFilter  # ty
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins
 from rest_framework import request as rest
-from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
@@ -76,15 +73,6 @@ def source_of(request: Request) -> str | None:
     return found.partition("%")[0] or None  # no column takes the interface of a link-local address
 
 
-@lru_cache
-def _one(serializer: type[Serializer[Any]]) -> Serializer[Any]:
-    """Return the one serializer of this kind, which keeps nothing of what it reads and tells.
-
-    A new one makes all its fields anew, which takes longer than what they do.
-    """
-    return serializer()
-
-
 class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
     """Rows that are listed, and shown at their UUID."""
 
@@ -113,10 +101,7 @@ class Shown(ByUUID[Row]):
 
     def made(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:
         """Return what was made, or was there."""
-        return self.told(serializer(row, context=self.get_serializer_context()).data, new)
-
-    def told(self, data: Mapping[str, Any], new: bool) -> Response:
-        """Return what this tells of what was made, or was there."""
+        data = serializer(row, context=self.get_serializer_context()).data
         if not new:
             return Response(data)
         headers = {"Location": data["url"]} if "url" in data else {}
@@ -254,7 +239,7 @@ class AgentIdentities(Shown[AgentIdentity]):
             identity, object_type, presented, source_ip=source_of(request)
         )
         queue, new = subscriptions.create_queue(subscription, offering, object_type, presented)
-        return self.told(_one(SubscriptionQueueSerializer).to_representation(queue), new)
+        return self.made(SubscriptionQueueSerializer, queue, new)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, Presented]:
         """Return the agent that the path names, and the token that is presented for it.
@@ -336,26 +321,13 @@ class EventSubscriptions(Shown[EventSubscription]):
         To be called before the agent reads from it, so that the queue has the right arguments. 201: it is new. 200: it
         was there. The token presented becomes the subscription's password on the broker.
         """
-        body: dict[str, Any] = {}
-        wrong = None
-        try:
-            body = _one(NewSubscriptionQueueSerializer).run_validation(request.data)
-        except ValidationError as error:  # to be told to whom the subscription is there
-            wrong = error
-        if wrong is None and isinstance(request.auth, AuthToken):
-            presented = Presented(request.auth, key_in(request))
-            made = subscriptions.create_new(request.user, uuid, presented=presented, **body)
-            if made is not None:
-                return self.told(_one(SubscriptionQueueSerializer).to_representation(made), True)
-        asked = subscriptions.look_up(request.user, uuid, **body)
-        if asked is None:
-            raise NotFound
-        presented = presented_by(request, asked.subscription.owner_id)
-        if wrong is not None:
-            raise wrong
+        subscription = self.get_object()
+        presented = presented_by(request, subscription.owner_id)
+        body = read(NewSubscriptionQueueSerializer, request)
         with at_field("offering_uuid", NoSuchOffering):
-            queue, new = subscriptions.create_asked(asked, presented)
-        return self.told(_one(SubscriptionQueueSerializer).to_representation(queue), new)
+            offering = subscriptions.usable_offering(subscription.owner, body["offering_uuid"])
+        queue, new = subscriptions.create_queue(subscription, offering, body["object_type"], presented)
+        return self.made(SubscriptionQueueSerializer, queue, new)
 
     def _check_offerings(self, owner: Owner, uuids: set[UUID]) -> None:
         """Make sure that this owner may subscribe to all of them, in one statement where it is so."""

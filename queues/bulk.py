@@ -1,27 +1,19 @@
-"""Many rows in one statement, whatever their number; and one row where every tenth of a millisecond counts.
+"""Many rows in one statement, whatever their number.
 
 One statement fed by ``json_each`` on SQLite, or by ``unnest`` on PostgreSQL. Django's ``bulk_create`` takes a statement
 for each 999 parameters on SQLite, and its ``bulk_update`` a CASE for each row, so both grow with the rows.
 """
 
-import itertools
 import json
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import orjson
 from django.db import connection, connections
-from django.db.backends.utils import CursorWrapper
 from django.db.models import BooleanField, Field, ForeignKey, JSONField, Model
 from django.db.models.expressions import RawSQL
 
 Row = Sequence[Any]
-
-_planned: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()
-"""Of each connection to PostgreSQL, the names of the statements that it has planned."""
 
 
 def insert(
@@ -67,50 +59,6 @@ def update(model: type[Model], fields: Sequence[str], rows: Sequence[Row]) -> No
         cursor.execute(f"UPDATE {table} SET {sets} FROM {source} WHERE {table}.{key} = fresh.{key}", parameters)
 
 
-def insert_one(row: Model) -> None:
-    """Insert a row as ``save`` does, but send no signals. Of each model the statement is composed once.
-
-    Composing it takes Django as long as the database takes for it.
-    """
-    sql, fields = _insert_of(type(row), connection.vendor)
-    values = [field.get_db_prep_save(field.pre_save(row, True), connection) for field in fields]
-    with connection.cursor() as cursor:
-        cursor.execute(sql, values)
-        row.pk = cursor.fetchone()[0]
-    row._state.adding, row._state.db = False, connection.alias
-
-
-def update_one(row: Model, field: str, value: str) -> bool:
-    """Set a field of a row, in the database and here, and return whether it is still there. As ``insert_one``."""
-    with connection.cursor() as cursor:
-        cursor.execute(_update_of(type(row), field, connection.vendor), [value, row.pk])
-        there: bool = cursor.rowcount > 0
-    setattr(row, field, value)
-    return there
-
-
-def execute_planned(cursor: CursorWrapper, name: str, sql: str, parameters: Sequence[Any]) -> None:
-    """Execute the statement of this name, which PostgreSQL plans once a connection.
-
-    To plan a small statement with a join takes it longer than to carry it out, and left to itself it plans some of them
-    each time all the same, as its statistics have it. Behind a pool that hands its connections from one transaction to
-    another, as ``DISABLE_SERVER_SIDE_CURSORS`` says, it is planned each time. So it is, until the connection closes,
-    where the first one is carried out in a transaction that is rolled back: that takes back the mode, which is that of
-    the whole connection, and not the statement.
-    """
-    if connection.vendor != "postgresql" or connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        cursor.execute(sql, parameters)
-        return
-    server = connection.connection
-    if name not in _planned.setdefault(server, set()):
-        numbers = itertools.count(1)
-        with connection.wrap_database_errors, server.cursor() as own:
-            own.execute("SET plan_cache_mode = force_generic_plan")
-            own.execute(f"PREPARE {name} AS " + re.sub("%s", lambda place: f"${next(numbers)}", sql))
-        _planned[server].add(name)
-    cursor.execute(f"EXECUTE {name} ({', '.join(['%s'] * len(parameters))})", parameters)
-
-
 def compare_by_hash() -> None:
     """Until the end of this transaction, have PostgreSQL not compare each row of one set with each of another.
 
@@ -120,22 +68,6 @@ def compare_by_hash() -> None:
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SET LOCAL enable_nestloop = off")
-
-
-@lru_cache
-def _insert_of(model: type[Model], vendor: str) -> tuple[str, list["Field[Any, Any]"]]:
-    key = model._meta.pk
-    fields = [field for field in model._meta.concrete_fields if field is not key]
-    names = ", ".join(_quoted(field.column) for field in fields)
-    places = ", ".join(["%s"] * len(fields))
-    table = _quoted(model._meta.db_table)
-    return f"INSERT INTO {table} ({names}) VALUES ({places}) RETURNING {_quoted(key.column)}", fields
-
-
-@lru_cache
-def _update_of(model: type[Model], field: str, vendor: str) -> str:
-    table, key = _quoted(model._meta.db_table), _quoted(model._meta.pk.column)
-    return f"UPDATE {table} SET {_quoted(_field(model, field).column)} = %s WHERE {key} = %s"
 
 
 def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:

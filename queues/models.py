@@ -12,6 +12,7 @@ from django.db import models
 from django.db.models.functions import Now
 
 from accounts.models import AuthToken, Owner, PulseUser, check_line, check_thresholds
+from rabbit.permissions import Permissions, for_consumer, for_subscription
 
 LONGEST_OFFERING_NAME = 150
 
@@ -465,6 +466,11 @@ class EventSubscription(Login):
         """The name of its RabbitMQ user."""
         return self.uuid.hex
 
+    @property
+    def permissions(self) -> Permissions:
+        """What its RabbitMQ user may do in the vhost of its owner's agents."""
+        return for_subscription(self.uuid.hex)
+
 
 class Registration(models.TextChoices):
     """Whether a registered queue is on the broker."""
@@ -503,6 +509,16 @@ class SubscriptionQueue(models.Model):
     def __str__(self) -> str:
         return self.queue_name
 
+    @property
+    def owner(self) -> Owner:
+        """The owner of its subscription."""
+        return self.subscription.owner
+
+    @property
+    def login(self) -> EventSubscription:
+        """What logs in to read it."""
+        return self.subscription
+
 
 class Consumer(Login):
     """The one queue of an agent that reads everything from one: its types, its RabbitMQ user, its queue."""
@@ -526,6 +542,21 @@ class Consumer(Login):
 
     def __str__(self) -> str:
         return self.queue_name
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of its agent."""
+        return self.identity.owner
+
+    @property
+    def login(self) -> "Consumer":
+        """What logs in to read it: itself."""
+        return self
+
+    @property
+    def permissions(self) -> Permissions:
+        """What its RabbitMQ user may do in the vhost of its owner's agents."""
+        return for_consumer(self.uuid.hex)
 
 
 class Removal(models.Model):
@@ -556,20 +587,6 @@ class Removal(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_kind_display()}: {self.name}"
-
-
-class RemovedQueue(models.Model):
-    """A queue that was just removed from the broker, for whoever registers it anew: see ``queues/removals.py``."""
-
-    vhost = models.CharField(max_length=255)
-    name = models.CharField(max_length=255)
-    at = models.DateTimeField(db_default=Now())
-
-    class Meta:
-        indexes = [models.Index(fields=["vhost", "name"]), models.Index(fields=["at"])]
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Sweep(models.Model):

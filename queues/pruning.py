@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.db.models import Max, Min, Model, QuerySet
-from django.db.models.functions import Now, TruncHour, TruncMinute
+from django.db.models.functions import TruncHour, TruncMinute
 from django.utils import timezone
 
 from accounts.models import AuditEntry
 from queues.lease import LeaseTaken, lease
-from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, RemovedQueue, Sweep, Watch
+from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Sweep, Watch
 from queues.thresholds import GONE
 
 BATCH = 1000
@@ -24,7 +24,6 @@ KEEP_SAMPLES_BY_MINUTE = timedelta(days=2)
 KEEP_PASSES = timedelta(days=7)
 KEEP_NOTIFICATIONS = timedelta(days=90)
 KEEP_SWEEPS = timedelta(days=90)
-KEEP_REMOVED = timedelta(hours=1)
 KEEP_EVENTS = timedelta(days=365)
 KEEP_AUDIT = timedelta(days=365)
 
@@ -49,7 +48,6 @@ def _prune(now: datetime) -> int:
         + _remove(Pass.objects.filter(at__lt=now - KEEP_PASSES))
         + _remove(Notification.objects.filter(state__in=delivered, created__lt=now - KEEP_NOTIFICATIONS))
         + _remove(Sweep.objects.filter(at__lt=now - KEEP_SWEEPS))
-        + _remove(RemovedQueue.objects.filter(at__lt=Now() - KEEP_REMOVED))
         + _remove(QueueEvent.objects.filter(at__lt=now - KEEP_EVENTS))
         + _remove(AuditEntry.objects.filter(timestamp__lt=now - KEEP_AUDIT))
         + _remove(LogEntry.objects.filter(action_time__lt=now - KEEP_AUDIT))

@@ -7,8 +7,7 @@ No correctness rests on that callback: the Removal is the truth, and a process t
 Somebody may register the very thing anew while it is being removed. So whoever removes it writes a claim first and then
 looks whether a row stands for it, and whoever registers it writes the row first and then looks for a Removal: one of
 them sees the other. A request whose answer was lost may still be carried out later, so such a Removal keeps its claim
-until it is tried again. A queue's Removal becomes a :class:`RemovedQueue` when it is done, so that it can be looked for
-at the end too, by the statement that says that the queue is there.
+until it is tried again.
 """
 
 import logging
@@ -40,7 +39,6 @@ from queues.models import (
     EventSubscription,
     Offering,
     Removal,
-    RemovedQueue,
     SubscriptionQueue,
 )
 from rabbit import connections
@@ -574,10 +572,8 @@ class _Batch:
         for vhost in [removal.name for removal in self.gone if removal.kind == Removal.Kind.VHOST]:
             forgetting.forget_vhost(vhost)
             Removal.objects.filter(kind=Removal.Kind.QUEUE, vhost=vhost).delete()
-        if over := [*self.gone, *self.kept]:
-            with transaction.atomic():
-                bulk.insert(RemovedQueue, ("vhost", "name"), [(queue.vhost, queue.name) for queue in queues])
-                self._mine(over).delete()
+        over = [*self.gone, *self.kept]
+        self._mine(over).delete()
         for removal in self.kept:
             logger.warning("%s in %s is kept: somebody reads from it", removal.name, removal.vhost)
         self._note_failures()

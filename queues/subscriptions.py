@@ -1,14 +1,16 @@
-"""Registering: how agents get their queues, with the right arguments, and logins that read these alone.
+"""Registration: agents get their queues with the right arguments, and logins that read only these queues.
 
-The row comes first, being made, so that no queue made here is ever without one; it is ready when the broker has the
-queue. What a crash leaves in between is being made: the next call or the sweep finishes it. A registration that fails
-takes its row back; what of it may have come to the broker is left to ``removals.py``.
+The row is committed first, in state ``creating``, so that no queue of Guardian's is ever without a row. It becomes
+``ready`` once the broker has the queue. After a crash the row stays ``creating``, and the next call or the sweep
+finishes it. A failed registration deletes the row that it created; ``removals.py`` removes what may have reached the
+broker.
 
-The password of a login is the token last presented. It is on the broker alone; here is which token it is. Before the
-broker is asked, it is written down as the next one, beside the one that is the password still: until the answer is here
-it may be either, and whichever is revoked takes the password along.
+The password of a login is the token presented last. Only the broker stores it; the row says which token it is. Before
+the request to the broker, that token is stored as the next one, beside the current one: until the answer arrives the
+password may be either, so revoking either takes the password.
 """
 
+import contextlib
 import logging
 import re
 import uuid as uuids
@@ -17,13 +19,14 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.db import IntegrityError, OperationalError, connection, transaction
-from django.db.models import Q, QuerySet
+from django.db import IntegrityError, OperationalError, transaction
+from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from accounts import hold, vouching
+from accounts import hold
 from accounts.models import AuthToken, Owner
+from accounts.vouching import require_vouched
 from queues import bulk, removals, sealing
 from queues.models import (
     AgentIdentity,
@@ -36,63 +39,27 @@ from queues.models import (
     Removal,
     SubscriptionQueue,
 )
-from rabbit import arguments, connections, names, permissions
+from rabbit import arguments, connections, names
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotEqual, NotThere, Refused
-from rabbit.permissions import Permissions
 
 logger = logging.getLogger(__name__)
 
-ROUNDS = 3
-"""So often is a registration begun again whose row somebody removes meanwhile."""
+MAX_ATTEMPTS = 3
+"""Of a registration whose row is removed at the same time, or which the database gives up for a deadlock."""
 
 WAIT_SECONDS = 10.0
-"""So long does one request wait for another that sets the same login's password, or makes the same vhost."""
-
-OBJECT_TYPES = frozenset(ObjectType.values)
-
-SURE_FOR = timedelta(minutes=1)
-"""So long after its row was inserted a queue may be said to be there by the quick way; RemovedQueues stay longer."""
+"""How long a request waits for another one that sets the same login's password, or creates the same vhost."""
 
 REMOVED_AFTER = timedelta(minutes=1)
-"""When what may be left of a failed registration is removed: by then the broker has done what it was asked late."""
-
-NOT_USABLE = "There is no such offering, or your agents may not have its events."
+"""How long after a failed registration its remains are removed: by then the broker has handled a late request."""
 
 PASSWORD = ["token", "next_token", "password_set"]
 """The fields that say which token is a login's password."""
 
-NOTHING_NEW: Mapping[str, Any] = {}
-
-_MAY_SUBSCRIBE = """(%s OR EXISTS (
-            SELECT 1 FROM queues_offering_members member
-            WHERE member.offering_id = offering.id AND member.owner_id = subscription.owner_id
-        ))"""
-"""Whether the owner of a subscription may subscribe to an offering; its parameter: whether that is an operator."""
-
-_REGISTER_QUEUE = f"""
-    INSERT INTO queues_subscriptionqueue
-        (uuid, subscription_id, offering_id, object_type, vhost, queue_name, created, state)
-    SELECT %s, subscription.id, offering.id, %s, %s, %s, %s, '{Registration.CREATING}'
-    FROM queues_eventsubscription subscription, queues_offering offering
-    WHERE subscription.uuid = %s AND subscription.owner_id = %s
-        AND subscription.token_id = %s AND subscription.next_token_id IS NULL AND subscription.password_set
-        AND offering.uuid = %s AND {_MAY_SUBSCRIBE}
-    ON CONFLICT DO NOTHING
-"""  # noqa: S608 - all values are parameters
-
-_MARK_QUEUE = f"""
-    UPDATE queues_subscriptionqueue SET state = '{Registration.READY}'
-    WHERE uuid = %s
-        AND NOT EXISTS (
-            SELECT 1 FROM queues_removal WHERE kind = '{Removal.Kind.QUEUE}' AND vhost = %s AND name = %s
-        )
-        AND NOT EXISTS (SELECT 1 FROM queues_removedqueue WHERE vhost = %s AND name = %s)
-"""  # noqa: S608 - all values are parameters
-
 _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
-Row = TypeVar("Row", SubscriptionQueue, Consumer)
-Made = TypeVar("Made", EventSubscription, SubscriptionQueue, Consumer)
+M = TypeVar("M", bound=Model)
+T = TypeVar("T")
 
 
 class Presented(NamedTuple):
@@ -183,57 +150,9 @@ def check_type(object_type: str) -> str:
     Raises:
         NoSuchType: it isn't one.
     """
-    if object_type not in OBJECT_TYPES:
+    if object_type not in ObjectType.values:
         raise NoSuchType(f"There is no such object type; there are: {', '.join(ObjectType.values)}.")
     return object_type
-
-
-class Asked(NamedTuple):
-    """A queue that is asked for.
-
-    ``offering`` None: there is no such offering, or the subscription's owner may not subscribe to it.
-    """
-
-    subscription: EventSubscription
-    offering: Offering | None
-    object_type: str
-
-
-def look_up(
-    visitor: Owner, subscription: str, offering_uuid: uuids.UUID | None = None, object_type: str = ""
-) -> Asked | None:
-    """Return what is known of the queue of a subscription for an offering and a type; None: no such subscription.
-
-    What the visitor doesn't see isn't there. One statement, written by hand: composing three costs as much as the rest
-    of a registration.
-    """
-    try:
-        wanted = read_uuid(subscription)
-    except ValueError:
-        return None
-    uuid = EventSubscription._meta.get_field("uuid")
-    found = EventSubscription.objects.raw(
-        f"""
-        SELECT subscription.*, offering.id AS offering_pk, offering.name AS offering_name
-        FROM queues_eventsubscription subscription
-        LEFT JOIN queues_offering offering ON offering.uuid = %s AND {_MAY_SUBSCRIBE}
-        WHERE subscription.uuid = %s AND (%s OR subscription.owner_id = %s)
-        """,  # noqa: S608 - all values are parameters
-        [
-            uuid.get_db_prep_value(offering_uuid, connection),
-            visitor.is_staff,
-            uuid.get_db_prep_value(wanted, connection),
-            visitor.is_staff,
-            visitor.pk,
-        ],
-    )
-    for row in found:
-        more = vars(row)  # the columns that are no fields of it
-        offering = None
-        if offering_uuid is not None and more["offering_pk"] is not None:
-            offering = Offering(pk=more["offering_pk"], uuid=offering_uuid, name=more["offering_name"])
-        return Asked(row, offering, object_type)
-    return None
 
 
 # Identities
@@ -250,7 +169,7 @@ def make_identity(owner: Owner, offering: Offering, name: str, **introduction: U
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_stored(introduction))
     try:
-        _insert(identity, owner)
+        _insert(lambda: identity.save(force_insert=True), owner)
     except IntegrityError as error:
         raise _taken(identity) from error
     return identity
@@ -326,21 +245,17 @@ def register_subscription(
     """
     check_type(object_type)
     management = connections.management()
-    owner = _owner(identity, presented)
-    for _ in range(ROUNDS):
-        subscription, is_new = _row(
-            lambda: EventSubscription.objects.filter(identity=identity, object_type=object_type),
-            lambda: EventSubscription(
-                owner=owner,
-                identity=identity,
-                object_type=object_type,
-                description=description,
-                source_ip=source_ip,
-            ),
+    owner = identity.owner
+    for _ in range(MAX_ATTEMPTS):
+        subscription, is_new = _get_or_create(
+            EventSubscription.objects.select_related("owner"),
+            {"owner": owner, "description": description, "source_ip": source_ip},
             owner,
+            identity=identity,
+            object_type=object_type,
         )
         try:
-            _open(subscription, is_new, owner, presented, management)
+            _open(subscription, is_new, presented, management)
         except EventSubscription.DoesNotExist:
             continue
         return subscription, is_new
@@ -367,35 +282,31 @@ def make_subscription(
     subscription = EventSubscription(
         owner=owner, observable_objects=list(observable_objects), description=description, source_ip=source_ip
     )
-    _insert(subscription, owner)
-    _open(subscription, True, owner, presented, management)
+    _insert(lambda: subscription.save(force_insert=True), owner)
+    _open(subscription, True, presented, management)
     return subscription
 
 
-def _open(
-    subscription: EventSubscription, is_new: bool, owner: Owner, presented: Presented, management: Management
-) -> None:
-    """Let the token log in to a subscription. Where that fails, a new one is taken back."""
+def _open(subscription: EventSubscription, is_new: bool, presented: Presented, management: Management) -> None:
+    """Make the token the password of a subscription's login. If that fails, undo a new subscription."""
     try:
-        if not _is_in(subscription, presented):
-            _require_vhost(owner, management)
-            _let_in(subscription, owner, presented, management)
+        _require_vhost(subscription.owner, management)
+        _grant_login(subscription, presented, management)
     except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
         if is_new:
-            _take_back(subscription, may_be_there=not _is_nothing_done(error))
+            _undo_subscription(subscription, has_user=not _is_nothing_done(error))
         raise
 
 
-def _take_back(subscription: EventSubscription, *, may_be_there: bool) -> None:
-    """Take back the subscription of a request that failed, where no other request has made anything of it since."""
+def _undo_subscription(subscription: EventSubscription, *, has_user: bool) -> None:
+    """Delete the subscription of a failed request, unless another request has used it since."""
     with transaction.atomic():
         # Locked, so that no queue is registered for it in between.
         rows = EventSubscription.objects.select_for_update().filter(pk=subscription.pk, token=None)
         if rows.first() is None or subscription.queues.exists():
             return
-        # Not by delete(), which would try to remove its user from the broker at once, and wait for it again.
-        EventSubscription.objects.filter(pk=subscription.pk)._raw_delete("default")
-        if may_be_there:
+        _delete_row(EventSubscription.objects.filter(pk=subscription.pk))
+        if has_user:
             _remove_later(Removal(kind=Removal.Kind.USER, name=subscription.rmq_username))
 
 
@@ -421,140 +332,23 @@ def create_queue(
         BrokerError: the broker is away; a queue that would be new is not registered.
     """
     check_type(object_type)
-    owner = _owner(subscription, presented)
-    return _create(subscription, offering, object_type, owner, presented)
-
-
-def _create(
-    subscription: EventSubscription,
-    offering: Offering,
-    object_type: str,
-    owner: Owner,
-    presented: Presented,
-    first: SubscriptionQueue | None = None,
-    is_made: bool = False,
-) -> tuple[SubscriptionQueue, bool]:
-    return _register(
-        lambda: SubscriptionQueue.objects.filter(subscription=subscription, offering=offering, object_type=object_type),
-        lambda: SubscriptionQueue(
+    management = connections.management()
+    for _ in range(MAX_ATTEMPTS):
+        queue, is_new = _get_or_create(
+            SubscriptionQueue.objects.all(),
+            {
+                "vhost": subscription.owner.uuid.hex,
+                "queue_name": names.subscription_queue(subscription.uuid.hex, offering.uuid.hex, object_type),
+            },
+            subscription.owner,
             subscription=subscription,
             offering=offering,
             object_type=object_type,
-            vhost=owner.uuid.hex,
-            queue_name=names.subscription_queue(subscription.uuid.hex, offering.uuid.hex, object_type),
-        ),
-        lambda row: subscription,
-        owner,
-        presented,
-        first=first,
-        is_made=is_made,
-    )
-
-
-class Known(NamedTuple):
-    """A row of which this alone is known."""
-
-    uuid: uuids.UUID
-
-
-class NewQueue(NamedTuple):
-    """What is told of a queue, as a :class:`SubscriptionQueue` has it, whose row was inserted and not read."""
-
-    uuid: uuids.UUID
-    subscription: Known
-    offering: Known
-    object_type: str
-    vhost: str
-    queue_name: str
-    created: datetime
-
-
-def create_new(
-    owner: Owner, subscription: str, offering_uuid: uuids.UUID, object_type: str, presented: Presented
-) -> SubscriptionQueue | NewQueue | None:
-    """Return the new queue of a subscription that the token is in already; None: it can't be had so.
-
-    Who may have it is asked by the very statement that inserts its row, and what is pending to remove it by the one
-    that says that it is there, so that a registration without a hitch takes two, and reads nothing. What stands in the
-    way, or is to be done besides, is for :func:`look_up` and :func:`create_asked`.
-
-    Raises:
-        What :func:`create_queue` does.
-    """
-    try:
-        vouching.require_vouched(owner)
-        wanted, object_type = read_uuid(subscription), check_type(object_type)
-    except (ValueError, vouching.NotVouched):
-        return None
-    try:
-        new = _insert_allowed(owner, wanted, offering_uuid, object_type, presented.token)
-    except IntegrityError:  # what it would belong to was just removed
-        return None
-    except OperationalError as error:
-        if not removals.is_deadlock(error):
-            raise
-        return None
-    if new is None:
-        return None
-    is_made = False
-    try:
-        is_made = connections.management().make_queue(new.vhost, new.queue_name, arguments.FOR_AGENTS)
-        if _mark_unless_removed(new):
-            return new
-    except (NotEqual, NotThere):  # it is there with other arguments, or not even its vhost is
-        pass
-    except BrokerError as error:
-        _give_up(new, is_ours=True, may_be_there=_may_be_done(error))
-        raise
-    row = SubscriptionQueue.objects.select_related("subscription", "offering").filter(uuid=new.uuid).first()
-    if row is not None:
-        return _create(row.subscription, row.offering, object_type, owner, presented, first=row, is_made=is_made)[0]
-    if is_made:  # else whoever removed the row looks after the queue, too
-        try:
-            _drop_removal(Removal.Kind.QUEUE, new.vhost, new.queue_name)
-        finally:
-            _give_up(new, is_ours=False, may_be_there=True)
-    return None
-
-
-def _insert_allowed(
-    owner: Owner, subscription: uuids.UUID, offering: uuids.UUID, object_type: str, token: AuthToken
-) -> NewQueue | None:
-    """Insert the row of a queue, if it may be and the token is in already, and return it."""
-    new = NewQueue(
-        uuids.uuid4(),
-        Known(subscription),
-        Known(offering),
-        object_type,
-        owner.uuid.hex,
-        names.subscription_queue(subscription.hex, offering.hex, object_type),
-        timezone.now(),
-    )
-    created = SubscriptionQueue._meta.get_field("created").get_db_prep_value
-    with connection.cursor() as cursor:
-        # Nothing is returned: SQLite would stay locked for all others until that is fetched.
-        bulk.execute_planned(
-            cursor,
-            "register_queue",
-            _REGISTER_QUEUE,
-            [
-                # The UUIDs in hex: that is what SQLite has, and psycopg2 takes longer for the objects.
-                *(new.uuid.hex, object_type, new.vhost, new.queue_name, created(new.created, connection)),
-                *(subscription.hex, owner.pk, token.pk, offering.hex, owner.is_staff),
-            ],
         )
-        return new if cursor.rowcount > 0 else None
-
-
-def create_asked(asked: Asked, presented: Presented) -> tuple[SubscriptionQueue, bool]:
-    """Return the queue that is asked for, as :func:`create_queue` does.
-
-    Raises:
-        NoSuchOffering: it isn't there, or isn't the owner's to subscribe to; and what that one raises.
-    """
-    if asked.offering is None:
-        raise NoSuchOffering(NOT_USABLE)
-    return create_queue(asked.subscription, asked.offering, asked.object_type, presented)
+        queue.subscription, queue.offering = subscription, offering  # spares their queries
+        if _ensure(queue, is_new, management, presented):
+            return queue, is_new
+    raise _removed_again_and_again("The queue")
 
 
 def register_consumer(
@@ -574,278 +368,168 @@ def register_consumer(
         BrokerError: the broker is away; a queue that would be new is not registered.
     """
     types = None if object_types is None else list(dict.fromkeys(check_type(one) for one in object_types))
-    owner = _owner(identity, presented)
-
-    def new() -> Consumer:
+    management = connections.management()
+    for _ in range(MAX_ATTEMPTS):
         uuid = uuids.uuid4()
-        return Consumer(
-            uuid=uuid,
+        consumer, is_new = _get_or_create(
+            Consumer.objects.all(),
+            {
+                "uuid": uuid,
+                "object_types": types or [],
+                "vhost": identity.owner.uuid.hex,
+                "queue_name": names.consumer_queue(uuid.hex),
+            },
+            identity.owner,
             identity=identity,
-            object_types=types or [],
-            vhost=owner.uuid.hex,
-            queue_name=names.consumer_queue(uuid.hex),
         )
-
-    news = {} if types is None else {"object_types": types}
-    return _register(
-        lambda: Consumer.objects.filter(identity=identity), new, lambda row: row, owner, presented, news=news
-    )
+        consumer.identity = identity  # spares its query
+        changes = {} if types is None else {"object_types": types}
+        if _ensure(consumer, is_new, management, presented, **changes):
+            return consumer, is_new
+    raise _removed_again_and_again("The queue")
 
 
 def make_again(row: SubscriptionQueue | Consumer, management: Management) -> None:
-    """Make a registered queue again that the broker has lost, or never had; with its vhost where that is missing.
+    """Declare a registered queue that the broker has lost or never had, and create its vhost if it is missing.
 
     Raises:
         Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
         BrokerError: the broker is away.
     """
-    owner = row.subscription.owner if isinstance(row, SubscriptionQueue) else row.identity.owner
+    _ensure(row, False, management)
+
+
+def _ensure(
+    row: SubscriptionQueue | Consumer,
+    is_new: bool,
+    management: Management,
+    presented: Presented | None = None,
+    **changes: Any,
+) -> bool:
+    """Ensure the queue, its vhost and, for a presented token, its login; mark the row ready, with these changes.
+
+    Return False if the row was removed meanwhile. If the broker refuses or is away, a new row is deleted.
+    """
+    has_queue = False
     try:
-        _require_vhost(owner, management)
-        put = _make_queue(row, owner, management)
-    except BrokerError as error:
-        _give_up(row, is_ours=False, may_be_there=_may_be_done(error))
+        if row.state == Registration.CREATING:
+            has_queue = _cancel_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
+    except Busy:
+        _undo(row, is_new)
         raise
-    if not _mark(row, put.is_new):
-        _give_up(row, is_ours=False, may_be_there=True)
-
-
-def _register(
-    find: Callable[[], QuerySet[Row]],
-    new: Callable[[], Row],
-    login_of: Callable[[Row], EventSubscription | Consumer],
-    owner: Owner,
-    presented: Presented,
-    *,
-    first: Row | None = None,
-    is_made: bool = False,
-    news: Mapping[str, Any] = NOTHING_NEW,
-) -> tuple[Row, bool]:
-    """Register a queue: the row, the queue, the login, the mark; and return the row and whether it is new.
-
-    ``first``: the row, where it was just inserted, and nobody has looked yet for what is pending to remove it.
-    ``is_made``: the broker has its queue since, and had none before.
-    """
-    management = connections.management()
-    is_looked_for = first is None
-    for _ in range(ROUNDS):
-        row, is_new = (first, True) if first is not None else _row(find, new, owner)
-        first = None
-        login = login_of(row)
-        put = Put(is_new=False)
+    try:
+        _require_vhost(row.owner, management)
+        has_queue = _declare(row, management) or has_queue
+        if presented is not None:
+            _grant_login(row.login, presented, management)
+    except Consumer.DoesNotExist:
+        pass  # A consumer is its own login: the row itself was removed.
+    except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
+        has_queue = has_queue or _may_be_done(error)
+        _undo(row, is_new, has_queue=has_queue, has_user=has_queue or not _is_nothing_done(error))
+        raise
+    changes["state"] = Registration.READY
+    if not type(row)._default_manager.filter(pk=row.pk).update(**changes):
         try:
-            if not _is_in(login, presented):
-                _require_vhost(owner, management)
-            put = _make_queue(row, owner, management)
-            if put.had_no_vhost or (put.is_new and not is_new):
-                # The broker had lost it, maybe with the vhost and all permissions there.
-                login.refresh_from_db(fields=PASSWORD)
-            if not _is_in(login, presented):
-                _let_in(login, owner, presented, management)
-        except Consumer.DoesNotExist:
-            _give_up(row, is_ours=is_new, may_be_there=True)
-            continue
-        except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
-            may_be_there = is_made or put.is_new or _may_be_done(error)
-            _give_up(
-                row,
-                is_ours=is_new,
-                may_be_there=may_be_there,
-                may_have_user=may_be_there or not _is_nothing_done(error),
-            )
-            raise
-        is_made = is_made or put.is_new
-        if not is_looked_for:
-            is_looked_for = True
-            try:
-                # What was to be removed and is not any more is ours to remove, where this fails.
-                is_made = _drop_what_removes(row) or is_made
-            except Busy:
-                _give_up(row, is_ours=False, may_be_there=True)
-                raise
-            first = row  # and once more: it may have been removed after it was made
-            continue
-        if _mark(row, put.is_new, news):
-            return row, is_new
-        # Somebody removed it meanwhile. The row of the next round takes this back.
-        _give_up(row, is_ours=False, may_be_there=True)
-    raise _removed_again_and_again("The queue")
-
-
-def _mark(row: SubscriptionQueue | Consumer, is_made: bool, news: Mapping[str, Any] = NOTHING_NEW) -> bool:
-    """Say that the broker has the queue, and return whether the row is still there.
-
-    It isn't looked at where there is nothing to say: then the queue was there before it, and goes with it.
-    """
-    changed = {name: value for name, value in news.items() if getattr(row, name) != value}
-    if row.state == Registration.READY and not changed and not is_made:
-        return True
-    if not changed:
-        return bulk.update_one(row, "state", Registration.READY)
-    changed["state"] = Registration.READY
-    if not type(row)._default_manager.filter(pk=row.pk).update(**changed):
+            _cancel_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
+        finally:
+            _undo(row, is_new, has_queue=True, has_user=True)
         return False
-    for name, value in changed.items():
+    for name, value in changes.items():
         setattr(row, name, value)
     return True
 
 
-def _mark_unless_removed(new: NewQueue) -> bool:
-    """Say that the broker has a new queue, unless it may have been removed since its row was inserted.
+def _undo(row: SubscriptionQueue | Consumer, is_new: bool, *, has_queue: bool = False, has_user: bool = False) -> None:
+    """Delete the row that a failed request created, unless another request has marked it ready since.
 
-    Whoever removed it, and did not see the row, claimed its Removal before; that is there still, or a RemovedQueue is
-    in its place. False also for a row that is gone, or that was inserted too long ago to be sure of that.
+    Without a row, remove later what the broker may have: the queue, and the user of a consumer.
     """
-    if abs(timezone.now() - new.created) > SURE_FOR:
-        return False
-    with connection.cursor() as cursor:
-        bulk.execute_planned(
-            cursor,
-            "mark_queue",
-            _MARK_QUEUE,
-            [new.uuid.hex, new.vhost, new.queue_name, new.vhost, new.queue_name],
-        )
-        is_marked: bool = cursor.rowcount > 0
-    return is_marked
-
-
-def _give_up(
-    row: SubscriptionQueue | Consumer | NewQueue, *, is_ours: bool, may_be_there: bool, may_have_user: bool = True
-) -> None:
-    """Take back the row of a request that failed, where it was that request's and nobody has made the queue since.
-
-    Where no row stands for what may be on the broker, it is removed later: the queue, and a consumer's user.
-    """
-    model = Consumer if isinstance(row, Consumer) else SubscriptionQueue
-    rows = model._default_manager.filter(uuid=row.uuid)
+    rows = type(row)._default_manager.filter(pk=row.pk)
     with transaction.atomic():
-        if is_ours:
-            # As in _take_back().
-            rows.filter(state=Registration.CREATING)._raw_delete("default")
-        what = []
-        if may_be_there:
-            what.append(Removal(kind=Removal.Kind.QUEUE, vhost=row.vhost, name=row.queue_name, if_unused=True))
-        if may_have_user and isinstance(row, Consumer):
-            what.append(Removal(kind=Removal.Kind.USER, name=row.rmq_username))
-        if what and not rows.exists():
-            _remove_later(*what)
+        if is_new:
+            _delete_row(rows.filter(state=Registration.CREATING))
+        if rows.exists():
+            return
+        if has_queue:
+            _remove_later(Removal(kind=Removal.Kind.QUEUE, vhost=row.vhost, name=row.queue_name, if_unused=True))
+        if has_user and isinstance(row, Consumer):
+            _remove_later(Removal(kind=Removal.Kind.USER, name=row.rmq_username))
 
 
 # Rows
 
 
-def _row(find: Callable[[], QuerySet[Made]], new: Callable[[], Made], owner: Owner) -> tuple[Made, bool]:
-    """Return the row, made where there is none, and whether it is new. Of several requests one makes it.
+def _get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, **unique: Any) -> tuple[M, bool]:
+    """Return the row with these unique fields, created if there is none, and whether it is new.
+
+    Django's own ``get_or_create`` can't refuse to create.
 
     Raises:
-        NotVouched: it would be new, and the owner may not use the broker.
-        Busy: what it stood for before is being removed right now.
+        NotVouched: there is none, and the owner may not use the broker.
+        Busy: the database gave up a deadlock several times.
         ObjectDoesNotExist: what it would belong to was removed.
     """
-    for _ in range(ROUNDS):
-        for row in find().order_by():
-            if isinstance(row, SubscriptionQueue) and row.state == Registration.CREATING:
-                # Whoever made it may not have looked yet.
-                _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
+    for _ in range(MAX_ATTEMPTS):
+        row = rows.filter(**unique).first()
+        if row is not None:
             return row, False
-        row = new()
-        try:
-            _insert(row, owner)
-        except IntegrityError:
-            continue
-        return row, True
-    # Neither is there one, nor can there be.
+        with contextlib.suppress(IntegrityError):  # another request created it, or what it belongs to was removed
+            return _insert(lambda: rows.create(**unique, **defaults), owner), True
     raise ObjectDoesNotExist("What this was to be registered for was removed meanwhile.")
 
 
-def _insert(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost, owner: Owner) -> None:
-    """Insert a row, of an owner who may use the broker; and drop what is pending to remove what it stands for.
+def _insert(insert: Callable[[], T], owner: Owner) -> T:
+    """Insert a row of an owner who may use the broker.
 
     Raises:
         NotVouched: the owner may not.
-        Busy: it is being removed right now, or the database is at so much that the row doesn't get in.
-        ObjectDoesNotExist: the owner is gone.
-        IntegrityError: there is such a row, or what else it belongs to is gone.
+        Busy: the database gave up a deadlock several times.
+        ObjectDoesNotExist: the owner was removed.
+        IntegrityError: there is such a row, or another one that it refers to was removed.
     """
-    # Not locked as for an account: who is withdrawn from right now keeps what they have, this or that way.
-    vouching.require_vouched(owner)
-    _save(row, owner)
-    _drop_what_removes(row)
-
-
-def _drop_what_removes(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost) -> bool:
-    """Drop what is pending to remove what this new row stands for; where that is under way, take the row back.
-
-    Return whether there was anything.
-
-    Raises:
-        Busy: it is.
-    """
-    try:
-        if isinstance(row, SubscriptionQueue):  # the others have names that never were before
-            return _drop_removal(Removal.Kind.QUEUE, row.vhost, row.queue_name)
-        if isinstance(row, AgentVhost):
-            return _drop_removal(Removal.Kind.VHOST, "", row.name)
-    except Busy:
-        if isinstance(row, SubscriptionQueue):
-            # As in _give_up(): who has made it ready since has looked after this, and found nothing any more.
-            SubscriptionQueue.objects.filter(pk=row.pk, state=Registration.CREATING)._raw_delete("default")
-        else:
-            type(row)._default_manager.filter(pk=row.pk)._raw_delete("default")
-        raise
-    return False
-
-
-def _save(row: AgentIdentity | EventSubscription | SubscriptionQueue | Consumer | AgentVhost, owner: Owner) -> None:
-    """Insert a row; raises as :func:`_insert` does."""
-    for number in range(1, ROUNDS + 1):
+    # The owner is not locked, as for an account: it does no harm if access is withdrawn at this moment.
+    require_vouched(owner)
+    for _ in range(MAX_ATTEMPTS):
         try:
-            bulk.insert_one(row)
+            return insert()
         except IntegrityError as error:
             if Owner.objects.filter(pk=owner.pk).exists():
                 raise
             raise Owner.DoesNotExist("The owner was removed meanwhile.") from error
         except OperationalError as error:
-            # What it points at is just being removed, and that waits for what this one has locked.
+            # A deletion locks the rows that this one refers to, in another order.
             if not removals.is_deadlock(error):
                 raise
-            if number == ROUNDS:
-                raise Busy("The database is busy with what this belongs to; ask again") from error
-        else:
-            return
+    raise Busy("The database is busy with what this belongs to; ask again")
 
 
-def _drop_removal(kind: Removal.Kind, vhost: str, name: str) -> bool:
-    """Drop what is pending to remove this, once its row is committed, and return whether there was anything.
+def _cancel_removal(kind: Removal.Kind, vhost: str, name: str) -> bool:
+    """Cancel the pending removal of this, and return whether there was one. Its row has been committed before.
 
-    Whoever carries it out writes a claim, and then looks whether anything stands for it: one sees the other.
+    Whoever carries a removal out commits a claim first and reads the rows then. So either they see the row, or the
+    claim is seen here.
 
     Raises:
         Busy: it is being removed right now.
     """
-    with connection.cursor() as cursor:  # by hand, since there is hardly ever one
-        cursor.execute(
-            "SELECT id FROM queues_removal WHERE kind = %s AND vhost = %s AND name = %s", [kind, vhost, name]
-        )
-        found = cursor.fetchone()
-    if found is None:
+    pending = Removal.objects.filter(kind=kind, vhost=vhost, name=name)
+    if not pending.exists():
         return False
-    pending = Removal.objects.filter(pk=found[0])
     pending.filter(Q(claim=None) | Q(due_at__lte=Now())).delete()
     if pending.exists():
         raise Busy(f"'{name}' is just being removed from the broker; ask again in a minute")
     return True
 
 
+def _delete_row(rows: QuerySet[Any]) -> None:
+    """Delete rows without signals: these would ask the broker at once, which has just failed, and wait for it again."""
+    rows._raw_delete(rows.db)
+
+
 def _remove_later(*what: Removal) -> None:
     """Have something removed from the broker in a while. Somebody who is just at it has to begin again then."""
     removals.write(what, due_at=timezone.now() + REMOVED_AFTER)
-
-
-def _owner(row: AgentIdentity | EventSubscription, presented: Presented) -> Owner:
-    """Return whose it is. A token comes with its owner, who is mostly the one."""
-    user: Owner = presented.token.user
-    return user if user.pk == row.owner_id else row.owner
 
 
 def _removed_again_and_again(what: str) -> Busy:
@@ -856,65 +540,57 @@ def _removed_again_and_again(what: str) -> Busy:
 
 
 def _require_vhost(owner: Owner, management: Management) -> None:
-    """Make the vhost of an owner's agents where it was never made to the end."""
-    if not _vhost_of(owner).filter(ready=True).exists():
-        _make_vhost(owner, management, is_known=False)
+    """Create the vhost of an owner's agents, unless the broker has had it already."""
+    if not AgentVhost.objects.filter(owner=owner, ready=True).exists():
+        _make_vhost(owner, management, again=False)
 
 
 def make_vhost(owner: Owner, management: Management) -> None:
-    """Make the vhost of an owner's agents and its dead-letter queue; where they are there, nothing changes.
+    """Create the vhost of an owner's agents and its dead-letter queue, also if the broker has had them before.
 
     Raises:
-        BrokerError: the broker is away or refuses, or another request is at it for too long.
-        NotVouched: it was never made, and the owner may not use the broker.
+        BrokerError: the broker is away or refuses, or another request takes too long over it.
+        NotVouched: the vhost was never created, and the owner may not use the broker.
         ObjectDoesNotExist: the owner was removed meanwhile.
     """
-    _make_vhost(owner, management, is_known=True)
+    _make_vhost(owner, management, again=True)
 
 
-def _make_vhost(owner: Owner, management: Management, *, is_known: bool) -> None:
-    """Make the vhost; ``is_known``: also where one was made before."""
+def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
     name = owner.uuid.hex
-    rows = _vhost_of(owner)
+    rows = AgentVhost.objects.filter(owner=owner)
     try:
         with hold.held(f"vhost {name}", wait=WAIT_SECONDS) as ours:
-            vhost = rows.first()
-            if vhost is None:
-                _insert(AgentVhost(owner=owner, name=name), owner)
-            elif vhost.ready and not is_known:
+            vhost, _ = _get_or_create(rows, {"owner": owner}, owner, name=name)
+            if vhost.ready and not again:
                 return
+            _cancel_removal(Removal.Kind.VHOST, "", name)
+            renewed = ours.renewed_by(management)
             try:
-                renewed = ours.renewed_by(management)
-                # Where it was lost, all permissions in it were. Before: the answer may be lost, too.
+                # All permissions in a lost vhost are lost. Done first, because the answer may be lost, too.
                 _forget_passwords(owner)
                 renewed.make_vhost(name)
                 _make_dead_letter_queue(name, renewed)
                 rows.update(ready=True)
             finally:
                 if not rows.exists():
-                    # It was removed with its owner, maybe before it was made here.
+                    # It was removed with its owner, maybe before the broker created it.
                     _remove_later(Removal(kind=Removal.Kind.VHOST, name=name))
-    except (hold.Taken, IntegrityError) as error:  # the second: it was held for too long, and is there by now
+    except hold.Taken as error:
         raise Busy(f"The vhost '{name}' is being made by another request; ask again") from error
 
 
 def _forget_passwords(owner: Owner) -> None:
-    """Note that the logins of an owner have to be let in anew, each when it is registered next."""
+    """Record that the logins of an owner lack their password, so that the next registration of each sets it."""
     logins: tuple[QuerySet[EventSubscription] | QuerySet[Consumer], ...] = (
         EventSubscription.objects.filter(owner=owner, password_set=True),
         Consumer.objects.filter(identity__owner=owner, password_set=True),
     )
     with transaction.atomic():
         for rows in logins:
-            # Locked in one order, so that two that change the same don't wait for each other.
-            keys = [(login.pk,) for login in rows.select_for_update(of=("self",)).order_by("pk")]
-            if keys:
-                model = rows.model
-                model._default_manager.filter(bulk.among(model, ("id",), keys)).update(password_set=False)
-
-
-def _vhost_of(owner: Owner) -> QuerySet[AgentVhost]:
-    return AgentVhost.objects.filter(owner=owner)
+            # Locked in one order, so that two requests don't deadlock.
+            locked = list(rows.select_for_update(of=("self",)).order_by("pk").values_list("pk", flat=True))
+            rows.model._default_manager.filter(pk__in=locked).update(password_set=False)
 
 
 def _make_dead_letter_queue(vhost: str, management: Management) -> None:
@@ -927,25 +603,26 @@ def _make_dead_letter_queue(vhost: str, management: Management) -> None:
         logger.warning("The dead-letter queue of the vhost '%s' is not as it should be: %s", vhost, error)
 
 
-class Put(NamedTuple):
-    """What the broker said to a queue: whether it is new there, and whether not even its vhost was there."""
+def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
+    """Declare the queue, and return whether the broker did not have it."""
+    return _in_vhost(
+        row.owner,
+        management,
+        lambda: _make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management),
+    )
 
-    is_new: bool
-    had_no_vhost: bool = False
 
-
-def _make_queue(row: SubscriptionQueue | Consumer, owner: Owner, management: Management) -> Put:
-    """Make sure of the queue on the broker, and of its vhost where that is missing."""
+def _in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> T:
+    """Return the answer to a request about the vhost of an owner's agents; create the vhost again if it is lost."""
     try:
-        return Put(_make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management))
+        return request()
     except NotThere:
-        logger.info("The broker has lost the vhost '%s', which is made again", row.vhost)
+        logger.info("The broker has lost the vhost '%s', which is created again", owner.uuid.hex)
     make_vhost(owner, management)
     try:
-        is_new = _make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management)
+        return request()
     except NotThere as error:
-        raise _lost_again(row.vhost, error) from error
-    return Put(is_new, had_no_vhost=True)
+        raise _lost_again(owner.uuid.hex, error) from error
 
 
 def _make_or_replace(vhost: str, name: str, wanted: Any, management: Management) -> bool:
@@ -1000,35 +677,35 @@ def _shown(value: Any) -> str:
 # Logins
 
 
-def _is_in(login: EventSubscription | Consumer, presented: Presented) -> bool:
+def _is_granted(login: EventSubscription | Consumer, presented: Presented) -> bool:
     return login.password_set and login.token_id == presented.token.pk and login.next_token_id is None
 
 
-def _let_in(login: EventSubscription | Consumer, owner: Owner, presented: Presented, management: Management) -> None:
+def _grant_login(login: EventSubscription | Consumer, presented: Presented, management: Management) -> None:
     """Make the presented token the password of a login, which may read its own queues and nothing else.
 
     Raises:
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the login was removed meanwhile.
-        BrokerError: the broker is away or refuses, or another request is at it for too long.
+        BrokerError: the broker is away or refuses, or another request takes too long over this login.
     """
+    # Read now: the vhost may have been lost since, and with it all permissions there.
+    login.refresh_from_db(fields=PASSWORD)
+    if _is_granted(login, presented):
+        return
     username = login.rmq_username
-    if isinstance(login, EventSubscription):
-        allowed = permissions.for_subscription(login.uuid.hex)
-    else:
-        allowed = permissions.for_consumer(login.uuid.hex)
     rows = type(login)._default_manager.filter(pk=login.pk)
     try:
         with hold.held(username, wait=WAIT_SECONDS) as ours:
             login.refresh_from_db(fields=PASSWORD)
-            if _is_in(login, presented):
+            if _is_granted(login, presented):
                 return
             _note(login, presented.token)
             try:
-                _put_user(username, allowed, owner, presented, ours.renewed_by(management))
+                _put_user(login, presented, ours.renewed_by(management))
             finally:
                 if not rows.exists():
-                    # Its user was removed with it, maybe before it was made here.
+                    # Its user was removed with it, maybe before the broker created it.
                     _remove_later(Removal(kind=Removal.Kind.USER, name=username))
             is_set = _confirm(rows, presented.token)
             login.refresh_from_db(fields=PASSWORD)
@@ -1066,31 +743,15 @@ def _lock(token: AuthToken) -> bool:
     return AuthToken.objects.select_for_update(no_key=True).filter(pk=token.pk).first() is not None
 
 
-def _put_user(username: str, allowed: Permissions, owner: Owner, presented: Presented, management: Management) -> None:
-    vhost = owner.uuid.hex
+def _put_user(login: EventSubscription | Consumer, presented: Presented, management: Management) -> None:
+    """Create the user of a login, with the token as its password, and its permissions."""
+    username, vhost = login.rmq_username, login.owner.uuid.hex
     management.put_user(username, presented.key)
     try:
-        _allow(vhost, username, allowed, owner, presented, management)
+        _in_vhost(login.owner, management, lambda: management.set_permissions(vhost, username, login.permissions))
     except BrokerAway as error:
-        error.never_reached = False  # the user is there, whatever became of the rest
+        error.never_reached = False  # the user has been created
         raise
-
-
-def _allow(
-    vhost: str, username: str, allowed: Permissions, owner: Owner, presented: Presented, management: Management
-) -> None:
-    """Give a user its permissions in the vhost, which is made again, and the user with it, where one was lost."""
-    try:
-        management.set_permissions(vhost, username, allowed)
-        return
-    except NotThere:
-        logger.info("The broker has lost the vhost '%s' or the account '%s', which are made again", vhost, username)
-    make_vhost(owner, management)
-    management.put_user(username, presented.key)
-    try:
-        management.set_permissions(vhost, username, allowed)
-    except NotThere as error:
-        raise _lost_again(vhost, error) from error
 
 
 def _revoked() -> PermissionDenied:

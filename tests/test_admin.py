@@ -78,7 +78,6 @@ ALLOWED = {
 NOT_SHOWN = {
     "accounts.SignInLink": "it signs somebody in",
     "queues.QueueSample": "a queue's page has them as a chart",
-    "queues.RemovedQueue": "for whoever registers it anew within a minute",
     **dict.fromkeys(
         (
             f"message_store.{model}"

@@ -1,7 +1,6 @@
 """Registering, on a real broker: what an agent gets, what it may do with it, and what is left where that fails."""
 
 import logging
-import threading
 import uuid
 from collections import Counter
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from queues.models import (
     ObjectType,
     Offering,
     Removal,
-    RemovedQueue,
     SubscriptionQueue,
 )
 from queues.subscriptions import (
@@ -39,7 +37,6 @@ from queues.subscriptions import (
     change_identity,
     check_type,
     config_of,
-    create_new,
     create_queue,
     make_again,
     make_identity,
@@ -61,7 +58,7 @@ from tests.agents import make_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, in_background, in_parallel
+from tests.toolbox import AWAY, Killed, in_parallel
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -280,230 +277,36 @@ def test_a_token_is_in_no_text_and_in_no_log(offering, subscription, presented, 
 # What it costs
 
 
-def test_a_steady_call_makes_one_request_and_one_statement(offering, identity, subscription, presented, asked):
+def test_a_steady_call_makes_one_request_and_few_statements(offering, identity, subscription, presented, asked):
     create_queue(subscription, offering, "order", presented)
     register_consumer(identity, presented, ["order"])
     asked.clear()
+    # The row, the vhost, the login, the mark.
     with CaptureQueriesContext(connection) as captured:
         create_queue(subscription, offering, "order", presented)
     assert asked == ["PUT queues"]
-    assert len(captured) == 1
+    assert len(statements(captured)) == 4
     with CaptureQueriesContext(connection) as captured:
         register_consumer(identity, presented, ["order"])
     assert asked == ["PUT queues"] * 2
-    assert len(captured) == 1
+    assert len(statements(captured)) == 4
     with CaptureQueriesContext(connection) as captured:
         register_subscription(identity, "order", presented)
     assert asked == ["PUT queues"] * 2
-    assert len(captured) == 1
+    assert len(statements(captured)) == 3
 
 
-def test_a_new_queue_of_a_known_agent_takes_one_request_and_four_statements(offering, subscription, presented, asked):
-    create_queue(subscription, offering, "order", presented)
-    asked.clear()
-    with CaptureQueriesContext(connection) as captured:
-        assert create_queue(subscription, offering, "resource", presented)[1]
-    assert asked == ["PUT queues"]
-    # Is there a row; the row, no removal of it; the mark.
-    assert len(statements(captured)) == 4
-
-
-def test_where_nothing_stands_in_the_way_a_new_queue_takes_two_statements(
-    alice, offering, subscription, presented, asked
+def test_a_new_queue_takes_one_request_and_as_many_statements_after_ten_as_after_one(
+    offering, subscription, presented, asked
 ):
-    create_queue(subscription, offering, "order", presented)
-    asked.clear()
-    with CaptureQueriesContext(connection) as captured:
-        queue = create_new(alice, subscription.uuid.hex, offering.uuid, "resource", presented)
-    assert queue.uuid == SubscriptionQueue.objects.get(object_type="resource", state="ready").uuid
-    assert asked == ["PUT queues"]
-    # The row, if it may be; the mark, if nothing removes it.
-    assert len(statements(captured)) == 2
-
-
-def test_a_new_queue_is_registered_over_connections_that_a_pool_hands_on(
-    alice, offering, subscription, presented, monkeypatch
-):
-    monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
-    queue = create_new(alice, subscription.uuid.hex, offering.uuid, "resource", presented)
-    stored = SubscriptionQueue.objects.get(object_type="resource", state="ready")
-    assert (stored.uuid, stored.created) == (queue.uuid, queue.created)
-
-
-def test_what_stands_in_the_way_of_a_new_queue_is_left_to_others_and_nothing_is_done(
-    agents, alice, offering, subscription, presented, asked
-):
-    queue, _ = create_queue(subscription, offering, "order", presented)
-    bob = agents.owner("bob")
-    bobs, not_a_member = agents.token(bob), agents.offering(bob)
-    stranger = agents.owner("stranger")
-    theirs = make_subscription(stranger, agents.token(stranger))
-    Owner.objects.filter(pk=stranger.pk).update(vouched=False)
-    stranger.refresh_from_db()
-    asked.clear()
-    for who, where, what, kind, token in (
-        (alice, subscription.uuid.hex, offering.uuid, "order", presented),  # it is there
-        (bob, subscription.uuid.hex, not_a_member.uuid, "resource", bobs),
-        (alice, subscription.uuid.hex, not_a_member.uuid, "resource", presented),
-        (alice, subscription.uuid.hex, uuid.uuid4(), "resource", presented),
-        (alice, uuid.uuid4().hex, offering.uuid, "resource", presented),
-        (alice, "nonsense", offering.uuid, "resource", presented),
-        (alice, subscription.uuid.hex, offering.uuid, "nonsense", presented),
-        (stranger, theirs.uuid.hex, offering.uuid, "order", agents.token(stranger)),
-    ):
-        assert create_new(who, where, what, kind, token) is None
-    assert asked == []
-    assert list(SubscriptionQueue.objects.all()) == [queue]
-
-
-def test_a_new_queue_is_taken_back_with_the_broker_away_and_while_its_name_is_just_being_removed(
-    settings, alice, offering, subscription, presented
-):
-    new = partial(create_new, alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    working, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
-    with pytest.raises(BrokerAway):
-        new()
-    assert not SubscriptionQueue.objects.exists()
-    assert not Removal.objects.exists()
-    settings.RABBITMQ_MANAGEMENT_URL = working
-    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    soon = timezone.now() + timedelta(minutes=1)
-    Removal.objects.create(kind="queue", vhost=alice.uuid.hex, name=name, claim=uuid.uuid4(), due_at=soon)
-    with pytest.raises(BrokerAway, match="being removed"):
-        new()
-    assert not SubscriptionQueue.objects.exists()
-    make_due()  # by then its worker must have died
-    assert new().queue_name == name
-    assert not Removal.objects.exists()
-
-
-def test_a_queue_that_is_removed_between_its_row_and_its_mark_is_made_once_more(
-    monkeypatch, management, alice, offering, subscription, presented
-):
-    """Whoever removes it has looked for a row before there was one, and asks the broker after it was made."""
-    old, _ = create_queue(subscription, offering, "order", presented)
-    vhost, name = old.vhost, old.queue_name
-    monkeypatch.setattr(removals, "work_off", lambda *args: 0)
-    old.delete()
-    looked, made = threading.Event(), threading.Event()
-    drop, put = removals._Batch._drop_what_stands, Management.make_queue
-
-    def look(batch):
-        drop(batch)
-        looked.set()
-        assert made.wait(30)
-
-    def make(self, *args):
-        is_new = put(self, *args)
-        if not made.is_set():
-            made.set()
-            remover.result(30)
-        return is_new
-
-    monkeypatch.setattr(removals._Batch, "_drop_what_stands", look)
-    monkeypatch.setattr(Management, "make_queue", make)
-    remover = in_background(removals.carry_out, list(Removal.objects.values_list("id", flat=True)))
-    assert looked.wait(30)
-    row = create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert SubscriptionQueue.objects.get(uuid=row.uuid).state == "ready"
-    assert management.queue(vhost, name)["arguments"] == dict(FOR_AGENTS)
-    assert not Removal.objects.exists()
-
-
-def test_a_queue_that_took_longer_than_removed_ones_are_known_is_marked_by_the_long_way(
-    monkeypatch, alice, offering, subscription, presented, asked
-):
-    monkeypatch.setattr("queues.subscriptions.SURE_FOR", timedelta(0))
-    row = create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert SubscriptionQueue.objects.get(uuid=row.uuid).state == "ready"
-    assert asked[-2:] == ["PUT queues", "PUT queues"]
-
-
-@pytest.fixture
-def away_after_the_first_queue(monkeypatch, settings):
-    """Nobody answers at the broker's address any more once a queue was asked for that has a row."""
-    put = Management.make_queue
-
-    def make(self, *args):
-        is_new = put(self, *args)
-        if SubscriptionQueue.objects.exists():
-            settings.RABBITMQ_MANAGEMENT_URL = AWAY
-        return is_new
-
-    monkeypatch.setattr(Management, "make_queue", make)
-
-
-def test_a_queue_that_was_made_and_could_not_be_marked_is_removed_later_with_the_broker_away_since(
-    monkeypatch, away_after_the_first_queue, alice, offering, subscription, presented
-):
-    monkeypatch.setattr("queues.subscriptions.SURE_FOR", timedelta(0))
-    with pytest.raises(BrokerAway):
-        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert not SubscriptionQueue.objects.exists()
-    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    assert (Removal.objects.get().kind, Removal.objects.get().name) == ("queue", name)
-
-
-def test_a_pending_removal_stays_where_the_queue_has_other_arguments_and_messages(
-    management, broker, alice, offering, subscription, presented
-):
-    vhost = alice.uuid.hex
-    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    management.make_queue(vhost, name, {})
-    Amqp(broker.amqp_url, vhost).publish(name, 2)
-    soon = timezone.now() + timedelta(minutes=1)
-    Removal.objects.create(kind="queue", vhost=vhost, name=name, due_at=soon)
-    with pytest.raises(Refused):
-        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert not SubscriptionQueue.objects.exists()
-    assert Removal.objects.get().name == name
-
-
-def test_a_queue_that_was_there_before_a_registration_that_fails_is_not_removed_for_it(
-    away_after_the_first_queue, management, alice, offering, subscription, presented
-):
-    vhost = alice.uuid.hex
-    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    management.make_queue(vhost, name, FOR_AGENTS)
-    RemovedQueue.objects.create(vhost=vhost, name=name)
-    with pytest.raises(BrokerAway):
-        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert not SubscriptionQueue.objects.exists()
-    assert not Removal.objects.exists()
-
-
-def test_a_new_queue_whose_row_goes_while_it_is_just_being_removed_is_busy(
-    monkeypatch, alice, offering, subscription, presented
-):
-    put = Management.make_queue
-
-    def make(self, *args):
-        is_new = put(self, *args)
-        monkeypatch.setattr(removals, "work_off", lambda *args: 0)
-        SubscriptionQueue.objects.get().delete()
-        # As a worker has it that has looked for rows, and not asked the broker yet.
-        Removal.objects.update(claim=uuid.uuid4(), due_at=timezone.now() + timedelta(minutes=1))
-        return is_new
-
-    monkeypatch.setattr(Management, "make_queue", make)
-    with pytest.raises(BrokerAway, match="being removed"):
-        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert Removal.objects.filter(kind="queue").exists()
-
-
-def test_without_a_broker_configured_a_new_queue_leaves_no_row(settings, alice, offering, subscription, presented):
-    settings.RABBITMQ_MANAGEMENT_URL = ""
-    with pytest.raises(BrokerAway, match="RABBITMQ_MANAGEMENT_URL"):
-        create_new(alice, subscription.uuid.hex, offering.uuid, "order", presented)
-    assert not SubscriptionQueue.objects.exists()
-    assert not Removal.objects.exists()
-
-
-def test_a_new_queue_is_not_made_so_for_another_token_than_the_last_one(
-    agents, alice, offering, subscription, presented
-):
-    assert create_new(alice, subscription.uuid.hex, offering.uuid, "order", agents.token(alice)) is None
-    assert not SubscriptionQueue.objects.exists()
+    counts = []
+    for object_type in ObjectType.values[:11]:
+        with CaptureQueriesContext(connection) as captured:
+            assert create_queue(subscription, offering, object_type, presented)[1]
+        counts.append(len(statements(captured)))
+    assert asked[-11:] == ["PUT queues"] * 11
+    # Whether there is a row, the row, its removal, the vhost, the login, the mark.
+    assert (counts[1], counts[10]) == (6, 6)
 
 
 def test_a_first_registration_takes_as_many_requests_as_there_are_things_to_make(offering, identity, presented, asked):
@@ -601,6 +404,14 @@ def test_with_the_broker_away_what_was_registered_before_stays(settings, offerin
     with pytest.raises(BrokerAway):
         create_queue(subscription, offering, "order", presented)
     assert SubscriptionQueue.objects.get().state == "ready"
+    assert not Removal.objects.exists()
+
+
+def test_without_a_broker_configured_a_new_queue_leaves_no_row(settings, offering, subscription, presented):
+    settings.RABBITMQ_MANAGEMENT_URL = ""
+    with pytest.raises(BrokerAway, match="RABBITMQ_MANAGEMENT_URL"):
+        create_queue(subscription, offering, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
     assert not Removal.objects.exists()
 
 
@@ -727,6 +538,21 @@ def test_a_queue_that_is_there_just_so_keeps_its_messages(broker, offering, subs
     assert create_queue(subscription, offering, "order", presented)[1]
     before.take(queue.queue_name, 2)
     before.connection.close()
+
+
+def test_a_pending_removal_stays_if_the_queue_has_other_arguments_and_messages(
+    management, broker, alice, offering, subscription, presented
+):
+    vhost = alice.uuid.hex
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    management.make_queue(vhost, name, {})
+    Amqp(broker.amqp_url, vhost).publish(name, 2)
+    soon = timezone.now() + timedelta(minutes=1)
+    Removal.objects.create(kind="queue", vhost=vhost, name=name, due_at=soon)
+    with pytest.raises(Refused):
+        create_queue(subscription, offering, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    assert pending() == {("queue", vhost, name)}
 
 
 def test_a_vhost_that_is_deleted_by_hand_is_made_again(
@@ -943,6 +769,23 @@ def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, s
     assert not Removal.objects.exists()
 
 
+def test_a_queue_whose_row_is_removed_and_whose_removal_is_under_way_is_busy(
+    monkeypatch, offering, subscription, presented
+):
+    monkeypatch.setattr(removals, "work_off", lambda *args: 0)
+
+    def remove():
+        SubscriptionQueue.objects.all().delete()
+        # A worker has read the rows, and has not asked the broker yet.
+        Removal.objects.update(claim=uuid.uuid4(), due_at=timezone.now() + timedelta(minutes=1))
+
+    after(monkeypatch, "make_queue", remove)
+    with pytest.raises(Busy, match="being removed"):
+        create_queue(subscription, offering, "order", presented)
+    assert not SubscriptionQueue.objects.exists()
+    assert {kind for kind, _, _ in pending()} == {"queue"}
+
+
 def test_a_token_that_is_revoked_before_it_is_set_is_refused_and_no_queue_is_left_behind(
     monkeypatch, agents, alice, offering, subscription, presented
 ):
@@ -1036,13 +879,19 @@ def test_no_user_stays_whose_permissions_could_not_be_set(
     assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}
 
 
-def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed(
-    monkeypatch, alice, subscription, identity, presented
-):
+@pytest.fixture
+def away_at_the_login(monkeypatch):
+    """The broker can't be reached any more when a user is to be created."""
+
     def fail(*_):
         raise BrokerAway("can't connect", never_reached=True)
 
     monkeypatch.setattr(Management, "put_user", fail)
+
+
+def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed(
+    alice, subscription, identity, presented, away_at_the_login
+):
     with pytest.raises(BrokerAway):
         make_subscription(alice, presented)
     assert EventSubscription.objects.get() == subscription
@@ -1050,6 +899,19 @@ def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed
     with pytest.raises(BrokerAway):
         register_consumer(identity, presented, None)
     assert {kind for kind, _, _ in pending()} == {"queue", "user"}  # the queue was made
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_registration_that_fails_at_the_login_removes_the_queue_if_it_was_not_there_before(
+    was_there, agents, management, alice, offering, subscription, away_at_the_login
+):
+    name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
+    if was_there:
+        management.make_queue(alice.uuid.hex, name, FOR_AGENTS)
+    with pytest.raises(BrokerAway):
+        create_queue(subscription, offering, "order", agents.token(alice))
+    assert not SubscriptionQueue.objects.exists()
+    assert pending() == (set() if was_there else {("queue", alice.uuid.hex, name)})
 
 
 # What belongs to a vhost that is lost
@@ -1135,7 +997,6 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
     queue, _ = create_queue(subscription, offering, "order", presented)
     stale = Owner.objects.get(pk=alice.pk)
     Owner.objects.filter(pk=alice.pk).delete()
-    presented.token.user = stale
     for call in (
         partial(make_identity, stale, offering, "another"),
         partial(make_subscription, stale, presented),
@@ -1222,7 +1083,7 @@ def test_a_queue_that_is_just_being_removed_is_not_registered_by_who_finds_the_o
             create_queue(subscription, offering, "order", presented)
         got.append(str(caught.value))
 
-    before(monkeypatch, "_drop_removal", come_second, subscriptions)
+    before(monkeypatch, "_cancel_removal", come_second, subscriptions)
     with pytest.raises(Busy, match="being removed"):
         create_queue(subscription, offering, "order", presented)
     assert len(got) == 1
@@ -1232,14 +1093,14 @@ def test_a_queue_that_is_just_being_removed_is_not_registered_by_who_finds_the_o
 def test_a_row_that_another_request_has_made_ready_is_not_taken_back(monkeypatch, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
     SubscriptionQueue.objects.all()._raw_delete("default")
-    real = subscriptions._drop_removal
+    real = subscriptions._cancel_removal
 
     def come_second(*what):
-        monkeypatch.setattr(subscriptions, "_drop_removal", real)
+        monkeypatch.setattr(subscriptions, "_cancel_removal", real)
         assert create_queue(subscription, offering, "order", presented)[1] is False
         raise Busy("it was just being removed")
 
-    monkeypatch.setattr(subscriptions, "_drop_removal", come_second)
+    monkeypatch.setattr(subscriptions, "_cancel_removal", come_second)
     with pytest.raises(Busy):
         create_queue(subscription, offering, "order", presented)
     assert SubscriptionQueue.objects.get().state == "ready"
