@@ -16,10 +16,9 @@ from django.utils import timezone
 
 from accounts import addresses, pulse_users, tokens, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
-from queues.models import Queue
 from rabbit.management import NotThere
 from tests.conftest import Amqp
-from tests.toolbox import AWAY, can_log_in
+from tests.toolbox import AWAY, can_log_in, stored_queue
 
 MARKUP = "<script>alert(1)</script>"
 RIGHT_TO_LEFT = "a\u202eb"
@@ -312,10 +311,7 @@ def test_the_list_says_whose_each_is_and_how_it_stands(people, visit):
     ):
         PulseUser.objects.create(username=username, **fields).owners.set([people["owner"], people["co-owner"]])
     for number, state in enumerate(("ok", "warned", "gone")):
-        Queue.objects.create(
-            vhost="/", name=f"queue/in-use/{number}", type="classic", durable=True, auto_delete=False, exclusive=False,
-            state=state, pulse_user=PulseUser.objects.get(username="in-use"), first_seen=now, last_seen=now,
-        )  # fmt: skip
+        stored_queue(f"queue/in-use/{number}", state=state, pulse_user=PulseUser.objects.get(username="in-use"))
     page = visit("owner").get("/pulse-users/").text
     row = page[page.index("/pulse-users/in-use/") :]
     assert re.search(r'pulse_user=in-use">2</a>', row)

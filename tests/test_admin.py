@@ -39,7 +39,7 @@ from queues.monitor import run_pass
 from rabbit.management import NotThere
 from tests.chromium import sign_in
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import AWAY, in_parallel, messages_of, queue_names
+from tests.toolbox import AWAY, in_parallel, messages_of, queue_names, stored_queue
 
 SECRET = "s3cret-marker"
 ODD = "queue/alice/<script>\u202e'\""
@@ -92,13 +92,8 @@ numbers = itertools.count()
 
 
 def make_queue(**fields):
-    number = next(numbers)
-    return Queue.objects.create(
-        **{
-            "vhost": "/", "name": f"queue/alice/{number}", "type": "classic", "durable": True, "auto_delete": False,
-            "exclusive": False, "ready": 3, "unacknowledged": 1, "first_seen": NOW, "last_seen": NOW, **fields,
-        }
-    )  # fmt: skip
+    defaults = {"name": f"queue/alice/{next(numbers)}", "ready": 3, "unacknowledged": 1, "first_seen": NOW}
+    return stored_queue(**{**defaults, "last_seen": NOW, **fields})
 
 
 def make_owner():

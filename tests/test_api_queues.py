@@ -11,6 +11,7 @@ from accounts.models import Owner, PulseUser
 from queues import by_hand, preferences
 from queues.models import Channel, Queue, QueueEvent, QueueSample, Watch
 from tests.api import Program
+from tests.toolbox import stored_queue
 
 FIELDS = {
     "uuid", "url", "vhost", "name", "type", "durable", "pulse_user", "owners", "state", "length", "ready",
@@ -20,10 +21,7 @@ FIELDS = {
 
 def row(name, account=None, vhost="/", **facts):
     """Return a queue as a pass writes it."""
-    now = timezone.now()
-    defaults = {"type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 1,
-                "unacknowledged": 0, "first_seen": now, "last_seen": now}  # fmt: skip
-    return Queue.objects.create(vhost=vhost, name=name, pulse_user=account, **{**defaults, **facts})
+    return stored_queue(name, vhost=vhost, pulse_user=account, **{"ready": 1, "unacknowledged": 0, **facts})
 
 
 # Queues

@@ -17,10 +17,10 @@ from django.utils import timezone
 from consumers import Consumer, Outcome, PlainQueue, Policy, Publisher
 from consumers.django import in_transaction, once, rewrite
 from consumers.processed.models import Processed
-from queues.models import Queue, QueueSample
+from queues.models import QueueSample
 from tests.dying import ACKNOWLEDGE, COMMIT, NOTE, PUBLISH, STEPS, shipping
 from tests.test_consumer import at, consuming, length, put, taken
-from tests.toolbox import wait_until
+from tests.toolbox import stored_queue, wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 INVOICES = "shop_test_invoices"
@@ -234,13 +234,7 @@ def test_old_rows_go_by_themselves_and_young_ones_stay(here, amqp, work):
 
 def test_rewriting_leaves_the_same_however_often(transactional_db):
     now = timezone.now()
-    queue, other = (
-        Queue.objects.create(
-            vhost="/", name=name, type="classic", durable=True, auto_delete=False, exclusive=False, first_seen=now,
-            last_seen=now,
-        )
-        for name in ("one", "other")
-    )  # fmt: skip
+    queue, other = stored_queue("one"), stored_queue("other")
     QueueSample.objects.create(queue=other, at=now, length=9)
     for _ in range(2):
         rewrite(

@@ -11,10 +11,11 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.signin import make_link
-from queues.models import Queue, QueueEvent
+from queues.models import QueueEvent
 from tests.api import Program
 from tests.served import raw
 from tests.test_api_schema import OPERATIONS, SCHEMA
+from tests.toolbox import stored_queue
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -174,10 +175,7 @@ BOUND_BY_BYTES = {"config_file_content"}
 
 def test_a_page_of_a_list_is_no_longer_than_it_may_be(alice):
     now = timezone.now()
-    queue = Queue.objects.create(
-        vhost="/", name="queue/alice/x", type="classic", durable=True, auto_delete=False, exclusive=False,
-        ready=0, unacknowledged=0, first_seen=now, last_seen=now, owner=alice,
-    )  # fmt: skip
+    queue = stored_queue("queue/alice/x", ready=0, unacknowledged=0, owner=alice)
     QueueEvent.objects.bulk_create([QueueEvent(queue=queue, kind="warned", at=now) for _ in range(301)])
     answer = Program(alice).get(f"queues/{queue.uuid}/events/", page_size=1_000_000_000)
     assert answer["X-Result-Count"] == "301"

@@ -14,14 +14,14 @@ from django.utils import timezone
 from accounts.vouching import NotVouched
 from queues import events
 from queues.events import BadMessageId, BadPayload, Published, publish
-from queues.models import Consumer, EventSubscription, Offering, Queue, QueueEvent, Registration, SubscriptionQueue
+from queues.models import Consumer, EventSubscription, Offering, QueueEvent, Registration, SubscriptionQueue
 from queues.subscriptions import NoSuchType
 from rabbit import arguments, connections
 from rabbit.management import BrokerAway, Management
 from rabbit.publishing import OutcomeUnknown
 from tests.api import Program
 from tests.conftest import Amqp
-from tests.toolbox import in_parallel, queue_lengths, wait_until_equal
+from tests.toolbox import in_parallel, queue_lengths, stored_queue, wait_until_equal
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -218,10 +218,7 @@ def test_a_full_queue_and_one_that_is_gone_are_counted_and_noted(subscribed, off
     subscribed("one")
     subscribed("full", **{"x-max-length": 1})
     subscribed("gone", there=False)
-    Queue.objects.create(
-        vhost=guarded, name="full", type="classic", durable=True, auto_delete=False, exclusive=False,
-        first_seen=timezone.now(), last_seen=timezone.now(),
-    )  # fmt: skip
+    stored_queue("full", vhost=guarded)
     assert counts(publish(offering, "order", {})) == (2, 0, 0, 1)
     assert counts(publish(offering, "order", {})) == (1, 0, 1, 1)
     assert noted() == [("full", "rejected", 1, events.FULL), ("gone", "skipped", 2, events.NOT_THERE)]

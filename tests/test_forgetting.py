@@ -10,6 +10,7 @@ from accounts.models import PulseUser
 from queues import forgetting
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
+from tests.toolbox import queue_row
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
@@ -17,12 +18,9 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 def rows(vhost, names, **fields):
     now = timezone.now()
     return Queue.objects.bulk_create(
-        Queue(
-            vhost=vhost, name=name, type="classic", durable=True, auto_delete=False, exclusive=False, ready=3,
-            unacknowledged=1, consumers=0, unattended_since=now, first_seen=now, last_seen=now, **fields,
-        )
+        queue_row(name, vhost=vhost, ready=3, unacknowledged=1, consumers=0, unattended_since=now, **fields)
         for name in names
-    )  # fmt: skip
+    )
 
 
 def removed():

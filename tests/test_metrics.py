@@ -39,6 +39,7 @@ from queues.models import (
 )
 from rabbit import connections
 from rabbit.management import BrokerAway, Call
+from tests.toolbox import queue_row
 
 ROOT = Path(__file__).resolve().parent.parent
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
@@ -70,12 +71,7 @@ def grown(before, after, name, **labels):
 
 
 def make_queue(number, **fields):
-    now = timezone.now()
-    fields = {"ready": number, "unacknowledged": 1, "state": "ok", "type": "classic", **fields}
-    return Queue(
-        vhost="/", name=f"queue {number}", durable=True, auto_delete=False, exclusive=False,
-        first_seen=now, last_seen=now, **fields,
-    )  # fmt: skip
+    return queue_row(f"queue {number}", **{"ready": number, "unacknowledged": 1, "state": "ok", **fields})
 
 
 def make_notification(now, **fields):

@@ -28,7 +28,7 @@ from queues.models import (
     Watch,
 )
 from rabbit.management import Management
-from tests.toolbox import queue_events, queue_names, sent
+from tests.toolbox import queue_events, queue_names, queue_row, sent
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
@@ -580,17 +580,10 @@ def test_a_queue_whose_row_is_removed_just_as_it_comes_back_is_new(amqp, alice, 
 def test_a_new_length_is_written_where_the_old_one_was_and_into_no_index(guarded):
     if connection.vendor != "postgresql":
         pytest.skip("PostgreSQL alone writes whole rows anew")
-    now = timezone.now()
-    Queue.objects.bulk_create(
-        Queue(
-            vhost="/", name=f"q{number}", type="classic", durable=True, auto_delete=False, exclusive=False,
-            ready=1, unacknowledged=0, first_seen=now, last_seen=now,
-        )
-        for number in range(200)
-    )  # fmt: skip
+    Queue.objects.bulk_create(queue_row(f"q{number}", ready=1, unacknowledged=0) for number in range(200))
     ids = list(Queue.objects.order_by("id").values_list("id", flat=True)[::10])
     with transaction.atomic(), connection.cursor() as cursor:
-        bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), [(id_, 2, 0, now) for id_ in ids])
+        bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), [(id_, 2, 0, timezone.now()) for id_ in ids])
         table = "'queues_queue'::regclass"
         cursor.execute(f"SELECT pg_stat_get_xact_tuples_updated({table}), pg_stat_get_xact_tuples_hot_updated({table})")
         assert cursor.fetchone() == (20, 20)

@@ -39,7 +39,7 @@ from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
 from tests.agents import RegisteredAgent, a_while_ago, lost, make_due
 from tests.conftest import Amqp
 from tests.proxy import http_answer
-from tests.toolbox import AWAY, Killed, in_background, wait_until_blocked
+from tests.toolbox import AWAY, Killed, in_background, stored_queue, wait_until_blocked
 
 
 def notifications(kind):
@@ -130,11 +130,7 @@ def test_the_queue_of_a_vhost_that_is_still_being_made_is_left_alone(agent):
 
 def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(agent):
     agent.orphan()
-    now = timezone.now()
-    Queue.objects.create(
-        vhost=agent.vhost, name="subscription_orphan", type="classic", durable=True, auto_delete=False,
-        exclusive=False, first_seen=now, last_seen=now,
-    )  # fmt: skip
+    stored_queue("subscription_orphan", vhost=agent.vhost)
     sweep_orphans()
     assert Queue.objects.get().state == "gone"
     assert QueueEvent.objects.get(queue_name="subscription_orphan").kind == "removed"

@@ -27,7 +27,7 @@ from queues.lease import lease
 from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
 from tests.proxy import Proxy
-from tests.toolbox import in_background, in_parallel, wait_until, wait_until_blocked, wait_until_equal
+from tests.toolbox import in_background, in_parallel, stored_queue, wait_until, wait_until_blocked, wait_until_equal
 from tests.webhooks import Webhook
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels")]
@@ -485,11 +485,7 @@ def test_telling_takes_as_many_statements_for_many_as_for_few(django_assert_num_
 
 
 def agents_queue(owner, **fields):
-    now = timezone.now()
-    return Queue.objects.create(
-        vhost=owner.uuid.hex, name="consumer_1", type="classic", durable=True, auto_delete=False, exclusive=False,
-        first_seen=now, last_seen=now, **{"owner": owner, "registered": True, **fields},
-    )  # fmt: skip
+    return stored_queue("consumer_1", vhost=owner.uuid.hex, **{"owner": owner, "registered": True, **fields})
 
 
 def tell_of_agents(queue, *kinds):
@@ -563,11 +559,7 @@ def test_who_is_named_is_told_alone_and_once(account, mailbox):
 
 @pytest.fixture
 def queue(account):
-    now = timezone.now()
-    return Queue.objects.create(
-        vhost="/", name="queue/alice/builds", type="classic", durable=True, auto_delete=False, exclusive=False,
-        first_seen=now, last_seen=now, pulse_user=account,
-    )  # fmt: skip
+    return stored_queue("queue/alice/builds", pulse_user=account)
 
 
 def tell_of_queue(queue, *kinds):
@@ -630,10 +622,7 @@ def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_a
         owner = Owner.objects.create_user(f"o{number}@example.org")
         other = PulseUser.objects.create(username=f"u{number}")
         other.owners.add(owner)
-        Queue.objects.create(
-            vhost="/", name=f"queue/u{number}/x", type="classic", durable=True, auto_delete=False, exclusive=False,
-            first_seen=queue.first_seen, last_seen=queue.last_seen, pulse_user=other,
-        )  # fmt: skip
+        stored_queue(f"queue/u{number}/x", pulse_user=other)
     with transaction.atomic():
         tellings = [Telling("warning", {**WARNING}, one.id, one.pulse_user_id) for one in Queue.objects.all()]
         outbox.tell(tellings, timezone.now())

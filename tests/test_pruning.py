@@ -11,6 +11,7 @@ from queues import pruning
 from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample
 from queues.pruning import prune
 from tests.test_docs import DOCS
+from tests.toolbox import stored_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -25,10 +26,7 @@ def queue():
 
 
 def a_queue(name, **fields):
-    return Queue.objects.create(
-        vhost="/", name=name, type="classic", durable=True, auto_delete=False, exclusive=False,
-        **{"first_seen": ago(days=100), "last_seen": timezone.now(), **fields},
-    )  # fmt: skip
+    return stored_queue(name, **{"first_seen": ago(days=100), **fields})
 
 
 def test_samples_are_whole_for_two_hours_then_one_a_minute_then_one_an_hour_then_gone(queue):

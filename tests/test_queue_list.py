@@ -13,17 +13,13 @@ from accounts.models import Owner, PulseUser
 from queues.listing import UNATTENDED, should_have_consumer
 from queues.models import Queue, Watch
 from queues.monitor import run_pass
+from tests.toolbox import queue_row
 
 pytestmark = pytest.mark.django_db
 
 
 def a_queue(name, *, account=None, **fields):
-    now = timezone.now()
-    given = {
-        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 3,
-        "unacknowledged": 0, "first_seen": now, "last_seen": now,
-    }  # fmt: skip
-    return Queue(name=name, pulse_user=account, **{**given, **fields})
+    return queue_row(name, pulse_user=account, **{"ready": 3, "unacknowledged": 0, **fields})
 
 
 def make_queue(name="queue/alice/builds", **fields):

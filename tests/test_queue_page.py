@@ -11,7 +11,7 @@ from queues.mails import compose
 from queues.models import Notification, Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
 from rabbit.names import readable
-from tests.toolbox import AWAY, queue_names
+from tests.toolbox import AWAY, queue_names, stored_queue
 
 pytestmark = pytest.mark.usefixtures("account")
 
@@ -19,9 +19,8 @@ pytestmark = pytest.mark.usefixtures("account")
 @pytest.fixture
 def alices_queue(alice):
     now = timezone.now()
-    queue = Queue.objects.create(
-        vhost="/", name="queue/alice/<b>\u202e", type="classic", durable=True, auto_delete=False, exclusive=False,
-        ready=2100, unacknowledged=4, state="warned", pulse_user=PulseUser.objects.get(), first_seen=now, last_seen=now,
+    queue = stored_queue(
+        "queue/alice/<b>\u202e", ready=2100, unacknowledged=4, state="warned", pulse_user=PulseUser.objects.get(),
         consumers=2,
     )  # fmt: skip
     QueueEvent.objects.create(
@@ -273,12 +272,8 @@ def test_the_number_of_statements_does_not_grow(alices_queue, client, alice, dja
 
 
 def agents_queue(owner, name="consumer_1", **fields):
-    now = timezone.now()
-    given = {
-        "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 2100,
-        "unacknowledged": 4, "state": "warned", "consumers": 0, "registered": True, "first_seen": now, "last_seen": now,
-    }  # fmt: skip
-    return Queue.objects.create(vhost=owner.uuid.hex, name=name, owner=owner, **{**given, **fields})
+    given = {"ready": 2100, "unacknowledged": 4, "state": "warned", "consumers": 0, "registered": True}
+    return stored_queue(name, vhost=owner.uuid.hex, owner=owner, **{**given, **fields})
 
 
 @pytest.mark.parametrize("visitor", ["alice@example.org", "ops@example.org"])

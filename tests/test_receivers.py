@@ -3,12 +3,12 @@
 import pytest
 from django.core.cache import cache
 from django.db import transaction
-from django.utils import timezone
 
 from accounts import addresses, signals, vouching
 from accounts.models import NotificationAddress, Owner, PulseUser
 from queues.models import Notification, Queue
 from queues.outbox import send_due
+from tests.toolbox import stored_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -85,11 +85,7 @@ def test_nothing_is_told_of_what_was_rolled_back(account, alice):
 
 
 def test_the_queues_of_an_account_go_with_it(account):
-    now = timezone.now()
-    Queue.objects.create(
-        vhost="/", name="queue/alice/builds", type="classic", durable=True, auto_delete=False, exclusive=False,
-        first_seen=now, last_seen=now, pulse_user=account,
-    )  # fmt: skip
+    stored_queue("queue/alice/builds", pulse_user=account)
     with transaction.atomic():
         signals.pulse_user_removed.send(PulseUser, pulse_user=account)
     assert Queue.objects.get().state == "gone"

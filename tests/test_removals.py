@@ -44,7 +44,7 @@ from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, can_log_in, in_background, in_parallel, wait_until_blocked
+from tests.toolbox import AWAY, Killed, can_log_in, in_background, in_parallel, stored_queue, wait_until_blocked
 
 KIND = Removal.Kind
 
@@ -121,12 +121,6 @@ def many_queues(agents, count):
     Consumer.objects.create(identity=identity, vhost=owner.uuid.hex, queue_name=f"consumer_{uuid.uuid4().hex}")
     AgentVhost.objects.create(owner=owner, name=owner.uuid.hex, ready=True)
     return subscription
-
-
-def known(vhost, name, **fields):
-    now = timezone.now()
-    fields = {"type": "classic", "durable": True, "auto_delete": False, "exclusive": False, **fields}
-    return Queue.objects.create(vhost=vhost, name=name, first_seen=now, last_seen=now, **fields)
 
 
 # Each cascade
@@ -537,7 +531,7 @@ def test_there_are_as_many_requests_as_things(agents, management, count):
     management.put_user(subscription.rmq_username, "secret")
     for name in subscription.queues.values_list("queue_name", flat=True):
         management.make_queue(vhost, name)
-        known(vhost, name)
+        stored_queue(name, vhost=vhost)
     with counted_requests() as sent:
         subscription.delete()
     assert len(sent) == len(set(sent)) == count + 1
@@ -550,8 +544,8 @@ def test_there_are_as_many_requests_as_things(agents, management, count):
 
 
 def test_the_queues_are_known_to_be_gone_at_once(made):
-    there = known(made.vhost, made.queue.queue_name, state="warned", ready=7, unacknowledged=0)
-    kept = known(made.vhost, made.consumer.queue_name)
+    there = stored_queue(made.queue.queue_name, vhost=made.vhost, state="warned", ready=7, unacknowledged=0)
+    kept = stored_queue(made.consumer.queue_name, vhost=made.vhost)
     made.subscription.delete()
     there.refresh_from_db()
     kept.refresh_from_db()
@@ -562,8 +556,8 @@ def test_the_queues_are_known_to_be_gone_at_once(made):
 
 def test_all_queues_of_a_vhost_are_known_to_be_gone_with_it(made):
     for name in (made.queue.queue_name, DEAD_LETTER_QUEUE, "somebody's own"):
-        known(made.vhost, name)
-    elsewhere = known("/", "elsewhere")
+        stored_queue(name, vhost=made.vhost)
+    elsewhere = stored_queue("elsewhere", vhost="/")
     made.owner.delete()
     assert list(Queue.objects.exclude(state="gone")) == [elsewhere]
     assert QueueEvent.objects.filter(kind="removed").count() == 3
@@ -731,7 +725,7 @@ def test_what_a_process_leaves_that_is_killed_after_the_commit_is_finished_by_th
 
 
 def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_claim_is_over(made, monkeypatch):
-    there = known(made.vhost, made.queue.queue_name)
+    there = stored_queue(made.queue.queue_name, vhost=made.vhost)
 
     def killed(names):
         raise Killed

@@ -32,7 +32,7 @@ from rabbit.permissions import for_subscription
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, queue_names, wait_until
+from tests.toolbox import AWAY, queue_names, stored_queue, wait_until
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -80,13 +80,9 @@ def make_consumer(identity, object_types=(), *, token=None, state="ready"):
 
 def see(row, **fields):
     """Make the monitor's row of a registered queue."""
-    now = timezone.now()
-    given = {
-        "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "registered": True,
-        "ready": 3, "unacknowledged": 0, "first_seen": now, "last_seen": now,
-    }  # fmt: skip
+    given = {"registered": True, "ready": 3, "unacknowledged": 0}
     owner = Owner.objects.get(uuid=row.vhost)
-    return Queue.objects.create(vhost=row.vhost, name=row.queue_name, owner=owner, **{**given, **fields})
+    return stored_queue(row.queue_name, vhost=row.vhost, owner=owner, **{**given, **fields})
 
 
 def text_of(page):

@@ -15,7 +15,7 @@ from queues.mails import compose
 from queues.models import Notification, Queue, Watch
 from queues.unattended import Attendance, Count, count_consumers
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import sent
+from tests.toolbox import queue_row, sent
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
@@ -317,17 +317,12 @@ def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     account = PulseUser.objects.get()
-    now = timezone.now()
     names = [f"queue/alice/{number}" for number in range(queues)]
     for name in names:
         amqp.queue(name)
     Queue.objects.bulk_create(
-        Queue(
-            vhost=guarded, name=name, type="classic", durable=True, auto_delete=False, exclusive=False, ready=0,
-            unacknowledged=0, first_seen=now, last_seen=now, pulse_user=account,
-        )
-        for name in names
-    )  # fmt: skip
+        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=account) for name in names
+    )
     answer(broker_proxy, listed())
     count_consumers()  # the first one makes the rows that the others find
     answer(broker_proxy, listed(*(row(guarded, name, 0) for name in names)))
@@ -549,12 +544,9 @@ def test_stalls_take_no_request_more_and_no_more_statements_for_many_queues(
         amqp.queue(name)
         amqp.channel.basic_consume(name, lambda *_: None)
     Queue.objects.bulk_create(
-        Queue(
-            vhost=guarded, name=name, type="classic", durable=True, auto_delete=False, exclusive=False, ready=0,
-            unacknowledged=0, first_seen=NOW, last_seen=NOW, pulse_user=account,
-        )
+        queue_row(name, vhost=guarded, ready=0, unacknowledged=0, first_seen=NOW, last_seen=NOW, pulse_user=account)
         for name in names
-    )  # fmt: skip
+    )
     answer(broker_proxy, listed())
     count_consumers()  # the first one makes the rows that the others find
     answer(broker_proxy, listed(*(working(guarded, name) for name in names)))

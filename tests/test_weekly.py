@@ -11,7 +11,7 @@ from queues import weekly
 from queues.models import Notification, Queue, QueueEvent
 from queues.outbox import send_due
 from queues.weekly import last_monday, tell_the_week
-from tests.toolbox import in_parallel
+from tests.toolbox import in_parallel, stored_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,12 +31,8 @@ def owner_of(name, **fields):
 
 
 def queue(account, name, **fields):
-    now = timezone.now()
-    defaults = {
-        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "ready": 0,
-        "unacknowledged": 0, "first_seen": now, "last_seen": now, "pulse_user": account,
-    }  # fmt: skip
-    return Queue.objects.create(name=f"queue/{account.username}/{name}", **{**defaults, **fields})
+    defaults = {"ready": 0, "unacknowledged": 0, "pulse_user": account}
+    return stored_queue(f"queue/{account.username}/{name}", **{**defaults, **fields})
 
 
 def event(of, kind, days=1):

@@ -13,8 +13,9 @@ import pika.exceptions
 from django.contrib.messages import get_messages
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
 
-from queues.models import Notification, QueueEvent
+from queues.models import Notification, Queue, QueueEvent
 from rabbit.management import Management
 
 AWAY = "http://guest:guest@127.0.0.1:1"
@@ -137,6 +138,23 @@ def queue_lengths(management: Management, vhost: str) -> dict[str, int | None]:
     """Return the length of each queue in a vhost, exact for classic queues. None: the broker does not report it."""
     rows = management.list_queues(vhost, {"disable_stats": "true", "enable_queue_totals": "true"})
     return {row["name"]: row.get("messages") for row in rows}
+
+
+def queue_row(name: str, **fields: Any) -> Queue:
+    """Return an unsaved row of a durable classic queue."""
+    now = timezone.now()
+    defaults = {
+        "vhost": "/", "type": "classic", "durable": True, "auto_delete": False, "exclusive": False, "first_seen": now,
+        "last_seen": now,
+    }  # fmt: skip
+    return Queue(name=name, **{**defaults, **fields})
+
+
+def stored_queue(name: str, **fields: Any) -> Queue:
+    """Store the row of a durable classic queue."""
+    queue = queue_row(name, **fields)
+    queue.save()
+    return queue
 
 
 def can_log_in(broker: Any, vhost: str, username: str, password: str) -> bool:
