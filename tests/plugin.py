@@ -3,6 +3,7 @@
 import atexit
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,16 +23,14 @@ os.environ["ALLOWED_HOSTS"] = "testserver,127.0.0.1,localhost"
 os.environ["SECRET_KEY"] = "for-the-tests-alone"
 os.environ["GUARDIAN_VAR_DIR"] = VAR.name
 
-DATABASE_URL = "GUARDIAN_TEST_DATABASE_URL"
-"""Where the processes of one run find the server that the first of them started."""
-
 if os.environ.get("GUARDIAN_TEST_DATABASE") == "sqlite":
     os.environ["DATABASE_URL"] = f"sqlite:///{VAR.name}/guardian.sqlite3"
 else:
-    if DATABASE_URL not in os.environ:
-        from local.postgresql import PrivateCluster
+    from local.postgresql import PrivateCluster
 
-        cluster = PrivateCluster().start()
-        atexit.register(cluster.stop)
-        os.environ[DATABASE_URL] = cluster.database_url()
-    os.environ["DATABASE_URL"] = os.environ[DATABASE_URL]
+    cluster = PrivateCluster()
+    atexit.register(cluster.stop)
+    # Each process of pytest-xdist has a server of its own, which tests may stop. The one that controls them needs none.
+    if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:
+        cluster.start()
+    os.environ["DATABASE_URL"] = cluster.database_url()
