@@ -224,23 +224,27 @@ def test_a_public_queue_is_read_with_nothing(client, live_server):
 def test_what_the_server_refuses_is_raised_with_its_texts(client, live_server, key, settings):
     settings.MESSAGE_STORE_MAX_BODY = 100
     client.make_queue("q")
+    unknown_application = Client(live_server.url, "none", key=key)
+    unknown_key = Client(live_server.url, "notices", key="0" * 64)
+    no_queue = {"queue_name": "There is no such queue"}
     cases = [
         (lambda: client.post("q", "x", partition=4), Invalid, 400, {"partition": "4 is greater than maximum value 1"}),
         (lambda: client.post("q", ""), Invalid, 400, {"body": "Required"}),
-        (lambda: client.post("q", "x" * 101), Invalid, 413, None),
-        (lambda: client.get("q", [(1, "fred")]), Invalid, 400, None),
-        (lambda: list(client.messages("q", since="fred")), Invalid, 400, None),
-        (lambda: list(client.messages("none")), NotFound, 404, None),
-        (lambda: client.post("x" * 51, "x"), NotFound, 404, None),
-        (lambda: Client(live_server.url, "none", key=key).make_queue("q"), NotFound, 404, None),
-        (lambda: Client(live_server.url, "notices", key="0" * 64).make_queue("q"), Denied, 401, None),
-    ]
-    for number, (do, kind, status, errors) in enumerate(cases):
+        (lambda: client.post("q", "x" * 101), Invalid, 413, {"body": "More bytes than maximum value 100"}),
+        (lambda: client.get("q", [(1, "fred")]), Invalid, 400, {"message_id": '"fred" is not a message id'}),
+        (
+            lambda: list(client.messages("q", since="fred")), Invalid, 400,
+            {"since": '"fred" is not a timestamp or a message id'},
+        ),
+        (lambda: list(client.messages("none")), NotFound, 404, no_queue),
+        (lambda: client.post("x" * 51, "x"), NotFound, 404, no_queue),
+        (lambda: unknown_application.make_queue("q"), NotFound, 404, {"application": "There is no such application"}),
+        (lambda: unknown_key.make_queue("q"), Denied, 401, {"InvalidApplicationKey": "There is no such key"}),
+    ]  # fmt: skip
+    for do, kind, status, errors in cases:
         with pytest.raises(kind) as raised:
             do()
-        assert raised.value.status == status, number
-        assert raised.value.errors == (errors or raised.value.errors)
-        assert raised.value.errors
+        assert (raised.value.status, raised.value.errors) == (status, errors)
 
 
 def test_a_store_that_is_away_is_told_from_one_that_refuses(client, monkeypatch):
