@@ -112,12 +112,12 @@ def lost(agent, number):
     return names
 
 
-@pytest.fixture
-def agents(guarded: str, management: Management) -> Iterator[Agents]:
-    """Guard the broker; every vhost and account that an agent's registration made is gone from it afterwards."""
+@contextlib.contextmanager
+def broker_restored(management: Management) -> Iterator[None]:
+    """Delete from the broker every vhost and account that an agent's registration creates inside."""
     made = Agents(management)
     vhosts, users = made.vhosts(), made.users()
-    yield made
+    yield
     for name in made.users() - users:
         if _is_hex(name):
             with contextlib.suppress(NotThere):
@@ -126,6 +126,13 @@ def agents(guarded: str, management: Management) -> Iterator[Agents]:
         if _is_hex(name):
             with contextlib.suppress(NotThere):
                 management.delete_vhost(name)
+
+
+@pytest.fixture
+def agents(guarded: str, management: Management) -> Iterator[Agents]:
+    """Guard the broker; every vhost and account that an agent's registration made is gone from it afterwards."""
+    with broker_restored(management):
+        yield Agents(management)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from urllib.parse import quote_from_bytes
 import pytest
 import schemathesis
 from django.conf import settings as django_settings
-from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -54,7 +53,7 @@ from tests import test_who_may
 from tests.api import answer_to
 from tests.proxy import Proxy
 from tests.test_api_schema import OPERATIONS
-from tests.test_who_may import VISITORS, Undo, routes, things  # noqa: F401
+from tests.test_who_may import ACCOUNT, VISITORS, restore_broker, routes, undone
 
 LONG_FORM = os.environ.get("GUARDIAN_FUZZ_CASES")
 CASES = int(LONG_FORM or 400)
@@ -382,12 +381,11 @@ ROUTES = [route for route in routes() if "^" not in route and route != "api/docs
 
 @pytest.mark.slow
 @pytest.mark.parametrize("under", ["api/", "v1/"])
-def test_garbage_is_refused_and_breaks_nothing(guarded, things, management, counted, under):  # noqa: F811
+def test_garbage_is_refused_and_breaks_nothing(guarded, management, counted, under):
     """Whatever comes for an address that there is, or nearly: one of the API, or of the message store."""
     mine = [route for route in ROUTES if route.startswith(under)]
-    things()
+    restore_broker(management, guarded)
     world = test_who_may.World(guarded)
-    keys = {visitor: AuthToken.objects.create(user=person)[1] for visitor, person in world.people.items() if person}
     application = make_key(Application.objects.get(name="shop"))[1]
 
     @drawn(CASES // 3)
@@ -406,10 +404,10 @@ def test_garbage_is_refused_and_breaks_nothing(guarded, things, management, coun
             address = "/" + PLACEHOLDER.sub(lambda _: next(given_names, None) or "1", route)
         who, how = way
         if how == "token":
-            environ |= {"HTTP_AUTHORIZATION": f"Token {keys.get(who, '0' * 64)}"}
+            environ |= {"HTTP_AUTHORIZATION": f"Token {world.keys[who]}"}
         elif how == "key":
             environ |= {"HTTP_AUTHORIZATION": f"Application {application}"}
-        with contextlib.suppress(Undo), transaction.atomic():
+        with undone():
             if how == "session":
                 client = Client()
                 client.force_login(world.people[who])
@@ -419,15 +417,14 @@ def test_garbage_is_refused_and_breaks_nothing(guarded, things, management, coun
             answer = answer_to(**environ, PATH_INFO=as_bytes(address + end).decode("latin-1"))
             counted[f"garbage to /{under}", " by ".join(filter(None, way)), answer.status_code] += 1
             is_told_properly(under, environ["REQUEST_METHOD"], answer)
-            raise Undo
 
     try:
         send()
     finally:
-        for name in STRANGE:
-            if re.fullmatch("[A-Za-z]+", name) and name != LONG:  # an account that an operator made by that
-                with contextlib.suppress(NotThere):
-                    management.delete_user(name)
+        created = [name for name in STRANGE if re.fullmatch("[A-Za-z]+", name) and name != LONG]  # by an operator
+        for name in (ACCOUNT, *created):
+            with contextlib.suppress(NotThere):
+                management.delete_user(name)
 
 
 def is_told_properly(under: str, method: str, answer: Any) -> None:
