@@ -4,28 +4,16 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from accounts.models import AuditEntry, Owner
+from accounts.models import AuditEntry
 from queues import brake, monitor
 from queues.deletion import Deletion
 from queues.models import Notification, Queue, Watch
 from rabbit.management import Management
+from tests.toolbox import Killed, queue_names
 
 
-@pytest.fixture
-def operator(db):
-    return Owner.objects.create_user("olga@example.org", vouched=True, is_staff=True)
-
-
-def told():
+def sent_about_no_queue():
     return list(Notification.objects.filter(queue=None).order_by("id").values_list("kind", flat=True))
-
-
-def queues_on(management, vhost):
-    return len(management.list_queues(vhost, {"columns": "name"}))
-
-
-class Killed(BaseException):
-    """As sudden as SIGKILL, for this process."""
 
 
 @pytest.fixture
@@ -50,7 +38,7 @@ def test_a_release_lets_the_next_pass_delete_what_it_names_once(held, amqp, oper
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
     assert monitor.run_pass().brake_held
-    assert told() == ["brake", "brake"]
+    assert sent_about_no_queue() == ["brake", "brake"]
 
 
 def test_a_release_lets_nothing_go_that_it_does_not_name(held, amqp, operator, management):
@@ -60,7 +48,7 @@ def test_a_release_lets_nothing_go_that_it_does_not_name(held, amqp, operator, m
         amqp.queue(f"precious-{number}", 11)
     report = monitor.run_pass()
     assert (report.deleted, report.brake_held) == (0, True)
-    assert queues_on(management, held) == 6
+    assert len(queue_names(management, held)) == 6
 
 
 def test_beside_what_a_release_names_the_brake_holds_for_the_others_as_it_does_without(held, amqp, operator):
@@ -70,7 +58,7 @@ def test_beside_what_a_release_names_the_brake_holds_for_the_others_as_it_does_w
     report = monitor.run_pass()
     assert (report.deleted, report.brake_held) == (3, True)
     assert (brake.brake().queues, brake.brake().released) == (3, 0)
-    assert told() == ["brake", "brake"]
+    assert sent_about_no_queue() == ["brake", "brake"]
     Queue.objects.filter(name="more-0").update(unbounded=True)
     assert monitor.run_pass().deleted == 2
 
@@ -112,7 +100,7 @@ def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, s
     assert brake.brake().released == (3 if step == "the decision" else 0)
     report = monitor.run_pass()
     assert (report.deleted, report.brake_held) == (3, False)
-    assert told() == ["brake"]
+    assert sent_about_no_queue() == ["brake"]
 
 
 def test_a_release_that_is_given_during_a_pass_is_for_the_next_one(held, operator, monkeypatch):
@@ -184,7 +172,7 @@ def test_a_short_list_does_not_say_that_the_brake_is_off(held, operator, monkeyp
     assert (brake.brake().since, brake.brake().queues, brake.brake().released) == (since, 3, 3)
     Watch.objects.update(**brake.USED_UP)
     assert monitor.run_pass().brake_held
-    assert told().count("brake") == 1
+    assert sent_about_no_queue().count("brake") == 1
 
 
 def test_the_mail_of_the_brake_says_where_to_release_it(held, settings, mailbox):
