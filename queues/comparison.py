@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from queues import quiet
 from queues.models import QueueEvent
@@ -292,6 +292,19 @@ def from_seen(seen: QueueSeen) -> Known:
     )  # fmt: skip
 
 
+Q = TypeVar("Q", QueueSeen, Known)
+
+
+def with_ready(queue: Q, ready: int) -> Q:
+    """Return a queue, listed as of its last tick, with its exact ready count.
+
+    The messages that moved since may be unacknowledged, or no longer be: the listed total stands until the next tick,
+    unless more are ready.
+    """
+    total = (queue.ready or 0) + (queue.unacknowledged or 0)
+    return queue._replace(ready=ready, unacknowledged=max(0, total - ready))
+
+
 def confirmed(
     snapshot: Snapshot,
     unconfirmed: Collection[QueueName],
@@ -300,7 +313,7 @@ def confirmed(
 ) -> Snapshot:
     """Return the snapshot with the exact ready counts of these queues, as passive declares gave them.
 
-    Without an answer, the length of a queue that seems to have shrunk is unknown, and others stay as listed.
+    Without an answer, the length of a queue that was longer, or unknown, is unknown. Others stay as listed.
     """
 
     def corrected(seen: QueueSeen) -> QueueSeen:
@@ -309,11 +322,9 @@ def confirmed(
             return seen
         depth, row = depths.get(key), known.get(key)
         if depth is not None:
-            # What became ready since the last tick may have been unacknowledged: it must not count twice.
-            requeued = max(0, depth.ready - seen.ready)
-            return seen._replace(ready=depth.ready, unacknowledged=max(0, seen.unacknowledged - requeued))
-        has_shrunk = row is not None and row.length is not None and seen.ready + seen.unacknowledged < row.length
-        return seen._replace(ready=None) if has_shrunk else seen
+            return with_ready(seen, depth.ready)
+        may_have_shrunk = row is not None and (row.length is None or seen.ready + seen.unacknowledged < row.length)
+        return seen._replace(ready=None) if may_have_shrunk else seen
 
     return snapshot._replace(queues=[corrected(seen) for seen in snapshot.queues])
 
@@ -400,7 +411,7 @@ class _Comparison:
                 if (row.vhost, row.name) in self.observation.agents.queues:
                     changes.vanished.append(row)
             elif misses != row.misses:
-                changes.missed.append(row._replace(misses=misses))
+                changes.missed.append(row._replace(misses=misses, over_unacked_since=None))
 
     def _expected(self) -> tuple[int, list[Known], list[Known]]:
         """Return how many known queues should be listed, and those that are not: missing, and deleted by Guardian.

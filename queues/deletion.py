@@ -18,7 +18,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from queues import bulk, outbox, subscriptions
-from queues.comparison import Condemned, Known, Rules, settled
+from queues.comparison import Condemned, Known, Rules, settled, with_ready
 from queues.facts import Facts
 from queues.lease import HeldLease
 from queues.models import Notification, Queue, QueueEvent
@@ -106,9 +106,12 @@ class Deletion:
             elif depth is None or one.queue.type == CLASSIC:
                 doubtful.append(one)
             else:
-                queue = one.queue._replace(ready=depth.ready)
-                is_over = queue.over_unacked_since is not None and (queue.length or 0) > one.thresholds.max
-                (look.over if is_over else look.kept).append(one._replace(queue=queue))
+                least = depth.ready + (one.queue.unacknowledged or 0)
+                if one.queue.over_unacked_since is not None and least > one.thresholds.max:
+                    look.over.append(one)
+                else:
+                    kept = with_ready(one.queue, depth.ready)._replace(over_unacked_since=None)
+                    look.kept.append(one._replace(queue=kept))
         if not doubtful:
             return look
         listed = self._list({one.queue.vhost for one in doubtful}, between) if exact else None

@@ -46,7 +46,8 @@ def as_gone() -> dict[str, Any]:
     """Return what a pass writes of a queue that is gone, so that both leave the same row."""
     return {
         "state": Queue.State.GONE, "misses": 0, "ready": None, "unacknowledged": None, "delete_sent_at": None,
-        "consumers": None, "unattended_since": None, "taken_out": None, "stalled_since": None,
+        "over_unacked_since": None, "consumers": None, "unattended_since": None, "taken_out": None,
+        "stalled_since": None,
     }  # fmt: skip
 
 

@@ -528,7 +528,11 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
     grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
     bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
     lost = [queue for queue in changes.missed if queue.misses == 1] + changes.listed_last
-    bulk.update(Queue, ("misses", "last_seen"), [(queue.id, queue.misses, last_listed) for queue in lost])
+    bulk.update(
+        Queue,
+        ("misses", "over_unacked_since", "last_seen"),
+        [(queue.id, queue.misses, queue.over_unacked_since, last_listed) for queue in lost],
+    )
     absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
     bulk.update(Queue, WRITTEN, [(queue.id, *_written(queue)) for queue in absent])
     if changes.vanished:

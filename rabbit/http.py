@@ -108,7 +108,7 @@ class PooledClient:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise NoAnswer(f"can't connect to {self._base} ({error})", never_reached=not is_retry) from error
         except httpx.PoolTimeout as error:
-            raise NoAnswer("all connections of this process are busy", timed_out=True, never_reached=True) from error
+            raise NoAnswer("all connections of this process are busy", never_reached=True) from error
         except _AnswerTimeout as error:
             raise NoAnswer(f"the answer was not complete within {self._answer_timeout:g} s", timed_out=True) from error
         except httpx.TimeoutException as error:

@@ -181,6 +181,3 @@ def test_the_mail_of_the_brake_says_where_to_release_it(held, settings, mailbox)
     (mail,) = [mail for mail in mailbox.mails if "brake" in mail.subject]
     assert "https://guardian.example.org/admin/" in mail.text
     assert "3 of 3 queues" in mail.text
-
-
-# What a shard looks at

@@ -431,7 +431,8 @@ class TestLengthsThatLag:
     @pytest.mark.parametrize(
         ("listed", "depth", "length"),
         [
-            ((40, 0), Depth(0, 0), 0),  # purged since the last tick
+            ((40, 0), Depth(0, 0), 40),  # purged, or taken by a consumer that has not acknowledged them
+            ((40, 0), Depth(3, 0), 40),
             ((0, 0), Depth(40, 0), 40),  # a new leader
             ((0, 40), Depth(40, 0), 40),  # requeued, which is not 80
             ((0, 40), Depth(0, 1), 40),

@@ -49,6 +49,20 @@ def test_a_quorum_queue_is_deleted_for_its_unacknowledged_messages_only_after_12
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
+def test_a_quorum_queue_whose_messages_were_taken_and_not_acknowledged_is_not_back_to_normal(amqp, management, guarded):
+    amqp.queue("held", 8, arguments={"x-queue-type": "quorum"})
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 8})
+    monitor.run_pass()
+    amqp.publish("held", 32)
+    wait_until_equal(lambda: queue_lengths(management, guarded), {"held": 40})
+    for _ in range(40):
+        amqp.channel.basic_get("held")
+    assert monitor.run_pass().deleted == 0
+    queue = Queue.objects.get()
+    assert (queue.state, queue.ready, queue.unacknowledged) == ("warned", 0, 40)
+    assert sent("ops@example.org") == ["warning"]
+
+
 def test_a_list_that_shows_a_quorum_queue_below_its_limit_begins_its_12_s_anew(amqp, management, guarded):
     amqp.queue("held", 40, arguments={"x-queue-type": "quorum"})
     tags = [amqp.channel.basic_get("held")[0].delivery_tag for _ in range(40)]
@@ -95,6 +109,7 @@ def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back
     guarded_node.eval(f"[sys:suspend(P) || P <- {leaders}].")
     try:
         report = monitor.run_pass()
+        monitor.run_pass()
     finally:
         guarded_node.eval(f"[sys:resume(P) || P <- {leaders}].")
     assert (report.deleted, report.recovered, report.unknown) == (0, 0, 1)
