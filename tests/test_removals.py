@@ -405,7 +405,7 @@ def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(
         subscriptions.register_consumer(identity, presented, None)
 
     def remove(number):
-        time.sleep(random.random() / 10)
+        time.sleep(random.random() / 2)  # slower than a registration, which is refused if its rows go
         model = random.choice([SubscriptionQueue, EventSubscription, AgentIdentity, Consumer, Owner])
         row = model.objects.order_by("?").first()
         if row is not None:
