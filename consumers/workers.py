@@ -57,7 +57,7 @@ class RateLimited:
 
 
 class Workers:
-    """At most so many threads, started when needed, that take from ``waiting`` and ``handle`` what they took.
+    """A bounded number of threads, started when needed, that take from ``waiting`` and ``handle`` what they took.
 
     ``failed`` is called if ``waiting`` or ``handle`` raises, in the worker's thread, which ends.
     """
@@ -125,7 +125,7 @@ class Workers:
             delivery = self._waiting.take()
             if delivery is None:
                 with self._lock:
-                    # False before the length is read: whoever puts a delivery after that wakes a worker.
+                    # False before the length is read: a delivery that is added after that wakes a worker.
                     self._waking = False
                     if len(self._waiting) or self._ending.is_set():
                         self._waking = True  # this worker goes on

@@ -298,8 +298,8 @@ Q = TypeVar("Q", QueueSeen, Known)
 def with_ready(queue: Q, ready: int) -> Q:
     """Return a queue, listed as of its last tick, with its exact ready count.
 
-    The messages that moved since may be unacknowledged, or no longer be: the listed total stands until the next tick,
-    unless more are ready.
+    Messages that are no longer ready may be unacknowledged, acknowledged or purged, which only the next tick shows.
+    Until then the listed total stands, unless more messages than that are ready.
     """
     total = (queue.ready or 0) + (queue.unacknowledged or 0)
     return queue._replace(ready=ready, unacknowledged=max(0, total - ready))

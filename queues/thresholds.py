@@ -44,7 +44,8 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
     """Return the next state of a queue and what to do.
 
     ``state`` is where it stood, ``length`` its ready plus unacknowledged messages (None: unknown), and ``spared`` says
-    that it is never deleted for its length: unbounded, exclusive, ignored, registered, or the brake holds.
+    that it must not be deleted now: it is unbounded, exclusive, ignored or registered, the brake holds, or only its
+    unacknowledged messages keep it over its limit, and not for ``UNACKED_MINIMUM`` yet.
     A queue in state deleting is judged anew: it came back, or the pass that wanted to delete it did not get there.
     """
     if length is None:
