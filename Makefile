@@ -37,13 +37,13 @@ help:
 setup: .venv/installed .env $(BROKER)
 
 demo: setup
-	@$(PYTHON) -m local.demo
+	@$(PYTHON) -m tools.demo
 
 run: setup
-	@$(PYTHON) -m local.run $(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
+	@$(PYTHON) -m tools.run $(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
 soak: setup rabbitmq-server postgresql redis-server
-	@$(PYTHON) -m local.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+	@$(PYTHON) -m tools.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
 
 test: setup $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages
@@ -61,16 +61,16 @@ lint: setup
 	DEBUG=true DATABASE_URL=sqlite://:memory: $(PYTHON) manage.py makemigrations --check --dry-run
 
 audit: var/audit/installed
-	@$(PYTHON) -m local.audit
+	@$(PYTHON) -m tools.audit
 
 bench: setup rabbitmq-server postgresql redis-server
-	$(PYTHON) -m benchmarks $(ONLY)
+	$(PYTHON) -m tools.benchmarks $(ONLY)
 
 docs: .venv/installed
-	@$(PYTHON) -m local.pages
+	@$(PYTHON) -m tools.pages
 
 pictures: setup rabbitmq-server chromium
-	@$(PYTHON) -m local.pictures
+	@$(PYTHON) -m tools.pictures
 
 lock: .venv/installed
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
@@ -87,7 +87,7 @@ clean:
 	rm -rf .venv var/audit var/site-agents var/production .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/installed: requirements.lock
-	@local/make-venv
+	@tools/make-venv
 	@echo "Installing the Python packages of requirements.lock"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $@
@@ -97,19 +97,19 @@ clean:
 	@echo "Wrote .env with a new SECRET_KEY; .env.example lists what else it may say"
 
 rabbitmq-server:
-	@test -x /usr/lib/rabbitmq/bin/rabbitmq-server || local/install-debian-packages rabbitmq-server
+	@test -x /usr/lib/rabbitmq/bin/rabbitmq-server || tools/install-debian-packages rabbitmq-server
 
 postgresql:
-	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || local/install-debian-packages postgresql
+	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || tools/install-debian-packages postgresql
 
 redis-server:
-	@test -x /usr/bin/redis-server || local/install-debian-packages redis-server
+	@test -x /usr/bin/redis-server || tools/install-debian-packages redis-server
 
 zookeeper:
-	@test -e /usr/share/java/zookeeper.jar || local/install-debian-packages zookeeper
+	@test -e /usr/share/java/zookeeper.jar || tools/install-debian-packages zookeeper
 
 chromium:
-	@test -x /usr/bin/chromium || local/install-debian-packages chromium
+	@test -x /usr/bin/chromium || tools/install-debian-packages chromium
 
 site-agents: $(SITE_AGENTS:%=var/site-agents/%/installed)
 

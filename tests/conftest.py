@@ -16,8 +16,6 @@ from django.core.servers.basehttp import WSGIRequestHandler
 from django.db import connection, transaction
 from django.test import TransactionTestCase
 
-from local.mail import MailCatcher
-from local.rabbitmq import PrivateNode, stomp_url_of
 from rabbit.management import Management
 from tests.agents import agent, agents, reader  # noqa: F401
 from tests.chromium import browser, other_hosts, page  # noqa: F401
@@ -38,6 +36,8 @@ from tests.fixtures import (  # noqa: F401
 from tests.plugin import VAR
 from tests.proxy import Proxy
 from tests.served import served  # noqa: F401
+from tools.mail import MailCatcher
+from tools.rabbitmq import PrivateNode, stomp_url_of
 
 KEPT_TABLES = {"django_content_type", "auth_permission"}
 """What the migrations write and no test changes."""

@@ -9,11 +9,11 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from local.rabbitmq import PrivateNode
 from rabbit.management import Management
 from tests.proxy import Proxy
 from tests.toolbox import AWAY
 from tests.webhooks import Webhook, make_certificate
+from tools.rabbitmq import PrivateNode
 
 
 @pytest.fixture

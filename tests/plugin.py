@@ -26,7 +26,7 @@ os.environ["GUARDIAN_VAR_DIR"] = VAR.name
 if os.environ.get("GUARDIAN_TEST_DATABASE") == "sqlite":
     os.environ["DATABASE_URL"] = f"sqlite:///{VAR.name}/guardian.sqlite3"
 else:
-    from local.postgresql import PrivateCluster
+    from tools.postgresql import PrivateCluster
 
     cluster = PrivateCluster()
     atexit.register(cluster.stop)

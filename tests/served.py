@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 
-from local.processes import end, free_port, port_answers, spawn
 from tests.plugin import ROOT
 from tests.toolbox import wait_until
+from tools.processes import end, free_port, port_answers, spawn
 
 
 @pytest.fixture

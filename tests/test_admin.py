@@ -15,7 +15,6 @@ from django.utils import timezone
 from accounts import audit, hold, removal, vouching
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.tokens import make_token
-from benchmarks.passes import counted_requests
 from message_store import applications
 from queues import by_hand, outbox, sealing
 from queues.models import (
@@ -40,6 +39,7 @@ from rabbit.management import NotThere
 from tests.chromium import sign_in
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY, in_parallel, messages_of, queue_names, stored_queue
+from tools.benchmarks.passes import counted_requests
 
 SECRET = "s3cret-marker"
 ODD = "queue/alice/<script>\u202e'\""

@@ -13,11 +13,11 @@ from django.utils import timezone
 
 from accounts import adoption
 from accounts.models import AuditEntry, Owner, PulseUser
-from benchmarks.passes import counted_requests
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
 from tests.toolbox import AWAY, wait_until
+from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
 

@@ -11,7 +11,6 @@ from django.utils import timezone
 from pika.exceptions import AMQPError
 
 from accounts.models import Owner
-from benchmarks.passes import counted_requests
 from queues import by_hand, monitor, unattended
 from queues.mails import compose
 from queues.models import AgentVhost, Consumer, Notification, Offering, Queue, SubscriptionQueue
@@ -19,6 +18,7 @@ from queues.subscriptions import create_queue, make_again, register_consumer, re
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.toolbox import in_background, queue_events, wait_until, wait_until_blocked
+from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("agents")
 

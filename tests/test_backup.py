@@ -13,8 +13,6 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, PulseUser
 from accounts.pulse_users import make_pulse_user
-from local import invariants
-from local.postgresql import binaries
 from queues import channels, monitor, outbox, sealing, subscriptions
 from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
 from queues.orphans import clean_up_stale, sweep_orphans
@@ -23,6 +21,8 @@ from tests.conftest import Amqp
 from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
 from tests.test_migrations import contents, fill, of_ours
 from tests.toolbox import wait_until
+from tools import invariants
+from tools.postgresql import binaries
 
 LOOKS = [
     line.removeprefix(MANAGE).split()

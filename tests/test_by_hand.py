@@ -6,13 +6,13 @@ import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import PulseUser
-from benchmarks.passes import counted_requests
 from queues import by_hand
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Refused
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY, in_parallel, queue_names
+from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 

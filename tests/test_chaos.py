@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from local.faults import Fault, is_excused
-from local.load import Request
 from tests.plugin import ROOT
+from tools.faults import Fault, is_excused
+from tools.load import Request
 
 
 @pytest.mark.slow
 def test_a_killed_guard_breaks_no_invariant(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "local.chaos", "--seconds", "3", "--directory", tmp_path],
+        [sys.executable, "-m", "tools.chaos", "--seconds", "3", "--directory", tmp_path],
         cwd=ROOT,
         capture_output=True,
         text=True,

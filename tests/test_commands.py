@@ -16,11 +16,11 @@ from django.db import connection
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from local.invariants import broken
-from local.redis import PrivateRedis
 from queues.models import Lease, Notification, Pass, Queue
 from tests.faults import follow
 from tests.toolbox import queue_names, wait_until
+from tools.invariants import broken
+from tools.redis import PrivateRedis
 
 ROOT = Path(__file__).resolve().parent.parent
 

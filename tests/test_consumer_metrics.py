@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from accounts.models import Owner, PulseUser
 from consumers import Consumer, Policy, Requeue, SettingsError
 from consumers.metrics import served
-from local.processes import free_port
 from queues import monitor
 from queues.models import Queue
 from tests.test_consumer import PARKED, QUEUE, at, consuming, put
 from tests.toolbox import wait_until
+from tools.processes import free_port
 
 PROJECT = Path(__file__).resolve().parent.parent
 

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from benchmarks.consumers_rate import most_above, off_the_rate, taken
 from consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
 from consumers.outcomes import Outcome
 from consumers.rate import SCRIPT, checked
 from consumers.workers import RateLimited, Workers
-from local.redis import PrivateRedis
 from tests.test_consumer import QUEUE, at, consuming, length, put
 from tests.toolbox import wait_until
+from tools.benchmarks.consumers_rate import most_above, off_the_rate, taken
+from tools.redis import PrivateRedis
 
 RATES = st.one_of(st.sampled_from([0.1, 1, 50, 5000]), st.floats(0.01, 100_000))
 BURSTS = st.one_of(st.none(), st.just(1), st.floats(1, 1000), st.just(1e9))

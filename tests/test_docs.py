@@ -20,9 +20,9 @@ from django.core.management import call_command, get_commands
 from accounts.models import Owner
 from accounts.pulse_users import make_pulse_user
 from guardian_site.checks import check_settings
-from local import pages, pictures
 from queues import channels, events, monitor, subscriptions, thresholds
 from queues.models import Consumer, Notification, Offering, Queue
+from tools import pages, pictures
 
 PROJECT = Path(__file__).resolve().parent.parent
 DOCS = PROJECT / "docs"
@@ -150,7 +150,7 @@ def test_the_page_of_settings_is_fresh():
 
 def test_every_file_and_function_of_the_map_is_there():
     text = (DOCS / "code.md").read_text()
-    rooms = "guardian_site|queues|accounts|rabbit|local|deploy|tests|templates"
+    rooms = "guardian_site|queues|accounts|rabbit|tools|deploy|tests|templates"
     for path in set(re.findall(rf"`((?:{rooms})/[^`]*)`", text)):
         assert (PROJECT / path).exists(), path
     rows = re.findall(r"`([\w/]+\.py)`((?:, `\w+`)+)", text)

@@ -26,17 +26,17 @@ from django.utils import timezone
 from kombu import Connection
 
 from accounts.models import Owner
-from benchmarks.passes import counted_requests
 from guardian_site import doctor
 from guardian_site.doctor import Finding, Status
-from local.processes import free_port
-from local.rabbitmq import PrivateNode
 from queues.models import AgentIdentity, EventSubscription, Lease, Notification, Offering, Pass, Watch
 from rabbit import checkup, directly
 from rabbit.management import Node
 from rabbit.permissions import EVERYTHING, Permissions
 from tests.proxy import Proxy
 from tests.webhooks import make_certificate
+from tools.benchmarks.passes import counted_requests
+from tools.processes import free_port
+from tools.rabbitmq import PrivateNode
 
 ROOT = Path(__file__).resolve().parent.parent
 

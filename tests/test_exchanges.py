@@ -3,13 +3,13 @@
 import pytest
 
 from accounts.models import AuditEntry, Owner
-from benchmarks.passes import counted_requests
 from queues import exchanges
 from queues.by_hand import Gone
 from rabbit.management import BrokerAway
 from rabbit.names import readable
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY
+from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 

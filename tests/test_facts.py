@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from benchmarks.passes import counted_requests
 from queues import facts
 from queues.facts import ask_feeds
 from rabbit.management import Management
+from tools.benchmarks.passes import counted_requests
 
 QUEUES = facts.ONE_BY_ONE + 1
 

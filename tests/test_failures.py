@@ -9,8 +9,6 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from local.invariants import broken
-from local.rabbitmq import PrivateNode
 from queues import deletion, monitor, tasks
 from queues.models import Lease, Notification, Pass, Queue, Watch
 from rabbit import connections, directly
@@ -21,6 +19,8 @@ from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.fixtures import guard
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import Killed, in_parallel, queue_events, queue_names, sent, wait_until_equal
+from tools.invariants import broken
+from tools.rabbitmq import PrivateNode
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 

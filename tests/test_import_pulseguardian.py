@@ -22,7 +22,6 @@ from accounts.adoption import MadeMeanwhile
 from accounts.models import AuditEntry, Owner, PulseUser, Vouching
 from accounts.pulse_users import find_owners
 from accounts.pulseguardian import SourceError
-from benchmarks.passes import counted_requests
 from queues import unbounded
 from queues.lease import lease
 from queues.models import Notification, Queue, QueueEvent
@@ -32,6 +31,7 @@ from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
 from tests.toolbox import Killed, queue_names
+from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
 

@@ -5,11 +5,11 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from local import invariants
-from local.mail import Mail
 from queues import monitor, outbox, subscriptions
 from queues.models import Notification, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
 from rabbit.permissions import EVERYTHING
+from tools import invariants
+from tools.mail import Mail
 
 OPERATOR = "ops@example.org"
 LONG = [("queue/alice/long", 7), ("queue/alice/too-long", 12), ("queue/alice/short", 1)]

@@ -9,12 +9,12 @@ from functools import partial
 import pika
 import pytest
 
-from local.invariants import broken, sent_again
 from queues import monitor, orphans, outbox, removals, subscriptions
 from queues.models import Consumer, Notification, QueueEvent, Registration, SubscriptionQueue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.faults import follow, killed_after, let_time_pass
+from tools.invariants import broken, sent_again
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded", "account")]
 

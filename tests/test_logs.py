@@ -17,12 +17,12 @@ from accounts.models import Owner
 from accounts.tokens import make_token
 from guardian_site import tracing
 from guardian_site.logs import Json, Line, without_secrets
-from local.processes import end, free_port, port_answers, spawn
 from rabbit import connections
 from rabbit.management import BrokerError, Call, Management
 from tests.plugin import ROOT
 from tests.proxy import Proxy
 from tests.toolbox import wait_until
+from tools.processes import end, free_port, port_answers, spawn
 
 TOKEN = "0123456789abcdef" * 4
 MARKER = "open-sesame"

@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from accounts import removal
 from accounts.models import Owner, PulseUser
-from benchmarks.passes import counted_requests
 from queues import bulk, by_hand, lease, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import (
@@ -29,6 +28,7 @@ from queues.models import (
 )
 from rabbit.management import Management
 from tests.toolbox import queue_events, queue_names, queue_row, sent
+from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 

@@ -14,7 +14,6 @@ from django.utils import timezone
 from accounts import hold
 from accounts.models import AuthToken, PulseUser
 from accounts.tokens import make_token
-from benchmarks.passes import counted_requests
 from guardian_site.celery import app
 from queues import orphans, removals, subscriptions, tasks
 from queues.mails import compose
@@ -40,6 +39,7 @@ from tests.agents import RegisteredAgent, a_while_ago, lost, make_due
 from tests.conftest import Amqp
 from tests.proxy import http_answer
 from tests.toolbox import AWAY, Killed, in_background, stored_queue, wait_until_blocked
+from tools.benchmarks.passes import counted_requests
 
 
 def notifications(kind):

@@ -16,7 +16,6 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from local.invariants import broken, lost, never_arrived, overlapping_passes, sent_again, told_twice
 from queues import monitor, orphans, outbox, removals, subscriptions
 from queues.models import AgentIdentity, Notification, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
 from queues.outbox import Telling
@@ -25,6 +24,7 @@ from tests import plugin
 from tests.faults import follow, let_time_pass, once_after
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, queue_names, sent, wait_until, wait_until_blocked
+from tools.invariants import broken, lost, never_arrived, overlapping_passes, sent_again, told_twice
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 

@@ -18,9 +18,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser
-from local.invariants import lost, told_twice
-from local.mail import MailCatcher
-from local.processes import free_port
 from queues import bulk, channels, mails, monitor, outbox
 from queues.comparison import Whose
 from queues.lease import lease
@@ -29,6 +26,9 @@ from queues.outbox import Telling, send_due
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, stored_queue, wait_until, wait_until_blocked, wait_until_equal
 from tests.webhooks import Webhook
+from tools.invariants import lost, told_twice
+from tools.mail import MailCatcher
+from tools.processes import free_port
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("private_channels")]
 

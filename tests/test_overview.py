@@ -12,7 +12,6 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
-from benchmarks.passes import counted_requests
 from queues import overview
 from queues.facts import Facts
 from queues.lease import lease
@@ -37,6 +36,7 @@ from tests.chromium import sign_in
 from tests.proxy import Proxy
 from tests.test_queue_list import make_queue
 from tests.toolbox import AWAY
+from tools.benchmarks.passes import counted_requests
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODE = Node("rabbit@a", True, 100, 1000, False, 1000, 50, False, 10, 1000, 7200.0, ())

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from local import audit
 from tests.plugin import ROOT
+from tools import audit
 
 FINE = {"name": "django", "version": "5.2.19", "vulns": []}
 BAD = {

@@ -18,10 +18,10 @@ from django.http.request import split_domain_port, validate_host
 
 from deploy import healthcheck
 from guardian_site.settings import host_of
-from local.postgresql import PrivateCluster
-from local.processes import Group, free_port
-from local.redis import PrivateRedis
 from tests.toolbox import wait_until
+from tools.postgresql import PrivateCluster
+from tools.processes import Group, free_port
+from tools.redis import PrivateRedis
 
 PROJECT = Path(__file__).resolve().parent.parent
 SYSTEMD = PROJECT / "deploy" / "systemd"
@@ -149,7 +149,7 @@ def ignored(path):
 @pytest.mark.parametrize(
     "path",
     [".env", ".git/config", ".venv/bin/python", "guardian.env", "var/guardian.sqlite3", "tests/conftest.py",
-     "benchmarks/load.py", "local/run.py", "requirements.lock", "queues/__pycache__/models.pyc"],
+     "tools/benchmarks/load.py", "tools/run.py", "requirements.lock", "queues/__pycache__/models.pyc"],
 )  # fmt: skip
 def test_secrets_data_and_tests_are_not_in_the_image(path):
     assert ignored(path)

@@ -10,13 +10,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from benchmarks.passes import counted_requests
 from guardian_site.checks import check_settings
 from queues import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit import connections, prometheus
 from rabbit.management import BrokerAway, Malformed
 from tests.toolbox import wait_until_equal
+from tools.benchmarks.passes import counted_requests
 
 IDENTITY = 'rabbitmq_identity_info{{rabbitmq_node="{node}",rabbitmq_cluster="c"}} 1\n'
 

@@ -25,7 +25,6 @@ from django.utils import timezone
 
 from accounts import hold, tokens
 from accounts.models import AuthToken, Owner
-from benchmarks.passes import counted_requests
 from queues import removals, subscriptions
 from queues.models import (
     AgentIdentity,
@@ -45,6 +44,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
 from tests.proxy import Proxy
 from tests.toolbox import AWAY, Killed, can_log_in, in_background, in_parallel, stored_queue, wait_until_blocked
+from tools.benchmarks.passes import counted_requests
 
 KIND = Removal.Kind
 

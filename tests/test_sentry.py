@@ -12,10 +12,10 @@ import httpx
 import pytest
 from django.core.checks import run_checks
 
-from local.processes import end, free_port, port_answers, spawn
 from tests.plugin import ROOT
 from tests.recorder import Recorder
 from tests.toolbox import wait_until
+from tools.processes import end, free_port, port_answers, spawn
 
 SECRET = "open-sesame-4711"
 TOKEN = "0123456789abcdef" * 4

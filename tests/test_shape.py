@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from benchmarks.passes import counted_requests
 from queues import events, monitor, orphans, outbox, removals, subscriptions
 from queues.deletion import BATCH
 from queues.models import (
@@ -29,6 +28,7 @@ from queues.models import (
     SubscriptionQueue,
 )
 from rabbit.arguments import FOR_AGENTS
+from tools.benchmarks.passes import counted_requests
 
 FEW, MANY = 100, 1_000
 

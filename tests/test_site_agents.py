@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from local.processes import Group
 from queues import events
 from queues.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
 from rabbit.management import NotThere
+from tools.processes import Group
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS = ("1.0.5", "1.0.7")

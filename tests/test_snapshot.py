@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from benchmarks.passes import counted_requests
 from rabbit import snapshot
 from rabbit.management import Malformed, Management
 from rabbit.snapshot import Present
+from tools.benchmarks.passes import counted_requests
 
 
 def test_several_vhosts_are_listed_side_by_side(management, vhosts, monkeypatch):

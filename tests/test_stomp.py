@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from accounts.tokens import make_token
-from local.stomp import Refused, StompReader
 from rabbit.management import NotThere
+from tools.stomp import Refused, StompReader
 
 WAIT = 15
 """How long anything may take to arrive, in seconds."""

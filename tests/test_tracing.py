@@ -14,13 +14,13 @@ from django.urls import path
 from kombu import Connection
 
 from guardian_site import tracing, urls
-from local.processes import end, spawn
 from rabbit import connections
 from rabbit.management import Management
 from rabbit.threads import Threads
 from tests.plugin import ROOT
 from tests.recorder import Recorder
 from tests.toolbox import wait_until
+from tools.processes import end, spawn
 
 NEW = re.compile(r"[0-9a-f]{16}")
 LISTED = json.dumps({"name": "guardian", "tags": "administrator"}).encode()

@@ -22,8 +22,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from kazoo.exceptions import ConnectionLoss
 
-from local.processes import StartError
-from local.zookeeper import PrivateZooKeeper
 from message_store import ids, leases, queues, sharing, worker, zookeeper
 from message_store.database import DatabaseStore
 from message_store.leases import DatabaseLeases
@@ -37,6 +35,8 @@ from message_store.worker import Worker, keep_failure
 from message_store.zookeeper import ZooKeeperLeases
 from tests.proxy import Proxy
 from tests.toolbox import wait_until
+from tools.processes import StartError
+from tools.zookeeper import PrivateZooKeeper
 
 PROJECT = Path(__file__).resolve().parent.parent
 PARTITIONS = [Partition("shop", "orders", number) for number in range(1, 7)]
@@ -305,7 +305,7 @@ def test_a_zookeeper_that_is_away_is_said_to_be_away_however_long_leases_last(mo
 
 
 def test_a_machine_without_zookeeper_is_told_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr("local.zookeeper.JAR", tmp_path / "zookeeper.jar")
+    monkeypatch.setattr("tools.zookeeper.JAR", tmp_path / "zookeeper.jar")
     with pytest.raises(StartError, match="apt-get install zookeeper"):
         PrivateZooKeeper()
 

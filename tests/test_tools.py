@@ -1,0 +1,221 @@
+"""The private servers and processes of `tools/`: nobody else gets in, and nothing of them stays."""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import psycopg2
+import pytest
+import redis
+
+from tests.plugin import ROOT
+from tools.postgresql import PrivateCluster
+from tools.processes import Group, StartError, port_answers, spawn
+from tools.rabbitmq import PrivateNode
+from tools.redis import PrivateRedis
+from tools.stack import Stack
+
+
+def processes_of(directory):
+    """Return the ids of the live processes with this directory in their environment."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(directory) in path.read_bytes():
+                found.add(int(path.parent.name))
+    return found
+
+
+def wait_until(condition, timeout=10):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def program(text, *arguments):
+    """Run another Python program, which prints "ready" after these statements and then waits."""
+    text = textwrap.dedent(text) + "\nprint('ready', flush=True)\ntime.sleep(600)"
+    command = [sys.executable, "-c", text, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+# Servers
+
+
+@pytest.fixture
+def node(broker):
+    if broker.node is None:
+        pytest.skip("the broker that was named is not a private one")
+    return broker.node
+
+
+def test_nobody_else_gets_into_a_private_rabbitmq(node):
+    assert httpx.get(f"http://guest:guest@127.0.0.1:{node.management_port}/api/whoami").status_code == 401
+
+
+def test_a_private_rabbitmq_listens_on_this_machine_alone(node):
+    for port in (node.port, node.management_port, node.stomp_port, node._distribution_port):
+        assert port_answers(port)
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
+
+
+def test_the_schedulers_of_a_private_rabbitmq_are_not_bound_to_cores(node):
+    assert node.eval("erlang:system_info(scheduler_bind_type).") == "unbound"
+
+
+def test_a_private_rabbitmq_that_cannot_start_says_why_and_leaves_nothing():
+    node = PrivateNode(config={"no.such.setting": "1"})
+    with pytest.raises(StartError, match=r"no\.such\.setting"):
+        node.start()
+    assert not processes_of(node.directory)
+    assert not node.directory.exists()
+
+
+def test_a_private_postgresql_leaves_nothing():
+    with PrivateCluster() as cluster:
+        psycopg2.connect(cluster.create_database("some-name")).close()
+        assert processes_of(cluster.directory)
+    assert not processes_of(cluster.directory)
+    assert not cluster.directory.exists()
+    assert not port_answers(cluster.port)
+
+
+def test_nobody_gets_into_a_private_redis_without_its_password_and_it_leaves_nothing():
+    server = PrivateRedis()
+    with server, redis.Redis("127.0.0.1", server.port) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+    assert not server.directory.exists()
+    assert not port_answers(server.port)
+
+
+@pytest.mark.parametrize(
+    ("server", "program_", "package"),
+    [(PrivateNode, "rabbitmq.SCRIPTS", "rabbitmq-server"), (PrivateRedis, "redis.PROGRAM", "redis-server")],
+)
+def test_a_missing_server_is_named_with_its_package(monkeypatch, tmp_path, server, program_, package):
+    monkeypatch.setattr(f"local.{program_}", tmp_path / "missing")
+    with pytest.raises(StartError, match=f"apt-get install {package}"):
+        server()
+
+
+@pytest.mark.slow
+def test_servers_end_when_the_program_that_started_them_is_killed(tmp_path):
+    text = """
+        import pathlib, sys, time
+        from tools.postgresql import PrivateCluster
+        from tools.rabbitmq import PrivateNode
+        node = PrivateNode(directory=pathlib.Path(sys.argv[1], "rabbitmq")).start()
+        cluster = PrivateCluster().start()
+        pathlib.Path(sys.argv[1], "cluster").write_text(str(cluster.directory))
+    """
+    (tmp_path / "rabbitmq").mkdir()
+    with program(text, str(tmp_path)) as process:
+        cluster = Path((tmp_path / "cluster").read_text())
+        assert len(processes_of(tmp_path)) >= 3
+        assert processes_of(cluster)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not processes_of(tmp_path) and not processes_of(cluster))
+    subprocess.run(["rm", "-r", cluster], check=True)
+
+
+# Processes
+
+
+def test_a_process_that_was_ended_is_started_again_and_its_log_goes_on(tmp_path):
+    lines = []
+    group = Group(os.environ, directory=tmp_path, logs=tmp_path, show=lambda *line: lines.append(line))
+    command = ["/bin/sh", "-c", "trap 'echo ended; exit 3' TERM; echo up; while :; do sleep 0.02; done"]
+    group.start("one", command)
+    wait_until(lambda: lines == [("one", "up")])
+    assert group.end("one", timeout=10) == 3
+    assert not group.ended()  # it did not end by itself
+    group.start("one", command)
+    wait_until(lambda: group.log("one").read_text() == "up\nended\nup\n")
+    group.kill("one")
+    assert not group.ended()
+    group.stop()
+
+
+def test_a_process_that_ends_by_itself_is_reported(tmp_path):
+    group = Group(os.environ, directory=tmp_path, logs=tmp_path)
+    group.start("one", ["/bin/sh", "-c", "exit 3"])
+    wait_until(group.ended)
+    assert group.ended() == {"one": 3}
+    group.stop()
+
+
+def test_a_process_that_does_not_end_is_killed_with_its_children(tmp_path):
+    group = Group({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)
+    group.start("stubborn", ["/bin/sh", "-c", "trap '' TERM; sleep 600 & while :; do sleep 600; done"])
+    wait_until(lambda: len(processes_of(tmp_path)) == 3)
+    group.stop(timeout=0.3)
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+def test_a_process_outlives_the_thread_that_started_it(tmp_path):
+    children = []
+
+    def start():
+        children.append(spawn(["sleep", "600"], environment=os.environ, directory=tmp_path, output=subprocess.DEVNULL))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    with pytest.raises(subprocess.TimeoutExpired):
+        children[0].wait(0.5)
+    children[0].kill()
+    assert children[0].wait(5) == -signal.SIGKILL
+
+
+def test_processes_end_when_the_program_that_started_them_is_killed(tmp_path):
+    text = """
+        import os, pathlib, sys, time
+        from tools.processes import Group
+        here = pathlib.Path(sys.argv[1])
+        Group({**os.environ, "MARK": sys.argv[1]}, directory=here, logs=here).start("one", ["sleep", "600"])
+    """
+    with program(text, str(tmp_path)) as process:
+        wait_until(lambda: processes_of(tmp_path))
+        process.kill()
+        process.wait()
+        wait_until(lambda: not processes_of(tmp_path))
+
+
+# Guardian with all that it needs
+
+
+def test_a_second_stack_on_the_same_files_is_refused(tmp_path):
+    first = Stack({}, var=tmp_path, say=lambda text: None)
+    first._take_var()
+    with pytest.raises(StartError, match="another Guardian is running"):
+        Stack({}, var=tmp_path, say=lambda text: None).prepare()
+    first.stop()
+
+
+def test_two_stacks_that_begin_at_once_have_addresses_of_their_own(tmp_path):
+    with contextlib.ExitStack() as stacks:
+        both = [stacks.enter_context(Stack({}, var=tmp_path / one, say=lambda text: None, web=2)) for one in "ab"]
+        for stack in both:
+            stack._var.mkdir()
+            stack._choose_settings()
+        addresses = [address for stack in both for address in stack.addresses.values()]
+        assert len(set(addresses)) == 4
+        assert [stack.base_url for stack in both] == [stack.addresses["web-1"] for stack in both]

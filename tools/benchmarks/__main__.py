@@ -1,0 +1,132 @@
+"""``make bench``: measure, print a table, write JSON to ``var/bench/``, and fail where a target was missed.
+
+``python -m tools.benchmarks [NAME ...]`` measures these only, and those whose name goes on after it: ``consumers`` has
+``consumers_rate`` with it. Everything runs against a broker and databases of its own, on 127.0.0.1, and all that was
+started ends with it.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rabbit.management import BrokerError
+from tools.benchmarks import (
+    cascade,
+    consumers,
+    consumers_priority,
+    consumers_rate,
+    deleting,
+    growth,
+    memory,
+    message_store,
+    message_store_api,
+    message_store_worker,
+    orphan_sweep,
+    prometheus,
+    publishing,
+    queue_list,
+    registrations,
+    steady_pass,
+    warned,
+)
+from tools.benchmarks.figures import Figure, show
+from tools.benchmarks.services import PROJECT, Services, running
+from tools.processes import StartError
+
+BENCHMARKS: dict[str, Callable[[Services], list[Figure]]] = {
+    "steady_pass": steady_pass.measure,
+    "growth": growth.measure,
+    "memory": memory.measure,
+    "prometheus": prometheus.measure,
+    "warned": warned.measure,
+    "deleting": deleting.measure,
+    "queue_list": queue_list.measure,
+    "cascade": cascade.measure,
+    "orphan_sweep": orphan_sweep.measure,
+    "registrations": registrations.measure,
+    "publishing": publishing.measure,
+    "consumers": consumers.measure,
+    "consumers_rate": consumers_rate.measure,
+    "consumers_priority": consumers_priority.measure,
+    "message_store": message_store.measure,
+    "message_store_worker": message_store_worker.measure,
+    "message_store_api": message_store_api.measure,
+}
+RESULTS = PROJECT / "var" / "bench"
+
+
+def main() -> int:
+    """Run the benchmarks that the command line names, and return the exit code.
+
+    It is 1 where a target was missed, and 2 where something could not be measured.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tools.benchmarks", description="Measure; by default all there is.")
+    parser.add_argument("only", nargs="*", metavar="NAME", help=f"one of: {', '.join(BENCHMARKS)}")
+    only = parser.parse_args().only
+    unknown = [name for name in only if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}")
+    names = [name for name in BENCHMARKS if not only or any(f"{name}_".startswith(f"{one}_") for one in only)]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # by which everything that was started is ended
+    console = Console()
+    measured: dict[str, list[Figure]] = {}
+    broken: list[str] = []
+    try:
+        with running(lambda text: console.print(f"[dim]{text}[/dim]", highlight=False)) as services:
+            machine = {**_machine(), **services.versions()}
+            for name in names:
+                try:
+                    measured[name] = BENCHMARKS[name](services)
+                    _write(measured, machine)  # at once: all of it takes more than an hour
+                except Exception as reason:  # whatever it is: what others measured, for many minutes, isn't lost for it
+                    broken.append(name)
+                    console.print(f"not measured: {name}: {type(reason).__name__}: {reason}", style="red", markup=False)
+    except (StartError, BrokerError) as error:
+        console.print(str(error), style="red", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    show(console, measured)
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
+    missed = [(name, one) for name, figures in measured.items() for one in figures if one.met is False]
+    for name, one in missed:
+        console.print(
+            f"missed: {name}, {one.where}: {one.what} {one.target}", style="red", markup=False, soft_wrap=True
+        )
+    if broken:
+        console.print(f"not measured: {', '.join(broken)}", style="red", markup=False)
+        return 2
+    return 1 if missed else 0
+
+
+def _machine() -> dict[str, str]:
+    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {"cores": str(os.cpu_count()), "processor": model[0].partition(": ")[2] if model else os.uname().machine}
+
+
+def _write(measured: dict[str, list[Figure]], machine: dict[str, str]) -> None:
+    """Write the figures of each benchmark to a file of its name, and all of this run to ``results.json``."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    results: dict[str, Any] = {"at": at, "machine": machine, "benchmarks": {}}
+    for name, figures in measured.items():
+        results["benchmarks"][name] = [figure.as_json() for figure in figures]
+        _dump(name, {"at": at, "machine": machine, "figures": results["benchmarks"][name]})
+    _dump("results", results)
+
+
+def _dump(name: str, content: dict[str, Any]) -> None:
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

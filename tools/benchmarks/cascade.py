@@ -1,0 +1,46 @@
+"""Deleting a subscription with all its queues, beside the bare deletions on the broker that it brings about."""
+
+from typing import Any
+
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.services import Services
+
+SIZES = (100, 500)
+"""What is asked of a number is that it's the same at both; what is asked of a time holds at the larger."""
+
+ROUNDS = 9
+
+MOST_RATIO = 1.5
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database. The floor of the statements is their number at the lowest size."""
+    figures: list[Figure] = []
+    smallest: dict[str, dict[str, Any]] = {}
+    vhost = "bench-cascade"
+    services.management.make_vhost(vhost)
+    try:
+        for queues in SIZES:
+            for database in services.databases:
+                services.say(f"deleting subscriptions with {queues} queues on {database}")
+                measured = services.measure(
+                    "tools.benchmarks.cascade_child", database, vhost, queues=queues, rounds=ROUNDS
+                )
+                smallest.setdefault(database, measured)
+                figures += _figures(f"{queues} queues, {database}", measured, smallest[database], queues)
+    finally:
+        services.management.delete_vhost(vhost)
+    return figures
+
+
+def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any], queues: int) -> list[Figure]:
+    floor = [] if measured is smallest else smallest["statements"]
+    most = MOST_RATIO if floor else None
+    return [
+        Figure(where, "deleting a subscription", "s", measured["cascade"], measured["bare"], most),
+        Figure(
+            where, "its own SQL statements", "", measured["statements"], floor, most=1 if floor else None, exactly=True
+        ),
+        Figure(where, "all SQL statements", "", measured["all_statements"]),
+        Figure(where, "HTTP requests", "", measured["requests"], most=queues + 1, exactly=True),
+    ]

@@ -1,0 +1,133 @@
+"""Deletions of subscriptions, each beside the same deletions on the broker alone. Runs in `child.py`."""
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import Owner
+from queues.models import EventSubscription, ObjectType, Offering, Queue, Registration, Removal, SubscriptionQueue
+from queues.removals import AT_ONCE
+from rabbit import connections
+from rabbit.arguments import FOR_AGENTS
+from rabbit.management import Management
+from rabbit.names import subscription_queue
+from tools.benchmarks.passes import counted_requests, timed
+
+WARM_UPS = 2
+COUNTED = 3
+"""Deletions whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+
+IN_HUNDREDS = 'DELETE FROM "queues_subscriptionqueue"'
+"""How Django deletes the rows of a cascade: a statement for each hundred."""
+
+
+class Subscriber:
+    """An owner whose subscriptions come and go, with so many queues each, which the broker has and Guardian knows."""
+
+    def __init__(self, vhost: str, queues: int) -> None:
+        self._vhost = vhost
+        self._owner = Owner.objects.create_user("owner@example.org", vouched=True)
+        self._management: Management = connections.management()
+        self._offerings = Offering.objects.bulk_create(Offering(name=f"offering {number}") for number in range(queues))
+
+    def subscribe(self) -> EventSubscription:
+        """Return a subscription with all its queues, as it is after registering them."""
+        subscription = EventSubscription.objects.create(owner=self._owner, password_set=True)
+        names = self._make(subscription.uuid)
+        now = timezone.now()
+        SubscriptionQueue.objects.bulk_create(
+            SubscriptionQueue(
+                subscription=subscription,
+                offering=offering,
+                object_type=ObjectType.ORDER,
+                vhost=self._vhost,
+                queue_name=name,
+                state=Registration.READY,
+            )
+            for offering, name in zip(self._offerings, names, strict=True)
+        )
+        Queue.objects.bulk_create(
+            Queue(
+                vhost=self._vhost,
+                name=name,
+                type="classic",
+                durable=True,
+                auto_delete=False,
+                exclusive=False,
+                first_seen=now,
+                last_seen=now,
+            )
+            for name in names
+        )
+        return subscription
+
+    def cascade(self) -> float:
+        """Return the seconds of deleting a subscription. All that belonged to it must be gone then."""
+        subscription = self.subscribe()
+        seconds, _ = timed(subscription.delete)
+        self._check()
+        return seconds
+
+    def bare(self) -> float:
+        """Return the seconds of deleting a user and as many equal queues side by side, and nothing else."""
+        uuid_ = uuid.uuid4()
+        names = self._make(uuid_)
+        seconds, _ = timed(partial(self._delete, uuid_.hex, names))
+        self._check()
+        return seconds
+
+    def _make(self, subscription: uuid.UUID) -> list[str]:
+        """Make a user and its queues on the broker, and return the queues' names."""
+        names = [subscription_queue(subscription.hex, offering.uuid.hex, "order") for offering in self._offerings]
+        self._management.put_user(subscription.hex, "secret")
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda name: self._management.make_queue(self._vhost, name, FOR_AGENTS), names))
+        return names
+
+    def _delete(self, username: str, names: list[str]) -> None:
+        self._management.delete_user(username)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda name: self._management.delete_queue(self._vhost, name), names))
+
+    def _check(self) -> None:
+        left = self._management.list_queues(self._vhost, {"disable_stats": "true", "columns": "name"})
+        if left or Removal.objects.exists() or Queue.objects.exclude(state=Queue.State.GONE).exists():
+            raise AssertionError(f"{len(left)} queues and {Removal.objects.count()} removals are left")
+
+
+def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of deleting subscriptions, and of the bare deletions, by turns; and what the first ask.
+
+    ``statements`` are those that don't grow by Django's own doing; ``all_statements`` and ``requests`` are all.
+    """
+    subscriber = Subscriber(vhost, queues)
+    for _ in range(WARM_UPS):
+        subscriber.bare()
+        subscriber.cascade()
+    cascade, bare = [], []
+    for number in range(rounds):
+        if number % 2:
+            bare.append(subscriber.bare())
+        cascade.append(subscriber.cascade())
+        if not number % 2:
+            bare.append(subscriber.bare())
+    statements, all_statements, requests = [], [], []
+    for _ in range(COUNTED):
+        subscription = subscriber.subscribe()
+        with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+            subscription.delete()
+        all_statements.append(len(captured))
+        statements.append(sum(not query["sql"].startswith(IN_HUNDREDS) for query in captured))
+        requests.append(len(sent))
+    return {
+        "cascade": cascade,
+        "bare": bare,
+        "statements": statements,
+        "all_statements": all_statements,
+        "requests": requests,
+    }

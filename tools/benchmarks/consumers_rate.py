@@ -1,0 +1,120 @@
+"""Whether a rate is kept: of the token bucket alone, of four processes that share one, and of a consumer."""
+
+import json
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pika
+
+from consumers.rate import checked
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.services import PROJECT, ChildError, Services
+from tools.redis import PrivateRedis
+
+RATES = (50, 500, 5000)
+SECONDS = 10.0
+WARM_UP_SECONDS = 1.0
+"""It begins with an empty bucket, and asks for few tokens; four processes don't start at the same moment."""
+
+MOST_OFF, MOST_OFF_SHARED = 10_000, 20_000
+"""Millionths of the rate: 1 %, and 2 % for four processes."""
+
+PROCESSES = 4
+EXCHANGE = "bench_rate"
+QUEUE = f"{EXCHANGE}_orders"
+
+
+def measure(services: Services) -> list[Figure]:
+    """Take tokens as fast as they come, and handle messages of a queue that is always full.
+
+    What is looked at are the moments at which the takers, or the callbacks, had what they waited for: how far their
+    number is off the rate, in millionths; and by how many it is above the rate in the stretch of time where these are
+    most, whose target is the burst. A bucket is full after three quarters of its burst: where the machine gives nobody
+    who takes a moment for longer than that, 75 ms here, what comes in meanwhile is lost, and the rate is missed by it.
+    """
+    url = f"{services.node.amqp_url}/%2F"
+    figures = []
+    with PrivateRedis() as redis:
+        for rate in RATES:
+            services.say(f"rates of {rate:,} a second, for {SECONDS:.0f} s each")
+            where = f"{rate:,} a second"
+            shared = {"rate": rate, "redis_url": redis.url, "name": str(rate)}
+            consumer = {"rate": rate, "url": url, "exchange": EXCHANGE}
+            _fill(url, int(rate * (SECONDS + 4 * WARM_UP_SECONDS)) + 100)
+            for what, children, most in (
+                ("one process", [{"rate": rate}], MOST_OFF),
+                ("four, one bucket", [shared] * PROCESSES, MOST_OFF_SHARED),
+                ("a consumer", [consumer], MOST_OFF),
+            ):
+                times, processor = taken(children, SECONDS + 2 * WARM_UP_SECONDS)
+                off, above = off_the_rate(times, rate), most_above(times, rate)
+                burst = checked(rate, None)[1]
+                figures += [
+                    Figure(where, f"{what}: off it", "ppm", [off * 1_000_000], most=most),
+                    Figure(where, f"{what}: above, at most", "", [above], most=burst),
+                    Figure(where, f"{what}: longest without any", "ms", [_longest_gap(times) * 1000]),
+                    Figure(where, f"{what}: processor, each", "ms/s", [one * 1000 for one in processor]),
+                ]
+    return figures
+
+
+def taken(children: Iterable[dict[str, Any]], seconds: float) -> tuple[list[float], list[float]]:
+    """Start a process for each of these, and return all moments at which one had something, in order, and for each
+    process how many seconds of the processor it used a second."""
+    command = [sys.executable, "-m", "tools.benchmarks.consumers_rate_child"]
+    started = [
+        subprocess.Popen([*command, json.dumps({"seconds": seconds, **child})], cwd=PROJECT, stdout=subprocess.PIPE)
+        for child in children
+    ]
+    times, processor = array("d"), []
+    try:
+        for process in started:
+            output, _ = process.communicate(timeout=seconds + 60)
+            if process.returncode != 0:
+                raise ChildError(f"a taker of tokens ended with code {process.returncode}")
+            its = array("d", output)
+            processor.append(its.pop())
+            times += its
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return sorted(times), processor
+
+
+def off_the_rate(times: Sequence[float], rate: float, seconds: float = SECONDS) -> float:
+    """Return by which part of the rate so many seconds after the warm-up were above or below it."""
+    begin = times[0] + WARM_UP_SECONDS
+    count = sum(begin <= moment < begin + seconds for moment in times)
+    return abs(count / (rate * seconds) - 1)
+
+
+def most_above(times: Sequence[float], rate: float) -> float:
+    """Return how many more were taken than the rate gives, in the stretch of time in which these were most."""
+    lowest, most = float("inf"), 0.0
+    for number, moment in enumerate(times):
+        behind = number - rate * moment
+        lowest = min(lowest, behind)
+        most = max(most, behind + 1 - lowest)
+    return most
+
+
+def _longest_gap(times: Sequence[float]) -> float:
+    return max(after - before for before, after in pairwise(times))
+
+
+def _fill(url: str, messages: int) -> None:
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.queue_delete(QUEUE)
+        channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "classic"})
+        properties = pika.BasicProperties(content_type="application/json")
+        for _ in range(messages):
+            channel.basic_publish("", QUEUE, b"{}", properties)
+        while channel.queue_declare(QUEUE, passive=True).method.message_count < messages:
+            time.sleep(0.02)

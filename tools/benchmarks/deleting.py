@@ -1,0 +1,46 @@
+"""500 deletions in one pass over 10,000 queues, beside the bare requests that they bring about."""
+
+from typing import Any
+
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.load import filled_vhost
+from tools.benchmarks.services import Services
+
+QUEUES = 10_000
+DOOMED = 500
+ROUNDS = 9
+
+MOST_RATIO = 1.2
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database. The floor is so many bare DELETEs side by side, the listing, and passive declares.
+
+    Where owners are told of it, the floor has what is asked for their mails too: bindings and consumers, side by side.
+    No operator has to release the brake: 500 are fewer than a quarter of all.
+    """
+    figures: list[Figure] = []
+    settings = {"GUARDIAN_WARN_QUEUE_LENGTH": "1", "GUARDIAN_MAX_QUEUE_LENGTH": "2"}
+    with filled_vhost(services, QUEUES) as vhost:
+        for database in services.databases:
+            services.say(f"passes that delete {DOOMED} of {QUEUES:,} queues on {database}")
+            told = {"queues": QUEUES, "doomed": DOOMED, "rounds": ROUNDS}
+            measured = services.measure("tools.benchmarks.deleting_child", database, vhost, settings=settings, **told)
+            figures += _figures(f"{DOOMED} of {QUEUES:,} queues, {database}", measured)
+    return figures
+
+
+def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
+    bare = measured["bare"]
+    to_be_told = [one + more for one, more in zip(bare, measured["surroundings"], strict=True)]
+    return [
+        Figure(where, "a pass, with nobody to be told", "s", measured["untold"], bare, MOST_RATIO),
+        Figure(where, "a pass, with owners to be told", "s", measured["told"], to_be_told, MOST_RATIO),
+        Figure(where, "the same, beside the DELETEs, the list and the declares", "s", measured["told"], bare),
+        Figure(where, "bare: the DELETEs alone", "s", measured["deletes"]),
+        Figure(where, "bare: the listing alone", "s", measured["listing"]),
+        Figure(where, "bare: the passive declares alone", "s", measured["declares"]),
+        Figure(where, "bare: consumers and bindings, for the mails", "s", measured["surroundings"]),
+        Figure(where, "SQL statements", "", [measured["statements"]]),
+        Figure(where, "HTTP requests", "", [measured["requests"]]),
+    ]

@@ -1,0 +1,119 @@
+"""Passes that delete many queues, each beside the bare requests. Runs in ``tools.benchmarks.child``."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from accounts.models import Owner, PulseUser
+from queues.deletion import SIDE_BY_SIDE
+from queues.monitor import run_pass
+from rabbit import connections, directly
+from rabbit.management import Management
+from rabbit.snapshot import COLUMNS, TOTALS
+from tools.benchmarks.load import REST_SECONDS, publish_one_each, wait_for_messages
+from tools.benchmarks.passes import counted_requests, timed
+
+MESSAGES = 3
+"""What a queue has that is to go; the maximum is one less."""
+
+
+class Doomed:
+    """A vhost under guard to which queues are added that are to go at once."""
+
+    def __init__(self, vhost: str, queues: int, doomed: int) -> None:
+        self.vhost = vhost
+        self.queues = queues
+        self.doomed = doomed
+        self.management: Management = connections.management()
+        self._turn = 0
+
+    def make(self, user: str) -> list[str]:
+        """Make the queues that are to go, of this Pulse user, without messages."""
+        self._turn += 1
+        names = [f"queue/{user}/{self._turn}-{number}" for number in range(self.doomed)]
+        self._side_by_side(partial(self.management.make_queue, self.vhost, arguments={}), names)
+        return names
+
+    def fill(self, names: list[str]) -> None:
+        """Put more messages into them than they may have, wait until the broker lists these, and let it rest."""
+        for _ in range(MESSAGES):
+            publish_one_each(connections.amqp_url(), self.vhost, names)
+        wanted = {"queues": self.queues + self.doomed, "messages": MESSAGES * self.doomed}
+        wait_for_messages(self.management, self.vhost, **wanted)
+        time.sleep(REST_SECONDS)
+
+    def by_pass(self, user: str) -> float:
+        """Return the seconds of a pass that deletes them. It must find them known, and delete each."""
+        names = self.make(user)
+        run_pass()
+        self.fill(names)
+        return self.look()
+
+    def look(self) -> float:
+        """Return the seconds of the pass alone."""
+        seconds, report = timed(run_pass)
+        if report.errors or (report.deleted, report.queues) != (self.doomed, self.queues + self.doomed):
+            raise AssertionError(f"a pass did other than expected: {report}")
+        return seconds
+
+    def bare(self) -> dict[str, float]:
+        """Return the seconds of the bare ``deletes`` side by side, of the ``listing``, and of the passive ``declares``.
+
+        And those of what is asked only to be told: the ``surroundings``, consumers, and bindings beside them.
+        """
+        names = self.make("nobody")
+        self.fill(names)
+        params = {**TOTALS, "columns": COLUMNS}
+        listing, _ = timed(lambda: self.management.list_queues(self.vhost, params))
+        asked = [(self.vhost, name) for name in names]
+        declares, depths = timed(lambda: directly.ask(connections.amqp_url(), asked))
+        assert len(depths) == self.doomed
+        surroundings, _ = timed(lambda: self._surroundings(names))
+        deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
+        return {"deletes": deletes, "listing": listing, "declares": declares, "surroundings": surroundings}
+
+    def _surroundings(self, names: list[str]) -> None:
+        with ThreadPoolExecutor(1) as beside:
+            consumers = beside.submit(directly.ask, connections.amqp_url(), [(self.vhost, name) for name in names])
+            self._side_by_side(partial(self.management.queue_bindings, self.vhost), names)
+            assert len(consumers.result()) == len(names)
+
+    def _side_by_side(self, do: Any, names: list[str]) -> None:
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+            list(threads.map(do, names))
+
+
+def measure(vhost: str, queues: int, doomed: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of passes that delete, and of the bare requests, by turns, and what such a pass asks.
+
+    ``told``: the queues have an owner, who is told; ``untold``: they have none. ``bare`` is the sum of what both need.
+    Each begins on a broker that was left alone for ``REST_SECONDS``: else the bursts of the lists before fall into some
+    of them, and bare DELETEs take 0.25 to 0.6 s.
+    """
+    PulseUser.objects.create(username="told", ready=True).owners.add(
+        Owner.objects.create_user("owner@example.org", vouched=True)
+    )
+    PulseUser.objects.create(username="untold", ready=True)
+    guarded = Doomed(vhost, queues, doomed)
+    run_pass()
+    for user in ("told", "untold"):
+        guarded.by_pass(user)
+    bare = guarded.bare()
+    found: dict[str, list[float]] = {key: [] for key in ("told", "untold", "bare", *bare)}
+    for _ in range(rounds):
+        for user in ("told", "untold"):
+            found[user].append(guarded.by_pass(user))
+        bare = guarded.bare()
+        found["bare"].append(bare["deletes"] + bare["listing"] + bare["declares"])
+        for key, seconds in bare.items():
+            found[key].append(seconds)
+    names = guarded.make("told")
+    run_pass()
+    guarded.fill(names)
+    with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+        guarded.look()
+    return {**found, "statements": len(captured), "requests": len(sent)}

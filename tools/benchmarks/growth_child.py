@@ -1,0 +1,38 @@
+"""Steady passes, each beside the listing requests that it makes, and no more. Runs in ``tools.benchmarks.child``."""
+
+import time
+from typing import Any
+
+from accounts.models import PulseUser
+from tools.benchmarks.load import REST_SECONDS, VHOST_HOLDS, user_name
+from tools.benchmarks.passes import ONE_IN, Guarded
+
+
+def measure(vhost: str, vhosts: list[str], queues: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of the first pass, of passes with one queue in ten changed, and of listings, by turns.
+
+    ``own`` is what of each pass came before and after its list. ``vhost`` is the one whose queues are Pulse users';
+    ``vhosts`` are all. Where there are many queues, each measurement begins on a broker that was left alone for
+    ``REST_SECONDS``, which makes the growth look smaller than to a guard that looks every five seconds; the page about
+    speed says by how much.
+    """
+    users = dict.fromkeys(user_name(number) for number in range(queues))
+    PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
+    guarded = Guarded(vhosts, queues)
+    first, _ = guarded.look(new=queues)
+    changing = queues // ONE_IN
+    rest = REST_SECONDS if queues >= VHOST_HOLDS else 0
+    times: dict[str, list[float]] = {"pass": [], "listing": [], "own": []}
+    for number in range(1 + rounds):
+        guarded.change()
+        for what in ("listing", "pass") if number % 2 else ("pass", "listing"):
+            time.sleep(rest)
+            if what == "listing":
+                found = {"listing": guarded.list()}
+            else:
+                seconds, report = guarded.look(changed=changing)
+                found = {"pass": seconds, "own": seconds - report.listing_seconds}
+            if number:  # the first warms up
+                for name, seconds in found.items():
+                    times[name].append(seconds)
+    return {"first": first, **times}

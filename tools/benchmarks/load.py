@@ -1,0 +1,128 @@
+"""Queues and messages to measure with, on the private broker alone."""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import httpx
+import pika
+
+from rabbit.management import BrokerError, Management
+from rabbit.snapshot import TOTALS
+from tools.benchmarks.services import Services
+
+QUEUES_OF_A_USER = 20
+EXCHANGES = 50
+LOAD_SECONDS = 600.0
+
+VHOST_HOLDS = 10_000
+"""Queues of one vhost at most, which one request makes: the broker takes no body of more than 8 MB."""
+
+REST_SECONDS = 7
+"""A list wakes the process of every queue, and the broker puts them back to sleep in a burst some five seconds later:
+2.7 s of work for 50,000. Another list right after it takes some 20 % longer there, and one of 10,000 15 % less."""
+
+
+def user_name(number: int) -> str:
+    """Return the name of the Pulse user whose queue the one of this number is."""
+    return f"user-{number // QUEUES_OF_A_USER}"
+
+
+def queue_name(number: int) -> str:
+    """Return the name of a queue, as a Pulse user would name it."""
+    return f"queue/{user_name(number)}/jobs-{number:06}"
+
+
+@contextmanager
+def filled_vhost(services: Services, queues: int) -> Iterator[str]:
+    """Make a vhost with so many durable queues and two bindings for each, and delete it afterwards."""
+    vhost = f"bench-{secrets.token_hex(4)}"
+    services.management.make_vhost(vhost)
+    try:
+        fill_vhost(services, vhost, range(queues))
+        yield vhost
+    finally:
+        services.say(f"deleting {queues:,} queues")
+        try:
+            services.management.delete_vhost(vhost)
+        except BrokerError as error:  # what was measured, or failed, isn't hidden by it
+            services.say(f"{vhost} is left behind: {error}")
+
+
+def fill_vhost(services: Services, vhost: str, numbers: range, *, there: int = 0) -> None:
+    """Make the durable queues of these numbers, with two bindings each, in a vhost where so many others are."""
+    services.say(f"making {len(numbers):,} queues and {2 * len(numbers):,} bindings")
+    import_definitions(services, _definitions(numbers), vhost)
+    wait_for_messages(services.management, vhost, queues=there + len(numbers))
+
+
+def _definitions(queues: range) -> dict[str, list[dict[str, object]]]:
+    exchanges = [f"exchange/build-{number}/events" for number in range(EXCHANGES)]
+    return {
+        "exchanges": [
+            {"name": name, "type": "topic", "durable": True, "auto_delete": False, "internal": False, "arguments": {}}
+            for name in exchanges
+        ],
+        "queues": [
+            {"name": queue_name(number), "durable": True, "auto_delete": False, "arguments": {}} for number in queues
+        ],
+        "bindings": [
+            {
+                "source": exchanges[(number + again) % EXCHANGES],
+                "destination": queue_name(number),
+                "destination_type": "queue",
+                "routing_key": f"repository.{number % 97}.#",
+                "arguments": {},
+            }
+            for number in queues
+            for again in range(2)
+        ],
+    }
+
+
+def import_definitions(
+    services: Services, definitions: dict[str, list[dict[str, object]]], vhost: str | None = None
+) -> None:
+    """Have the broker make all of it in one request: two at a time it takes minutes. None: each says its vhost."""
+    node = services.node
+    where = "" if vhost is None else f"/{quote(vhost, safe='')}"
+    address = f"http://127.0.0.1:{node.management_port}/api/definitions{where}"
+    auth = httpx.BasicAuth("guardian", node.password)
+    httpx.post(address, json=definitions, auth=auth, timeout=LOAD_SECONDS, trust_env=False).raise_for_status()
+
+
+def publish_one_each(amqp_url: str, vhost: str, queues: Sequence[str]) -> dict[str, float]:
+    """Publish one small message to each of these queues, without waiting for the broker to say that it has them.
+
+    Return when each was about to be sent, by the queue, in seconds of ``time.monotonic``.
+    """
+    sent_at = {}
+    connection = pika.BlockingConnection(pika.URLParameters(f"{amqp_url}/{quote(vhost, safe='')}"))
+    try:
+        channel = connection.channel()
+        for name in queues:
+            sent_at[name] = time.monotonic()
+            channel.basic_publish("", name, b"{}")
+        channel.close()
+    finally:
+        connection.close()
+    return sent_at
+
+
+def wait_for_messages(management: Management, *vhosts: str, queues: int, messages: int | None = None) -> None:
+    """Wait until the broker lists so many queues in these vhosts, with so many ready messages in all (None: any).
+
+    Raises TimeoutError past ``LOAD_SECONDS``.
+    """
+    deadline = time.monotonic() + LOAD_SECONDS
+    while True:
+        params = {**TOTALS, "columns": "name,vhost,messages_ready"}
+        rows = [row for vhost in vhosts for row in management.list_queues(vhost, params)]
+        listed = sum(row.get("messages_ready") or 0 for row in rows)
+        if len(rows) == queues and messages in (None, listed):
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the broker lists {len(rows)} queues with {listed} messages: not {queues}, {messages}")
+        time.sleep(0.1)

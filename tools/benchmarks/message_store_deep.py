@@ -1,0 +1,87 @@
+"""Reading in a queue of very many messages, and in one of few. Runs in ``tools.benchmarks.child``."""
+
+import random
+from typing import Any
+
+from django.db import connection
+
+from message_store.database import DatabaseStore
+from message_store.ids import TICKS, Place, now
+from message_store.store import StoredQueue
+from tools.benchmarks.message_store_batches import OF, microseconds, quickest, store_contents
+
+WARM_UPS = 20
+SEED = 9
+APART = 100
+"""Ticks between two messages."""
+
+FILL = """
+    INSERT INTO message_store_messagerow (contents, partition, ticks, rest, body, content_type, expires)
+    SELECT %(contents)s, 1, %(first)s + number * %(apart)s, (random() * 4e18)::bigint,
+        convert_to('message ' || number, 'UTF8'), 'text/plain', %(expires)s + number
+    FROM generate_series(0, %(messages)s - 1::bigint) AS number
+"""
+
+
+def measure(vhost: str, few: int, many: int, messages: int, rounds: int) -> dict[str, Any]:
+    """Return what it takes, in microseconds, to read so many ``messages`` of a queue, by turns.
+
+    ``few``: from the beginning of one with so few. ``many``: in one with so many, at different places. ``count``: to
+    count the latter's, once, in milliseconds.
+    """
+    store = DatabaseStore()
+    small, large = store.register("bench", "small"), store.register("bench", "large")
+    _fill(small, few)
+    first = _fill(large, many)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE message_store_messagerow")
+    drawn = random.Random(SEED)
+    places = ("at the beginning", "at the end", "in the middle", "by time", "by time, going back")
+    times: dict[str, list[float]] = {place: [] for place in places}
+    floor: list[float] = []
+
+    def read(queue: StoredQueue, *asked: dict[str, Any]) -> float:
+        found: list[Any] = []
+        took = quickest(lambda number: found.extend(store.read(queue, 1, limit=messages, **asked[number % len(asked)])))
+        assert len(found) == OF * messages
+        return took
+
+    def somewhere(off: int, **asked: Any) -> list[dict[str, Any]]:
+        """Return as many places to read from, each so many ticks after a message."""
+        numbers = [drawn.randrange(messages, many - messages) for _ in range(OF)]
+        return [{"start": Place(first + number * APART + off, 0), **asked} for number in numbers]
+
+    for turn in range(WARM_UPS + rounds):
+        took = [
+            read(large, {}),
+            read(large, {"descending": True}),
+            read(large, *somewhere(0)),
+            read(large, *somewhere(APART // 2, before=now())),
+            read(large, *somewhere(APART // 2, descending=True)),
+        ]
+        bare = read(small, {})
+        if turn >= WARM_UPS:
+            floor.append(bare)
+            for place, one in zip(places, took, strict=True):
+                times[place].append(one)
+    counted: list[int] = []
+    count = microseconds(lambda: counted.extend(store.count([large]))) / 1000
+    assert counted == [many]
+    return {"few": floor, "many": times, "count": [count]}
+
+
+def _fill(queue: StoredQueue, messages: int) -> int:
+    """Put so many messages into a queue, and return the ticks of the first."""
+    first = now() - messages * APART
+    with connection.cursor() as cursor:
+        cursor.execute(
+            FILL,
+            {
+                "contents": store_contents(queue.key),
+                "first": first,
+                "apart": APART,
+                "expires": now() + 3 * 24 * 3600 * TICKS,
+                "messages": messages,
+            },
+        )
+    return first

@@ -1,0 +1,97 @@
+"""The sweep of orphans over 1,000 and 10,000 registered queues, and 100 that nobody registered."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
+from rabbit.names import DEAD_LETTER_QUEUE, subscription_queue
+from rabbit.permissions import for_subscription
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.load import import_definitions
+from tools.benchmarks.services import Services
+
+SIZES = (1_000, 10_000)
+ORPHANS = 100
+ROUNDS = 21
+
+OWNERS = 10
+"""So many vhosts have the queues between them."""
+
+OFFERINGS = 10
+"""So many queues has each subscription."""
+
+TYPE = "order"
+
+MOST_RATIO = 1.6
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database. The floor of a sweep is its listing and as many bare DELETEs, by as many threads."""
+    figures: list[Figure] = []
+    smallest: dict[str, dict[str, Any]] = {}
+    for queues in SIZES:
+        with _registered(services, queues) as vhosts:
+            for database in services.databases:
+                services.say(f"sweeps over {queues:,} queues on {database}")
+                told: dict[str, Any] = {"vhosts": vhosts, "queues": queues, "orphans": ORPHANS, "rounds": ROUNDS}
+                measured = services.measure("tools.benchmarks.orphan_sweep_child", database, "/", **told)
+                smallest.setdefault(database, measured)
+                most = MOST_RATIO if queues == SIZES[-1] else None
+                figures += _figures(f"{queues:,} queues, {database}", measured, smallest[database], most)
+    return figures
+
+
+def subscriptions_of(vhost: str, queues: int) -> list[str]:
+    """Return the UUIDs in hex of one owner's subscriptions, where all owners have so many queues."""
+    return [uuid.uuid5(uuid.UUID(vhost), str(number)).hex for number in range(queues // OWNERS // OFFERINGS)]
+
+
+def queue_name(subscription: str, offering: int) -> str:
+    """Return the name of a subscription's queue for the offering of this number."""
+    return subscription_queue(subscription, uuid.UUID(int=offering).hex, TYPE)
+
+
+@contextmanager
+def _registered(services: Services, queues: int) -> Iterator[list[str]]:
+    """Make so many queues as agents have them, with their users, and delete all of it afterwards."""
+    services.say(f"making {queues:,} agents' queues in {OWNERS} vhosts")
+    vhosts = [uuid.uuid4().hex for _ in range(OWNERS)]
+    subscriptions = [(vhost, one) for vhost in vhosts for one in subscriptions_of(vhost, queues)]
+    names = [(vhost, queue_name(one, offering)) for vhost, one in subscriptions for offering in range(OFFERINGS)]
+    try:
+        for vhost in vhosts:
+            services.management.make_vhost(vhost)
+            services.management.make_queue(vhost, DEAD_LETTER_QUEUE, FOR_DEAD_LETTERS)
+        import_definitions(
+            services,
+            {
+                "users": [{"name": one, "password_hash": "", "tags": ""} for _, one in subscriptions],
+                "permissions": [
+                    {"user": one, "vhost": vhost, **for_subscription(one)._asdict()} for vhost, one in subscriptions
+                ],
+                "queues": [
+                    {"vhost": vhost, "name": name, "durable": True, "auto_delete": False, "arguments": dict(FOR_AGENTS)}
+                    for vhost, name in names
+                ],
+            },
+        )
+        yield vhosts
+    finally:
+        services.say(f"deleting {queues:,} queues")
+        for vhost in vhosts:
+            services.management.delete_vhost(vhost)
+        for _, subscription in subscriptions:
+            services.management.delete_user(subscription)
+
+
+def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any], most: float | None) -> list[Figure]:
+    figures = [
+        Figure(where, f"{ORPHANS} orphans", "s", measured["sweep"], measured["bare"], most),
+        Figure(where, "the listing alone", "s", measured["listing"]),
+    ]
+    for name, what in (("statements", "SQL statements"), ("requests", "HTTP requests")):
+        floor = [] if measured is smallest else smallest[name]
+        figures.append(Figure(where, what, "", measured[name], floor, most=1 if floor else None, exactly=True))
+    return figures

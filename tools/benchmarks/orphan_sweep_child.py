@@ -1,0 +1,142 @@
+"""Sweeps of orphans, each beside the listing that it makes and as many bare DELETEs. Runs in `child.py`."""
+
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import Owner
+from queues.models import AgentVhost, EventSubscription, Offering, Queue, Registration, SubscriptionQueue
+from queues.orphans import sweep_orphans
+from queues.removals import AT_ONCE
+from rabbit import connections, snapshot
+from rabbit.arguments import FOR_AGENTS
+from rabbit.management import Management
+from rabbit.snapshot import WITHOUT_LENGTHS
+from tools.benchmarks.orphan_sweep import OFFERINGS, TYPE, queue_name, subscriptions_of
+from tools.benchmarks.passes import counted_requests, timed
+
+COUNTED = 3
+"""Sweeps whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+
+
+class Swept:
+    """What agents registered, and orphans beside it."""
+
+    def __init__(self, vhosts: Sequence[str], queues: int, orphans: int) -> None:
+        self.vhosts = vhosts
+        self.orphans = orphans
+        self.management: Management = connections.management()
+        self._queues = queues
+        self._turn = 0
+
+    def register(self) -> None:
+        """Write the rows that stand for the queues."""
+        owners = Owner.objects.bulk_create(
+            Owner(uuid=uuid.UUID(vhost), email=f"{vhost}@example.org", vouched=True) for vhost in self.vhosts
+        )
+        AgentVhost.objects.bulk_create(AgentVhost(owner=owner, name=owner.uuid.hex, ready=True) for owner in owners)
+        offerings = Offering.objects.bulk_create(
+            Offering(uuid=uuid.UUID(int=number), name=f"offering {number}") for number in range(OFFERINGS)
+        )
+        subscriptions = EventSubscription.objects.bulk_create(
+            EventSubscription(uuid=uuid.UUID(one), owner=owner, password_set=True)
+            for owner in owners
+            for one in subscriptions_of(owner.uuid.hex, self._queues)
+        )
+        SubscriptionQueue.objects.bulk_create(
+            SubscriptionQueue(
+                subscription=subscription,
+                offering=offering,
+                object_type=TYPE,
+                vhost=subscription.owner.uuid.hex,
+                queue_name=queue_name(subscription.uuid.hex, number),
+                state=Registration.READY,
+            )
+            for subscription in subscriptions
+            for number, offering in enumerate(offerings)
+        )
+
+    def leave(self) -> list[tuple[str, str]]:
+        """Make queues that no registration stands for, known to the monitor like all others."""
+        self._turn += 1
+        names = [
+            (self.vhosts[number % len(self.vhosts)], f"subscription_{self._turn:032}_{number}")
+            for number in range(self.orphans)
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            make = partial(self.management.make_queue, arguments=FOR_AGENTS)
+            list(threads.map(make, *zip(*names, strict=True)))
+        now = timezone.now()
+        Queue.objects.bulk_create(
+            Queue(
+                vhost=vhost, name=name, type="classic", durable=True, auto_delete=False, exclusive=False, ready=0,
+                unacknowledged=0, registered=True, first_seen=now, last_seen=now,
+            )
+            for vhost, name in names
+        )  # fmt: skip
+        return names
+
+    def sweep(self) -> float:
+        """Sweep away what was left, and return the seconds. It must find what there is to find."""
+        self.leave()
+        return self._sweep()
+
+    def count(self) -> tuple[int, int]:
+        """Do it again, and return the number of SQL statements and of HTTP requests."""
+        self.leave()
+        with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+            self._sweep()
+        return len(captured), len(sent)
+
+    def _sweep(self) -> float:
+        seconds, report = timed(sweep_orphans)
+        found = (report.found, report.deleted, report.kept, report.repaired, report.logins)
+        if report.another_sweep or report.errors or found != (self.orphans, self.orphans, 0, 0, 0):
+            raise AssertionError(f"a sweep did other than expected: {report}")
+        return seconds
+
+    def bare(self) -> tuple[float, float]:
+        """Return the seconds of the listing that a sweep makes, and of it with as many DELETEs, by as many threads."""
+        names = self.leave()
+        listing, _ = timed(lambda: list(snapshot.lists(self.management, self.vhosts, WITHOUT_LENGTHS, {})))
+        delete = partial(self.management.delete_queue, if_unused=True)
+
+        def delete_all() -> None:
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                list(threads.map(delete, *zip(*names, strict=True)))
+
+        deletes, _ = timed(delete_all)
+        return listing, listing + deletes
+
+
+def measure(vhost: str, vhosts: list[str], queues: int, orphans: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of sweeps, and of the bare requests between them, and what they ask.
+
+    ``sweep`` and ``bare`` are seconds, in the order in which they were measured, by turns; ``listing`` is the share of
+    the listing in the second. ``statements`` and ``requests`` are numbers of a sweep.
+    """
+    swept = Swept(vhosts, queues, orphans)
+    swept.register()
+    swept.bare()
+    swept.sweep()
+    sweeps, bare = [], []
+    for number in range(rounds):
+        if number % 2:
+            bare.append(swept.bare())
+        sweeps.append(swept.sweep())
+        if not number % 2:
+            bare.append(swept.bare())
+    counts = [swept.count() for _ in range(COUNTED)]
+    return {
+        "sweep": sweeps,
+        "bare": [both for _, both in bare],
+        "listing": [listing for listing, _ in bare],
+        "statements": [statements for statements, _ in counts],
+        "requests": [requests for _, requests in counts],
+    }

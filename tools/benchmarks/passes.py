@@ -1,0 +1,155 @@
+"""Passes of the monitor, each beside the very listing request that it makes. Runs in ``tools.benchmarks.child``."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from unittest import mock
+
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from accounts.models import PulseUser
+from queues.models import Queue, QueueSample
+from queues.monitor import Report, run_pass
+from rabbit import connections, snapshot
+from rabbit.http import Answer, PooledClient
+from rabbit.management import Management
+from rabbit.snapshot import COLUMNS, TOTALS
+from tools.benchmarks.load import VHOST_HOLDS, publish_one_each, queue_name, user_name, wait_for_messages
+
+T = TypeVar("T")
+
+ONE_IN = 10
+"""One queue in so many changes between two passes."""
+
+WARM_UPS = 2
+COUNTED = 3
+"""Passes whose statements and requests are counted; none of them is timed, as counting takes its time too."""
+
+CHANGED_TIMES = 2
+UNCHANGED_TIMES = 4
+"""So many times as many steady passes are timed as first ones: the nearer a target is, the less is left to chance."""
+
+
+class Guarded:
+    """Vhosts under guard: their queues are known, and the number of messages grows as it is told to.
+
+    Each vhost but the last has ``VHOST_HOLDS`` of the queues.
+    """
+
+    def __init__(self, vhosts: Sequence[str], queues: int) -> None:
+        self.vhosts = vhosts
+        self.queues = queues
+        self.management: Management = connections.management()
+        params = {**TOTALS, "columns": "name,vhost,messages_ready"}
+        rows = [row for vhost in vhosts for row in self.management.list_queues(vhost, params)]
+        self._messages = sum(row["messages_ready"] for row in rows)
+        self._turn = 0
+
+    def change(self) -> None:
+        """Publish one message to every tenth queue, to other ones each time, and wait until the broker shows it."""
+        self._turn += 1
+        for number, vhost in enumerate(self.vhosts):
+            first, end = number * VHOST_HOLDS, min((number + 1) * VHOST_HOLDS, self.queues)
+            names = [queue_name(one) for one in range(first + self._turn % ONE_IN, end, ONE_IN)]
+            publish_one_each(connections.amqp_url(), vhost, names)
+            self._messages += len(names)
+        wait_for_messages(self.management, *self.vhosts, queues=self.queues, messages=self._messages)
+
+    def look(self, *, new: int = 0, changed: int = 0) -> tuple[float, Report]:
+        """Run a pass, and return the seconds that it took and its report. It must find what there is to find."""
+        seconds, report = timed(run_pass)
+        found = (report.queues, report.new, report.changed, report.gone, report.unknown, report.warned)
+        if report.another_pass or report.errors or found != (self.queues, new, changed, 0, 0, 0):
+            raise AssertionError(f"a pass did other than expected: {report}")
+        return seconds, report
+
+    def list(self) -> float:
+        """Return L: the seconds of the listing requests that a pass makes, made as it makes them."""
+        return timed(lambda: list(snapshot.lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {})))[0]
+
+
+def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of first passes, of steady ones, and of the listings between them, and what they ask.
+
+    ``first``: no queue was known; ``changed``: one in ten had another length than in the pass before; ``unchanged``:
+    none had. Of each, ``pass`` and ``listing`` are seconds, in the order in which they were measured, by turns; ``own``
+    is what of a pass was not its listing. ``statements`` and ``requests`` are numbers of a pass with one queue in ten
+    changed.
+    """
+    users = dict.fromkeys(user_name(number) for number in range(queues))
+    PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
+    guarded = Guarded([vhost], queues)
+    guarded.look(new=queues)
+    first = _alternate(guarded, rounds, new=queues)
+    _vacuum()
+    changing = queues // ONE_IN
+    for _ in range(WARM_UPS):
+        guarded.change()
+        guarded.list()
+        guarded.look(changed=changing)
+    changed = _alternate(guarded, CHANGED_TIMES * rounds, changed=changing)
+    unchanged = _alternate(guarded, UNCHANGED_TIMES * rounds)
+    statements, requests = [], []
+    for _ in range(COUNTED):
+        guarded.change()
+        with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+            guarded.look(changed=changing)
+        statements.append(len(captured))
+        requests.append(len(sent))
+    return {
+        "first": first,
+        "changed": changed,
+        "unchanged": unchanged,
+        "statements": statements,
+        "requests": requests,
+    }
+
+
+def _vacuum() -> None:
+    """Clear away what the first passes left dead, as PostgreSQL does by itself in the time that a guard has."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("VACUUM ANALYZE")
+
+
+def _alternate(guarded: Guarded, rounds: int, *, new: int = 0, changed: int = 0) -> dict[str, list[float]]:
+    passes, listings, own = [], [], []
+    for number in range(rounds):
+        if new:
+            QueueSample.objects.all()._raw_delete("default")
+            Queue.objects.all()._raw_delete("default")
+        if changed:
+            guarded.change()
+        if number % 2:
+            listings.append(guarded.list())
+        seconds, report = guarded.look(new=new, changed=changed)
+        passes.append(seconds)
+        own.append(seconds - report.listing_seconds)
+        if not number % 2:
+            listings.append(guarded.list())
+    return {"pass": passes, "listing": listings, "own": own}
+
+
+def timed(do: Callable[[], T]) -> tuple[float, T]:
+    """Return the seconds that this took, and what it returned."""
+    gc.collect()  # so that nobody pays for what another left behind
+    began = time.perf_counter()
+    result = do()
+    return time.perf_counter() - began, result
+
+
+@contextmanager
+def counted_requests() -> Iterator[list[str]]:
+    """Give a list that every request to the management API meanwhile is added to, as method and path."""
+    sent: list[str] = []
+    send = PooledClient.send
+
+    def noted(client: PooledClient, method: str, target: str, *arguments: Any, **options: Any) -> Answer:
+        sent.append(f"{method} {target.partition('?')[0]}")
+        return send(client, method, target, *arguments, **options)
+
+    with mock.patch.object(PooledClient, "send", noted):
+        yield sent

@@ -1,0 +1,74 @@
+"""Passes by the nodes' Prometheus figures, each beside the listing that they save. Runs in `child.py`."""
+
+import time
+from typing import Any
+
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from queues.models import Watch
+from queues.monitor import FIGURES_LAG
+from rabbit import connections
+from tools.benchmarks.load import LOAD_SECONDS, user_name
+from tools.benchmarks.passes import ONE_IN, WARM_UPS, Guarded, counted_requests, timed
+
+
+class ByFigures(Guarded):
+    """A vhost under guard by figures that lag: they are waited for before each pass."""
+
+    def change(self) -> None:
+        """Publish as ``Guarded`` does, and wait until the endpoint shows it. No list is due then."""
+        super().change()
+        deadline = time.monotonic() + LOAD_SECONDS
+        while self._shown() != self._messages:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the endpoint shows {self._shown()} messages, not {self._messages}")
+            time.sleep(0.2)
+        self.put_off_the_list()
+
+    def scrape(self) -> float:
+        """Return the seconds of the figures alone, with the client that a pass reads them with."""
+        return timed(self._shown)[0]
+
+    def put_off_the_list(self) -> None:
+        """Have the next pass be one by figures, and these newer than the list."""
+        Watch.objects.update(exact_at=timezone.now() - 2 * FIGURES_LAG)
+
+    def _shown(self) -> int:
+        scrape = connections.prometheus().scrape(self.management, self.vhosts)
+        return sum(depth.ready for depth in scrape.depths.values() if depth is not None)
+
+
+def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
+    """Return the seconds of passes with one queue in ten changed, of the figures alone, and of the listing.
+
+    All by turns, in the order in which they were measured. ``statements`` and ``requests`` are numbers of a pass.
+    """
+    users = dict.fromkeys(user_name(number) for number in range(queues))
+    PulseUser.objects.bulk_create(PulseUser(username=name, ready=True) for name in users)
+    guarded = ByFigures([vhost], queues)
+    guarded.look(new=queues)
+    changing = queues // ONE_IN
+    passes, listings, scrapes = [], [], []
+    for number in range(WARM_UPS + rounds):
+        guarded.change()
+        listing = guarded.list() if number % 2 else 0.0
+        guarded.put_off_the_list()
+        seconds, _ = guarded.look(changed=changing)
+        listing = listing or guarded.list()
+        if number >= WARM_UPS:
+            passes.append(seconds)
+            listings.append(listing)
+            scrapes.append(guarded.scrape())
+    guarded.change()
+    with CaptureQueriesContext(connection) as captured, counted_requests() as sent:
+        guarded.look(changed=changing)
+    return {
+        "pass": passes,
+        "listing": listings,
+        "scrape": scrapes,
+        "statements": len(captured),
+        "requests": len(sent),
+    }

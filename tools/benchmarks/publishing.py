@@ -1,0 +1,46 @@
+"""Publishing an event to 100 queues, beside bare pika with confirms on one connection to the same queues."""
+
+from typing import Any
+
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.services import Services
+
+QUEUES = 100
+ROUNDS = 30
+
+LEAST_OF_BARE_SPEED = 0.8
+MOST_RATIO = 1 / LEAST_OF_BARE_SPEED
+"""Of the time for one message, which is the least speed turned over."""
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database: with all queues in one vhost, and with ten vhosts of ten.
+
+    The figures are microseconds for one message; the floor is bare pika's, to the queues of one vhost.
+    """
+    figures: list[Figure] = []
+    for database in services.databases:
+        services.say(f"events to {QUEUES} queues on {database}")
+        measured = services.measure("tools.benchmarks.publishing_child", database, "/", queues=QUEUES, rounds=ROUNDS)
+        figures += _figures(f"an event to {QUEUES} queues, {database}", measured)
+    return figures
+
+
+def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
+    bare = measured["bare"]
+    statements = measured["statements"]
+    speeds = {name: [1_000_000 / one for one in measured[name]] for name in ("one_vhost", "ten_vhosts", "bare")}
+    return [
+        Figure(
+            where,
+            f"one message, ≥ {LEAST_OF_BARE_SPEED:g} of bare speed",
+            "µs",
+            measured["one_vhost"],
+            bare,
+            MOST_RATIO,
+        ),
+        Figure(where, "one message, ten vhosts of ten queues", "µs", measured["ten_vhosts"], bare),
+        Figure(where, "messages a second", "", speeds["one_vhost"], speeds["bare"]),
+        Figure(where, "messages a second, ten vhosts", "", speeds["ten_vhosts"], speeds["bare"]),
+        Figure(where, "SQL statements, as for 10 queues", "", statements["all"], statements["few"], 1, exactly=True),
+    ]

@@ -1,0 +1,35 @@
+"""The list of queues, and its refresh, with 10,000 queues: for an owner of 500 of them, and for an operator."""
+
+from typing import Any
+
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.services import Services
+
+QUEUES = 10_000
+ROUNDS = 100
+
+MOST_MILLISECONDS = {"list": 100, "search": 100, "refresh": 30}
+MOST_STATEMENTS = 8
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database. The floor of a request is what its statements take on the bare database."""
+    figures: list[Figure] = []
+    for database in services.databases:
+        services.say(f"the list of {QUEUES:,} queues on {database}")
+        measured = services.measure("tools.benchmarks.queue_list_child", database, "/", queues=QUEUES, rounds=ROUNDS)
+        for visitor in ("owner", "operator"):
+            figures += _figures(f"{QUEUES:,} queues, {visitor}, {database}", measured[visitor])
+    return figures
+
+
+def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
+    figures: list[Figure] = []
+    for what, most in MOST_MILLISECONDS.items():
+        found = measured[what]
+        figures += [
+            Figure(where, what, "ms", found["request"], found["database"]),
+            Figure(where, f"{what}, 95th percentile", "ms", [found["p95"]], most=most),
+            Figure(where, f"{what}, SQL statements", "", [found["statements"]], most=MOST_STATEMENTS),
+        ]
+    return figures

@@ -1,0 +1,43 @@
+"""Registrations through the REST API, as gunicorn serves it: eight at once, and one after another."""
+
+from typing import Any
+
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.services import Services
+
+QUEUES = 108
+ROUNDS = 9
+
+MOST_RATIO = 2
+"""The longest that a registration may take, as a multiple of an empty request and a bare PUT one after the other."""
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database. The floor is the sum of an authenticated empty POST and a bare PUT of the queue."""
+    figures: list[Figure] = []
+    for database in services.databases:
+        services.say(f"registering {ROUNDS * QUEUES} queues eight at once, then one after another, on {database}")
+        measured = services.measure("tools.benchmarks.registrations_child", database, "/", queues=QUEUES, rounds=ROUNDS)
+        figures += _figures(f"queues of agents, {database}", measured)
+    return figures
+
+
+def _figures(where: str, measured: dict[str, Any]) -> list[Figure]:
+    return [
+        _figure(where, "a new queue, one after another", measured["one"], most=MOST_RATIO),
+        _figure(where, "a new queue, eight at once", measured["eight"], most=MOST_RATIO),
+        _figure(where, "a queue that is there, one after another", measured["again"]),
+        Figure(where, "a new agent's subscription and queue", "ms", measured["agents"]),
+        Figure(where, "new queues a second, one after another", "", [_a_second(measured["one"])]),
+        Figure(where, "new queues a second, eight at once", "", [_a_second(measured["eight"])]),
+    ]
+
+
+def _figure(where: str, what: str, measured: dict[str, list[float]], most: float | None = None) -> Figure:
+    floor = [post + put for post, put in zip(measured["post"], measured["put"], strict=True)]
+    return Figure(where, what, "ms", measured["registration"], floor, most)
+
+
+def _a_second(measured: dict[str, list[float]]) -> float:
+    times = measured["registration"]
+    return 1000 * len(times) / sum(times)

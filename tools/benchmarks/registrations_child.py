@@ -1,0 +1,204 @@
+"""Registrations beside what they are made of: an empty request, and a bare PUT. Runs in ``tools.benchmarks.child``."""
+
+import base64
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from django.conf import settings
+
+from accounts.models import AuthToken, Owner
+from queues.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
+from queues.subscriptions import Presented, make_subscription
+from rabbit import connections
+from rabbit.arguments import FOR_AGENTS
+from rabbit.names import subscription_queue
+from tools.benchmarks.serving import served
+
+AT_ONCE = 8
+NEW_AGENTS = 20
+WARM_UPS = 18
+
+TIMES_AS_OFTEN = 8
+"""So much oftener eight register at once: by the round, such a registration takes up to a third longer or shorter."""
+
+# It authenticates whoever asks, as all do, and finds only then that nothing can be made there: 405. So it costs what
+# every request costs, and does no work.
+EMPTY = "/api/event-subscription-queues/"
+
+DECLARED = json.dumps({"durable": True, "auto_delete": False, "arguments": dict(FOR_AGENTS)}).encode()
+
+
+class Wanted(NamedTuple):
+    """A queue to be registered: where and with which body that is asked for, and where the broker has it."""
+
+    path: str
+    body: bytes
+    vhost: str
+    name: str
+
+
+class _Client:
+    """A kept connection to a server, which answers in time or fails the measurement."""
+
+    def __init__(self, port: int, authorization: str) -> None:
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        self._headers = {"Authorization": authorization, "Content-Type": "application/json"}
+
+    def milliseconds(self, method: str, path: str, body: bytes, status: int) -> float:
+        """Return how long this request took, and see that its answer has this status."""
+        began = time.perf_counter()
+        self._connection.request(method, path, body, self._headers)
+        answer = self._connection.getresponse()
+        text = answer.read()
+        took = time.perf_counter() - began
+        assert answer.status == status, f"{method} {path}: {answer.status} {text[:300]!r}"
+        return took * 1000
+
+
+class _Agents:
+    """An owner whose agents register at the server on this port."""
+
+    def __init__(self, port: int, email: str) -> None:
+        self._port = port
+        self.owner = Owner.objects.create_user(email, vouched=True)
+        self._presented = Presented(*AuthToken.objects.create(user=self.owner))  # type: ignore[no-untyped-call]
+
+    def subscribe(self) -> EventSubscription:
+        """Make a subscription whose login is in place."""
+        return make_subscription(self.owner, self._presented)
+
+    def wanted(self, subscription: EventSubscription, queues: int) -> list[Wanted]:
+        """Return so many queues that this subscription doesn't have yet."""
+        path = f"/api/event-subscriptions/{subscription.uuid.hex}/create_queue/"
+        wanted: list[Wanted] = []
+        while len(wanted) < queues:
+            offering = self.offering()
+            for kind in ObjectType.values[: queues - len(wanted)]:
+                body = json.dumps({"offering_uuid": offering.uuid.hex, "object_type": kind}).encode()
+                name = subscription_queue(subscription.uuid.hex, offering.uuid.hex, kind)
+                wanted.append(Wanted(path, body, self.owner.uuid.hex, name))
+        return wanted
+
+    def offering(self) -> Offering:
+        """Make an offering that these agents may subscribe to."""
+        offering = Offering.objects.create(name="Cluster")
+        offering.members.add(self.owner)
+        return offering
+
+    def api(self) -> _Client:
+        """Return a client of the REST API that presents the token."""
+        return _Client(self._port, f"Token {self._presented.key}")
+
+
+def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
+    """Return what registering takes, in milliseconds, beside an empty ``post`` and a bare ``put`` of the same queue.
+
+    ``eight``: eight agents that are known, with so many queues together at once, in ``TIMES_AS_OFTEN`` as many rounds,
+    the time of each divided by its queues. ``one``: such an agent's, so many rounds of so many new queues, one after
+    another, each beside its floor. ``again``: the same queues once more. ``agents``: new agents, from the request for a
+    subscription to the queue's answer.
+
+    The eight come first: after them all threads of the server are at work by turns, as in one that has run for a while.
+    A fresh one uses the first alone, and more and more of them as chance has it.
+    """
+    with ExitStack() as stack:
+        port = stack.enter_context(served())
+        stack.callback(_leave_nothing)
+        agents = _Agents(port, "agents@example.org")
+        subscription = agents.subscribe()
+        _one_after_another(agents, agents.wanted(subscription, WARM_UPS), 201)
+        wanted = agents.wanted(subscription, rounds * queues)
+        return {
+            "eight": _eight_at_once(agents, queues, TIMES_AS_OFTEN * rounds),
+            "one": _one_after_another(agents, wanted, 201),
+            "again": _one_after_another(agents, wanted, 200),
+            "agents": [_new_agent(port, number) for number in range(NEW_AGENTS)],
+        }
+
+
+def _one_after_another(agents: _Agents, wanted: Sequence[Wanted], status: int) -> dict[str, list[float]]:
+    """Register these queues, which is answered with this status: 201 new, 200 there already."""
+    api, broker = agents.api(), _broker()
+    times: dict[str, list[float]] = {"registration": [], "post": [], "put": []}
+    for one in wanted:
+        times["registration"].append(_register(api, one, status))
+        if status == 201:
+            _delete(one)
+        # In the order of a registration: the broker has just changed something, then rests during the request, and has
+        # its PUT after that.
+        times["post"].append(_post_nothing(api))
+        times["put"].append(_put(broker, one, 201 if status == 201 else 204))
+    return times
+
+
+def _eight_at_once(agents: _Agents, queues: int, rounds: int) -> dict[str, list[float]]:
+    subscriptions = [agents.subscribe() for _ in range(AT_ONCE)]
+    times: dict[str, list[float]] = {"registration": [], "post": [], "put": []}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+
+        def all_of_them(
+            client: Callable[[], _Client], ask: Callable[[_Client, Wanted], float], wanted: Sequence[Sequence[Wanted]]
+        ) -> float:
+            clients = [client() for _ in wanted]  # fresh ones: gunicorn drops what says nothing for two seconds
+            began = time.perf_counter()
+            list(pool.map(lambda client, several: [ask(client, one) for one in several], clients, wanted))
+            return (time.perf_counter() - began) * 1000 / sum(map(len, wanted))
+
+        for _ in range(rounds):
+            wanted = [agents.wanted(subscription, queues // AT_ONCE) for subscription in subscriptions]
+            times["registration"].append(all_of_them(agents.api, lambda api, one: _register(api, one, 201), wanted))
+            times["post"].append(all_of_them(agents.api, lambda api, one: _post_nothing(api), wanted))
+            for several in wanted:
+                for one in several:
+                    _delete(one)
+            times["put"].append(all_of_them(_broker, lambda broker, one: _put(broker, one, 201), wanted))
+    return times
+
+
+def _new_agent(port: int, number: int) -> float:
+    """Return what an agent waits that nobody knows: for its vhost, its user, its permissions, and its queue."""
+    agents = _Agents(port, f"agent-{number}@example.org")
+    identity = AgentIdentity.objects.create(owner=agents.owner, offering=agents.offering(), name="agent")
+    api = agents.api()
+    subscribe = f"/api/agent-identities/{identity.uuid.hex}/register_event_subscription/"
+    took = api.milliseconds("POST", subscribe, b'{"observable_object_type": "order"}', 201)
+    subscription = EventSubscription.objects.get(identity=identity)
+    return took + _register(api, agents.wanted(subscription, 1)[0], 201)
+
+
+def _register(api: _Client, one: Wanted, status: int) -> float:
+    return api.milliseconds("POST", one.path, one.body, status)
+
+
+def _post_nothing(api: _Client) -> float:
+    return api.milliseconds("POST", EMPTY, b"", 405)
+
+
+def _put(broker: _Client, one: Wanted, status: int) -> float:
+    return broker.milliseconds("PUT", f"/api/queues/{one.vhost}/{one.name}", DECLARED, status)
+
+
+def _delete(one: Wanted) -> None:
+    connections.management().delete_queue(one.vhost, one.name)
+
+
+def _broker() -> _Client:
+    url = urlsplit(settings.RABBITMQ_MANAGEMENT_URL)
+    assert url.port is not None
+    credentials = f"{unquote(url.username or '')}:{unquote(url.password or '')}".encode()
+    return _Client(url.port, f"Basic {base64.b64encode(credentials).decode()}")
+
+
+def _leave_nothing() -> None:
+    """Remove from the broker what was made there."""
+    management = connections.management()
+    for subscription in EventSubscription.objects.all():
+        management.delete_user(subscription.rmq_username)
+    for vhost in AgentVhost.objects.all():
+        management.delete_vhost(vhost.name)

@@ -1,0 +1,50 @@
+"""Passes beside the listing that they make, at 2,000 and at 10,000 queues with two bindings each."""
+
+from typing import Any
+
+from tools.benchmarks.figures import Figure
+from tools.benchmarks.load import filled_vhost
+from tools.benchmarks.services import Services
+
+ROUNDS = {2_000: 3, 10_000: 15}
+"""First passes at each number of queues. What is asked of a number is that it's the same at both; what is asked of a
+time or of memory holds at the larger."""
+
+MOST_CHANGED = 1.35
+MOST_UNCHANGED = 1.35
+MOST_FIRST = 2.0
+MOST_MEGABYTES = 250
+
+
+def measure(services: Services) -> list[Figure]:
+    """Measure it on each database. The floor of a pass is its listing; that of a number, the one at the lowest size."""
+    figures: list[Figure] = []
+    smallest: dict[str, dict[str, Any]] = {}
+    for queues, rounds in ROUNDS.items():
+        with filled_vhost(services, queues) as vhost:
+            for database in services.databases:
+                services.say(f"passes over {queues:,} queues on {database}")
+                measured = services.measure("tools.benchmarks.passes", database, vhost, queues=queues, rounds=rounds)
+                smallest.setdefault(database, measured)
+                figures += _figures(f"{queues:,} queues, {database}", measured, smallest[database])
+    return figures
+
+
+def _figures(where: str, measured: dict[str, Any], smallest: dict[str, Any]) -> list[Figure]:
+    changed, unchanged, first = measured["changed"], measured["unchanged"], measured["first"]
+    is_judged = measured is not smallest
+    passes = [
+        ("1 in 10 changed", changed, MOST_CHANGED),
+        ("nothing changed", unchanged, MOST_UNCHANGED),
+        ("all of them new", first, MOST_FIRST),
+    ]
+    figures = [
+        Figure(where, what, "s", found["pass"], found["listing"], most if is_judged else None)
+        for what, found, most in passes
+    ]
+    figures.append(Figure(where, "without its listing", "s", changed["own"], changed["listing"]))
+    for name, what in (("statements", "SQL statements"), ("requests", "HTTP requests")):
+        floor = smallest[name] if is_judged else []
+        figures.append(Figure(where, what, "", measured[name], floor, most=1 if is_judged else None, exactly=True))
+    peak = Figure(where, "peak memory", "MB", [measured["peak_mb"]], most=MOST_MEGABYTES if is_judged else None)
+    return [*figures, peak]

@@ -1,0 +1,153 @@
+"""Guardian's processes at work, and the time from a message published to a mail accepted. For `child.py`."""
+
+import os
+import re
+import smtplib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from email.message import EmailMessage
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accounts.models import Owner, PulseUser
+from queues.models import Notification, Queue
+from queues.outbox import MAILS_AT_ONCE
+from rabbit import connections
+from rabbit.snapshot import COLUMNS, TOTALS
+from tools.benchmarks.load import publish_one_each, queue_name, wait_for_messages
+from tools.benchmarks.passes import timed
+from tools.benchmarks.services import PROJECT
+from tools.mail import Mail, MailCatcher
+from tools.processes import Group
+
+SECONDS = 120.0
+"""How long all mails of a round may take."""
+
+
+class Mails:
+    """When which mail came, of the kind that is waited for. It is read afterwards: many come at once."""
+
+    def __init__(self) -> None:
+        self._came: list[tuple[float, Mail]] = []
+        self._changed = threading.Condition()
+        self._kind = b""
+        self._wanted = 0
+
+    def note(self, mail: Mail) -> None:
+        """Note a mail, from the server's thread."""
+        at = time.monotonic()
+        with self._changed:
+            if self._kind in mail.content:
+                self._came.append((at, mail))
+                if len(self._came) == self._wanted:  # waking somebody for each would slow the mail server down
+                    self._changed.notify_all()
+
+    def expect(self, kind: str, number: int) -> None:
+        """Forget all mails, and wait for so many of this kind from now on."""
+        with self._changed:
+            self._came, self._kind, self._wanted = [], f"X-Guardian-Kind: {kind}\r\n".encode(), number
+
+    def wait(self) -> dict[str, float]:
+        """Return when the mails about as many queues came, by the queue. Raises TimeoutError past ``SECONDS``."""
+        deadline = time.monotonic() + SECONDS
+        with self._changed:
+            while len(self._came) < self._wanted:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise TimeoutError(f"{len(self._came)} mails of {self._wanted} within {SECONDS:.0f} s")
+            came = {_queue_in(mail): at for at, mail in reversed(self._came)}
+            wanted = self._wanted
+        if len(came) != wanted:
+            raise AssertionError(f"{wanted} mails about {len(came)} queues")
+        return came
+
+
+def _queue_in(mail: Mail) -> str:
+    found = re.search(r"queue/\S+", mail.subject)
+    assert found is not None, mail.subject
+    return found[0]
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """Run the processes of the Procfile, but for the web one."""
+    var = Path(os.environ["GUARDIAN_VAR_DIR"])
+    lines = dict(line.split(": ", 1) for line in (PROJECT / "Procfile").read_text().splitlines() if line)
+    group = Group(os.environ, directory=PROJECT, logs=var / "logs")
+    binaries = Path(sys.executable).parent
+    try:
+        for name in ("guard", "worker", "beat"):
+            command = [str(binaries / "celery"), *lines[name].split()[1:]]
+            if name == "beat":
+                command += ["--schedule", str(var / "beat-schedule")]
+            group.start(name, command)
+        yield
+    finally:
+        group.stop()
+
+
+def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int, port: int) -> dict[str, Any]:
+    """Return the seconds from each queue's passing its warn length to the mail about it, a list for each round.
+
+    The rounds begin at points of the interval between two passes that are as far apart as can be.
+
+    ``mails`` are the seconds from the first mail to the last, ``bare`` those of as many bare ones, ``listing`` those of
+    the list that a pass makes.
+    """
+    account = PulseUser.objects.create(username="user-0", ready=True)
+    account.owners.add(Owner.objects.create_user("owner@example.org", vouched=True))
+    PulseUser.objects.bulk_create(PulseUser(username=f"user-{number}", ready=True) for number in range(1, queues // 20))
+    for user in PulseUser.objects.exclude(id=account.id):
+        user.owners.add(account.owners.get())
+    management = connections.management()
+    mails = Mails()
+    names = [queue_name(number) for number in range(0, queues, queues // warned)]
+    delays, lasted, bare, listing = [], [], [], []
+    params = {**TOTALS, "columns": COLUMNS}
+    with MailCatcher(port=port, on_mail=mails.note) as catcher, at_work():
+        deadline = time.monotonic() + SECONDS
+        while Queue.objects.count() < queues:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no pass within {SECONDS:.0f} s")
+            time.sleep(0.1)
+        began = time.monotonic()
+        for number in range(1 + rounds):
+            publish_one_each(connections.amqp_url(), vhost, names)
+            wait_for_messages(management, vhost, queues=queues, messages=len(names))
+            time.sleep((began + number * poll_seconds / rounds - time.monotonic()) % poll_seconds)
+            mails.expect("warning", len(names))
+            passed = publish_one_each(connections.amqp_url(), vhost, names)
+            came = mails.wait()
+            if number:  # the first warms up
+                delays.append([came[name] - passed[name] for name in names])
+                lasted.append(max(came.values()) - min(came.values()))
+                bare.append(timed(lambda: _send_bare(port, len(names)))[0])
+                listing.append(timed(lambda: management.list_queues(vhost, params))[0])
+            mails.expect("recovery", len(names))
+            for name in names:
+                management.purge_queue(vhost, name)
+            mails.wait()
+            while Notification.objects.exclude(state=Notification.State.SENT).exists():
+                time.sleep(0.1)
+            catcher.clear()
+    return {"delays": delays, "mails": lasted, "bare": bare, "listing": listing}
+
+
+def _send_bare(port: int, number: int) -> None:
+    """Send so many mails of an ordinary size over as many connections as Guardian has."""
+    share = number // MAILS_AT_ONCE
+    with ThreadPoolExecutor(MAILS_AT_ONCE) as threads:
+        list(threads.map(partial(_send_over_one, port), [share] * MAILS_AT_ONCE))
+
+
+def _send_over_one(port: int, number: int) -> None:
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = "guardian@localhost", "owner@example.org", "A mail"
+    message.set_content("A line of text, as long as most of them are.\n" * 40)
+    with smtplib.SMTP("127.0.0.1", port) as server:
+        for _ in range(number):
+            server.send_message(message)

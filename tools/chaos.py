@@ -1,0 +1,380 @@
+"""``make soak``: put Guardian under load, kill and stop its parts at random, and check that all invariants hold.
+
+Guardian runs as in production, on private servers. Owners sign in, look at pages and create accounts; their agents
+register; events are published; queues grow and shrink past both thresholds. Meanwhile Guardian's processes are killed
+(SIGKILL, with their children) or asked to end (SIGTERM), and Redis, RabbitMQ, PostgreSQL and the mail server go away
+for a while. Then everything runs again, and what is under way gets its time.
+
+At the end every invariant is checked against the broker, the mail server and the answers. The program prints a table of
+counts, and exits with 1 if an invariant is broken, with 2 if it could not run.
+"""
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rabbit.management import BrokerError
+from tools.crowd import Actor, Crowd, Person
+from tools.faults import Fault
+from tools.load import ANSWER_SECONDS, Busy, Failed, Tides
+from tools.processes import StartError, end_with_parent
+from tools.production import MAX, WARN, Production, await_pass, command, expire_abandoned, happens, sweep
+from tools.stack import turn_signals_into_interrupts
+
+if TYPE_CHECKING:
+    from tools.findings import Finding
+
+WORK_SECONDS = 5
+"""How long a kill waits until the process holds the lease, or claims notifications."""
+
+Say = Callable[[str], None]
+DoFault = Callable[[random.Random], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a run, and its pauses in seconds.
+
+    ``each``: processes of each kind. ``actors``: owners that act at once, with ``pause`` between two actions of each.
+    ``lull``: the longest time between two faults; ``away``: the longest fault. ``settle``: the time for what is under
+    way at the end. ``unused``: after how long leases, claims and locks of killed processes are expired; None: they
+    expire by themselves, which takes minutes. Unless it is ``complete``, only guards are killed, and some kinds of
+    requests and events may be missing.
+    """
+
+    seconds: float
+    each: int
+    owners: int
+    offerings: int
+    actors: int
+    lull: float
+    away: float
+    settle: float
+    unused: float | None
+    complete: bool
+    pause: float = 0.1
+
+
+def plan_of(seconds: float) -> Plan:
+    """Return the plan for so many seconds of load."""
+    if seconds < 30:
+        return Plan(seconds, 1, 2, 1, 2, lull=2, away=0.5, settle=60, unused=2, complete=False)
+    if seconds < 300:
+        return Plan(seconds, 2, 12, 2, 3, lull=2, away=3, settle=120, unused=8, complete=True)
+    return Plan(seconds, 2, 100, 10, 8, lull=20, away=10, settle=600, unused=None, complete=True)
+
+
+class Chaos:
+    """One run: the servers and processes, the load, the faults and the checks."""
+
+    def __init__(self, plan: Plan, seed: int, directory: Path, say: Say) -> None:
+        """Prepare the run. Logs and data go under ``directory``."""
+        self._plan = plan
+        self._chance = random.Random(seed)
+        self._directory = directory
+        self._say = say
+        self._over = threading.Event()
+
+    def run(self) -> "list[Finding]":
+        """Run it and return the findings; raises StartError if something does not start or come back."""
+        self._say("Starting PostgreSQL, Redis, RabbitMQ, a mail server and Guardian's processes.")
+        plan = self._plan
+        with Production(self._directory, each=plan.each) as self._production:
+            from tools.findings import Checks
+
+            self._crowd = Crowd(self._create_people(), self._production.mail)
+            self._say(f"{plan.owners} owners and their agents begin, for {plan.seconds:.0f} s.")
+            with self._load() as busy:
+                self._checks = Checks(plan.each, plan.complete, self._production, self._crowd, self._tides, busy)
+                self._do_faults()
+            self._settle()
+            return list(self._checks.findings())
+
+    def _create_people(self) -> list[Person]:
+        emails = [f"owner{number}@example.org" for number in range(self._plan.owners)]
+        for email in emails:
+            command("create_owner", email, "--vouched")
+        offerings = {}
+        for number in range(self._plan.offerings):
+            members = emails[number :: self._plan.offerings]
+            options = [part for email in members for part in ("--member", email, "--publisher", email)]
+            offerings.update(dict.fromkeys(members, command("create_offering", f"Offering {number}", *options)))
+        people = []
+        for email in emails:
+            answer = httpx.get(command("login_link", email), trust_env=False)
+            if "sessionid" not in answer.cookies:
+                raise StartError(f"{email} could not sign in: {answer.status_code} {answer.text!r}")
+            session, token = answer.cookies["sessionid"], command("create_token", email)
+            people.append(Person(email, token, session, offerings[email], self._production.stack.addresses))
+        return people
+
+    @contextlib.contextmanager
+    def _load(self) -> Iterator[list[Busy]]:
+        """Keep Guardian and its broker under load meanwhile."""
+
+        def chance() -> random.Random:
+            return random.Random(self._chance.random())
+
+        pause, names = self._plan.pause, chance()
+        self._tides = Tides(
+            self._production.node.amqp_url,
+            lambda number: self._crowd.name_of_queue(number, names),
+            warn=WARN,
+            most=MAX,
+            pause=pause,
+            chance=chance(),
+        )
+        actors = [Actor(f"actor {number}", self._crowd, pause, chance()) for number in range(self._plan.actors)]
+        busy = [self._tides, *actors]
+        for one in busy:
+            one.start()
+        try:
+            yield busy
+        finally:
+            for one in busy:
+                one.ended.set()
+            for one in busy:
+                one.join(ANSWER_SECONDS)
+
+    # Faults
+
+    def _do_faults(self) -> None:
+        """Do faults of Guardian's processes and, at the same time, of the servers, until the time is over."""
+        until = time.monotonic() + self._plan.seconds
+        lanes: list[list[DoFault]] = [[partial(self._stop_process, "guard", self._kill)]]
+        if self._plan.complete:
+            lanes = [self._faults_of_processes(), self._faults_of_servers()]
+        with ThreadPoolExecutor(3) as threads:
+            chances = [random.Random(self._chance.random()) for _ in lanes]
+            running = [
+                threads.submit(self._go_through, faults, chance, until)
+                for faults, chance in zip(lanes, chances, strict=True)
+            ]
+            watching = threads.submit(self._watch)
+            try:
+                wait(running, return_when=FIRST_EXCEPTION)
+            finally:
+                self._over.set()
+            for one in [*running, watching]:
+                one.result()
+
+    def _go_through(self, faults: Sequence[DoFault], chance: random.Random, until: float) -> None:
+        """Do these faults in random order again and again; the first round is never cut short."""
+        for number in itertools.count():
+            for fault in chance.sample(faults, len(faults)):
+                if self._over.wait(chance.uniform(0.3, 1) * self._plan.lull) or (number and time.monotonic() > until):
+                    return
+                fault(chance)
+
+    def _faults_of_processes(self) -> list[DoFault]:
+        ways = itertools.product(("web", "guard", "worker", "beat"), (self._kill, self._end))
+        return [partial(self._stop_process, kind, stop) for kind, stop in ways]
+
+    def _faults_of_servers(self) -> list[DoFault]:
+        stack, redis, node = self._production.stack, self._production.redis, self._production.node
+        cluster, mail = self._production.cluster, self._production.mail
+        faults: list[tuple[str, str, Callable[[], object], Callable[[], object]]] = [
+            ("Redis", "killed", redis.kill, redis.start),
+            ("Redis", "emptied", redis.empty, lambda: None),
+            ("RabbitMQ", "stopped", node.halt, node.start),
+            ("RabbitMQ", "frozen", node.suspend, node.resume),
+            ("PostgreSQL", "stopped", cluster.halt, cluster.start),
+            ("the mail server", "refused everything", lambda: mail.refuse(True), lambda: mail.refuse(False)),
+            ("the mail server", "stopped", mail.stop, mail.start),
+            ("beat", "doubled", lambda: stack.add_beat("beat-2"), lambda: self._end("beat-2")),
+        ]
+        return [partial(self._take_away, *fault) for fault in faults]
+
+    def _stop_process(self, kind: str, stop: Callable[[str], object], chance: random.Random) -> None:
+        stack = self._production.stack
+        name = chance.choice(stack.names(kind))
+
+        def start() -> None:
+            stack.start_process(name)
+            if kind == "web":
+                stack.wait_for_web(name)
+
+        happens(lambda: _of_the_database(partial(_is_at_work, kind), False), WORK_SECONDS)
+        how = "killed" if stop == self._kill else "ended"
+        self._take_away(name, how, partial(stop, name), start, chance)
+
+    def _kill(self, name: str) -> None:
+        self._production.stack.kill_process(name)
+
+    def _end(self, name: str) -> None:
+        code = self._production.stack.end_process(name)
+        if code not in (0, -signal.SIGTERM):  # the latter: it had not yet installed its signal handlers
+            self._checks.bad_exits.append(f"{name} was asked to end, and exited with {code}")
+
+    def _take_away(
+        self, part: str, how: str, take: Callable[[], object], bring: Callable[[], object], chance: random.Random
+    ) -> None:
+        """Take a part away, and bring it back after a while."""
+        began = time.monotonic()
+        take()
+        gone = time.monotonic()
+        self._say(f"{part}: {how}.")
+        time.sleep(chance.uniform(0.3, 1) * self._plan.away)
+        bring()
+        self._checks.faults.append(Fault(part, how, began, gone, time.monotonic(), datetime.now(UTC)))
+
+    def _watch(self) -> None:
+        """Report progress, and expire what killed processes held."""
+        while not self._over.wait(10):
+            if self._plan.unused is not None:
+                _of_the_database(partial(expire_abandoned, self._plan.unused), None)
+            requests = sum(len(person.requests) for person in self._crowd.people)
+            messages = self._tides.done["messages published"]
+            self._say(f"{requests} requests, {messages} messages, {len(self._production.mail.mails)} mails so far.")
+
+    # The end
+
+    def _settle(self) -> None:
+        """Wait for everything that is under way."""
+        from django.db import connections
+
+        connections.close_all()  # PostgreSQL's end cut them
+        self._say("All parts run again. Waiting for what is under way.")
+        self._production.stack.check()
+        deadline = time.monotonic() + self._plan.settle
+        if self._plan.unused is not None:
+            expire_abandoned(self._plan.unused)
+        await_pass()
+        self._wait_while(self._under_way, deadline)
+        self._say("Sweeping.")
+        self._checks.swept = sweep(patience=self._plan.unused is None)
+        await_pass()
+        self._wait_while(self._checks.breaches, min(deadline, time.monotonic() + self._plan.settle / 4))
+
+    def _wait_while(self, left: Callable[[], list[str]], deadline: float) -> None:
+        """Wait until nothing is left, or until ``deadline``, and report what is left."""
+        reported = time.monotonic()
+        while (found := left()) and time.monotonic() < deadline:
+            if self._plan.unused is not None:
+                self._hurry(self._plan.unused)
+            if time.monotonic() > reported:
+                self._say("; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else ""))
+                reported = time.monotonic() + 10
+            time.sleep(1)
+
+    def _under_way(self) -> list[str]:
+        from accounts.models import PulseUser
+        from queues.models import Notification, Removal
+
+        counts = {
+            "unsent notifications": Notification.objects.filter(state__in=["due", "sending"]).count(),
+            "removals": Removal.objects.count(),
+            "accounts to remove": PulseUser.objects.filter(removing_since__isnull=False).count(),
+        }
+        return [f"{count} {what}" for what, count in counts.items() if count]
+
+    def _hurry(self, unused: float) -> None:
+        """Expire claims and make the next attempts due now; by themselves they take minutes."""
+        from django.utils import timezone
+
+        from accounts import removal
+        from queues import outbox, removals
+        from queues.models import Notification, Removal
+
+        expire_abandoned(unused)
+        if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):
+            outbox.nudge()
+        if Removal.objects.update(due_at=timezone.now()):
+            removals.finish()
+        removal.finish_removals()
+
+
+def _is_at_work(kind: str) -> bool:
+    """Return whether a process of this kind has something to lose: the lease of passes, or claimed notifications."""
+    from queues.models import Lease, Notification
+
+    if kind == "guard":
+        return Lease.objects.filter(name="pass").exclude(holder=None).exists()
+    return kind != "worker" or Notification.objects.filter(state="sending").exists()
+
+
+def _of_the_database(query: Callable[[], Any], otherwise: Any) -> Any:
+    """Return the result of a query; ``otherwise`` if the database is away."""
+    from django.db import Error, connections
+
+    try:
+        return query()
+    except Error:
+        return otherwise
+    finally:
+        connections.close_all()
+
+
+def _show(console: Console, findings: "list[Finding]") -> None:
+    table = Table(show_lines=False)
+    for column in ("", "what", "counts"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        table.add_row("broken" if finding.breaches else "ok", finding.what, finding.counts)
+    console.print(table)
+    for finding in findings:
+        for breach in finding.breaches[:20]:
+            console.print(f"{finding.what}: {breach}", style="red", markup=False, soft_wrap=True)
+
+
+def main() -> int:
+    """Run it, print the table, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.chaos", description="Run Guardian while its parts fail.")
+    parser.add_argument("--seconds", type=float, default=600, help="duration of the load (default: 600)")
+    parser.add_argument("--seed", type=int, help="seed of all random choices; a random one by default")
+    parser.add_argument("--directory", type=Path, help="where logs are kept; by default only after a failure")
+    options = parser.parse_args()
+    if "MAKELEVEL" in os.environ:  # make forwards no signal
+        end_with_parent()
+    turn_signals_into_interrupts()
+    seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="guardian-chaos-"))
+    console = Console(highlight=False, soft_wrap=True)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {escape(text)}")
+        sys.stdout.flush()
+
+    say(f"The seed is {seed}; SEED={seed} repeats its random choices.")
+    code = 2
+    try:
+        findings = Chaos(plan_of(options.seconds), seed, directory, say).run()
+        code = int(any(finding.breaches for finding in findings))
+        _show(console, findings)
+        say(f"An invariant is broken (seed {seed})." if code else "All invariants hold.")
+    except KeyboardInterrupt:
+        code = 130
+    except (StartError, BrokerError, Failed) as error:
+        console.print(str(error), style="red", markup=False)
+    finally:
+        if code in (1, 2) or options.directory:
+            say(f"The logs are in {directory / 'log'}.")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""Owners and their agents: they sign in, look at pages, create accounts, register agents and publish events."""
+
+import contextlib
+import itertools
+import json
+import random
+import re
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import httpx
+
+from tools.load import ANSWER_SECONDS, Busy, Client, Failed, Request
+from tools.mail import MailCatcher
+
+PAGES = ("/", "/queues/", "/pulse-users/", "/subscriptions/", "/exchanges/", "/tokens/", "/settings/")
+TYPES = ("order", "resource", "user_role")
+"""The object types of events."""
+
+KEEP_ONE = 2
+"""An owner with fewer loses none, so that some are left to check at the end."""
+
+MAY_BE_GONE = (200, 202, 204, 404, 409)
+"""The expected answers for a queue that others use at the same time."""
+
+SIGN_INS_A_MINUTE = 8
+"""All come from one address, which may request 20 codes a minute and 200 an hour."""
+
+_CODE = re.compile(r"^\s*([B-Z]{4}-[B-Z]{4})\s*$", re.MULTILINE)
+_CSRF_TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="([^"]+)"')
+
+
+class Registered(NamedTuple):
+    """A queue that Guardian registered."""
+
+    vhost: str
+    queue: str
+
+
+class Event(NamedTuple):
+    """An event that Guardian answered as published; ``began`` is of the monotonic clock."""
+
+    number: int
+    offering: str
+    object_type: str
+    began: float
+    delivered: int
+    everywhere: bool
+    """Whether no queue was skipped, full or missing."""
+
+
+@dataclass
+class Agent:
+    """A registered agent: its queue, its events, and when the answer came (monotonic clock)."""
+
+    identity: str
+    queue: Registered
+    offering: str
+    types: list[str]
+    ready: float
+
+
+@dataclass
+class Outcome:
+    """What Guardian answered, and what therefore has to be true at the end. Unknown outcomes are left out."""
+
+    accounts: dict[str, set[str]] = field(default_factory=dict)
+    """The e-mail addresses of the owners, by the account's name."""
+    removed_accounts: set[str] = field(default_factory=set)
+    agents: dict[Registered, Agent] = field(default_factory=dict)
+    answered: Counter[Registered] = field(default_factory=Counter)
+    removed_queues: set[Registered] = field(default_factory=set)
+    events: list[Event] = field(default_factory=list)
+
+
+class Person:
+    """An owner, with a token, a session, accounts and agents. Each does one thing at a time."""
+
+    def __init__(self, email: str, token: str, session: str, offering: str, addresses: Mapping[str, str]) -> None:
+        """Begin without accounts and agents. ``session`` is the cookie's value."""
+        self.email = email
+        self.offering = offering
+        self.lock = threading.Lock()
+        self.accounts: list[str] = []
+        self.agents: list[Agent] = []
+        self.requests: list[Request] = []
+        self._addresses = dict(addresses)
+        self._token = {"Authorization": f"Token {token}"}
+        self.session = session
+
+    def client(self, chance: random.Random, *, by_session: bool = False) -> Client:
+        """Return a client of one web process, which presents the token or the session."""
+        name = chance.choice(list(self._addresses))
+        headers = {"Cookie": f"sessionid={self.session}"} if by_session else self._token
+        return Client(name, self._addresses[name], headers, self.requests)
+
+    def browser(self, chance: random.Random) -> tuple[str, httpx.Client]:
+        """Return the name of one web process, and a browser without cookies for it."""
+        name = chance.choice(list(self._addresses))
+        return name, httpx.Client(base_url=self._addresses[name], trust_env=False, timeout=ANSWER_SECONDS)
+
+
+class Action(NamedTuple):
+    """An action with its weight. ``to``: only owners with ``least`` of these can do it."""
+
+    weight: int
+    do: Callable[[Person, random.Random], None]
+    to: Literal["", "accounts", "agents"] = ""
+    least: int = 1
+
+
+class Crowd:
+    """All owners, their actions, and the outcome."""
+
+    def __init__(self, people: Sequence[Person], mail: MailCatcher) -> None:
+        """Begin without any action."""
+        self.people = people
+        self.outcome = Outcome()
+        self._mail = mail
+        self._numbers = itertools.count(1)
+        self._next_sign_in = time.monotonic()
+        self._lock = threading.Lock()
+        self._deck: list[Action] = []
+        self._actions = [
+            Action(8, self._look),
+            Action(1, self._sign_in),
+            Action(3, self._create_account),
+            Action(1, self._remove_account, "accounts", KEEP_ONE),
+            Action(1, self._change_password, "accounts"),
+            Action(1, self._purge_queue, "accounts"),
+            Action(1, self._delete_queue, "accounts"),
+            Action(5, self._register),
+            Action(2, self._remove_agent, "agents", KEEP_ONE),
+            Action(6, self._publish),
+            Action(1, self._change_token),
+        ]
+
+    def act(self, chance: random.Random) -> None:
+        """Let one owner do one thing; raises Failed at an unexpected answer."""
+        with self._lock:
+            if not self._deck:
+                self._deck = [action for action in self._actions for _ in range(action.weight)]
+                chance.shuffle(self._deck)
+            action = self._deck.pop()
+            able = [
+                one
+                for one in self.people
+                if not one.lock.locked() and (not action.to or len(getattr(one, action.to)) >= action.least)
+            ]
+            if not able:
+                return
+            person = chance.choice(able)
+            person.lock.acquire()
+        try:
+            action.do(person, chance)
+        finally:
+            person.lock.release()
+
+    def name_of_queue(self, number: int, chance: random.Random) -> str:
+        """Return a name for a new queue: mostly of an account, sometimes without an owner or a pattern."""
+        accounts = sorted(self.outcome.accounts)
+        if not accounts or chance.random() < 0.1:
+            return chance.choice((f"queue/nobody/{number}", f"loose-{number}"))
+        return f"queue/{chance.choice(accounts)}/{number}"
+
+    # Actions
+
+    def _look(self, person: Person, chance: random.Random) -> None:
+        client = person.client(chance, by_session=True)
+        content = client.ask("GET", "/api/queues/?page_size=5", what="look at pages")
+        pages = [*PAGES, *(f"/queues/{uuid.UUID(one['uuid'])}/" for one in json.loads(content))]
+        client.ask("GET", chance.choice(pages), what="look at pages")
+
+    def _sign_in(self, person: Person, chance: random.Random) -> None:
+        with self._lock:
+            if time.monotonic() < self._next_sign_in:
+                return
+            self._next_sign_in = time.monotonic() + 60 / SIGN_INS_A_MINUTE
+        name, browser = person.browser(chance)
+        with browser:
+            before = len(self._mail.to(person.email))
+            page = self._record(person, name, lambda: browser.get("/signin/"), 200)
+            form = {"csrfmiddlewaretoken": _csrf_token(page), "email": person.email}
+            page = self._record(person, name, lambda: browser.post("/signin/", data=form, follow_redirects=True), 200)
+            codes = [code[1] for mail in self._mail.to(person.email)[before:] if (code := _CODE.search(mail.text))]
+            form = {"csrfmiddlewaretoken": _csrf_token(page), "code": codes[-1] if codes else ""}
+            self._record(person, name, lambda: browser.post("/signin/code/", data=form), 302)
+            person.session = browser.cookies.get("sessionid") or person.session
+
+    def _record(self, person: Person, name: str, ask: Callable[[], httpx.Response], expected: int) -> httpx.Response:
+        """Send a request of a sign-in, and record it."""
+        began = time.monotonic()
+        answer, status, problem = None, 0, ""
+        try:
+            answer = ask()
+            status = answer.status_code
+            if status != expected:
+                problem = f"{answer.request.method} {answer.url.path}: {status} {answer.text[:200]!r}"
+        except httpx.HTTPError as error:
+            problem = f"signing in: {error!r}"
+        person.requests.append(Request(name, began, time.monotonic(), problem, "sign in", status))
+        if answer is None or problem:
+            raise Failed(problem)
+        return answer
+
+    def _create_account(self, person: Person, chance: random.Random) -> None:
+        name = f"account{next(self._numbers)}"
+        owners = {person.email, chance.choice(self.people).email}
+        body = {"username": name, "owners": sorted(owners)}
+        person.client(chance).ask("POST", "/api/pulse-users/", body, what="create accounts")
+        person.accounts.append(name)
+        self.outcome.accounts[name] = owners
+
+    def _remove_account(self, person: Person, chance: random.Random) -> None:
+        name = person.accounts.pop(chance.randrange(len(person.accounts)))
+        del self.outcome.accounts[name]
+        person.client(chance).ask("DELETE", f"/api/pulse-users/{name}/", what="remove accounts")
+        self.outcome.removed_accounts.add(name)
+
+    def _change_password(self, person: Person, chance: random.Random) -> None:
+        path = f"/api/pulse-users/{chance.choice(person.accounts)}/rotate-password/"
+        person.client(chance).ask("POST", path, what="change passwords")
+
+    def _purge_queue(self, person: Person, chance: random.Random) -> None:
+        if path := self._path_of_queue(person, chance):
+            person.client(chance).ask("POST", f"{path}purge/", what="purge queues", expected=MAY_BE_GONE)
+
+    def _delete_queue(self, person: Person, chance: random.Random) -> None:
+        if path := self._path_of_queue(person, chance):
+            person.client(chance).ask("DELETE", path, what="delete queues", expected=MAY_BE_GONE)
+
+    def _path_of_queue(self, person: Person, chance: random.Random) -> str:
+        content = person.client(chance).ask("GET", "/api/queues/?search=queue/", what="list queues")
+        queues = json.loads(content)
+        return f"/api/queues/{chance.choice(queues)['uuid']}/" if queues else ""
+
+    def _register(self, person: Person, chance: random.Random) -> None:
+        client = person.client(chance)
+        wanted = {"offering": person.offering, "name": f"agent{next(self._numbers)}"}
+        content = client.ask("POST", "/api/agent-identities/", wanted, what="register agents")
+        path = f"/api/agent-identities/{(identity := json.loads(content)['uuid'])}"
+        types = chance.sample(TYPES, chance.choice((1, 2)))
+        if len(types) == 1:
+            body = {"offering_uuid": person.offering, "object_type": types[0]}
+            content = client.ask("POST", f"{path}/create_queue/", body, what="subscribe")
+        else:
+            content = client.ask("POST", f"{path}/register_queue/", {"object_types": types}, what="subscribe")
+        answer = json.loads(content)
+        queue = Registered(answer["vhost"], answer["queue_name"])
+        self.outcome.answered[queue] += 1
+        agent = Agent(identity, queue, person.offering, types, time.monotonic())
+        person.agents.append(agent)
+        self.outcome.agents[queue] = agent
+
+    def _remove_agent(self, person: Person, chance: random.Random) -> None:
+        agent = person.agents.pop(chance.randrange(len(person.agents)))
+        del self.outcome.agents[agent.queue]
+        person.client(chance).ask("DELETE", f"/api/agent-identities/{agent.identity}/", what="remove agents")
+        self.outcome.removed_queues.add(agent.queue)
+
+    def _publish(self, person: Person, chance: random.Random) -> None:
+        number, object_type = next(self._numbers), chance.choice(TYPES)
+        body = {"object_type": object_type, "payload": {"number": number}}
+        path = f"/api/offerings/{person.offering}/events/"
+        began = time.monotonic()
+        content = person.client(chance).ask("POST", path, body, what="publish events")
+        answer = json.loads(content)
+        everywhere = not answer["skipped"] and not answer["rejected"] and not answer["gone"]
+        event = Event(number, person.offering, object_type, began, answer["delivered"], everywhere)
+        self.outcome.events.append(event)
+
+    def _change_token(self, person: Person, chance: random.Random) -> None:
+        client = person.client(chance)
+        body = {"name": f"token{next(self._numbers)}", "days": 30}
+        content = client.ask("POST", "/api/tokens/", body, what="create tokens")
+        client.ask("DELETE", f"/api/tokens/{json.loads(content)['uuid']}/", what="revoke tokens")
+
+
+def _csrf_token(page: httpx.Response) -> str:
+    found = _CSRF_TOKEN.search(page.text)
+    return found[1] if found else ""
+
+
+class Actor(Busy):
+    """A thread in which the owners of a crowd act in turn."""
+
+    def __init__(self, name: str, crowd: Crowd, pause: float, chance: random.Random) -> None:
+        """Choose; ``pause``: seconds between two actions, on average."""
+        super().__init__(name)
+        self._crowd = crowd
+        self._pause = pause
+        self._chance = chance
+
+    def work(self) -> None:
+        """Act until it is ended; failed requests are recorded, and judged at the end."""
+        while not self.ended.wait(self._chance.uniform(0, 2) * self._pause):
+            with contextlib.suppress(Failed):
+                self._crowd.act(self._chance)

@@ -1,0 +1,602 @@
+"""``make demo``: the main job of Guardian on a real broker, with real messages and mails, told as it happens."""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import re
+import secrets
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+import pika
+from rich.console import Console
+from rich.markup import escape
+
+from rabbit.management import BrokerError, Management, NotThere
+from tools.mail import Mail
+from tools.processes import StartError, end_with_parent, tail
+from tools.rabbitmq import stomp_url_of
+from tools.stack import PROJECT, Stack, configured, turn_signals_into_interrupts
+from tools.stomp import Refused, StompReader
+
+WARN, MAX = 200, 800
+"""The lengths, in messages, at which the demo's Guardian warns and deletes."""
+
+STEP_SECONDS = 60
+"""How long any one thing may take to happen before the demo says that it didn't."""
+
+OWNER = "alice@example.org"
+OPERATOR = "ops@example.org"
+UNOWNED = "left-by-nobody"
+OFFERING = "Compute"
+
+
+class DidNotHappen(Exception):
+    """A step of the story didn't take place in time; the text says which."""
+
+
+class Publisher(threading.Thread):
+    """Puts messages into a queue over AMQP, some a second, until there are as many as wanted."""
+
+    def __init__(self, url: str, exchange: str, routing_key: str) -> None:
+        super().__init__(name=f"publisher to {exchange or routing_key}", daemon=True)
+        self.wanted = 0
+        self.error: Exception | None = None
+        self._url = url
+        self._exchange = exchange
+        self._routing_key = routing_key
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Publish with confirms: what was sent is in the queue."""
+        sent = 0
+        try:
+            with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self._url))) as connection:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                while not self._ended.is_set():
+                    if sent < self.wanted:
+                        channel.basic_publish(self._exchange, self._routing_key, f"message {sent}".encode())
+                        sent += 1
+                    connection.process_data_events(0.008 if sent < self.wanted else 0.1)
+        except (pika.exceptions.AMQPError, OSError) as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Stop publishing, and wait for it."""
+        self._ended.set()
+        self.join(timeout=10)
+
+
+class Consumer(threading.Thread):
+    """Reads a queue over AMQP until it is empty."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(name=f"consumer of {name}", daemon=True)
+        self.error: Exception | None = None
+        self._url = url
+        self._name = name
+
+    def run(self) -> None:
+        """Acknowledge one message after the other; two seconds without one mean that there is none."""
+        try:
+            with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self._url))) as connection:
+                channel = connection.channel()
+                channel.basic_qos(prefetch_count=20)
+                for method, _, _ in channel.consume(self._name, inactivity_timeout=2):
+                    if method is None:
+                        return
+                    channel.basic_ack(method.delivery_tag)
+                    time.sleep(0.005)  # the work
+        except (pika.exceptions.AMQPError, OSError) as error:
+            self.error = error
+
+
+class AmqpReader:
+    """Reads a queue over AMQP, for a broker that doesn't speak STOMP over WebSocket."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._name = name
+        self._connection = pika.BlockingConnection(pika.URLParameters(url))
+        self._channel = self._connection.channel()
+
+    def take(self) -> str | None:
+        """Take the next message, and give its body; None where there is none."""
+        _, _, body = self._channel.basic_get(self._name, auto_ack=True)
+        return None if body is None else str(body, "utf-8")
+
+    def is_closed(self) -> bool:
+        """Whether the broker has closed the connection."""
+        with contextlib.suppress(pika.exceptions.AMQPError):
+            self._connection.process_data_events(0)
+        return not self._connection.is_open
+
+    def stop(self) -> None:
+        """Close the connection, where it is open."""
+        if self._connection.is_open:
+            self._connection.close()
+
+
+class Demo:
+    """The story, and what it needs on the broker: a vhost of its own with two Pulse users and three queues.
+
+    On a broker that is somebody else's, Guardian is pointed at that vhost alone, and all of it is removed at the end.
+    """
+
+    def __init__(self, environment: dict[str, str], console: Console) -> None:
+        self._var = PROJECT / "var" / "demo"
+        tag = secrets.token_hex(3)
+        self.vhost = f"guardian-demo-{tag}"
+        self._outside = bool(environment.get("RABBITMQ_MANAGEMENT_URL"))  # a broker that goes on without the demo
+        self._suffix = f"-{tag}" if self._outside else ""
+        self._console = console
+        self._arrived: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+        self._mails: list[Mail] = []
+        self._workers: list[Publisher | Consumer] = []
+        self._lengths: dict[str, int] = {}
+        self._listed_at = 0.0
+        self._began = time.monotonic()
+        self._management: Management | None = None
+        self._users: dict[str, str] = {}
+        self._pages = httpx.Client(follow_redirects=True, timeout=20, trust_env=False)
+        self._agent: httpx.Client | None = None
+        self._reader: StompReader | AmqpReader | None = None
+        self._agents_vhost: str | None = None
+        self._agents_login: str | None = None
+        self.stack = Stack(
+            {**environment, **self._settings()},
+            var=self._var,
+            say=self.say,
+            on_mail=self._arrived.put,
+            fresh=True,
+        )
+
+    def _settings(self) -> dict[str, str]:
+        """Give every setting that the story depends on, so that none of them comes from ``.env``."""
+        return {
+            "DEBUG": "true",
+            "DATABASE_URL": f"sqlite:///{self._var / 'guardian.sqlite3'}",
+            "CELERY_BROKER_URL": "filesystem://",
+            "EMAIL_URL": "",
+            "DEFAULT_FROM_EMAIL": "guardian@example.org",
+            "GUARDIAN_BASE_URL": "",
+            "ALLOWED_HOSTS": "",
+            # By default that vhost, and those that Guardian makes; on somebody else's broker not its `/`.
+            "GUARDIAN_VHOSTS": self.vhost if self._outside else "",
+            "GUARDIAN_PULSE_VHOST": self.vhost,
+            "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
+            "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
+            "GUARDIAN_THRESHOLD_POLICY": "static",
+            "GUARDIAN_POLL_SECONDS": "1",
+            "GUARDIAN_POLL_MAX_SECONDS": "5",
+            "GUARDIAN_QUIET_SECONDS": "0",
+            "GUARDIAN_DELETE_BRAKE": "50",
+            "GUARDIAN_NAMESPACE_POLICY": "report",
+            "GUARDIAN_IGNORED_QUEUES": "",
+            "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
+            "GUARDIAN_NO_CONSUMER_MINUTES": "0",
+            "OIDC_ISSUER": "",
+        }
+
+    # Telling
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line with the seconds since the beginning."""
+        seconds = f"{time.monotonic() - self._began:5.1f} s"
+        self._console.print(f"[dim]{seconds}[/]  [{style or 'default'}]{escape(text)}[/]")
+
+    def chapter(self, text: str) -> None:
+        """Print a heading."""
+        self._console.print()
+        self.say(text, "bold")
+
+    def _tell_length(self, name: str, length: int | None) -> None:
+        if length is None:
+            self.say(f"   {name:<32} is no longer on the broker", "red")
+            return
+        style = "green" if length < WARN else "yellow" if length <= MAX else "red"
+        bar = "█" * min(40, round(40 * length / MAX))
+        self.say(f"   {name:<32} {length:>5} {bar}", style)
+
+    # Watching
+
+    def look(self) -> None:
+        """Tell what has happened since the last look: mails that came, lengths that changed."""
+        self.stack.check()
+        for worker in self._workers:
+            if worker.error is not None:
+                raise DidNotHappen(f"The {worker.name} could go on: {worker.error!r}")
+        with contextlib.suppress(queue.Empty):
+            while True:
+                mail = self._arrived.get_nowait()
+                self._mails.append(mail)
+                self.say(f"   mail to {', '.join(mail.recipients)}: {mail.subject}", "magenta")
+        if time.monotonic() - self._listed_at >= 0.5:
+            self._listed_at = time.monotonic()
+            self._look_at_lengths()
+
+    def _look_at_lengths(self) -> None:
+        assert self._management is not None
+        columns = {"disable_stats": "true", "enable_queue_totals": "true", "columns": "name,messages"}
+        rows = self._management.list_queues(self.vhost, columns)
+        # A queue that has just been made may have no length yet.
+        lengths = {str(row["name"]): int(row["messages"]) for row in rows if row.get("messages") is not None}
+        for name, length in lengths.items():
+            if self._lengths.get(name) != length:
+                self._tell_length(name, length)
+        for name in self._lengths.keys() - {row["name"] for row in rows}:
+            self._tell_length(name, None)
+        self._lengths = lengths
+
+    def expect(self, what: str, happened: Callable[[], bool]) -> None:
+        """Look until it has happened, and say so; raises DidNotHappen after ``STEP_SECONDS``."""
+        deadline = time.monotonic() + STEP_SECONDS
+        while not happened():
+            if time.monotonic() > deadline:
+                raise DidNotHappen(f"{what} (waited {STEP_SECONDS} s)")
+            time.sleep(0.05)
+            self.look()
+        self.say(f"✓  {what}", "bold green")
+
+    def _page_says(self, name: str, words: str) -> bool:
+        """Whether the page that the mail to the owner about this queue links to has these words in it."""
+        for mail in self._mails:
+            if name in mail.subject and OWNER in mail.recipients:
+                link = re.search(r"http\S+/queues/\S+/", mail.text)
+                return link is not None and words in self._read(link.group())
+        return False
+
+    def _read(self, url: str) -> str:
+        """Give the text of a page, as its owner sees it."""
+        try:
+            page = self._pages.get(url)
+        except httpx.HTTPError as error:
+            raise DidNotHappen(f"{url} could be read: {error!r}") from error
+        if page.status_code != 200:
+            raise DidNotHappen(f"{url} answered 200; it was {page.status_code}")
+        return page.text
+
+    def _is_gone(self, name: str) -> bool:
+        return name not in self._lengths
+
+    def _mailed(self, kind: str, name: str, recipient: str) -> bool:
+        """Whether a mail of this kind about this queue came to this recipient."""
+        return any(
+            mail.message["X-Guardian-Kind"] == kind and name in mail.subject and recipient in mail.recipients
+            for mail in self._mails
+        )
+
+    # The story
+
+    def prepare(self) -> None:
+        """Start what is missing, and make the demo's vhost, people, accounts and queues."""
+        environment = self.stack.environment
+        if environment.get("RABBITMQ_MANAGEMENT_URL") and not environment.get("RABBIT_URL"):
+            raise StartError("RABBITMQ_MANAGEMENT_URL is set; set RABBIT_URL too, to the same broker's AMQP address.")
+        self.chapter("Setting the scene")
+        self.stack.prepare()
+        try:
+            self._management = Management(environment["RABBITMQ_MANAGEMENT_URL"])
+        except ValueError as error:
+            raise StartError(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}") from error
+        self._management.make_vhost(self.vhost)
+        self.stack.manage("create_owner", OWNER, "--vouched")
+        self.stack.manage("create_owner", OPERATOR, "--operator")
+        self._make_pulse_users()
+        self.say(f"{OWNER} owns the RabbitMQ accounts {' and '.join(self._users)}; {OPERATOR} is the operator.")
+        self._make_queues()
+        self.stack.manage("monitor_queues", "--once")  # it knows them while they are empty, so it can tell their pace
+        self.stack.start()
+        self.say(f"The web process, the guard, a worker and beat are running: {self.stack.base_url}")
+        self.say(f"Guardian looks every second, warns at {WARN} messages and deletes past {MAX}.")
+        self._read(self._link(OWNER))
+        self._offer_links()
+
+    def _link(self, email: str) -> str:
+        return self.stack.manage("login_link", email).strip()
+
+    def _offer_links(self) -> None:
+        """Print links that sign in, for those who want to follow the story on the pages."""
+        self.say("Follow it on the pages. Each of these links signs you in once, within ten minutes:")
+        for email, who in ((OWNER, "who owns two of the queues"), (OPERATOR, "the operator")):
+            self.say(f"   as {email}, {who}: {self._link(email)}", "cyan")
+
+    def _make_pulse_users(self) -> None:
+        os.environ.update(self.stack.environment)
+        os.environ["DJANGO_SETTINGS_MODULE"] = "guardian_site.settings"
+        import django
+
+        django.setup()
+        from accounts.models import Owner
+        from accounts.pulse_users import make_pulse_user
+
+        owner = Owner.objects.get(email=OWNER)
+        self._agents_vhost = owner.uuid.hex
+        for name in (f"alice-builds{self._suffix}", f"alice-nightly{self._suffix}"):
+            _, self._users[name] = make_pulse_user(name, owners=[owner])
+
+    def _address(self, user: str | None = None) -> str:
+        """Give the AMQP address of the demo's vhost, for a Pulse user or else as configured, that is, for the admin."""
+        configured = urlsplit(self.stack.environment["RABBIT_URL"])
+        host = configured.netloc.rpartition("@")[2]
+        if user is not None:
+            configured = configured._replace(netloc=f"{user}:{quote(self._users[user])}@{host}")
+        return configured._replace(path=f"/{quote(self.vhost, safe='')}").geturl()
+
+    @contextlib.contextmanager
+    def _channel(self, user: str | None = None) -> "Iterator[pika.adapters.blocking_connection.BlockingChannel]":
+        try:
+            connection = pika.BlockingConnection(pika.URLParameters(self._address(user)))
+        except (pika.exceptions.AMQPError, OSError) as error:
+            raise StartError(f"Nobody can be signed in over AMQP at RABBIT_URL: {error!r}") from error
+        with contextlib.closing(connection):
+            yield connection.channel()
+
+    def _make_queues(self) -> None:
+        """Make a queue and an exchange as each Pulse user, and one that follows no pattern as the admin."""
+        for user in self._users:
+            with self._channel(user) as channel:
+                channel.exchange_declare(f"exchange/{user}/done", "topic", durable=True)
+                channel.queue_declare(f"queue/{user}/done", durable=True)
+                channel.queue_bind(f"queue/{user}/done", f"exchange/{user}/done", "#")
+        with self._channel() as channel:
+            channel.queue_declare(UNOWNED, durable=True)
+
+    def tell(self) -> None:
+        """Let it happen, and raise DidNotHappen where it doesn't."""
+        began = time.monotonic()
+        read, unread = self._users
+        consumed, growing = f"queue/{read}/done", f"queue/{unread}/done"
+        publishers = {
+            consumed: Publisher(self._address(read), f"exchange/{read}/done", "linux.opt"),
+            growing: Publisher(self._address(unread), f"exchange/{unread}/done", "linux.debug"),
+            UNOWNED: Publisher(self._address(), "", UNOWNED),
+        }
+        self._workers += publishers.values()
+        for publisher in publishers.values():
+            publisher.wanted = WARN + 50
+            publisher.start()
+
+        self.chapter("Messages come in, and nobody reads them")
+        self.expect(f"{OWNER} is warned about {consumed}", lambda: self._mailed("warning", consumed, OWNER))
+        self.expect(f"{OWNER} is warned about {growing}", lambda: self._mailed("warning", growing, OWNER))
+        self.expect(
+            f"Signed in, {OWNER} follows the mail's link and reads that {growing} is over its warn length",
+            lambda: self._page_says(growing, "over its warn length"),
+        )
+        self.expect(
+            f"{OPERATOR} has copies, and hears of {UNOWNED}, which is nobody's",
+            lambda: all(self._mailed("warning", name, OPERATOR) for name in publishers),
+        )
+
+        self.chapter(f"A consumer reads {consumed}")
+        consumer = Consumer(self._address(read), consumed)
+        self._workers.append(consumer)
+        consumer.start()
+        self.expect(f"{consumed} is empty", lambda: self._lengths.get(consumed) == 0)
+        self.expect(f"{OWNER} hears that it is back to normal", lambda: self._mailed("recovery", consumed, OWNER))
+
+        self.chapter(f"Nobody reads {growing} and {UNOWNED}, and they grow on")
+        for name in (growing, UNOWNED):
+            publishers[name].wanted = MAX + 150
+        for name in (growing, UNOWNED):
+            self.expect(f"{name} is gone from the broker", partial(self._is_gone, name))
+        self.expect(f"{OWNER} hears that {growing} was deleted", lambda: self._mailed("deletion", growing, OWNER))
+        self.expect(
+            f"The page of {growing} says that Guardian deleted it",
+            lambda: self._page_says(growing, "deleted by Guardian"),
+        )
+        self.expect(
+            f"{OPERATOR} hears of both",
+            lambda: self._mailed("deletion", growing, OPERATOR) and self._mailed("deletion", UNOWNED, OPERATOR),
+        )
+        self.expect(f"{consumed} is still there", lambda: consumed in self._lengths)
+        self.expect(
+            f"Of {UNOWNED} nobody was told but {OPERATOR}",
+            lambda: {to for mail in self._mails if UNOWNED in mail.subject for to in mail.recipients} == {OPERATOR},
+        )
+        self._tell_of_an_agent()
+        self.chapter(f"That is the story: {len(self._mails)} mails in {time.monotonic() - began:.0f} s.")
+
+    def _tell_of_an_agent(self) -> None:
+        """Tell how a program gets a queue by REST, is told of an event, and leaves nothing behind."""
+        self.chapter(f"A program of {OWNER}'s, an agent, wants to hear of orders for the offering {OFFERING}")
+        offering = str(uuid.uuid4())
+        self.stack.manage(
+            "create_offering", OFFERING, "--uuid", offering, *("--member", OWNER), *("--publisher", OWNER)
+        )
+        token = self.stack.manage("create_token", OWNER).strip()
+        self._agent = httpx.Client(
+            base_url=f"{self.stack.base_url}/api/",
+            headers={"Authorization": f"Token {token}"},
+            timeout=20,
+            trust_env=False,
+        )
+        self.say(f"With a token of {OWNER}'s it introduces itself to the REST API, and is given a queue:")
+        identity = self._ask("marketplace-site-agent-identities/", {"offering": offering, "name": "demo-agent"})
+        subscription = self._ask(
+            f"marketplace-site-agent-identities/{identity['uuid']}/register_event_subscription/",
+            {"observable_object_type": "order"},
+        )
+        self._agents_login = subscription["uuid"]
+        registered = self._ask(
+            f"event-subscriptions/{subscription['uuid']}/create_queue/",
+            {"offering_uuid": offering, "object_type": "order"},
+        )
+        vhost, name = registered["vhost"], registered["queue_name"]
+        self.say(f"   {name}")
+        wanted = {"x-max-length", "x-message-ttl", "x-dead-letter-routing-key"}
+        self.expect(
+            "It is on the broker, with a limit, a lifetime for its messages and a place for what it can't hold",
+            lambda: wanted <= self._arguments(vhost, name).keys(),
+        )
+        self._reader = self._read_as_agent(vhost, subscription["uuid"], token, name)
+        page = f"{self.stack.base_url}/subscriptions/"
+        self.expect(
+            f"Signed in, {OWNER} sees the agent and its queue on {page}", lambda: self._shows(page, "demo-agent", name)
+        )
+
+        sent = {"order_uuid": uuid.uuid4().hex, "order_state": "done"}
+        self.say(f"An order is done, which somebody publishes: {json.dumps(sent)}")
+        published = self._ask(f"offerings/{offering}/events/", {"object_type": "order", "payload": sent})
+        self.expect("Guardian put it into one queue", lambda: published["delivered"] == 1)
+        self.expect("The agent has it", lambda: self._agent_received(sent))
+
+        self.say("The agent is not needed any longer: its subscription is removed.")
+        self._ask(f"event-subscriptions/{subscription['uuid']}/", method="DELETE")
+        self.expect("Its queue is gone from the broker", lambda: not self._arguments(vhost, name))
+        self.expect("Its connection is closed, and its login is gone", self._agent_is_out)
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
+        """Ask the REST API as the agent, and give the answer; raises DidNotHappen where it says no."""
+        assert self._agent is not None
+        try:
+            answer = self._agent.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise DidNotHappen(f"{method} {path} was answered: {error!r}") from error
+        if not answer.is_success:
+            raise DidNotHappen(f"{method} {path} was done; it was {answer.status_code}: {answer.text}")
+        return dict(answer.json()) if answer.content else {}
+
+    def _read_as_agent(self, vhost: str, login: str, token: str, name: str) -> StompReader | AmqpReader:
+        """Connect as the agent: the subscription's login, and the token as password."""
+        assert self._management is not None
+        host = urlsplit(self.stack.environment["RABBITMQ_MANAGEMENT_URL"]).hostname or ""
+        if self.stack.node is not None:
+            url = self.stack.node.stomp_url
+        else:
+            url = stomp_url_of(self._management.overview(), host)
+        if url is not None:
+            logging.getLogger("stomp.py").setLevel(logging.WARNING)  # it tells of each step of connecting
+            self.say(f"It reads the queue by STOMP over WebSocket at {url}; its password there is its token.")
+            try:
+                return StompReader(url, vhost=vhost, login=login, passcode=token, queue_name=name).start()
+            except Refused as error:
+                raise DidNotHappen(f"The agent could read its queue: {error}") from error
+        logging.getLogger("pika").setLevel(logging.CRITICAL)  # that its connection is closed is part of the story
+        self.say("This broker doesn't speak STOMP over WebSocket, so it reads the queue by AMQP with its token.")
+        configured = urlsplit(self.stack.environment["RABBIT_URL"])
+        netloc = f"{login}:{quote(token, safe='')}@{configured.netloc.rpartition('@')[2]}"
+        try:
+            return AmqpReader(configured._replace(netloc=netloc, path=f"/{quote(vhost, safe='')}").geturl(), name)
+        except (pika.exceptions.AMQPError, OSError) as error:
+            raise DidNotHappen(f"The agent could read its queue: {error!r}") from error
+
+    def _agent_received(self, sent: dict[str, str]) -> bool:
+        assert self._reader is not None
+        body = self._reader.take()
+        if body is None:
+            return False
+        self.say(f"   {body}", "cyan")
+        return bool(sent.items() <= json.loads(body).items())
+
+    def _agent_is_out(self) -> bool:
+        assert self._management is not None
+        assert self._agents_login is not None
+        assert self._reader is not None
+        if not self._reader.is_closed():
+            return False
+        try:
+            self._management.user(self._agents_login)
+        except NotThere:
+            return True
+        return False
+
+    def _arguments(self, vhost: str, name: str) -> dict[str, Any]:
+        """Give a queue's arguments on the broker; none where it isn't there."""
+        assert self._management is not None
+        try:
+            return dict(self._management.queue(vhost, name)["arguments"])
+        except NotThere:
+            return {}
+
+    def _shows(self, url: str, *names: str) -> bool:
+        """Whether this page has these names in it, wherever it lets a long one be broken."""
+        text = self._read(url).replace("<wbr>", "")
+        return all(name in text for name in names)
+
+    def point(self) -> None:
+        """Say where to look."""
+        self.say(f"Guardian:  {self.stack.base_url}")
+        if self.stack.node is not None:
+            self.say(f"RabbitMQ:  {self.stack.node.management_url}")
+        self.say(f"The mails: {self._var / 'mail'}")
+        self.say(f"The logs:  {self.stack.logs}")
+
+    def go_on(self) -> None:
+        """Go on telling until Ctrl-C."""
+        self._offer_links()
+        self.say("It goes on running. Ctrl-C ends it and everything that it started.", "bold")
+        while True:
+            self.look()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End everything, and take back what was made on a broker that goes on without the demo."""
+        for worker in self._workers:
+            if isinstance(worker, Publisher) and worker.is_alive():
+                worker.end()
+        if self._reader is not None:
+            self._reader.stop()
+        if self._agent is not None:
+            self._agent.close()
+        self._pages.close()
+        self.stack.stop()
+        if self._outside and self._management is not None:
+            vhosts = (self.vhost, self._agents_vhost)
+            users = (*self._users, self._agents_login)
+            for remove, name in (
+                *((self._management.delete_vhost, vhost) for vhost in vhosts if vhost is not None),
+                *((self._management.delete_user, user) for user in users if user is not None),
+            ):
+                try:
+                    remove(name)
+                except NotThere:
+                    pass
+                except BrokerError as error:
+                    self.say(f"{name} is left on the broker: {error}", "red")
+
+
+def main() -> int:
+    """Tell the story; gives 1 when something didn't start or didn't happen, 130 when it was interrupted."""
+    if "MAKELEVEL" in os.environ:  # make has nobody else to end
+        end_with_parent()
+    turn_signals_into_interrupts()
+    console = Console(highlight=False, soft_wrap=True)
+    ends_by_itself = os.environ.get("CI", "").lower() in ("1", "true", "yes") or not sys.stdout.isatty()
+    demo = Demo(configured(), console)
+    told = False
+    try:
+        demo.prepare()
+        demo.tell()
+        told = True
+        demo.point()
+        if not ends_by_itself:
+            demo.go_on()
+    except KeyboardInterrupt:
+        demo.say("Stopping.")
+        return 0 if told else 130
+    except DidNotHappen as error:
+        demo.say(f"✗  This did not happen: {error}", "bold red")
+        for name in ("web", "guard", "worker", "beat"):
+            console.print(f"\nThe end of {name}'s log:\n{escape(tail(demo.stack.logs / f'{name}.log'))}")
+        return 1
+    except (StartError, BrokerError) as error:
+        demo.say(f"✗  {error}", "bold red")
+        return 1
+    finally:
+        demo.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Faults of a chaos run, and the requests that may fail because of them."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+from tools.load import Request
+
+RECOVERY_SECONDS = {"RabbitMQ": 20, "the mail server": 20, "PostgreSQL": 110, "web": 110}
+"""For how long after a fault of this part a request may still be answered with 503.
+
+Connections are pooled; the lock of an account, held by a web process that was killed or lost PostgreSQL, expires after
+100 s.
+"""
+
+
+class Fault(NamedTuple):
+    """A fault of one part, with times of the monotonic clock, and the wall clock at its end (``back``).
+
+    From ``gone`` on the part was away for certain.
+    """
+
+    part: str
+    how: str
+    began: float
+    gone: float
+    ended: float
+    back: datetime
+
+
+def is_excused(request: Request, faults: Collection[Fault]) -> bool:
+    """Return whether a request may have failed: it was cut off, needed a part that was away, or was one too many."""
+    if request.status == 429:
+        return request.what == "sign in"  # all sign-ins come from one address
+    for fault in faults:
+        if fault.how == "ended":
+            continue  # a process that is asked to end finishes its requests
+        is_meanwhile = request.began <= fault.gone and fault.began <= request.ended
+        if request.status == 0 and fault.part == request.process and is_meanwhile:
+            return True
+        part = fault.part.partition("-")[0]
+        is_needed = part in RECOVERY_SECONDS and (part != "the mail server" or request.what == "sign in")
+        is_felt = is_needed and fault.began <= request.ended and request.began <= fault.ended + RECOVERY_SECONDS[part]
+        if request.status == 503 and is_felt:
+            return True
+    return False

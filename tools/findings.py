@@ -1,0 +1,248 @@
+"""The checks at the end of a chaos run (`tools/chaos.py`), with the counts that it prints. Needs Django set up."""
+
+import contextlib
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from urllib.parse import quote
+
+import pika
+
+from accounts.models import PulseUser
+from queues import outbox
+from queues.models import Notification, Pass, Queue, QueueEvent
+from rabbit.names import user_of_queue
+from tools import invariants
+from tools.crowd import Crowd
+from tools.faults import RECOVERY_SECONDS, Fault, is_excused
+from tools.load import Busy, Request, Tides
+from tools.production import MAX, OPERATOR, WARN, Production
+
+MAX_PASS_GAP_SECONDS = 180
+"""The lease of a killed guard expires after 90 s; other faults may follow."""
+
+KINDS = (
+    "sign in",
+    "look at pages",
+    "create accounts",
+    "remove accounts",
+    "change passwords",
+    "list queues",
+    "delete queues",
+    "purge queues",
+    "register agents",
+    "subscribe",
+    "remove agents",
+    "publish events",
+    "create tokens",
+    "revoke tokens",
+)
+"""The kinds of requests, as `Crowd` names them."""
+
+
+@dataclass
+class Finding:
+    """A row of the table: what was checked, the counts, and each breach."""
+
+    what: str
+    counts: str
+    breaches: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Checks:
+    """The checks of one run.
+
+    ``each``: processes of each kind. Unless the run is ``complete``, requests and events of a kind may be missing.
+    ``bad_exits`` and ``swept`` are what went wrong when a process was asked to end, and in the sweep at the end.
+    """
+
+    each: int
+    complete: bool
+    production: Production
+    crowd: Crowd
+    tides: Tides
+    busy: Sequence[Busy]
+    faults: list[Fault] = field(default_factory=list)
+    bad_exits: list[str] = field(default_factory=list)
+    swept: list[str] = field(default_factory=list)
+
+    def breaches(self) -> list[str]:
+        """Return the breaches that the next pass or delivery may end."""
+        return [breach for finding in (self._mails(), self._agreement(), self._queues()) for breach in finding.breaches]
+
+    def findings(self) -> Iterator[Finding]:
+        """Check everything."""
+        errors = [f"{one.name}: {one.error!r}" for one in self.busy if one.error]
+        yield Finding("The load ran to its end", f"{len(self.busy)} threads", errors)
+        yield from self._requests()
+        yield self._queues()
+        yield self._mails()
+        yield self._accounts()
+        yield self._agents()
+        yield self._events()
+        yield self._agreement()
+        yield self._passes()
+        yield from self._faults_done()
+
+    def _required(self, found: object, what: str) -> list[str]:
+        """Return a breach if a complete run has none of these."""
+        return [] if found or not self.complete else [f"there were no {what}"]
+
+    def _requests(self) -> Iterator[Finding]:
+        by_kind: dict[str, list[Request]] = defaultdict(list)
+        for person in self.crowd.people:
+            for request in person.requests:
+                by_kind[request.what].append(request)
+        for kind in KINDS:
+            requests = by_kind[kind]
+            failed = [one for one in requests if one.problem]
+            breaches = [one.problem for one in failed if not is_excused(one, self.faults)]
+            slowest = max((one.ended - one.began for one in requests), default=0.0)
+            counts = f"{len(requests)}; {len(failed)} failed because of a fault; the slowest took {slowest:.1f} s"
+            yield Finding(f"Requests to {kind}", counts, breaches + self._required(requests, "requests"))
+
+    def _queues(self) -> Finding:
+        breaches = invariants.deleted_below_maximum()
+        deleted = QueueEvent.objects.filter(kind="deleted", vhost="/").values_list("queue_name", flat=True)
+        for name, times in Counter(deleted).items():
+            if times > (overflows := self.tides.overflows[name]):
+                breaches.append(f"{name} was deleted {times} times, and was over the limit {overflows} times")
+        for queue in Queue.objects.filter(state__in=["ok", "warned"]):
+            if queue.length is not None and queue.length > MAX and not queue.registered:
+                breaches.append(f"{queue} has {queue.length} messages, and was not deleted")
+            elif queue.length is not None and (queue.length >= WARN) != (queue.state == "warned"):
+                breaches.append(f"{queue} has {queue.length} messages, and is {queue.state}")
+        events = Counter(QueueEvent.objects.order_by().values_list("kind", flat=True))
+        for kind in ("warned", "recovered", "deleted"):
+            breaches += self._required(events[kind], f"queues that were {kind}")
+        done = self.tides.done
+        counts = (
+            f"{done['queues declared']} declared, {done['messages published']} messages published,"
+            f" {done['messages consumed']} consumed; {events['warned']} warnings, {events['recovered']} recoveries;"
+            f" {events['deleted']} deleted by Guardian, {events['removed']} by owners"
+        )
+        return Finding("Queues", counts, breaches)
+
+    def _mails(self) -> Finding:
+        mails = self.production.mail.mails
+        # A sender may be interrupted between the mail server's "accepted" and its own record of it. A worker has two.
+        senders = {"worker": 2, "PostgreSQL": 2 * self.each, "the mail server": 2 * self.each}
+        interrupted = outbox.MAILS_TOGETHER * sum(
+            senders.get(fault.part.partition("-")[0], 0) for fault in self.faults if fault.how in ("killed", "stopped")
+        )
+        breaches = invariants.broken_mails(mails, interrupted=interrupted) + self._unequal_copies()
+        counts = f"{len(mails)}; {invariants.sent_again(mails)} of them sent again after an interruption"
+        return Finding("Mails", counts, breaches + self._required(mails, "mails"))
+
+    def _unequal_copies(self) -> list[str]:
+        """Return the owners that were not notified exactly as often as the operator about an account's queue."""
+        sent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        rows = Notification.objects.filter(kind__in=invariants.OF_A_QUEUE, channel=outbox.EMAIL)
+        for recipient, kind, facts in rows.values_list("recipient", "kind", "facts"):
+            sent[kind, facts["queue"]][recipient] += 1
+        return [
+            f"{owner} got {counts[owner]} notifications ({kind}, {queue}), and {OPERATOR} {counts[OPERATOR]}"
+            for (kind, queue), counts in sent.items()
+            for owner in self.crowd.outcome.accounts.get(user_of_queue(queue) or "", ())
+            if counts[owner] != counts[OPERATOR]
+        ]
+
+    def _accounts(self) -> Finding:
+        outcome = self.crowd.outcome
+        rows = set(PulseUser.objects.values_list("username", flat=True))
+        users = {user.name for user in self.production.management.users()}
+        breaches = [f"{name} was created, and has no row" for name in outcome.accounts.keys() - rows]
+        breaches += [f"{name} was created, and is not on the broker" for name in outcome.accounts.keys() - users]
+        breaches += [f"{name} was removed, and still exists" for name in outcome.removed_accounts & (rows | users)]
+        counts = f"{len(outcome.accounts)} created and kept, {len(outcome.removed_accounts)} removed"
+        return Finding("Accounts", counts, breaches + self._required(outcome.accounts, "accounts"))
+
+    def _agents(self) -> Finding:
+        outcome = self.crowd.outcome
+        breaches = [*self.swept, *invariants.forgotten(outcome.agents)]
+        breaches += [f"{queue} was answered {times} times" for queue, times in outcome.answered.items() if times > 1]
+        for model in invariants.REGISTERED:
+            there = outcome.removed_queues & set(model._default_manager.values_list("vhost", "queue_name"))
+            breaches += [f"{name} in {vhost} was removed, and still exists" for vhost, name in there]
+        counts = f"{len(outcome.agents)} registered and kept, {len(outcome.removed_queues)} removed"
+        return Finding("Agents", counts, breaches + self._required(outcome.agents, "agents"))
+
+    def _events(self) -> Finding:
+        """Check that each event is in all the queues that its answer counted."""
+        outcome = self.crowd.outcome
+        url = self.production.node.amqp_url
+        found = {agent.queue: _numbers_in(url, *agent.queue) for agent in outcome.agents.values()}
+        expected = [
+            (event.number, agent.queue)
+            for event in outcome.events
+            for agent in outcome.agents.values()
+            if event.everywhere and event.offering == agent.offering and event.object_type in agent.types
+            if agent.ready < event.began
+        ]
+        breaches = [
+            f"event {number} is not in {queue.queue}" for number, queue in expected if number not in found[queue]
+        ]
+        counts = (
+            f"{len(outcome.events)} published, {sum(event.delivered for event in outcome.events)} times delivered;"
+            f" {sum(found.values(), Counter[int]()).total()} are in the queues of the agents that are left,"
+            f" {len(expected)} have to be"
+        )
+        return Finding("Events", counts, breaches + self._required(expected, "events that have to be in a queue"))
+
+    def _agreement(self) -> Finding:
+        management = self.production.management
+        vhosts = [vhost.name for vhost in management.vhosts()]
+        return Finding("Database and broker", f"{len(vhosts)} vhosts", invariants.disagreements(management, vhosts))
+
+    def _passes(self) -> Finding:
+        passes = list(Pass.objects.order_by("at"))
+        gap = max((later.at - earlier.at).total_seconds() for earlier, later in itertools.pairwise(passes))
+        breaches = invariants.overlapping_passes()
+        if gap > MAX_PASS_GAP_SECONDS:
+            breaches.append(f"there was no pass for {gap:.1f} s")
+        failed = [one for one in passes if one.errors]
+        breaches += [
+            f"the pass at {one.at:%T} reported: {one.errors[0]}" for one in failed if not self._may_pass_fail(one)
+        ]
+        counts = f"{len(passes)}, {len(failed)} failed because of a fault; the longest gap {gap:.1f} s"
+        return Finding("Passes", counts, breaches)
+
+    def _may_pass_fail(self, one: Pass) -> bool:
+        """Return whether RabbitMQ or PostgreSQL was away during this pass, or shortly before."""
+        ended = one.at + timedelta(seconds=one.seconds)
+        return any(
+            fault.back - timedelta(seconds=fault.ended - fault.began) <= ended
+            and one.at <= fault.back + timedelta(seconds=RECOVERY_SECONDS[fault.part])
+            for fault in self.faults
+            if fault.part in ("RabbitMQ", "PostgreSQL")
+        )
+
+    def _faults_done(self) -> Iterator[Finding]:
+        by_part: dict[tuple[str, str], list[Fault]] = defaultdict(list)
+        for fault in self.faults:
+            by_part[fault.part.partition("-")[0], fault.how].append(fault)
+        good = list(Pass.objects.filter(errors=[]).order_by("at").values_list("at", flat=True))
+        for (part, how), faults in sorted(by_part.items()):
+            breaches = [f"no good pass came after {one.part} was back" for one in faults if good[-1] <= one.back]
+            away = max(fault.ended - fault.began for fault in faults)
+            waits = [
+                next((at - one.back).total_seconds() for at in [*good, one.back] if at >= one.back) for one in faults
+            ]
+            counts = f"{len(faults)} times, for {away:.1f} s at most; a good pass {max(waits):.1f} s later at most"
+            yield Finding(f"{part}: {how}", counts, breaches)
+        yield Finding("Exit codes after SIGTERM", f"{len(self.bad_exits)} wrong", self.bad_exits)
+
+
+def _numbers_in(amqp_url: str, vhost: str, queue: str) -> Counter[int]:
+    """Return how often each event is in a queue, by the event's number; the events are requeued."""
+    connection = pika.BlockingConnection(pika.URLParameters(f"{amqp_url}/{quote(vhost, safe='')}"))
+    found: Counter[int] = Counter()
+    with contextlib.closing(connection):
+        channel = connection.channel()
+        while (got := channel.basic_get(queue))[0] is not None:
+            found[json.loads(got[2])["number"]] += 1
+    return found

@@ -1,0 +1,158 @@
+"""A mail server that keeps what it is given instead of passing it on."""
+
+import email
+import email.policy
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.message import EmailMessage
+from functools import cached_property
+from typing import Any, Self, cast
+
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import SMTP, Envelope, Session
+
+from tools.processes import free_port
+
+logging.getLogger("mail.log").setLevel(logging.WARNING)  # aiosmtpd's; it tells every line of every conversation
+
+
+@dataclass(frozen=True)
+class Mail:
+    """One mail as the server got it: the envelope, and its bytes as they came."""
+
+    sender: str
+    recipients: tuple[str, ...]
+    content: bytes
+
+    @cached_property
+    def message(self) -> EmailMessage:
+        """The mail, parsed once somebody looks at it: many may come at once."""
+        return email.message_from_bytes(self.content, policy=email.policy.default)
+
+    @property
+    def subject(self) -> str:
+        """The decoded subject."""
+        return str(self.message["Subject"])
+
+    @property
+    def text(self) -> str:
+        """The plain text part, its lines ending in a newline alone."""
+        return self._part("plain")
+
+    @property
+    def html(self) -> str:
+        """The HTML part, or nothing."""
+        return self._part("html")
+
+    def _part(self, kind: str) -> str:
+        part = self.message.get_body((kind,))
+        return "" if part is None else cast(str, cast(EmailMessage, part).get_content()).replace("\r\n", "\n")
+
+
+class MailCatcher:
+    """A real SMTP server on a free port of 127.0.0.1, for as long as the program runs.
+
+    ``rejected`` is a set of addresses that it refuses as recipients for good (550). It may be used from any thread.
+    """
+
+    def __init__(self, *, on_mail: Callable[[Mail], None] | None = None, port: int | None = None) -> None:
+        """Choose the port; nothing listens yet. ``on_mail`` is called for each mail, from the server's thread."""
+        self.port = port or free_port()
+        self.rejected: set[str] = set()
+        self._on_mail = on_mail
+        self._refusing = False
+        self._mails: list[Mail] = []
+        self._arrived = threading.Condition()
+        self._controller: Controller | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's address, as EMAIL_URL takes it."""
+        return f"smtp://127.0.0.1:{self.port}"
+
+    def start(self) -> Self:
+        """Listen: the first time, or again on the same port, with the mails of before."""
+        if self._controller is None:
+            controller = Controller(self, hostname="127.0.0.1", port=self.port, enable_SMTPUTF8=True)
+            controller.start()
+            self._controller = controller
+        return self
+
+    def stop(self) -> None:
+        """Stop listening, so that connections are refused; what was caught stays."""
+        if self._controller is not None:
+            self._controller.stop()
+            self._controller = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def refuse(self, refusing: bool) -> None:
+        """Answer every mail with 451, "try again later", or stop doing so."""
+        self._refusing = refusing
+
+    @property
+    def mails(self) -> list[Mail]:
+        """What was caught so far, the oldest first."""
+        with self._arrived:
+            return list(self._mails)
+
+    def to(self, address: str) -> list[Mail]:
+        """What was caught so far for this recipient."""
+        return [mail for mail in self.mails if address in mail.recipients]
+
+    def clear(self) -> None:
+        """Forget what was caught."""
+        with self._arrived:
+            self._mails.clear()
+
+    def wait_for(self, wanted: Callable[[Mail], bool], timeout: float = 10) -> Mail:
+        """Give the first mail that is wanted, waiting up to ``timeout`` seconds for it; else raise TimeoutError."""
+        deadline = time.monotonic() + timeout
+        with self._arrived:
+            while True:
+                for mail in self._mails:
+                    if wanted(mail):
+                        return mail
+                if not self._arrived.wait(deadline - time.monotonic()):
+                    subjects = [mail.subject for mail in self._mails]
+                    raise TimeoutError(f"no such mail within {timeout:.0f} s; there are: {subjects}")
+
+    # What aiosmtpd calls, by these names.
+
+    async def handle_MAIL(  # noqa: N802
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        """Take the sender, or put the client off."""
+        if self._refusing:
+            return "451 Try again later"
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 OK"
+
+    async def handle_RCPT(  # noqa: N802
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        """Take a recipient, unless it is one of the rejected."""
+        if address in self.rejected:
+            return "550 No such mailbox"
+        envelope.rcpt_tos.append(address)
+        envelope.rcpt_options.extend(options)
+        return "250 OK"
+
+    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
+        """Keep the mail."""
+        content: Any = envelope.content
+        mail = Mail(envelope.mail_from or "", tuple(envelope.rcpt_tos), content)
+        with self._arrived:
+            self._mails.append(mail)
+            self._arrived.notify_all()
+        if self._on_mail is not None:
+            self._on_mail(mail)
+        return "250 OK"

@@ -1,0 +1,229 @@
+"""``make pictures``: take the pictures of the documents in the running application, with Chromium.
+
+Guardian runs with a private RabbitMQ and a mail server that keeps mails. The lengths of the last hour are written to
+the database.
+"""
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import django
+import pika
+from playwright.sync_api import Page, sync_playwright
+
+from tools.demo import STEP_SECONDS, DidNotHappen
+from tools.mail import Mail
+from tools.processes import StartError, end_with_parent
+from tools.stack import PROJECT, Stack, documented_defaults, turn_signals_into_interrupts
+
+PICTURES = PROJECT / "docs" / "pictures"
+MAX_BYTES = 150_000
+CHROMIUM = "/usr/bin/chromium"
+OWNER = "alice@example.org"
+OPERATOR = "ops@example.org"
+SETTINGS = {
+    "GUARDIAN_VHOSTS": "",
+    "GUARDIAN_POLL_SECONDS": "1",
+    "GUARDIAN_QUIET_SECONDS": "0",
+    "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
+    "DEFAULT_FROM_EMAIL": "guardian@example.org",
+    "EMAIL_URL": "",
+}
+
+
+class Filled(NamedTuple):
+    """A queue: its length in messages now and an hour ago, and whether it has a consumer."""
+
+    account: str
+    name: str
+    now: int
+    before: int
+    has_consumer: bool = True
+
+
+QUEUES = {
+    f"queue/{queue.account}/{queue.name}": queue
+    for queue in (
+        Filled("alice-builds", "linux", 140, 90),
+        Filled("alice-builds", "windows", 2_600, 1_900),
+        Filled("alice-builds", "macos", 0, 12),
+        Filled("alice-nightly", "reports", 5_900, 700, has_consumer=False),
+        Filled("alice-nightly", "mail", 31, 40),
+        Filled("bob-metrics", "raw", 1_250, 1_100),
+        Filled("bob-metrics", "daily", 7, 3),
+    )
+}
+LONG = "queue/alice-nightly/reports"
+UNOWNED = "left-by-nobody"
+
+
+class Shot(NamedTuple):
+    """A picture of a page: whose page it is, its path, and the size in pixels; height 0: the whole page."""
+
+    name: str
+    email: str
+    path: str
+    height: int = 0
+    width: int = 1000
+
+
+def shots() -> list[Shot]:
+    """Return the pictures of pages."""
+    from queues.models import Queue
+
+    return [
+        Shot("queues", OWNER, "/queues/"),
+        Shot("queue", OWNER, f"/queues/{Queue.objects.get(name=LONG).uuid}/", 830),
+        Shot("pulse-users", OWNER, "/pulse-users/"),
+        Shot("admin", OPERATOR, "/admin/", 940, 1200),
+    ]
+
+
+def prepare(stack: Stack, consumers: contextlib.ExitStack) -> None:
+    """Create owners, Pulse users and queues with messages and consumers, and start Guardian."""
+    stack.prepare()
+    assert stack.node is not None
+    stack.node.ctl("set_cluster_name", "rabbit@example.org")
+    os.environ.update(stack.environment, DJANGO_SETTINGS_MODULE="guardian_site.settings")
+    django.setup()
+    passwords = _create_accounts()
+    url = stack.environment["RABBIT_URL"]
+    for name, queue in QUEUES.items():
+        with _channel(url, queue.account, passwords[queue.account]) as channel:
+            exchange = f"exchange/{queue.account}/done"
+            channel.exchange_declare(exchange, "topic", durable=True)
+            channel.queue_declare(name, durable=True)
+            channel.queue_bind(name, exchange, f"{queue.name}.#")
+        if queue.has_consumer:
+            channel = consumers.enter_context(_channel(url, queue.account, passwords[queue.account]))
+            channel.basic_qos(prefetch_count=1)
+            channel.basic_consume(name, lambda *_: None)
+    with _channel(url) as channel:
+        channel.queue_declare(UNOWNED, durable=True)
+        stack.manage("monitor_queues", "--once")
+        _write_last_hour()
+        for queue in QUEUES.values():
+            for number in range(queue.now):
+                exchange, body = f"exchange/{queue.account}/done", f"message {number}".encode()
+                channel.basic_publish(exchange, f"{queue.name}.opt", body)
+        for number in range(420):
+            channel.basic_publish("", UNOWNED, f"message {number}".encode())
+    stack.start()
+
+
+@contextlib.contextmanager
+def _channel(url: str, account: str = "", password: str = "") -> Iterator[Any]:
+    parts = urlsplit(url)
+    if account:
+        parts = parts._replace(netloc=f"{account}:{password}@{parts.netloc.rpartition('@')[2]}")
+    with contextlib.closing(pika.BlockingConnection(pika.URLParameters(f"{parts.geturl().rstrip('/')}/%2F"))) as opened:
+        yield opened.channel()
+
+
+def _create_accounts() -> dict[str, str]:
+    """Create the owners and their Pulse users, and return the Pulse users' passwords by name."""
+    from accounts.models import Owner
+    from accounts.pulse_users import make_pulse_user
+
+    alice, bob = (Owner.objects.create_user(email, vouched=True) for email in (OWNER, "bob@example.org"))
+    Owner.objects.create_superuser(OPERATOR)
+    accounts = dict.fromkeys(queue.account for queue in QUEUES.values())
+    return {name: make_pulse_user(name, owners=[bob if name.startswith("bob") else alice])[1] for name in accounts}
+
+
+def _write_last_hour() -> None:
+    from django.utils import timezone
+
+    from queues.models import Pass, Queue, QueueSample
+
+    now = timezone.now()
+    QueueSample.objects.all().delete()  # all queues were empty
+    samples, passes = [], []
+    for minute in range(60):
+        at, seconds = now - timedelta(minutes=60 - minute), 0.03 + (minute * 7 % 5) / 200
+        passes.append(Pass(at=at, queues=len(QUEUES) + 1, seconds=seconds, listing_seconds=seconds * 0.7))
+        for queue in Queue.objects.filter(name__in=QUEUES):
+            before, last = QUEUES[queue.name].before, QUEUES[queue.name].now
+            wave = math.sin(minute / 4 + queue.pk) + math.sin(minute / 1.7) / 2
+            length = round(before + (last - before) * minute / 60 + wave * max(last, before) / 40)
+            samples.append(QueueSample(queue=queue, at=at, length=max(length, 0)))
+    QueueSample.objects.bulk_create(samples)
+    Pass.objects.bulk_create(passes)
+    Queue.objects.filter(name__in=QUEUES).update(first_seen=now - timedelta(days=12))
+
+
+def wait_for_warning(stack: Stack, mails: list[Mail]) -> Mail:
+    """Return the warning by mail, once the management plugin has figures and passes ran; raises DidNotHappen."""
+    from queues.models import Pass
+    from rabbit import connections
+
+    deadline = time.monotonic() + STEP_SECONDS
+    while time.monotonic() < deadline:
+        stack.check()
+        rows = connections.management().list_queues("/", {})
+        warnings = [mail for mail in list(mails) if OWNER in mail.recipients and LONG in mail.subject]
+        if warnings and Pass.objects.count() > 75 and sum("consumers" in row for row in rows) > len(QUEUES):
+            return warnings[0]
+        time.sleep(0.2)
+    raise DidNotHappen(f"there was a warning by mail, with figures of all queues (waited {STEP_SECONDS} s)")
+
+
+def take(stack: Stack, warning: Mail) -> None:
+    """Take all pictures; raises DidNotHappen if a page is missing or a picture is too large."""
+    pages = shots()  # Playwright runs an event loop, in which Django refuses queries
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        for email in (OWNER, OPERATOR):
+            page = browser.new_page(base_url=stack.base_url, locale="en-GB", timezone_id="Europe/Tallinn")
+            page.goto(urlsplit(stack.manage("login_link", email).strip()).path)
+            for shot in pages:
+                if shot.email == email:
+                    page.set_viewport_size({"width": shot.width, "height": shot.height or 600})
+                    answer = page.goto(shot.path, wait_until="networkidle")
+                    if answer is None or not answer.ok:
+                        raise DidNotHappen(f"{shot.path} was there")
+                    _save(page, shot.name, full_page=not shot.height)
+        page = browser.new_page(viewport={"width": 700, "height": 600})
+        page.set_content(warning.html)
+        _save(page, "warning", full_page=True)
+        browser.close()
+
+
+def _save(page: Page, name: str, *, full_page: bool) -> None:
+    picture = page.screenshot(full_page=full_page, animations="disabled")
+    if len(picture) > MAX_BYTES:
+        raise DidNotHappen(f"{name} has {MAX_BYTES:,} bytes at most; it has {len(picture):,}")
+    (PICTURES / f"{name}.png").write_bytes(picture)
+    print(f"{name}.png: {len(picture):,} bytes")
+
+
+def main() -> int:
+    """Take the pictures; return 1 if something failed, 130 if interrupted."""
+    if "MAKELEVEL" in os.environ:  # make forwards no signal
+        end_with_parent()
+    turn_signals_into_interrupts()
+    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
+    environment = {**inherited, **documented_defaults(), **SETTINGS}
+    mails: list[Mail] = []
+    stack = Stack(environment, var=PROJECT / "var" / "pictures", say=print, on_mail=mails.append, fresh=True)
+    try:
+        with stack, contextlib.ExitStack() as consumers:
+            prepare(stack, consumers)
+            take(stack, wait_for_warning(stack, mails))
+    except KeyboardInterrupt:
+        return 130
+    except (StartError, DidNotHappen) as error:
+        print(f"✗  {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Guardian as it runs in production, on private servers, for the chaos run (`tools/chaos.py`)."""
+
+import io
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+import django
+
+from rabbit.management import Management
+from tools.postgresql import PrivateCluster
+from tools.processes import StartError
+from tools.redis import PrivateRedis
+from tools.stack import Stack, documented_defaults
+
+OPERATOR = "ops@example.org"
+
+WARN, MAX = 20, 60
+"""Warning threshold and deletion limit, in messages."""
+
+
+class Production:
+    """Web processes, guards, workers and beat, on a private PostgreSQL, Redis, RabbitMQ and mail server.
+
+    This program becomes Guardian too, and may use its functions and rows. Use it in a ``with``, once in a program.
+    """
+
+    def __init__(self, directory: Path, *, each: int) -> None:
+        """Choose the directory for logs and data, and the number of processes of each kind."""
+        self._directory = directory
+        self._each = each
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start everything; raises StartError."""
+        with ExitStack() as exits:
+            self.cluster = exits.enter_context(PrivateCluster())
+            self.redis = exits.enter_context(PrivateRedis())
+            stack = Stack(
+                self._environment(),
+                var=self._directory,
+                say=lambda text: None,
+                fresh=True,
+                web=self._each,
+                workers=self._each,
+            )
+            self.stack = exits.enter_context(stack)
+            self.stack.prepare()
+            assert self.stack.node is not None
+            assert self.stack.mail is not None
+            self.node, self.mail = self.stack.node, self.stack.mail
+            self.management = exits.enter_context(closing(Management(self.node.management_url)))
+            os.environ.update(self.stack.environment, DJANGO_SETTINGS_MODULE="guardian_site.settings")
+            os.environ["LOG_LEVEL"] = "WARNING"
+            django.setup()
+            self.stack.start()
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for kind in ("web", "guard", "worker", "beat"):
+            for name in self.stack.names(kind):
+                self.stack.kill_process(name)  # nothing is left to finish
+        self._exits.close()
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **documented_defaults(),
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": "C.UTF-8",
+            "DATABASE_URL": self.cluster.create_database("guardian"),
+            "CELERY_BROKER_URL": self.redis.url,
+            "EMAIL_URL": "",
+            "GUARDIAN_IGNORED_QUEUES": "",  # named, so that .env does not set them
+            "GUARDIAN_VHOSTS": "",
+            "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
+            "GUARDIAN_POLL_SECONDS": "0.7",  # with 1, as long as a worker waits for Redis at a time, one gets them all
+            "GUARDIAN_POLL_MAX_SECONDS": "5",
+            "GUARDIAN_DELETE_BRAKE": "10000",  # deletions pile up while passes pause
+            "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
+            "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
+            "GUARDIAN_QUIET_SECONDS": "15",
+        }
+
+
+def command(*arguments: str) -> str:
+    """Run a command of ``manage.py`` in this program, and return its output."""
+    from django.core.management import call_command
+
+    output = io.StringIO()
+    call_command(*arguments, stdout=output)
+    return output.getvalue().strip()
+
+
+def await_pass(timeout: float = 150) -> None:
+    """Return after a pass that began now and had no error; raises StartError after ``timeout`` seconds."""
+    from django.utils import timezone
+
+    from queues.models import Pass
+
+    now = timezone.now()
+    if not happens(lambda: Pass.objects.filter(at__gt=now, errors=[]).exists(), timeout):
+        raise StartError(f"there was no pass without an error for {timeout:.0f} s")
+
+
+def happens(what: Callable[[], bool], timeout: float) -> bool:
+    """Return whether something happens within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def expire_abandoned(seconds: float) -> None:
+    """Expire the leases, claims and locks that nobody used for so many seconds, which is longer than any work takes.
+
+    Otherwise they expire after 90, 300 and 100 seconds.
+    """
+    from django.core.cache import cache
+    from django.utils import timezone
+
+    from queues import outbox
+    from queues.models import Lease, Notification
+
+    leases = list(Lease.objects.exclude(holder=None).values_list("name", "holder", "expires_at"))
+    claims = list(Notification.objects.filter(state="sending").values_list("id", "claim"))
+    locks = _locks()
+    if not leases and not claims and not locks:
+        return
+    time.sleep(seconds)
+    for name, holder, expires_at in leases:
+        unused = Lease.objects.filter(name=name, holder=holder, expires_at=expires_at)
+        unused.update(expires_at=timezone.now() - timedelta(seconds=1))
+    expired = 0
+    for id_, claim in claims:
+        expired += Notification.objects.filter(id=id_, claim=claim, state="sending").update(due_at=timezone.now())
+    for key, _, _ in locks & _locks():
+        cache.delete(key)
+    if expired:
+        outbox.nudge()
+
+
+def _locks() -> set[tuple[str, str, str]]:
+    """Return key, value and expiry of the locks of accounts; Django's cache has no method that lists keys."""
+    from django.conf import settings
+    from django.core.cache import cache
+    from django.db import connection
+
+    from accounts.hold import PREFIX
+
+    table = connection.ops.quote_name(str(settings.CACHES["default"]["LOCATION"]))
+    key = cache.make_key("")
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT cache_key, value, expires FROM {table} WHERE cache_key LIKE %s", [f"{key}{PREFIX}%"])
+        return {(name.removeprefix(key), value, str(expires)) for name, value, expires in cursor.fetchall()}
+
+
+def sweep(*, patience: bool) -> list[str]:
+    """Sweep orphans once, and return the sweep's errors.
+
+    A sweep leaves young registrations alone. With ``patience`` this waits until all are old enough; otherwise it
+    backdates them.
+    """
+    from django.db.models import F
+    from django.utils import timezone
+
+    from queues.orphans import UNDER_WAY, sweep_orphans
+    from tools.invariants import REGISTERED
+
+    if patience:
+        time.sleep(UNDER_WAY.total_seconds())
+    else:
+        for model in REGISTERED:
+            young = model._default_manager.filter(created__gt=timezone.now() - UNDER_WAY)
+            young.update(created=F("created") - UNDER_WAY)
+    return [f"the sweep reported: {error}" for error in sweep_orphans().errors]

@@ -1,0 +1,69 @@
+"""A private Redis, from Debian's package, that leaves nothing behind."""
+
+import secrets
+import subprocess
+from pathlib import Path
+from typing import BinaryIO
+
+import redis
+
+from tools.processes import StartError, kill, spawn
+from tools.server import PrivateServer
+
+PROGRAM = Path("/usr/bin/redis-server")
+
+
+class PrivateRedis(PrivateServer):
+    """A Redis server of one's own. What was written is there after `kill` and `start`."""
+
+    name = "Redis"
+    not_ready = redis.RedisError
+
+    def __init__(self) -> None:
+        """Choose port and directory; nothing runs yet. Raises StartError when Redis isn't installed."""
+        if not PROGRAM.exists():
+            raise StartError(
+                f"Redis is not installed: there is no {PROGRAM}. On Debian or Ubuntu run"
+                " `apt-get install redis-server`."
+            )
+        super().__init__()
+        self._password = secrets.token_hex(16)
+        settings = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.directory),
+            "requirepass": self._password,
+            "appendonly": "yes",
+            "save": '""',
+        }
+        configuration = self.directory / "redis.conf"
+        configuration.touch(mode=0o600)
+        configuration.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+
+    @property
+    def url(self) -> str:
+        """The server's address, as CELERY_BROKER_URL takes it."""
+        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
+
+    def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
+        return spawn(
+            [PROGRAM, self.directory / "redis.conf"],
+            environment={"LANG": "C.UTF-8"},
+            directory=self.directory,
+            output=output,
+        )
+
+    def _ask(self) -> None:
+        with redis.Redis.from_url(self.url, socket_timeout=5) as client:
+            client.ping()
+
+    def empty(self) -> None:
+        """Remove all that was written."""
+        with redis.Redis.from_url(self.url, socket_timeout=5) as client:
+            client.flushall()
+
+    def kill(self) -> None:
+        """End the server at once, as a power cut does."""
+        if self._process is not None:
+            kill(self._process)
+            self._process = None
