@@ -10,8 +10,9 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import audit, limits, signals
+from accounts import audit, signals
 from accounts.models import NotificationAddress, Owner, PulseUser, check_address, normal_address
+from core import limits
 
 MOST_ADDRESSES = 10
 """How many further addresses an account may have."""

@@ -17,9 +17,10 @@ from django.core.cache import cache
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 
-from accounts import addresses, audit, hold, pulse_users, vouching
+from accounts import addresses, audit, pulse_users, vouching
 from accounts.models import Owner, PulseUser, normal_address
-from rabbit import connections, names, permissions, snapshot
+from core import broker, locks
+from rabbit import names, permissions, snapshot
 from rabbit.permissions import Permissions
 
 THERE, LEFT_OUT, ADOPT = "there already", "left out", "adopt"
@@ -127,7 +128,7 @@ class Look(NamedTuple):
             owners.setdefault(username, set()).add(email)
         rows = PulseUser.objects.order_by().values_list("username", "ready", "removing_since")
         known = {name: _Known(ready, since is not None, frozenset(owners.get(name, ()))) for name, ready, since in rows}
-        return cls(known, {user.name: user.tags for user in connections.management().users()})
+        return cls(known, {user.name: user.tags for user in broker.management().users()})
 
     def why_not(self, username: str) -> str:
         """Return why an account of this name can't be adopted; empty: it can be, unless it is known already."""
@@ -150,7 +151,7 @@ def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
         BrokerError: the broker is away or refused.
     """
     look = Look.take()
-    granted = connections.management().all_permissions()
+    granted = broker.management().all_permissions()
     steps: list[Step] = []
     planned = set()
     for username, emails in wanted:
@@ -224,7 +225,7 @@ def adopt(steps: Sequence[Step]) -> None:
 
 
 def _adopt(steps: Sequence[Step]) -> None:
-    keys = {hold.key_of(step.name): step.name for step in steps}
+    keys = {locks.key_of(step.name): step.name for step in steps}
     for key in cache.get_many(keys):
         raise MadeMeanwhile(f"Somebody is changing '{keys[key]}' right now.")
     try:
@@ -262,7 +263,7 @@ class Proposal(NamedTuple):
     guess: str
     queues: int
     messages: int | None
-    connections: int
+    broker: int
 
 
 class Proposals(NamedTuple):
@@ -282,7 +283,7 @@ def propose() -> Proposals:
         BrokerError: the broker is away or refused.
     """
     look = Look.take()
-    management = connections.management()
+    management = broker.management()
     # By their names queues belong to accounts in this vhost alone.
     seen = snapshot.take(management, [settings.GUARDIAN_PULSE_VHOST]).queues
     connected = Counter(client.user for client in management.clients(None))

@@ -34,8 +34,8 @@ from django.db.models.signals import pre_save
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 
-from accounts import hold
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser
+from core import locks
 from rabbit.management import BrokerError, was_not_done
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def deed(by: Owner | None, action: str, thing: Model | None, **details: Any) -> 
             entry.outcome = AuditEntry.Outcome.NOT_DONE
         entry.save(update_fields=["outcome", "additional_data"])
         raise
-    except hold.Taken:
+    except locks.Taken:
         entry.outcome = AuditEntry.Outcome.NOT_DONE
         entry.save(update_fields=["outcome"])
         raise

@@ -16,7 +16,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 
-from accounts import addresses, audit, hold, vouching
+from accounts import addresses, audit, vouching
 from accounts.models import (
     UNCHANGED,
     Owner,
@@ -26,7 +26,8 @@ from accounts.models import (
     has_control_characters,
     normal_address,
 )
-from rabbit import connections, names, permissions
+from core import broker, locks
+from rabbit import names, permissions
 from rabbit.management import BrokerAway, BrokerError, Connection, Management, NotThere
 from rabbit.permissions import Permissions
 
@@ -135,12 +136,12 @@ def make_pulse_user(
     wanted = addresses.usable_addresses(notification_emails, owners)
     if password is not None:
         check_password(password, username)
-    management = connections.management()
+    management = broker.management()
     try:
-        with hold.held(username) as ours:
+        with locks.held(username) as ours:
             password = password or secrets.token_urlsafe(24)
             return _make(ours.renewed_by(management), username, owners, password, wanted, by or owners[0])
-    except hold.Taken as error:
+    except locks.Taken as error:
         raise NameTaken(f"'{username}' is just being made; look again in some minutes, or choose another.") from error
 
 
@@ -256,11 +257,11 @@ def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close
     username = pulse_user.username
     if password is not None:
         check_password(password, username)
-    management = connections.management()
+    management = broker.management()
     try:
-        with hold.held(username) as ours:
+        with locks.held(username) as ours:
             return _rotate(ours.renewed_by(management), pulse_user, password, close_connections=close_connections)
-    except hold.Taken as error:
+    except locks.Taken as error:
         raise ValidationError(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
 
 
@@ -309,7 +310,7 @@ def connections_of(pulse_user: PulseUser) -> list[Connection]:
     Raises:
         BrokerError: the broker is away or refused.
     """
-    return connections.management().connections_of(pulse_user.username)
+    return broker.management().connections_of(pulse_user.username)
 
 
 # Adopting
@@ -344,15 +345,15 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
         raise CannotAdopt(reason)
     if not owners:
         raise LastOwner("An account has one owner at least.")
-    management = connections.management()
+    management = broker.management()
     try:
-        with hold.held(username) as ours:
+        with locks.held(username) as ours:
             if reason := why_nobodys(username, ours.renewed_by(management).user(username).tags):
                 raise CannotAdopt(reason)
             pulse_user = _new_row(username, owners)
             still(pulse_user).update(ready=True)
             audit.note(by, "adopted", pulse_user)
-    except hold.Taken as error:
+    except locks.Taken as error:
         raise NameTaken(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
     pulse_user.ready = True
     return pulse_user
@@ -364,7 +365,7 @@ def adoptable() -> list[str]:
     Raises:
         BrokerError: the broker is away or refused.
     """
-    users = connections.management().users()
+    users = broker.management().users()
     known = set(PulseUser.objects.values_list("username", flat=True))
     return sorted(
         user.name
@@ -524,4 +525,4 @@ def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
         NotThere: the broker has no such account.
         BrokerError: the broker is away or refused.
     """
-    return connections.management().permissions_of(pulse_user.username)
+    return broker.management().permissions_of(pulse_user.username)

@@ -15,10 +15,11 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
 
-from accounts import audit, hold, signals
+from accounts import audit, signals
 from accounts.models import PulseUser
 from accounts.pulse_users import may_be_made, why_nobodys
-from rabbit import connections, names, snapshot
+from core import broker, locks
+from rabbit import names, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def what_goes(pulse_user: PulseUser) -> Goes:
     Raises:
         BrokerError: the broker is away or refused.
     """
-    return _what_goes(connections.management(), pulse_user.username)
+    return _what_goes(broker.management(), pulse_user.username)
 
 
 def remove_pulse_user(pulse_user: PulseUser) -> None:
@@ -62,7 +63,7 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
         GoesOn: ``removing_since`` is set, and the task goes on: somebody else is changing the account right now, or
             something of it is still there.
     """
-    management = connections.management()
+    management = broker.management()
     reason = why_nobodys(pulse_user.username, _tags(management, pulse_user.username))
     if reason and pulse_user.ready:
         raise PermissionDenied(reason)
@@ -74,7 +75,7 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
             audit.note(None, REMOVES, pulse_user)
     try:
         left = _remove(management, pulse_user)
-    except hold.Taken as error:
+    except locks.Taken as error:
         raise GoesOn(f"it is being removed, and Guardian goes on by itself: {error}") from error
     if left:
         raise GoesOn(f"it is being removed, and Guardian goes on by itself. Still there: {left}")
@@ -97,11 +98,11 @@ def remove_marked(marked: Iterable[PulseUser]) -> int:
     gone = 0
     for pulse_user in list(marked):
         try:
-            left = _remove(connections.management(), pulse_user)
+            left = _remove(broker.management(), pulse_user)
         except BrokerAway as error:
             logger.warning("Removing '%s' stops here, and goes on in a minute: %s", pulse_user.username, error)
             break
-        except hold.Taken:
+        except locks.Taken:
             continue
         except BrokerError as error:
             logger.warning("'%s' can't be removed yet: %s", pulse_user.username, error)
@@ -120,7 +121,7 @@ def _remove(management: Management, pulse_user: PulseUser) -> str:
         hold.Taken: somebody else is changing it right now, or this was so slow that somebody else went on with it.
         BrokerError: the broker is away, or refused to delete the account or to list what it has.
     """
-    with hold.held(pulse_user.username) as ours:
+    with locks.held(pulse_user.username) as ours:
         row = PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).first()
         if row is None:
             return ""  # somebody else was faster, and the name may be another's by now

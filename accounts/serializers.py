@@ -7,7 +7,6 @@ from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_sc
 from rest_framework import serializers
 
 from accounts.addresses import MOST_ADDRESSES
-from accounts.links import absolute, address
 from accounts.models import (
     LONGEST_ADDRESS,
     MOST_MESSAGES,
@@ -20,6 +19,7 @@ from accounts.models import (
 from accounts.pulse_users import LONGEST_PASSWORD, MOST_OWNERS
 from accounts.tokens import DAYS, LONGEST_NAME, MOST_DAYS
 from accounts.vouching import LONGEST_REASON, LONGEST_REQUEST
+from core.links import absolute, address
 from rabbit.management import Connection
 from rabbit.permissions import Permissions, in_words
 

@@ -6,8 +6,9 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
 
-from accounts import audit, limits, vouching
+from accounts import audit, vouching
 from accounts.models import AuthToken, Owner, check_line
+from core import limits
 
 DAYS = 365
 """How long a token lives unless said otherwise."""

@@ -19,9 +19,9 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from accounts import addresses, forms, limits, pulse_users, removal, tokens, vouching, withdrawal
+from accounts import addresses, forms, pulse_users, removal, tokens, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, people_like
-from rabbit import connections
+from core import broker, limits
 from rabbit.management import BrokerError, NotThere, Refused
 from rabbit.names import BadName, exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
@@ -363,9 +363,9 @@ def _password_page(
     request: OwnersRequest, pulse_user: PulseUser, password: str, *, made: bool = False, closed: bool = False
 ) -> HttpResponse:
     """Show a password, this once, and how to connect with it; an empty one was the visitor's own choice."""
-    broker = urlsplit(connections.amqp_url())
-    port = broker.port or (5671 if broker.scheme == "amqps" else 5672)
-    host = f"[{broker.hostname}]" if ":" in (broker.hostname or "") else broker.hostname
+    url = urlsplit(broker.amqp_url())
+    port = url.port or (5671 if url.scheme == "amqps" else 5672)
+    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
     vhost = settings.GUARDIAN_PULSE_VHOST
     response = render(
         request,
@@ -377,9 +377,9 @@ def _password_page(
             "closed": closed,
             "host": host,
             "port": port,
-            "encrypted": broker.scheme == "amqps",
+            "encrypted": url.scheme == "amqps",
             "vhost": vhost,
-            "address": f"{broker.scheme}://{pulse_user.username}:PASSWORD@{host}:{port}/{quote(vhost, safe='')}",
+            "address": f"{url.scheme}://{pulse_user.username}:PASSWORD@{host}:{port}/{quote(vhost, safe='')}",
             "queue_prefix": queue_prefix(pulse_user.username),
             "exchange_prefix": exchange_prefix(pulse_user.username),
         },

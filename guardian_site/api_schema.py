@@ -8,7 +8,7 @@ from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import build_bearer_security_scheme_object
 from rest_framework.permissions import SAFE_METHODS, AllowAny
 
-from guardian_site.rest import PROBLEM
+from core.rest import PROBLEM
 
 PROBLEM_SCHEMA = {
     "type": "object",

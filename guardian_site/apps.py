@@ -11,14 +11,14 @@ class GuardianSiteConfig(AppConfig):
         """Register the system checks, and what is logged and counted of the calls to the broker."""
         from django.db.models.signals import post_save
 
+        from core import broker
         from guardian_site import checks, counters, logs, tracing  # noqa: F401
-        from rabbit import connections
 
         if settings.SENTRY_DSN:
             from guardian_site import sentry
 
             sentry.start(settings.SENTRY_DSN)
-        connections.request_id = tracing.current
-        connections.listeners += [logs.tell_call, counters.count_call]
+        broker.request_id = tracing.current
+        broker.listeners += [logs.tell_call, counters.count_call]
         post_save.connect(counters.count_pass, sender="queues.Pass")
         post_save.connect(counters.count_sweep, sender="queues.Sweep")

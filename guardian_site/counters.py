@@ -101,7 +101,7 @@ def _say_once(error: str) -> None:
 
 @_harmless
 def count_call(call: Call) -> None:
-    """Count a call to the broker's management API. It is one of ``rabbit.connections.listeners``."""
+    """Count a call to the broker's management API. It is one of ``core.broker.listeners``."""
     CALLS.labels(call.method, call.outcome).inc()
     CALL_SECONDS.labels(call.method).observe(call.seconds)
 

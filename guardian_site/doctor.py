@@ -35,8 +35,8 @@ from django.http.request import split_domain_port, validate_host
 from django.utils import timezone
 
 from accounts.models import Owner
+from core.masking import without_secrets
 from guardian_site.checks import check_settings, split_address
-from guardian_site.logs import without_secrets
 from queues import monitor, outbox, subscriptions
 from queues.models import Consumer, EventSubscription, Lease, Notification, Pass, Watch
 from rabbit import checkup

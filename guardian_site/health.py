@@ -9,7 +9,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from rabbit import connections
+from core import broker
 
 logger = logging.getLogger(__name__)
 
@@ -50,4 +50,4 @@ def _task_queue() -> None:
 
 
 def _broker() -> None:
-    connections.management().whoami()
+    broker.management().whoami()

@@ -16,8 +16,8 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.types import Event, Hint
 from sentry_sdk.utils import Dsn
 
+from core.masking import all_without_secrets
 from guardian_site import tracing
-from guardian_site.logs import all_without_secrets
 
 SHUTDOWN_SECONDS = 2
 """How long a process that ends may wait for what is still to be sent."""

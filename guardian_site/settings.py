@@ -118,7 +118,7 @@ GUARDIAN_RESERVED_USERS = items("GUARDIAN_RESERVED_USERS", ["guest", "admin"])
 GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = read("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", env.int, 0)
 GUARDIAN_CHANNELS_MAY_BE_PRIVATE = env.bool("GUARDIAN_CHANNELS_MAY_BE_PRIVATE", default=False)
 
-# How often. The rules that these feed are in accounts/limits.py and where it is called.
+# How often. The rules that these feed are in core/limits.py and where it is called.
 GUARDIAN_EVENTS_PER_MINUTE = read("GUARDIAN_EVENTS_PER_MINUTE", env.int, 6000)
 MESSAGE_STORE_POSTS_PER_MINUTE = read("MESSAGE_STORE_POSTS_PER_MINUTE", env.int, 60_000)
 
@@ -146,6 +146,7 @@ OIDC_GROUPS_CLAIM = env.str("OIDC_GROUPS_CLAIM", default="groups")
 OIDC_VOUCHED_GROUPS = items("OIDC_VOUCHED_GROUPS", [])
 
 INSTALLED_APPS = [
+    "core",
     "accounts",
     "queues",
     "guardian_site",
@@ -180,8 +181,8 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "guardian_site.door.Bodies",
-    "guardian_site.door.WrongKeys",
+    "guardian_site.middleware.Bodies",
+    "guardian_site.middleware.WrongKeys",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -312,21 +313,21 @@ SOCIALACCOUNT_PROVIDERS = {
     },
 }
 
-# What the REST API speaks, and how it describes itself. guardian_site/rest.py and api_schema.py say why.
+# What the REST API speaks, and how it describes itself. core/rest.py and api_schema.py say why.
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "accounts.authentication.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
-    "DEFAULT_PARSER_CLASSES": ["guardian_site.rest.Json"],
+    "DEFAULT_PARSER_CLASSES": ["core.rest.Json"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "guardian_site.rest.JsonWhateverIsAskedFor",
-    "DEFAULT_PAGINATION_CLASS": "guardian_site.rest.Pages",
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "core.rest.JsonWhateverIsAskedFor",
+    "DEFAULT_PAGINATION_CLASS": "core.rest.Pages",
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
-    "DEFAULT_METADATA_CLASS": "guardian_site.rest.Methods",
+    "DEFAULT_METADATA_CLASS": "core.rest.Methods",
     "DEFAULT_SCHEMA_CLASS": "guardian_site.api_schema.Schema",
-    "EXCEPTION_HANDLER": "guardian_site.rest.problem",
+    "EXCEPTION_HANDLER": "core.rest.problem",
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Guardian",

@@ -15,7 +15,7 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from accounts.admin import Question, ReadOnly, Row, ask, chosen, count, do_to_each, is_agreed, tell_each, visitor
-from accounts.links import absolute
+from core.links import absolute
 from message_store import applications
 from message_store.models import Application, ApplicationKey
 from message_store.store import StoreUnavailable

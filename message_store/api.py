@@ -15,8 +15,8 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from accounts import limits
 from accounts.authentication import TokenAuthentication
+from core import body_timeout, limits
 from message_store import applications, forms, ids, principals, queues
 from message_store.principals import NOBODY, Caller
 from message_store.queues import Entry, Invalid, Page, Posted
@@ -69,7 +69,7 @@ def _calls(**calls: Call) -> Call:
             text = f"More bytes than maximum value {too_long.args[0]}"
             return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
         except forms.TooSlow:
-            text = f"It didn't come within {forms.BODY_SECONDS:g} seconds"
+            text = f"It didn't come within {body_timeout.BODY_SECONDS:g} seconds"
             return _error(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
         except forms.NoLength:
             return _error(HTTPStatus.LENGTH_REQUIRED, {"body": "It needs a Content-Length"})

@@ -3,12 +3,7 @@
 import base64
 import binascii
 import re
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache
+from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -19,13 +14,12 @@ from django.core.exceptions import SuspiciousOperation
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
+from core.body_timeout import in_time
 from message_store.queues import MOST_POSTED, REQUIRED, Entry, Invalid
 from rabbit.names import readable
 
 LONGEST_FORM = 64 * 1024
 """Bytes of what is no message: a form, or positions."""
-BODY_SECONDS = 60.0
-"""How long a body may take to come in."""
 
 BASE64 = "base64"
 """What ``encoding`` says of a body that isn't text."""
@@ -263,38 +257,3 @@ def _read(stream: Any, length: int) -> bytes:
 
 
 # Servers wait for a body as long as the connection stays, and a few that never end would take all their threads.
-
-_until: dict[socket.socket, float] = {}
-"""The connections that a body comes in over, and the time at which each is over."""
-_late: set[socket.socket] = set()
-
-
-@contextmanager
-def in_time(connection: socket.socket | None) -> Iterator[Callable[[], bool]]:
-    """Have nothing more come in over a connection after ``BODY_SECONDS``, and give what tells whether that happened."""
-    if connection is None:  # a server that has a bound of its own, or a test
-        yield lambda: False
-        return
-    _watch()
-    _until[connection] = time.monotonic() + BODY_SECONDS
-    try:
-        yield lambda: connection in _late
-    finally:
-        del _until[connection]
-        _late.discard(connection)
-
-
-@cache
-def _watch() -> None:
-    """Start what ends connections, once in a process."""
-    threading.Thread(target=_end_what_is_late, name="message-store-bodies", daemon=True).start()
-
-
-def _end_what_is_late() -> None:
-    while True:
-        time.sleep(BODY_SECONDS / 20)
-        now = time.monotonic()
-        for connection in [one for one, until in list(_until.items()) if until < now]:
-            _late.add(connection)
-            with suppress(OSError):  # it is closed already
-                connection.shutdown(socket.SHUT_RD)

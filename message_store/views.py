@@ -21,8 +21,8 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.views.decorators.http import require_safe
 
-from accounts.links import absolute
 from accounts.models import Owner
+from core.links import absolute
 from message_store import applications, ids, queues
 from message_store.ids import LARGEST_REST, TICKS, Place
 from message_store.models import LONGEST_NAME, Application

@@ -19,10 +19,11 @@ from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
 
 from accounts import vouching
-from accounts.api import Request, at_field, read
+from accounts.api import Request
 from accounts.authentication import key_in
 from accounts.models import AuthToken, Owner
 from accounts.signin import AccountAdapter
+from core.endpoints import at_field, read
 from queues import events, removals, subscriptions
 from queues.agents_serializers import (
     AgentIdentitySerializer,

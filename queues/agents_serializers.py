@@ -13,9 +13,9 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.links import absolute, address
 from accounts.models import Owner
 from accounts.serializers import HexAddressField, HexUUIDField
+from core.links import absolute, address
 from queues import subscriptions
 from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 

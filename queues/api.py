@@ -15,8 +15,9 @@ from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
-from accounts.api import Conflict, Request, at_field, page_of, read
+from accounts.api import Request
 from accounts.models import UNCHANGED, Owner
+from core.endpoints import Conflict, at_field, page_of, read
 from queues import by_hand, channels, charts, exchanges, preferences
 from queues.listing import QueueFilter
 from queues.models import Channel, Queue, QueueEvent, QueueSample, Watch

@@ -15,10 +15,11 @@ from django.utils import timezone
 
 from accounts import audit, vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
+from core import broker
 from queues import subscriptions
 from queues.forgetting import as_gone, figures
 from queues.models import Queue, QueueEvent
-from rabbit import connections, directly
+from rabbit import directly
 from rabbit.management import Binding, BrokerAway, BrokerError, NotThere, Refused, was_not_done
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def purge_queue(queue: Queue, by: Owner) -> None:
     """
     require_may_destroy(queue, by)
     with _announced(queue, QueueEvent.Kind.PURGED, by), audit.deed(by, PURGED, queue):
-        connections.management().purge_queue(queue.vhost, queue.name)
+        broker.management().purge_queue(queue.vhost, queue.name)
     logger.info("%s in %s was emptied by %s", queue.name, queue.vhost, by)
 
 
@@ -194,7 +195,7 @@ def live(queue: Queue) -> Live:
     """Ask the broker about a queue. What it doesn't answer is left out; a broker that is away isn't asked again."""
     found = Live()
     try:
-        management = connections.management()
+        management = broker.management()
         bindings = management.queue_bindings(queue.vhost, queue.name)
         # Every queue is bound to the default exchange, which has no name, by its own name: nothing to tell.
         found = found._replace(bindings=[binding for binding in bindings if binding.source])
@@ -205,18 +206,18 @@ def live(queue: Queue) -> Live:
     except BrokerError as error:
         logger.warning("Asked about %s in %s: %s", queue.name, queue.vhost, error)
         return found
-    depth = directly.ask(connections.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
+    depth = directly.ask(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
     return found._replace(ready=depth.ready, consumers=depth.consumers) if depth else found
 
 
 def _delete_on_broker(queue: Queue) -> None:
     try:
-        connections.management().delete_queue(queue.vhost, queue.name)
+        broker.management().delete_queue(queue.vhost, queue.name)
     except Refused as refused:
         if refused.status:
             raise
         try:  # a name like ".." is none in a URL
-            directly.delete(connections.amqp_url(), queue.vhost, queue.name)
+            directly.delete(broker.amqp_url(), queue.vhost, queue.name)
         except AMQPError as error:
             raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
         except OSError as error:

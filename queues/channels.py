@@ -19,9 +19,10 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from accounts import limits, vouching
+from accounts import vouching
 from accounts.models import Owner, check_line
-from queues import public_https, sealing
+from core import limits, sealing
+from queues import public_https
 from queues.models import Channel
 
 MOST_CHANNELS = 10

@@ -17,10 +17,11 @@ from amqp import AMQPError
 from django.db import transaction
 from django.utils import timezone
 
-from queues import bulk, outbox, subscriptions
+from core import bulk
+from core.leases import HeldLease
+from queues import outbox, subscriptions
 from queues.comparison import Condemned, Known, Rules, settled, with_ready
 from queues.facts import Facts
-from queues.lease import HeldLease
 from queues.models import Notification, Queue, QueueEvent
 from queues.outbox import Telling
 from queues.quiet import Quiet

@@ -18,13 +18,11 @@ from django.db import DatabaseError, transaction
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
 from django.utils import timezone
 
-from accounts import limits
 from accounts.models import Owner
 from accounts.vouching import require_vouched
-from queues import bulk
+from core import broker, bulk, limits
 from queues.models import Consumer, Offering, Queue, QueueEvent, Registration, SubscriptionQueue
 from queues.subscriptions import check_type
-from rabbit import connections
 from rabbit.publishing import Message, OutcomeUnknown, QueueName, Result
 
 logger = logging.getLogger(__name__)
@@ -116,7 +114,7 @@ def publish(
     if ready:
         message = Message(id_, body, type=object_type, headers={"object_type": object_type})
         try:
-            results = connections.publisher().publish(ready, message)
+            results = broker.publisher().publish(ready, message)
         except OutcomeUnknown as error:
             results, unknown = error.results, error
     failed = _failed(results)

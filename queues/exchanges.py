@@ -9,8 +9,8 @@ from django.contrib.auth.models import AnonymousUser
 
 from accounts import audit
 from accounts.models import Owner, PulseUser
+from core import broker
 from queues.by_hand import Gone
-from rabbit import connections
 from rabbit.management import Binding, NotThere
 from rabbit.names import user_of_exchange
 
@@ -42,7 +42,7 @@ def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
     if theirs is not None and not theirs:
         return []
     vhost = settings.GUARDIAN_PULSE_VHOST
-    management = connections.management()
+    management = broker.management()
     found = {
         exchange.name: (exchange, user)
         for exchange in management.exchanges(vhost)
@@ -79,7 +79,7 @@ def delete_exchange(visitor: Owner, name: str) -> None:
     vhost = settings.GUARDIAN_PULSE_VHOST
     try:
         with audit.deed(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost):
-            connections.management().delete_exchange(vhost, name)
+            broker.management().delete_exchange(vhost, name)
     except NotThere as error:
         raise Gone("The exchange isn't on the broker any more.") from error
     logger.info("exchange %s was deleted by %s", name, visitor)

@@ -10,7 +10,8 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from queues import bulk, growth
+from core import bulk
+from queues import growth
 from queues.comparison import Known
 from queues.models import QueueSample
 from queues.thresholds import Thresholds

@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from queues import bulk
+from core import bulk
 from queues.models import Queue, QueueEvent
 
 UNREGISTERED = {"why": "unregistered"}

@@ -620,7 +620,7 @@ class Sweep(models.Model):
 
 
 class Lease(models.Model):
-    """Who may do a thing that only one process may do at a time. Taken and renewed in ``queues/lease.py``."""
+    """Who may do a thing that only one process may do at a time. Taken and renewed in ``core/leases.py``."""
 
     name = models.CharField(max_length=300, primary_key=True)
     holder = models.UUIDField(null=True)

@@ -20,7 +20,9 @@ from django.db.models import Case, F, QuerySet, When
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues import bulk, outbox, removals, subscriptions
+from core import broker, bulk
+from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
+from queues import outbox, removals, subscriptions
 from queues.brake import after_pass, is_news, released_queues
 from queues.comparison import (
     NO_AGENTS,
@@ -38,11 +40,10 @@ from queues.comparison import (
 )
 from queues.deletion import Deletion, Look, Outcome, write_events
 from queues.facts import Facts
-from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
 from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.outbox import Telling
 from queues.thresholds import GONE, policy
-from rabbit import connections, directly, snapshot
+from rabbit import directly, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
 from rabbit.prometheus import NotUsable
@@ -212,7 +213,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     agents_vhosts = subscriptions.agent_vhosts()
     going_by = rules(guarded_vhosts(agents_vhosts))
     try:
-        run = PassRun(report, watch, connections.management(), going_by, agents_vhosts, held, force)
+        run = PassRun(report, watch, broker.management(), going_by, agents_vhosts, held, force)
         observation, changes = _observe(run)
     except BrokerError as error:
         _note_outage(report, watch, str(error), held)
@@ -222,7 +223,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     _count(report, changes)
     _note_errors(report, changes, observation)
     facts = _gather_facts(run, changes)
-    deletion = Deletion(run.management, connections.amqp_url(), run.rules, facts)
+    deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
     if held is None:
         _preview(report, changes, deletion.look_again(changes.condemned, exact=observation.snapshot.exact))
         return
@@ -252,7 +253,7 @@ def _compare(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> tup
     observation = _load(run, seen, known)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
     if changes.unconfirmed:
-        depths = directly.ask(connections.amqp_url(), changes.unconfirmed)
+        depths = directly.ask(broker.amqp_url(), changes.unconfirmed)
         seen = confirmed(seen, changes.unconfirmed, depths, observation.known)
         observation = replace(observation, snapshot=seen)
         changes = compare(observation, run.rules, now=run.now, force=run.force)
@@ -276,7 +277,7 @@ def _fetch_figures(run: PassRun, known: Mapping[QueueName, Known]) -> Snapshot |
     is_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
     leaves_alone = run.rules.leaves_alone
     try:
-        return connections.prometheus().take(
+        return broker.prometheus().take(
             run.management, run.vhosts, known, leaves_alone, run.keep_lease, keeps_lengths=is_behind
         )
     except NotUsable as reason:
@@ -483,7 +484,7 @@ def _gather_facts(run: PassRun, changes: Changes) -> Facts:
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
     people = outbox.recipients_of(queue.whose for queue in candidates)
     told = [queue for queue in candidates if outbox.is_anybody_told(queue.whose, people)]
-    return Facts.gather(run.management, connections.amqp_url(), told, run.now, among=changes.seen)
+    return Facts.gather(run.management, broker.amqp_url(), told, run.now, among=changes.seen)
 
 
 LIMITS = ("unbounded", "warn_length", "max_length")

@@ -22,8 +22,8 @@ from django_htmx.http import HttpResponseClientRefresh
 
 from accounts import audit
 from accounts.models import Owner
+from core.formatting import duration
 from queues import brake, monitor, orphans, overview
-from queues.mails import duration
 from queues.models import Sweep
 from queues.overview import Level
 from queues.thresholds import brake_limit

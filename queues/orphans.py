@@ -24,8 +24,9 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner, PulseUser
-from queues import bulk, outbox, removals, subscriptions
-from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
+from core import broker, bulk
+from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
+from queues import outbox, removals, subscriptions
 from queues.models import (
     Consumer,
     EventSubscription,
@@ -37,7 +38,7 @@ from queues.models import (
 )
 from queues.outbox import Telling
 from queues.thresholds import brake_limit
-from rabbit import connections, directly, snapshot
+from rabbit import directly, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, User
 from rabbit.names import DEAD_LETTER_QUEUE, is_agents_login, is_agents_queue, readable
 from rabbit.permissions import Permissions, allows, for_consumer, for_subscription
@@ -256,7 +257,7 @@ def _look(report: Report, held: HeldLease | None) -> Look:
         BrokerError: nothing could be listed, or the list can't be believed.
     """
     keep = held.keep if held else lambda: None
-    management = connections.management()
+    management = broker.management()
     before = subscriptions.agent_vhosts()
     snapshot.require_administrator(management)
     members = snapshot.members(management)
@@ -360,7 +361,7 @@ def _hold_the_brake(report: Report, force: bool) -> None:
 
 def _foresee(report: Report, names: Sequence[QueueName], force: bool) -> None:
     """Say which of these would be deleted, and which kept."""
-    depths = {} if force else directly.ask(connections.amqp_url(), names)
+    depths = {} if force else directly.ask(broker.amqp_url(), names)
     for name in names:
         if name in depths and depths[name].consumers:
             _keep(report, name)

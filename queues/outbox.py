@@ -34,9 +34,10 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.models import NotificationAddress, Owner, PulseUser, normal_address
-from queues import bulk, channels, mails
+from core import bulk
+from core.leases import LeaseTaken, lease
+from queues import channels, mails
 from queues.comparison import Whose
-from queues.lease import LeaseTaken, lease
 from queues.models import Channel, Notification
 from queues.preferences import held_until
 from rabbit.threads import Threads

@@ -18,16 +18,16 @@ from django.db.models import Count, F, Min, OuterRef, Q, QuerySet, Subquery
 from django.template.defaultfilters import filesizeformat
 
 from accounts.models import PulseUser
+from core import broker
+from core.formatting import duration, pace
+from core.leases import is_held
 from queues import charts, growth, thresholds
 from queues.brake import released
-from queues.lease import is_held
 from queues.listing import LENGTH, STALLED, standing
-from queues.mails import duration, pace
 from queues.models import Lease, Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
 from queues.monitor import LEASE
 from queues.outbox import GIVE_UP_ATTEMPTS
 from queues.thresholds import MemoryPressure, Thresholds
-from rabbit import connections
 from rabbit.management import BrokerAway, BrokerError, Node, Row
 from rabbit.names import Kind, kind_of_queue, readable
 
@@ -496,7 +496,7 @@ def _verdict(found: Sequence[Finding], good: str) -> Verdict:
 
 def _ask_broker() -> Broker:
     try:
-        management = connections.management(read_timeout=BROKER_SECONDS)
+        management = broker.management(read_timeout=BROKER_SECONDS)
         nodes = management.nodes()
         told = management.overview()
     except BrokerError as error:

@@ -12,7 +12,7 @@ from django.db.models.functions import TruncHour, TruncMinute
 from django.utils import timezone
 
 from accounts.models import AuditEntry
-from queues.lease import LeaseTaken, lease
+from core.leases import LeaseTaken, lease
 from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Sweep, Watch
 from queues.thresholds import GONE
 

@@ -29,9 +29,10 @@ from django.db.models.signals import post_delete, pre_delete
 from django.dispatch import receiver
 from django.utils import timezone
 
-from accounts import audit, hold
+from accounts import audit
 from accounts.models import AuthToken, Owner
-from queues import bulk, forgetting
+from core import broker, bulk, locks
+from queues import forgetting
 from queues.models import (
     AgentIdentity,
     AgentVhost,
@@ -41,7 +42,6 @@ from queues.models import (
     Removal,
     SubscriptionQueue,
 )
-from rabbit import connections
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.threads import Threads
 
@@ -439,7 +439,7 @@ def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
         if not removals:
             return None
         Removal.objects.filter(bulk.among(Removal, ("id",), [(removal.pk,) for removal in removals])).update(
-            claim=mine, due_at=Now() + timedelta(seconds=seconds + hold.seconds())
+            claim=mine, due_at=Now() + timedelta(seconds=seconds + locks.seconds())
         )
     return _Batch(mine, removals, until)
 
@@ -471,7 +471,7 @@ class _Batch:
         """Remove all of it, and write down what became of it."""
         self._drop_what_stands()
         try:
-            self._remove(connections.management())
+            self._remove(broker.management())
         except BrokerAway as error:  # none is configured, or its address is none
             self._stopped.set()
             self.lost += [(removal, error) for removal in self._removals[:1]]
@@ -523,7 +523,7 @@ class _Batch:
         except BrokerAway as error:
             self._stopped.set()
             self.lost.append((removal, error))
-        except (hold.Taken, _OutOfTime):
+        except (locks.Taken, _OutOfTime):
             self.busy.append(removal)
         except BrokerError as error:
             if removal.if_unused and _is_in_use(error):
@@ -544,7 +544,7 @@ class _Batch:
             hold.Taken: somebody is changing it right now.
         """
         name = removal.name
-        with hold.held(name) as ours:
+        with locks.held(name) as ours:
             logins = EventSubscription.objects.filter(uuid=name), Consumer.objects.filter(rmq_username=name)
             good = Q(token__isnull=False, next_token=None, password_set=True)
             is_good = any(rows.filter(good).exists() for rows in logins)
@@ -651,7 +651,7 @@ def _delete_user(management: Management, name: str) -> None:
         NotThere: there is no such user.
         hold.Taken: somebody is changing it right now.
     """
-    with hold.held(name) as ours:
+    with locks.held(name) as ours:
         ours.renewed_by(management).delete_user(name)
 
 

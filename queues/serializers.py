@@ -8,9 +8,9 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.links import absolute
 from accounts.models import Owner, PulseUser
 from accounts.serializers import EmailOf, HexAddressField, HexUUIDField, MessagesField
+from core.links import absolute
 from queues import thresholds
 from queues.channels import LONGEST_NAME, LONGEST_URL
 from queues.charts import SPANS

@@ -14,8 +14,9 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from accounts.links import absolute
 from accounts.models import Owner
+from core import broker
+from core.links import absolute
 from queues import charts, removals, thresholds
 from queues.models import (
     AgentIdentity,
@@ -28,7 +29,7 @@ from queues.models import (
     SubscriptionQueue,
 )
 from queues.views import NameForm, Request, Row, in_words, signed_in
-from rabbit import connections, directly
+from rabbit import directly
 from rabbit.management import BrokerError, Client, NotThere
 from rabbit.names import readable
 
@@ -156,7 +157,7 @@ def _uuids_in(text: str) -> list[UUID]:
 def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
     """Return what is connected to a vhost (None: to any), by one request; None, and why, where it isn't known."""
     try:
-        return connections.management().clients(vhost), ""
+        return broker.management().clients(vhost), ""
     except NotThere:
         return [], ""
     except BrokerError as error:
@@ -277,7 +278,7 @@ class Goes(NamedTuple):
     queues: list[str]
     messages: int | None
     users: list[str]
-    connections: int | None
+    broker: int | None
 
 
 @signed_in
@@ -315,7 +316,7 @@ def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
     """
     rows = _rows([name for _, name in queues])
     lengths = {name: row.queue.length for name, row in rows.items() if row.queue.length is not None}
-    depths = directly.ask(connections.amqp_url(), [queue for queue in queues if queue not in lengths])
+    depths = directly.ask(broker.amqp_url(), [queue for queue in queues if queue not in lengths])
     # Who reads may hold messages that aren't acknowledged, which are not counted here.
     lengths |= {name: depth.ready for name, depth in depths.items() if not depth.consumers}
     return sum(lengths[queue] for queue in queues) if lengths.keys() >= set(queues) else None

@@ -24,10 +24,10 @@ from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from accounts import hold
 from accounts.models import AuthToken, Owner
 from accounts.vouching import require_vouched
-from queues import bulk, removals, sealing
+from core import broker, bulk, locks, sealing
+from queues import removals
 from queues.models import (
     AgentIdentity,
     AgentVhost,
@@ -39,7 +39,7 @@ from queues.models import (
     Removal,
     SubscriptionQueue,
 )
-from rabbit import arguments, connections, names
+from rabbit import arguments, names
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotEqual, NotThere, Refused
 
 logger = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ def register_subscription(
         BrokerError: the broker is away or refused; nothing was registered.
     """
     check_type(object_type)
-    management = connections.management()
+    management = broker.management()
     owner = identity.owner
     for _ in range(MAX_ATTEMPTS):
         subscription, is_new = _get_or_create(
@@ -278,7 +278,7 @@ def make_subscription(
         ObjectDoesNotExist: the owner, or the subscription, was removed meanwhile.
         BrokerError: the broker is away or refused; nothing was made.
     """
-    management = connections.management()
+    management = broker.management()
     subscription = EventSubscription(
         owner=owner, observable_objects=list(observable_objects), description=description, source_ip=source_ip
     )
@@ -332,7 +332,7 @@ def create_queue(
         BrokerError: the broker is away; a queue that would be new is not registered.
     """
     check_type(object_type)
-    management = connections.management()
+    management = broker.management()
     for _ in range(MAX_ATTEMPTS):
         queue, is_new = _get_or_create(
             SubscriptionQueue.objects.all(),
@@ -368,7 +368,7 @@ def register_consumer(
         BrokerError: the broker is away; a queue that would be new is not registered.
     """
     types = None if object_types is None else list(dict.fromkeys(check_type(one) for one in object_types))
-    management = connections.management()
+    management = broker.management()
     for _ in range(MAX_ATTEMPTS):
         uuid = uuids.uuid4()
         consumer, is_new = _get_or_create(
@@ -560,7 +560,7 @@ def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
     name = owner.uuid.hex
     rows = AgentVhost.objects.filter(owner=owner)
     try:
-        with hold.held(f"vhost {name}", wait=WAIT_SECONDS) as ours:
+        with locks.held(f"vhost {name}", wait=WAIT_SECONDS) as ours:
             vhost, _ = _get_or_create(rows, {"owner": owner}, owner, name=name)
             if vhost.ready and not again:
                 return
@@ -576,7 +576,7 @@ def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
                 if not rows.exists():
                     # It was removed with its owner, maybe before the broker created it.
                     _remove_later(Removal(kind=Removal.Kind.VHOST, name=name))
-    except hold.Taken as error:
+    except locks.Taken as error:
         raise Busy(f"The vhost '{name}' is being made by another request; ask again") from error
 
 
@@ -696,7 +696,7 @@ def _grant_login(login: EventSubscription | Consumer, presented: Presented, mana
     username = login.rmq_username
     rows = type(login)._default_manager.filter(pk=login.pk)
     try:
-        with hold.held(username, wait=WAIT_SECONDS) as ours:
+        with locks.held(username, wait=WAIT_SECONDS) as ours:
             login.refresh_from_db(fields=PASSWORD)
             if _is_granted(login, presented):
                 return
@@ -709,7 +709,7 @@ def _grant_login(login: EventSubscription | Consumer, presented: Presented, mana
                     _remove_later(Removal(kind=Removal.Kind.USER, name=username))
             is_set = _confirm(rows, presented.token)
             login.refresh_from_db(fields=PASSWORD)
-    except hold.Taken as error:
+    except locks.Taken as error:
         raise Busy(f"The login '{username}' is being changed by another request; ask again") from error
     if not is_set:
         if AuthToken.objects.filter(pk=presented.token.pk).exists():

@@ -15,15 +15,15 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from queues import bulk, outbox, thresholds
+from core import broker, bulk
+from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
+from queues import outbox, thresholds
 from queues.comparison import Known, QueueName
 from queues.facts import Facts
-from queues.lease import HeldLease, LeaseLost, LeaseTaken, lease
 from queues.listing import should_have_consumer
 from queues.models import Notification, Queue, Watch
 from queues.monitor import guarded_vhosts
 from queues.outbox import Telling
-from rabbit import connections
 from rabbit.management import BrokerError, Management, Row
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def _count(held: HeldLease) -> int:
     now = timezone.now()
     watch, _ = Watch.objects.get_or_create(id=1)
     try:
-        management = connections.management()
+        management = broker.management()
         counted = _ask(management)
     except BrokerError as error:
         # The monitor tells people of an outage; one line at its beginning is enough here.
@@ -238,7 +238,7 @@ def _gather_facts(management: Management, ids: set[int], now: datetime) -> _News
     these = bulk.among(Queue, ("id",), [(id_,) for id_ in ids])
     queues = list(Queue.objects.filter(these).select_related("pulse_user").order_by("id"))
     known = [_as_known(queue) for queue in queues]
-    return _News(queues, Facts.gather(management, connections.amqp_url(), known, now))
+    return _News(queues, Facts.gather(management, broker.amqp_url(), known, now))
 
 
 def _as_known(queue: Queue) -> Known:

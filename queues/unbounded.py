@@ -9,12 +9,12 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.adoption import LEFT_OUT, THERE, Step
-from queues import bulk
+from core import broker, bulk
+from core.leases import LeaseTaken, lease
 from queues.by_hand import LIMITS
-from queues.lease import LeaseTaken, lease
 from queues.models import Queue, QueueEvent
 from queues.monitor import LEASE
-from rabbit import connections, snapshot
+from rabbit import snapshot
 
 SET = "make unbounded"
 
@@ -44,7 +44,7 @@ def plan(names: Iterable[str]) -> list[Step]:
         return steps
     rows = Queue.objects.filter(bulk.among(Queue, ("name",), [(name,) for name in wanted])).order_by()
     known = {(vhost, name): unbounded for vhost, name, unbounded in rows.values_list("vhost", "name", "unbounded")}
-    listed = connections.management().list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
+    listed = broker.management().list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
     vhosts: dict[str, set[str]] = {name: set() for name in wanted}
     for vhost, name in [*known, *((row["vhost"], row["name"]) for row in listed)]:
         if name in vhosts:

@@ -22,10 +22,10 @@ from django_htmx.http import HttpResponseClientRefresh
 from django_htmx.middleware import HtmxDetails
 
 from accounts.models import Owner, PulseUser
+from core.formatting import duration, pace
 from queues import by_hand, charts, exchanges, growth, thresholds
 from queues.exchanges import OwnExchange
 from queues.listing import ORDERINGS, QueueFilter, Standing, should_have_consumer, standing
-from queues.mails import duration, pace
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
 from rabbit.arguments import MOST_MESSAGES

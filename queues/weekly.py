@@ -13,7 +13,8 @@ from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues import bulk, outbox
+from core import bulk
+from queues import outbox
 from queues.comparison import Whose
 from queues.listing import UNATTENDED
 from queues.models import Notification, Queue, QueueEvent

@@ -12,11 +12,12 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import audit, hold, removal, vouching
+from accounts import audit, removal, vouching
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.tokens import make_token
+from core import locks, sealing
 from message_store import applications
-from queues import by_hand, outbox, sealing
+from queues import by_hand, outbox
 from queues.models import (
     AgentIdentity,
     AgentVhost,
@@ -657,7 +658,7 @@ def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by
     remove = removal._remove_from_broker
     left = {"remove-2": "'queue/remove-2/builds'"}
     monkeypatch.setattr(removal, "_remove_from_broker", lambda one, name: left.get(name) or remove(one, name))
-    with hold.held("remove-1"):
+    with locks.held("remove-1"):
         busy, stubborn, done = messages_of(agree(admin, page))
     assert busy.startswith("'remove-1': it is being removed, and Guardian goes on by itself: Somebody is changing")
     assert stubborn == (

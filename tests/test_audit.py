@@ -16,11 +16,12 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import addresses, audit, hold, pulse_users, tokens, vouching, withdrawal
+from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
 from accounts.removal import remove_pulse_user
 from accounts.signin import make_link, prune_visitors
 from accounts.tasks import finish_removals
+from core import locks
 from queues import by_hand, channels, outbox, preferences, pruning, removals
 from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
 from queues.monitor import run_pass
@@ -245,15 +246,15 @@ def test_what_is_asked_of_the_broker_is_there_with_its_outcome(queue, alice, bro
 
 def test_what_was_not_asked_since_somebody_else_holds_the_account_is_not_done(account, monkeypatch):
     forget()
-    renew, times = hold.Hold.renew, []
+    renew, times = locks.Hold.renew, []
 
     def late(self):
         times.append(self)
         if len(times) == 2:  # first its tags are read
-            raise hold.Taken("too slow")
+            raise locks.Taken("too slow")
         renew(self)
 
-    monkeypatch.setattr(hold.Hold, "renew", late)
+    monkeypatch.setattr(locks.Hold, "renew", late)
     with pytest.raises(ValidationError):
         pulse_users.rotate_password(account)
     assert [entry[1:] for entry in trail()] == [("gave another password", ACCOUNT, "not-done")]

@@ -13,7 +13,8 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, PulseUser
 from accounts.pulse_users import make_pulse_user
-from queues import channels, monitor, outbox, sealing, subscriptions
+from core import sealing
+from queues import channels, monitor, outbox, subscriptions
 from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
 from queues.orphans import clean_up_stale, sweep_orphans
 from tests.agents import RegisteredAgent, a_while_ago

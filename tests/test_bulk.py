@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from queues import bulk
+from core import bulk
 from queues.models import Queue, QueueEvent
 
 pytestmark = pytest.mark.django_db

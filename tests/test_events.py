@@ -12,11 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.vouching import NotVouched
+from core import broker
 from queues import events
 from queues.events import BadMessageId, BadPayload, Published, publish
 from queues.models import Consumer, EventSubscription, Offering, QueueEvent, Registration, SubscriptionQueue
 from queues.subscriptions import NoSuchType
-from rabbit import arguments, connections
+from rabbit import arguments
 from rabbit.management import BrokerAway, Management
 from rabbit.publishing import OutcomeUnknown
 from tests.api import Program
@@ -419,7 +420,7 @@ def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events
     with pytest.raises(OutcomeUnknown):
         publish(offering, "order", {})
     assert time.monotonic() - began < 4
-    assert connections.publisher().connections == 0
+    assert broker.publisher().connections == 0
     guarded_node.ctl("set_vm_memory_high_watermark", "0.4")
     assert publish(offering, "order", {}).delivered == 1
 

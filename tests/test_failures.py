@@ -9,9 +9,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from core import broker
 from queues import deletion, monitor, tasks
 from queues.models import Lease, Notification, Pass, Queue, Watch
-from rabbit import connections, directly
+from rabbit import directly
 from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
@@ -576,7 +577,7 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     amqp.publish("hung", 12)
     amqp.publish("long", 8)
-    statistics = connections.management().queue  # they lag by seconds
+    statistics = broker.management().queue  # they lag by seconds
     wait_until_equal(lambda: statistics("/", "hung").get("messages"), 12)
     wait_until_equal(lambda: statistics("/", "long").get("messages"), 15)
     guarded_node.eval(f"sys:suspend({pid}).")
@@ -633,7 +634,7 @@ def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(guarded_node, set
 def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm, raised, usual):
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("long", 11)
-    management = connections.management()
+    management = broker.management()
     guarded_node.ctl(*raised)
     try:
         assert any(alarm in one for one in management.alarms())
@@ -656,7 +657,7 @@ def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarde
     reports = [monitor.run_pass() for _ in range(2)]
     assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
     follow()
-    assert broken(connections.management(), ["/"], mailbox.mails) == []
+    assert broken(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
@@ -673,9 +674,9 @@ def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaw
     guarded_node.resume()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
     follow()
-    assert broken(connections.management(), ["/"], mailbox.mails) == []
+    assert broken(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org").count("deletion") == 1
-    assert queue_names(connections.management(), "/") == {"short"}
+    assert queue_names(broker.management(), "/") == {"short"}
 
 
 @pytest.mark.slow
@@ -688,7 +689,7 @@ def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the
     assert monitor.run_pass().deleted == 0
     guarded_node.start()
     follow()
-    assert broken(connections.management(), ["/"], mailbox.mails) == []
+    assert broken(broker.management(), ["/"], mailbox.mails) == []
     assert "deletion" not in sent("ops@example.org")
 
 

@@ -17,13 +17,14 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from psycopg2 import sql
 
-from accounts import adoption, hold, pulseguardian, vouching
+from accounts import adoption, pulseguardian, vouching
 from accounts.adoption import MadeMeanwhile
 from accounts.models import AuditEntry, Owner, PulseUser, Vouching
 from accounts.pulse_users import find_owners
 from accounts.pulseguardian import SourceError
+from core import locks
+from core.leases import lease
 from queues import unbounded
-from queues.lease import lease
 from queues.models import Notification, Queue, QueueEvent
 from queues.monitor import LEASE, run_pass
 from rabbit.permissions import EVERYTHING, Permissions
@@ -663,7 +664,7 @@ def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_g
 
 
 def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, source):
-    with hold.held(filled[1]):
+    with locks.held(filled[1]):
         assert f"Somebody is changing '{filled[1]}' right now." in refused(source.url, "--apply")
     assert owned() == {}
     imported(source.url, "--apply")

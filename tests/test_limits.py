@@ -8,10 +8,11 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from accounts import limits, tokens
-from accounts.limits import Limit, TooOften, take
+from accounts import tokens
 from accounts.models import AuthToken, Owner
-from guardian_site import door
+from core import limits
+from core.limits import Limit, TooOften, take
+from guardian_site import middleware
 from message_store import applications
 from message_store.store import store
 from queues import events
@@ -212,7 +213,7 @@ GUESSES = {
 
 @pytest.fixture
 def three_guesses(monkeypatch, settings):
-    monkeypatch.setattr(door, "WRONG_KEYS", Limit("wrong tokens and keys", 3, 60))
+    monkeypatch.setattr(middleware, "WRONG_KEYS", Limit("wrong tokens and keys", 3, 60))
     settings.GUARDIAN_METRICS_TOKEN = "a-metrics-token"
 
 

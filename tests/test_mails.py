@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from accounts import addresses
 from accounts.models import NotificationAddress, Owner, PulseUser
-from queues.mails import Obsolete, compose, duration, in_text, pace
+from core.formatting import duration, pace
+from queues.mails import Obsolete, compose, in_text
 from queues.models import Notification
 from rabbit.names import readable
 

@@ -14,7 +14,8 @@ from django.conf import settings as django_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rabbit import connections, http
+from core import broker
+from rabbit import http
 from rabbit.management import (
     BrokerAway,
     BrokerError,
@@ -571,7 +572,7 @@ def test_without_a_configured_broker_none_is_reached(monkeypatch):
     for url in ("", "nonsense"):
         monkeypatch.setattr(django_settings, "RABBITMQ_MANAGEMENT_URL", url)
         with pytest.raises(BrokerAway, match="RABBITMQ_MANAGEMENT_URL") as away:
-            connections.management()
+            broker.management()
         assert away.value.never_reached
 
 

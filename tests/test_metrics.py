@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from accounts.models import Owner, PulseUser
 from accounts.tokens import make_token
+from core import broker
 from guardian_site import counters
 from queues import monitor
 from queues.models import (
@@ -37,7 +38,6 @@ from queues.models import (
     Sweep,
     Watch,
 )
-from rabbit import connections
 from rabbit.management import BrokerAway, Call
 from tests.toolbox import queue_row
 
@@ -550,11 +550,11 @@ def test_to_count_a_call_takes_next_to_no_time():
 
 
 def test_a_call_that_breaks_the_counting_breaks_nothing_else(guarded, settings):
-    connections.management().whoami()
+    broker.management().whoami()
     counters.count_call(Call("GET", "/api", "ok", "no number"))
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     with pytest.raises(BrokerAway):
-        connections.management().whoami()
+        broker.management().whoami()
 
 
 # What comes with it: alerts and a dashboard

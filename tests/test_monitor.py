@@ -11,7 +11,8 @@ from django.utils import timezone
 
 from accounts import removal
 from accounts.models import Owner, PulseUser
-from queues import bulk, by_hand, lease, monitor, pruning
+from core import bulk, leases
+from queues import by_hand, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import (
     AgentVhost,
@@ -261,14 +262,14 @@ def test_a_dry_run_says_what_it_would_do_and_changes_nothing(amqp, management, g
 
 def test_while_another_process_is_at_it_nothing_is_done(amqp):
     amqp.queue("long", 11)
-    with lease.lease(monitor.LEASE):
+    with leases.lease(monitor.LEASE):
         assert monitor.run_pass().another_pass
     assert not Queue.objects.exists()
 
 
 def test_a_lease_that_another_took_a_moment_later_than_was_asked_for_it_is_not_free(guarded):
     """PostgreSQL's time of a statement that had to wait for another's row is before that other's."""
-    expires_at = Now() + timedelta(seconds=lease.SECONDS + 1)
+    expires_at = Now() + timedelta(seconds=leases.SECONDS + 1)
     Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=expires_at)
     assert monitor.run_pass().another_pass
 

@@ -8,9 +8,9 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import AuditEntry, AuthToken, Owner
+from core.leases import lease
 from queues import operator_views
 from queues.brake import brake
-from queues.lease import lease
 from queues.models import EventSubscription, Pass, Queue, Sweep
 from queues.monitor import run_pass
 from queues.operator_views import NAMES_SHOWN, names

@@ -11,9 +11,9 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import hold
 from accounts.models import AuthToken, PulseUser
 from accounts.tokens import make_token
+from core import locks
 from guardian_site.celery import app
 from queues import orphans, removals, subscriptions, tasks
 from queues.mails import compose
@@ -359,7 +359,7 @@ def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(age
     AgentVhost.objects.filter(owner=agent.owner).update(ready=False)
     SubscriptionQueue.objects.filter(vhost=agent.vhost).update(state="creating")
     monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.1)
-    with hold.held(f"vhost {agent.vhost}"):
+    with locks.held(f"vhost {agent.vhost}"):
         report = sweep_orphans()
     assert (report.away, report.repaired, len(report.errors)) == (False, 1, 1)
     assert bob.names == bob.registered

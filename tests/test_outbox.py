@@ -18,9 +18,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from accounts.models import NotificationAddress, Owner, PulseUser
-from queues import bulk, channels, mails, monitor, outbox
+from core import bulk
+from core.leases import lease
+from queues import channels, mails, monitor, outbox
 from queues.comparison import Whose
-from queues.lease import lease
 from queues.models import Channel, Notification, Queue
 from queues.outbox import Telling, send_due
 from tests.proxy import Proxy

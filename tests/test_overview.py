@@ -12,10 +12,10 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
+from core.formatting import pace
+from core.leases import lease
 from queues import overview
 from queues.facts import Facts
-from queues.lease import lease
-from queues.mails import pace
 from queues.models import Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
 from queues.monitor import run_pass
 from queues.overview import (

@@ -10,10 +10,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from core import broker
 from guardian_site.checks import check_settings
 from queues import monitor
 from queues.models import Pass, Queue, Watch
-from rabbit import connections, prometheus
+from rabbit import prometheus
 from rabbit.management import BrokerAway, Malformed
 from tests.toolbox import wait_until_equal
 from tools.benchmarks.passes import counted_requests
@@ -85,7 +86,7 @@ def figures(guarded, settings, management, amqp):
 
     def wait(**lengths):
         def shown():
-            scrape = connections.prometheus().scrape(management, [guarded])
+            scrape = broker.prometheus().scrape(management, [guarded])
             found = {name: depth.ready for (_, name), depth in scrape.depths.items()}
             return {name: found.get(name) for name in lengths}
 
@@ -192,7 +193,7 @@ def test_a_node_of_another_broker_tells_nothing_of_this_ones_queues(figures, gua
     host = urlsplit(settings.RABBITMQ_MANAGEMENT_URL).hostname
     with Served(page((guarded, "long", 5, 5), (guarded, "theirs", 7, 0))) as served:
         settings.GUARDIAN_PROMETHEUS_URLS = [f"http://{host}:{port}", served.url]
-        scrape = connections.prometheus().scrape(management, [guarded])
+        scrape = broker.prometheus().scrape(management, [guarded])
     assert scrape.depths[guarded, "long"].ready == 20
     assert (guarded, "theirs") not in scrape.depths
 
@@ -222,7 +223,7 @@ def test_an_answer_of_another_shape_is_an_error_of_the_brokers(management):
 
 def test_a_queue_without_figures_that_is_there_stays_as_it_is_known(figures, guarded, management):
     put_off_the_list()
-    scrape = connections.prometheus().scrape(management, [guarded])
+    scrape = broker.prometheus().scrape(management, [guarded])
     known = {(row.vhost, row.name): row for row in Queue.objects.all()}
     without = scrape._replace(depths={key: depth for key, depth in scrape.depths.items() if key[1] == "long"})
     seen = without.complete(management, known, lambda vhost, name: False, lambda: None)
@@ -235,7 +236,7 @@ def test_a_queue_without_figures_that_is_there_stays_as_it_is_known(figures, gua
 
 
 def test_many_queues_that_are_new_or_gone_have_the_list_asked_for(figures, guarded, management):
-    scrape = connections.prometheus().scrape(management, [guarded])
+    scrape = broker.prometheus().scrape(management, [guarded])
     new = {(guarded, f"new-{number}"): None for number in range(prometheus.FEW + 1)}
     ignored = scrape._replace(depths=scrape.depths | new)
     known = {(row.vhost, row.name): row for row in Queue.objects.all()}
@@ -324,7 +325,7 @@ def test_a_bad_answer_has_the_list_asked_for_and_removes_nothing(guarded, amqp, 
 def test_the_password_of_an_endpoint_stands_in_no_error(management, settings):
     settings.GUARDIAN_PROMETHEUS_URLS = ["http://reader:s3cret@127.0.0.1:1/rabbit"]
     with pytest.raises(BrokerAway) as raised:
-        connections.prometheus().scrape(management, None)
+        broker.prometheus().scrape(management, None)
     assert "s3cret" not in str(raised.value)
     assert "http://127.0.0.1:1" in str(raised.value)
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rabbit import connections
+import core.broker
 from rabbit.management import BrokerAway, Management, Refused
 from rabbit.permissions import EVERYTHING, NOTHING
 from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
@@ -286,21 +286,21 @@ def test_where_time_is_up_before_anything_was_sent_nothing_was_published(broker,
 def test_a_process_that_is_forked_has_connections_of_its_own(broker, management, vhost, settings):
     settings.RABBIT_URL = broker.amqp_url
     management.make_queue(vhost, "a")
-    connections._publisher.cache_clear()  # other tests' connections may be in it
-    ours = connections.publisher()
+    core.broker._publisher.cache_clear()  # other tests' connections may be in it
+    ours = core.broker.publisher()
     ours.publish([(vhost, "a")], message())
     child = os.fork()
     if child == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            theirs = connections.publisher()
+            theirs = core.broker.publisher()
             results = theirs.publish([(vhost, "a")], message())
             code = 0 if theirs is not ours and results == {(vhost, "a"): Result.DELIVERED} else 2
             theirs.close()
         os._exit(code)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert connections.publisher() is ours
+    assert core.broker.publisher() is ours
     assert ours.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
     assert ours.connections == 1
     assert queue_lengths(management, vhost) == {"a": 3}
@@ -432,7 +432,7 @@ def test_an_address_that_is_none_is_said_without_the_password(url, settings):
     assert "sekret-word" not in str(raised.value)
     settings.RABBIT_URL = url
     with pytest.raises(BrokerAway, match="RABBIT_URL") as raised:
-        connections.publisher()
+        core.broker.publisher()
     assert raised.value.never_reached
 
 

@@ -19,7 +19,7 @@ from django.core.signing import BadSignature, SignatureExpired
 from django.db import connection, transaction
 from django.utils import timezone
 
-from accounts import hold, removal, signals, vouching
+from accounts import removal, signals, vouching
 from accounts.addresses import (
     add_address,
     address_of_token,
@@ -53,6 +53,7 @@ from accounts.removal import Goes, GoesOn, finish_removals, remove_pulse_user, w
 from accounts.tasks import finish_removals as removals_task
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
+from core import locks
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.names import BadName
 from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user, in_words
@@ -522,7 +523,7 @@ def test_of_two_who_change_a_password_at_once_the_one_who_is_told_has_the_one_th
 
 def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, name, management):
     management.put_user(name, "by hand")
-    with hold.held(name), pytest.raises(NameTaken, match="right now"):
+    with locks.held(name), pytest.raises(NameTaken, match="right now"):
         adopt_pulse_user(name, [alice], Owner.objects.create_superuser("ops@example.org"))
     assert not PulseUser.objects.exists()
 
@@ -530,7 +531,7 @@ def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, nam
 def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_that_it_goes_on(alice, name, client):
     make_pulse_user(name, [alice])
     client.force_login(alice)
-    with hold.held(name):
+    with locks.held(name):
         answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
         assert "is being deleted. Guardian goes on until all is gone." in answer.text
         PulseUser.objects.update(removing_since=None)
@@ -540,7 +541,7 @@ def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_
 
 def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alice, name, management):
     pulse_user, _ = make_pulse_user(name, [alice])
-    with hold.held(name):
+    with locks.held(name):
         with pytest.raises(GoesOn, match="is being removed, and Guardian goes on by itself"):
             remove_pulse_user(pulse_user)
         assert finish_removals() == 0
@@ -557,7 +558,7 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
     amqp.queue(f"queue/{name}/builds", 1)
     PulseUser.objects.update(removing_since=timezone.now())
     with paused(monkeypatch, removal, place, finish_removals) as slow:
-        cache.delete(hold.key_of(name))  # as if it had run out
+        cache.delete(locks.key_of(name))  # as if it had run out
         remove_pulse_user(pulse_user)
         made, _ = make_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
@@ -578,7 +579,7 @@ def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them
 
     def delete(self, *arguments):
         real(self, *arguments)
-        cache.set(hold.key_of(name), "another's")
+        cache.set(locks.key_of(name), "another's")
 
     monkeypatch.setattr(Management, "delete_queue", delete)
     assert finish_removals() == 0
@@ -609,7 +610,7 @@ def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, b
 
     def lost(self, *arguments):
         monkeypatch.setattr(Management, "put_user", real)
-        cache.delete(hold.key_of(name))
+        cache.delete(locks.key_of(name))
         made.append(make_pulse_user(name, [alice]))
         raise BrokerAway("no answer in time", timed_out=True)
 
@@ -625,8 +626,8 @@ def test_what_a_kill_leaves_held_runs_out_and_the_same_owner_finishes_it(alice, 
     PulseUser.objects.create(username=name).owners.add(alice)
     management.put_user(name, "half made")
     began = timezone.now()
-    hold.Hold(name).take()
-    for wait, outcome in ((hold.seconds() - 2, NameTaken), (hold.seconds() + 2, None)):
+    locks.Hold(name).take()
+    for wait, outcome in ((locks.seconds() - 2, NameTaken), (locks.seconds() + 2, None)):
         time_machine.move_to(began + timedelta(seconds=wait))
         if outcome:
             with pytest.raises(outcome):
@@ -636,39 +637,39 @@ def test_what_a_kill_leaves_held_runs_out_and_the_same_owner_finishes_it(alice, 
 
 
 def test_a_hold_that_a_crash_left_behind_lasts_no_longer_since_the_clock_was_set_back(db, time_machine):
-    left = hold.Hold("alice")
+    left = locks.Hold("alice")
     left.take()
     back = timezone.now() - timedelta(hours=1)
     time_machine.move_to(back)
-    with pytest.raises(hold.Taken):
-        hold.Hold("alice").take()
-    with pytest.raises(hold.Taken):
+    with pytest.raises(locks.Taken):
+        locks.Hold("alice").take()
+    with pytest.raises(locks.Taken):
         left.renew()
-    time_machine.move_to(back + timedelta(seconds=hold.seconds() + 2))
-    with hold.held("alice"):
+    time_machine.move_to(back + timedelta(seconds=locks.seconds() + 2))
+    with locks.held("alice"):
         pass
 
 
 def test_a_hold_outlasts_every_request_and_is_only_its_holders(db, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20.0
-    assert hold.seconds() > 2 * (2 + 3 * 20)
-    with hold.held("alice") as first:
+    assert locks.seconds() > 2 * (2 + 3 * 20)
+    with locks.held("alice") as first:
         first.renew()
-        cache.set(hold.key_of("alice"), "another's", 60)
-        with pytest.raises(hold.Taken):
+        cache.set(locks.key_of("alice"), "another's", 60)
+        with pytest.raises(locks.Taken):
             first.renew()
-    assert cache.get(hold.key_of("alice")) == "another's"
-    with hold.held("Alice"), pytest.raises(hold.Taken), hold.held("alice"):
+    assert cache.get(locks.key_of("alice")) == "another's"
+    with locks.held("Alice"), pytest.raises(locks.Taken), locks.held("alice"):
         pass
-    cache.delete(hold.key_of("alice"))
+    cache.delete(locks.key_of("alice"))
 
 
 def test_a_hold_is_prolonged_by_who_works_on(db, time_machine):
     began = timezone.now()
     time_machine.move_to(began, tick=False)
-    with hold.held("alice") as ours:
+    with locks.held("alice") as ours:
         for step in range(1, 5):
-            time_machine.move_to(began + timedelta(seconds=step * (hold.seconds() - hold.SLACK_SECONDS)), tick=False)
+            time_machine.move_to(began + timedelta(seconds=step * (locks.seconds() - locks.SLACK_SECONDS)), tick=False)
             ours.renew()
 
 

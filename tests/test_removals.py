@@ -23,8 +23,9 @@ from django.db.models.deletion import Collector
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import hold, tokens
+from accounts import tokens
 from accounts.models import AuthToken, Owner
+from core import locks
 from queues import removals, subscriptions
 from queues.models import (
     AgentIdentity,
@@ -735,7 +736,7 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
         with pytest.raises(Killed):
             made.subscription.delete()
     assert removals.finish() == 0
-    soonest = timezone.now() + timedelta(seconds=hold.seconds())
+    soonest = timezone.now() + timedelta(seconds=locks.seconds())
     assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
     make_due()
     assert removals.finish() == 3
@@ -837,7 +838,7 @@ def test_what_is_deleted_again_while_it_is_being_removed_is_removed_again(made, 
 
 
 def test_a_user_that_somebody_changes_right_now_goes_a_little_later(made, agents):
-    with hold.held(made.username):
+    with locks.held(made.username):
         made.subscription.delete()
         assert [removal.kind for removal in Removal.objects.all()] == ["user"]
         assert made.username in agents.users()

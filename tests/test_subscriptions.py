@@ -14,9 +14,9 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from accounts import hold
 from accounts.models import AuthToken, Owner
 from accounts.vouching import NotVouched
+from core import broker, locks
 from queues import removals, subscriptions
 from queues.models import (
     AgentIdentity,
@@ -49,7 +49,6 @@ from queues.subscriptions import (
     registered,
     usable_offering,
 )
-from rabbit import connections
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
 from rabbit.http import PooledClient
 from rabbit.management import BrokerAway, Management, NotThere, Refused
@@ -629,7 +628,7 @@ def test_a_login_that_another_request_changes_for_too_long_is_answered_with_away
     monkeypatch, agents, alice, offering, subscription, presented
 ):
     monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.2)
-    with hold.held(subscription.rmq_username), pytest.raises(BrokerAway, match="by another request"):
+    with locks.held(subscription.rmq_username), pytest.raises(BrokerAway, match="by another request"):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
 
@@ -1003,7 +1002,7 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
         partial(register_subscription, identity, "resource", presented),
         partial(create_queue, subscription, offering, "resource", presented),
         partial(register_consumer, identity, presented, None),
-        partial(make_again, queue, connections.management()),
+        partial(make_again, queue, broker.management()),
     ):
         with pytest.raises(ObjectDoesNotExist):
             call()
@@ -1016,7 +1015,7 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
 def test_an_owner_who_goes_while_the_vhost_of_a_subscription_is_made_leaves_nothing(
     monkeypatch, agents, alice, identity, presented
 ):
-    before(monkeypatch, "held", lambda *_, **__: Owner.objects.filter(pk=alice.pk).delete(), hold)
+    before(monkeypatch, "held", lambda *_, **__: Owner.objects.filter(pk=alice.pk).delete(), locks)
     with pytest.raises(ObjectDoesNotExist):
         register_subscription(identity, "order", presented)
     assert not EventSubscription.objects.exists()
@@ -1047,11 +1046,11 @@ def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_n
 def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice, identity, presented, subscription):
     monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.1)
     AgentVhost.objects.update(ready=False)
-    with hold.held(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
+    with locks.held(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
         make_subscription(alice, presented)
     AgentVhost.objects.update(ready=True)
     EventSubscription.objects.update(password_set=False)
-    with hold.held(subscription.rmq_username), pytest.raises(Busy, match="another request"):
+    with locks.held(subscription.rmq_username), pytest.raises(Busy, match="another request"):
         register_subscription(identity, "order", presented)
     assert issubclass(Busy, BrokerAway)
 
@@ -1292,16 +1291,16 @@ def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
 
 
 def test_a_name_that_is_held_can_be_waited_for(guarded, monkeypatch):
-    with hold.held("alice") as first:
-        monkeypatch.setattr("accounts.hold.time.sleep", lambda _: first.release())
-        with hold.held("alice", wait=10):
+    with locks.held("alice") as first:
+        monkeypatch.setattr("core.locks.time.sleep", lambda _: first.release())
+        with locks.held("alice", wait=10):
             assert not first._is_ours()
 
 
 def test_the_wait_for_a_name_is_bounded(guarded):
-    with hold.held("alice"):
+    with locks.held("alice"):
         for wait in (0, 0.3):
             began = timezone.now()
-            with pytest.raises(hold.Taken), hold.held("alice", wait=wait):
+            with pytest.raises(locks.Taken), locks.held("alice", wait=wait):
                 raise AssertionError
             assert timedelta(seconds=wait) <= timezone.now() - began < timedelta(seconds=wait + 1)

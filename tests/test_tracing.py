@@ -14,7 +14,6 @@ from django.urls import path
 from kombu import Connection
 
 from guardian_site import tracing, urls
-from rabbit import connections
 from rabbit.management import Management
 from rabbit.threads import Threads
 from tests.plugin import ROOT
@@ -76,8 +75,8 @@ def test_the_broker_is_told_the_id(settings):
     with Recorder(answer=LISTED) as broker:
         settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:secret@127.0.0.1:{broker.port}"
         with tracing.begun("from-a-request"):
-            connections.management().whoami()
-        connections.management().whoami()
+            broker.management().whoami()
+        broker.management().whoami()
     first, second = broker.asked
     assert first.headers["X-Request-ID"] == "from-a-request"
     assert "X-Request-ID" not in second.headers

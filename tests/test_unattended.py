@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from consumers.names import delay_queue, level_queue, parking_queue
+from core.leases import lease
 from queues import by_hand, monitor, unattended
-from queues.lease import lease
 from queues.mails import compose
 from queues.models import Notification, Queue, Watch
 from queues.unattended import Attendance, Count, count_consumers

@@ -161,13 +161,13 @@ def _write_last_hour() -> None:
 
 def wait_for_warning(stack: Stack, mails: list[Mail]) -> Mail:
     """Return the warning by mail, once the management plugin has figures and passes ran; raises DidNotHappen."""
+    from core import broker
     from queues.models import Pass
-    from rabbit import connections
 
     deadline = time.monotonic() + STEP_SECONDS
     while time.monotonic() < deadline:
         stack.check()
-        rows = connections.management().list_queues("/", {})
+        rows = broker.management().list_queues("/", {})
         warnings = [mail for mail in list(mails) if OWNER in mail.recipients and LONG in mail.subject]
         if warnings and Pass.objects.count() > 75 and sum("consumers" in row for row in rows) > len(QUEUES):
             return warnings[0]

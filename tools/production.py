@@ -152,7 +152,7 @@ def _locks() -> set[tuple[str, str, str]]:
     from django.core.cache import cache
     from django.db import connection
 
-    from accounts.hold import PREFIX
+    from core.locks import PREFIX
 
     table = connection.ops.quote_name(str(settings.CACHES["default"]["LOCATION"]))
     key = cache.make_key("")

@@ -10,9 +10,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner
+from core import broker
 from queues.models import EventSubscription, ObjectType, Offering, Queue, Registration, Removal, SubscriptionQueue
 from queues.removals import AT_ONCE
-from rabbit import connections
 from rabbit.arguments import FOR_AGENTS
 from rabbit.management import Management
 from rabbit.names import subscription_queue
@@ -32,7 +32,7 @@ class Subscriber:
     def __init__(self, vhost: str, queues: int) -> None:
         self._vhost = vhost
         self._owner = Owner.objects.create_user("owner@example.org", vouched=True)
-        self._management: Management = connections.management()
+        self._management: Management = broker.management()
         self._offerings = Offering.objects.bulk_create(Offering(name=f"offering {number}") for number in range(queues))
 
     def subscribe(self) -> EventSubscription:

@@ -9,9 +9,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner, PulseUser
+from core import broker
 from queues.deletion import SIDE_BY_SIDE
 from queues.monitor import run_pass
-from rabbit import connections, directly
+from rabbit import directly
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks.load import REST_SECONDS, publish_one_each, wait_for_messages
@@ -28,7 +29,7 @@ class Doomed:
         self.vhost = vhost
         self.queues = queues
         self.doomed = doomed
-        self.management: Management = connections.management()
+        self.management: Management = broker.management()
         self._turn = 0
 
     def make(self, user: str) -> list[str]:
@@ -41,7 +42,7 @@ class Doomed:
     def fill(self, names: list[str]) -> None:
         """Put more messages into them than they may have, wait until the broker lists these, and let it rest."""
         for _ in range(MESSAGES):
-            publish_one_each(connections.amqp_url(), self.vhost, names)
+            publish_one_each(broker.amqp_url(), self.vhost, names)
         wanted = {"queues": self.queues + self.doomed, "messages": MESSAGES * self.doomed}
         wait_for_messages(self.management, self.vhost, **wanted)
         time.sleep(REST_SECONDS)
@@ -70,7 +71,7 @@ class Doomed:
         params = {**TOTALS, "columns": COLUMNS}
         listing, _ = timed(lambda: self.management.list_queues(self.vhost, params))
         asked = [(self.vhost, name) for name in names]
-        declares, depths = timed(lambda: directly.ask(connections.amqp_url(), asked))
+        declares, depths = timed(lambda: directly.ask(broker.amqp_url(), asked))
         assert len(depths) == self.doomed
         surroundings, _ = timed(lambda: self._surroundings(names))
         deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
@@ -78,7 +79,7 @@ class Doomed:
 
     def _surroundings(self, names: list[str]) -> None:
         with ThreadPoolExecutor(1) as beside:
-            consumers = beside.submit(directly.ask, connections.amqp_url(), [(self.vhost, name) for name in names])
+            consumers = beside.submit(directly.ask, broker.amqp_url(), [(self.vhost, name) for name in names])
             self._side_by_side(partial(self.management.queue_bindings, self.vhost), names)
             assert len(consumers.result()) == len(names)
 

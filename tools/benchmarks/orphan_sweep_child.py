@@ -11,10 +11,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner
+from core import broker
 from queues.models import AgentVhost, EventSubscription, Offering, Queue, Registration, SubscriptionQueue
 from queues.orphans import sweep_orphans
 from queues.removals import AT_ONCE
-from rabbit import connections, snapshot
+from rabbit import snapshot
 from rabbit.arguments import FOR_AGENTS
 from rabbit.management import Management
 from rabbit.snapshot import WITHOUT_LENGTHS
@@ -31,7 +32,7 @@ class Swept:
     def __init__(self, vhosts: Sequence[str], queues: int, orphans: int) -> None:
         self.vhosts = vhosts
         self.orphans = orphans
-        self.management: Management = connections.management()
+        self.management: Management = broker.management()
         self._queues = queues
         self._turn = 0
 

@@ -11,9 +11,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import PulseUser
+from core import broker
 from queues.models import Queue, QueueSample
 from queues.monitor import Report, run_pass
-from rabbit import connections, snapshot
+from rabbit import snapshot
 from rabbit.http import Answer, PooledClient
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
@@ -42,7 +43,7 @@ class Guarded:
     def __init__(self, vhosts: Sequence[str], queues: int) -> None:
         self.vhosts = vhosts
         self.queues = queues
-        self.management: Management = connections.management()
+        self.management: Management = broker.management()
         params = {**TOTALS, "columns": "name,vhost,messages_ready"}
         rows = [row for vhost in vhosts for row in self.management.list_queues(vhost, params)]
         self._messages = sum(row["messages_ready"] for row in rows)
@@ -54,7 +55,7 @@ class Guarded:
         for number, vhost in enumerate(self.vhosts):
             first, end = number * VHOST_HOLDS, min((number + 1) * VHOST_HOLDS, self.queues)
             names = [queue_name(one) for one in range(first + self._turn % ONE_IN, end, ONE_IN)]
-            publish_one_each(connections.amqp_url(), vhost, names)
+            publish_one_each(broker.amqp_url(), vhost, names)
             self._messages += len(names)
         wait_for_messages(self.management, *self.vhosts, queues=self.queues, messages=self._messages)
 

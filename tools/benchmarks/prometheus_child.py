@@ -8,9 +8,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import PulseUser
+from core import broker
 from queues.models import Watch
 from queues.monitor import FIGURES_LAG
-from rabbit import connections
 from tools.benchmarks.load import LOAD_SECONDS, user_name
 from tools.benchmarks.passes import ONE_IN, WARM_UPS, Guarded, counted_requests, timed
 
@@ -37,7 +37,7 @@ class ByFigures(Guarded):
         Watch.objects.update(exact_at=timezone.now() - 2 * FIGURES_LAG)
 
     def _shown(self) -> int:
-        scrape = connections.prometheus().scrape(self.management, self.vhosts)
+        scrape = broker.prometheus().scrape(self.management, self.vhosts)
         return sum(depth.ready for depth in scrape.depths.values() if depth is not None)
 
 

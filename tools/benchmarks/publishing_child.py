@@ -10,9 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner
+from core import broker
 from queues import events
 from queues.models import EventSubscription, Offering, Registration, SubscriptionQueue
-from rabbit import arguments, connections
+from rabbit import arguments
 from rabbit.publishing import QueueName
 from tools.benchmarks.passes import timed
 
@@ -30,7 +31,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     ``one_vhost``: an event to so many queues of one vhost; ``bare``: one message to each of the same, by pika's
     ``BlockingConnection``; ``ten_vhosts``: an event to as many queues in ten vhosts.
     """
-    management = connections.management()
+    management = broker.management()
     others = [f"bench-events-{number}" for number in range(VHOSTS)]
     one = [(vhost, f"events-{number}") for number in range(queues)]
     many = [(other, f"events-{number}") for other in others for number in range(queues // VHOSTS)]
@@ -56,7 +57,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         bare.close()
         statements = {"few": [_statements(in_few, FEW)], "all": [_statements(in_one, queues)]}
     finally:
-        connections.publisher().close()
+        broker.publisher().close()
         for other in others:
             management.delete_vhost(other)
         for name in (*one, *few):
@@ -68,7 +69,7 @@ class Bare:
     """Publishes the same messages by pika alone, over one connection, which has each confirmed before the next."""
 
     def __init__(self, vhost: str, queues: Sequence[str], offering: Offering) -> None:
-        parameters = pika.URLParameters(connections.amqp_url())
+        parameters = pika.URLParameters(broker.amqp_url())
         parameters.virtual_host = vhost
         self._connection = pika.BlockingConnection(parameters)
         self._channel = self._connection.channel()

@@ -13,9 +13,9 @@ from urllib.parse import unquote, urlsplit
 from django.conf import settings
 
 from accounts.models import AuthToken, Owner
+from core import broker
 from queues.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
 from queues.subscriptions import Presented, make_subscription
-from rabbit import connections
 from rabbit.arguments import FOR_AGENTS
 from rabbit.names import subscription_queue
 from tools.benchmarks.serving import served
@@ -185,7 +185,7 @@ def _put(broker: _Client, one: Wanted, status: int) -> float:
 
 
 def _delete(one: Wanted) -> None:
-    connections.management().delete_queue(one.vhost, one.name)
+    broker.management().delete_queue(one.vhost, one.name)
 
 
 def _broker() -> _Client:
@@ -197,7 +197,7 @@ def _broker() -> _Client:
 
 def _leave_nothing() -> None:
     """Remove from the broker what was made there."""
-    management = connections.management()
+    management = broker.management()
     for subscription in EventSubscription.objects.all():
         management.delete_user(subscription.rmq_username)
     for vhost in AgentVhost.objects.all():

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from accounts.models import Owner, PulseUser
+from core import broker
 from queues.models import Notification, Queue
 from queues.outbox import MAILS_AT_ONCE
-from rabbit import connections
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks.load import publish_one_each, queue_name, wait_for_messages
 from tools.benchmarks.passes import timed
@@ -103,7 +103,7 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
     PulseUser.objects.bulk_create(PulseUser(username=f"user-{number}", ready=True) for number in range(1, queues // 20))
     for user in PulseUser.objects.exclude(id=account.id):
         user.owners.add(account.owners.get())
-    management = connections.management()
+    management = broker.management()
     mails = Mails()
     names = [queue_name(number) for number in range(0, queues, queues // warned)]
     delays, lasted, bare, listing = [], [], [], []
@@ -116,11 +116,11 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
             time.sleep(0.1)
         began = time.monotonic()
         for number in range(1 + rounds):
-            publish_one_each(connections.amqp_url(), vhost, names)
+            publish_one_each(broker.amqp_url(), vhost, names)
             wait_for_messages(management, vhost, queues=queues, messages=len(names))
             time.sleep((began + number * poll_seconds / rounds - time.monotonic()) % poll_seconds)
             mails.expect("warning", len(names))
-            passed = publish_one_each(connections.amqp_url(), vhost, names)
+            passed = publish_one_each(broker.amqp_url(), vhost, names)
             came = mails.wait()
             if number:  # the first warms up
                 delays.append([came[name] - passed[name] for name in names])

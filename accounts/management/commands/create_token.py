@@ -4,10 +4,10 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from accounts.limits import TooOften
 from accounts.models import Owner, normal_address
 from accounts.tokens import DAYS, make_token
 from accounts.vouching import NotVouched
+from core.limits import TooOften
 
 
 class Command(BaseCommand):

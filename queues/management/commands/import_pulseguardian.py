@@ -10,8 +10,8 @@ from accounts import adoption, pulseguardian
 from accounts.adoption import MadeMeanwhile
 from accounts.pulseguardian import SourceError
 from accounts.vouching import NotVouched
+from core.leases import LeaseLost, LeaseTaken
 from queues import unbounded
-from queues.lease import LeaseLost, LeaseTaken
 from rabbit.management import BrokerError
 
 VARIABLE = "PULSEGUARDIAN_DATABASE_URL"

@@ -1,7 +1,7 @@
 """One at a time: a lease that expires, taken by a conditional update.
 
 The clock is the database's, so that machines needn't agree about the time. A lease is free when it has expired, and
-when it was taken before the clock was set back (`accounts.hold.max_remaining`).
+when it was taken before the clock was set back (`core.locks.max_remaining`).
 """
 
 import time
@@ -13,7 +13,7 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from accounts.hold import max_remaining
+from core.locks import max_remaining
 from queues.models import Lease
 
 SECONDS = 90

@@ -24,8 +24,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import remove_query_param, replace_query_param
 
-from accounts.limits import TooOften
-from accounts.links import absolute
+from core.limits import TooOften
+from core.links import absolute
 from rabbit.management import BrokerAway, BrokerError, Malformed, NotThere, Refused
 from rabbit.publishing import NotPublished, OutcomeUnknown
 

@@ -1,6 +1,6 @@
-"""The guarded broker: this process's one management client and one publisher, and the address that AMQP is spoken to.
+"""The guarded broker: this process's one management client and one publisher, and the address for AMQP.
 
-The only place in ``rabbit/`` that reads the settings, when it is called.
+The settings are read here, when a client is needed; ``rabbit/`` does not import Django.
 """
 
 import os

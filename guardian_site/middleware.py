@@ -10,9 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 
-from accounts import limits
+from core import limits
+from core.body_timeout import in_time
 from guardian_site.errors import refused
-from message_store.forms import in_time
 
 logger = logging.getLogger(__name__)
 

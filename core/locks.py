@@ -18,7 +18,7 @@ from django.core.cache import cache
 from django.db import DatabaseError
 from django.utils import timezone
 
-from accounts import limits
+from core import limits
 from rabbit.management import BODY_READ_TIMEOUTS, Management
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,25 @@
+"""Durations and rates in words."""
+
+
+def pace(per_second: float | None) -> str:
+    """Return how fast a queue grows or shrinks, in words; empty where it isn't known."""
+    if per_second is None:
+        return ""
+    if abs(per_second) < 1 / 3600:
+        return "not growing"
+    amount = abs(per_second)
+    number, unit = (amount, "a second") if amount >= 1 else (amount * 60, "a minute")
+    if number < 1:
+        number, unit = amount * 3600, "an hour"
+    messages = "message" if round(number) == 1 else "messages"
+    return f"{'growing' if per_second > 0 else 'shrinking'} by {number:,.0f} {messages} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in words, in its largest unit that fits; empty where it isn't known."""
+    if seconds is None:
+        return ""
+    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= size * 1.5:
+            return f"{seconds / size:,.0f} {unit}s"
+    return f"{seconds:,.0f} second{'' if round(seconds) == 1 else 's'}"
