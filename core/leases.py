@@ -14,7 +14,7 @@ from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from core.locks import max_remaining
-from queues.models import Lease
+from core.models import Lease
 
 SECONDS = 90
 """How long a lease lasts unless it is renewed: longer than any step of a pass between two renewals."""

@@ -35,10 +35,12 @@ from django.http.request import split_domain_port, validate_host
 from django.utils import timezone
 
 from accounts.models import Owner
+from core.checks import REMEDY, is_older_than_version_1
 from core.masking import without_secrets
+from core.models import Lease
 from guardian_site.checks import check_settings, split_address
 from queues import monitor, outbox, subscriptions
-from queues.models import Consumer, EventSubscription, Lease, Notification, Pass, Watch
+from queues.models import Consumer, EventSubscription, Notification, Pass, Watch
 from rabbit import checkup
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Row
 from rabbit.names import readable
@@ -258,6 +260,8 @@ def _journal(mode: str) -> Finding:
 
 
 def _pending_migrations() -> Finding:
+    if is_older_than_version_1(connection):
+        return Finding("migrations", Status.PROBLEM, "this database was created before version 1 of Guardian", REMEDY)
     executor = MigrationExecutor(connection)
     pending = [migration for migration, _ in executor.migration_plan(executor.loader.graph.leaf_nodes())]
     if not pending:

@@ -36,6 +36,7 @@ from accounts.admin import (
     visitor,
 )
 from accounts.models import Owner, PulseUser, check_thresholds
+from core.models import Lease
 from queues import by_hand, channels, outbox, removals
 from queues.models import (
     AgentIdentity,
@@ -43,7 +44,6 @@ from queues.models import (
     Channel,
     Consumer,
     EventSubscription,
-    Lease,
     Notification,
     Offering,
     Pass,

@@ -619,17 +619,6 @@ class Sweep(models.Model):
         return f"{self.get_kind_display()}, {self.at:%F %T}"
 
 
-class Lease(models.Model):
-    """Who may do a thing that only one process may do at a time. Taken and renewed in ``core/leases.py``."""
-
-    name = models.CharField(max_length=300, primary_key=True)
-    holder = models.UUIDField(null=True)
-    expires_at = models.DateTimeField(db_default=Now())
-
-    def __str__(self) -> str:
-        return self.name
-
-
 class Watch(models.Model):
     """What the monitor remembers from one pass to the next. There is one row."""
 

@@ -21,10 +21,11 @@ from accounts.models import PulseUser
 from core import broker
 from core.formatting import duration, pace
 from core.leases import is_held
+from core.models import Lease
 from queues import charts, growth, thresholds
 from queues.brake import released
 from queues.listing import LENGTH, STALLED, standing
-from queues.models import Lease, Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
+from queues.models import Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
 from queues.monitor import LEASE
 from queues.outbox import GIVE_UP_ATTEMPTS
 from queues.thresholds import MemoryPressure, Thresholds

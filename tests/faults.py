@@ -14,9 +14,10 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
+from core.models import Lease
 from queues import monitor, orphans, outbox, tasks
 from queues.deletion import Deletion
-from queues.models import Consumer, Lease, Notification, Removal, SubscriptionQueue
+from queues.models import Consumer, Notification, Removal, SubscriptionQueue
 from rabbit import http, snapshot
 from rabbit.management import Management
 
@@ -29,7 +30,7 @@ STEPS = {
 }
 """The steps of a pass that deletes a queue, and the functions that take them."""
 
-RUN_OUT = ("guardian_cache", "queues_lease")
+RUN_OUT = ("guardian_cache", "core_lease")
 """The tables of what runs out by itself, as `let_time_pass` has it do: holds of accounts, and leases."""
 
 CHILD_SECONDS = 60

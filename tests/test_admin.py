@@ -7,6 +7,7 @@ import pytest
 from allauth.account.models import EmailAddress
 from allauth.socialaccount.models import SocialAccount
 from django.contrib import admin as administration
+from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -16,6 +17,7 @@ from accounts import audit, removal, vouching
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.tokens import make_token
 from core import locks, sealing
+from core.models import Lease
 from message_store import applications
 from queues import by_hand, outbox
 from queues.models import (
@@ -24,7 +26,6 @@ from queues.models import (
     Channel,
     Consumer,
     EventSubscription,
-    Lease,
     Notification,
     Offering,
     Pass,
@@ -64,7 +65,7 @@ ALLOWED = {
     "queues.Pass": ("", "a record"),
     "queues.Sweep": ("", "a record"),
     "queues.Watch": ("", "the monitor's memory: the brake, outages"),
-    "queues.Lease": ("", "taken and given back by processes"),
+    "core.Lease": ("", "taken and given back by processes"),
     "queues.Removal": ("", "what is still to go from the broker"),
     "queues.AgentVhost": ("", "it goes with its owner, from the broker too"),
     "queues.Offering": ("add change delete", "what it had on the broker goes with it"),
@@ -174,7 +175,7 @@ MAKE = {
     "queues.Pass": lambda: Pass.objects.create(at=NOW),
     "queues.Sweep": lambda: Sweep.objects.create(kind="orphans", at=NOW),
     "queues.Watch": lambda: Watch.objects.create(id=next(numbers) % 30_000),
-    "queues.Lease": lambda: Lease.objects.create(name=f"lease {next(numbers)}"),
+    "core.Lease": lambda: Lease.objects.create(name=f"lease {next(numbers)}"),
     "queues.Removal": lambda: Removal.objects.create(kind="queue", vhost="v", name=f"{next(numbers)}"),
     "queues.AgentVhost": lambda: AgentVhost.objects.create(owner=(one := make_owner()), name=one.uuid.hex),
     "queues.Offering": lambda: make_identity().offering,
@@ -494,6 +495,7 @@ def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin
         return len(captured)
 
     queues = [make_queue() for _ in range(40)]
+    ContentType.objects.get_for_model(Queue)  # cached from now on
     assert statements(queues[:5]) == statements(queues[5:])
     assert QueueEvent.objects.filter(kind="adjusted").count() == 40
     entries = AuditEntry.objects.filter(deed="changed", content_type__model="queue")

@@ -16,7 +16,8 @@ from django.db import connection
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.models import Lease, Notification, Pass, Queue
+from core.models import Lease
+from queues.models import Notification, Pass, Queue
 from tests.faults import follow
 from tests.toolbox import queue_names, wait_until
 from tools.invariants import broken

@@ -26,9 +26,10 @@ from django.utils import timezone
 from kombu import Connection
 
 from accounts.models import Owner
+from core.models import Lease
 from guardian_site import doctor
 from guardian_site.doctor import Finding, Status
-from queues.models import AgentIdentity, EventSubscription, Lease, Notification, Offering, Pass, Watch
+from queues.models import AgentIdentity, EventSubscription, Notification, Offering, Pass, Watch
 from rabbit import checkup, directly
 from rabbit.management import Node
 from rabbit.permissions import EVERYTHING, Permissions

@@ -10,8 +10,9 @@ import pytest
 from django.utils import timezone
 
 from core import broker
+from core.models import Lease
 from queues import deletion, monitor, tasks
-from queues.models import Lease, Notification, Pass, Queue, Watch
+from queues.models import Notification, Pass, Queue, Watch
 from rabbit import directly
 from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING

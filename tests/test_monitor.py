@@ -12,12 +12,12 @@ from django.utils import timezone
 from accounts import removal
 from accounts.models import Owner, PulseUser
 from core import bulk, leases
+from core.models import Lease
 from queues import by_hand, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import (
     AgentVhost,
     EventSubscription,
-    Lease,
     Notification,
     Offering,
     Pass,

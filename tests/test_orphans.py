@@ -14,6 +14,7 @@ from django.utils import timezone
 from accounts.models import AuthToken, PulseUser
 from accounts.tokens import make_token
 from core import locks
+from core.models import Lease
 from guardian_site.celery import app
 from queues import orphans, removals, subscriptions, tasks
 from queues.mails import compose
@@ -22,7 +23,6 @@ from queues.models import (
     AgentVhost,
     Consumer,
     EventSubscription,
-    Lease,
     Notification,
     Queue,
     QueueEvent,

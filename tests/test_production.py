@@ -157,7 +157,7 @@ def test_secrets_data_and_tests_are_not_in_the_image(path):
 
 @pytest.mark.parametrize(
     "path",
-    ["manage.py", "guardian_site/settings.py", "queues/migrations/0001_initial.py", "templates/base.html",
+    ["manage.py", "guardian_site/settings.py", "queues/migrations/0001_version_1.py", "templates/base.html",
      "static/guardian.css", "requirements-production.lock", "deploy/healthcheck.py"],
 )  # fmt: skip
 def test_what_runs_is_in_the_image(path):

@@ -32,7 +32,7 @@ from tools.benchmarks.passes import counted_requests
 
 FEW, MANY = 100, 1_000
 
-NOT_COUNTED = ('DELETE FROM "queues_subscriptionqueue"', 'UPDATE "queues_lease"')
+NOT_COUNTED = ('DELETE FROM "queues_subscriptionqueue"', 'UPDATE "core_lease"')
 """How Django deletes the rows of a cascade, a statement for each hundred; and the lease, renewed as time goes by."""
 
 

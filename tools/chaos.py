@@ -307,7 +307,8 @@ class Chaos:
 
 def _is_at_work(kind: str) -> bool:
     """Return whether a process of this kind has something to lose: the lease of passes, or claimed notifications."""
-    from queues.models import Lease, Notification
+    from core.models import Lease
+    from queues.models import Notification
 
     if kind == "guard":
         return Lease.objects.filter(name="pass").exclude(holder=None).exists()

@@ -125,8 +125,9 @@ def expire_abandoned(seconds: float) -> None:
     from django.core.cache import cache
     from django.utils import timezone
 
+    from core.models import Lease
     from queues import outbox
-    from queues.models import Lease, Notification
+    from queues.models import Notification
 
     leases = list(Lease.objects.exclude(holder=None).values_list("name", "holder", "expires_at"))
     claims = list(Notification.objects.filter(state="sending").values_list("id", "claim"))

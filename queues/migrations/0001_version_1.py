@@ -1,0 +1,396 @@
+import django.db.models.deletion
+import django.db.models.functions.datetime
+import queues.models
+import uuid
+from django.conf import settings
+from django.db import migrations, models
+
+
+def leave_room_for_new_lengths(apps, schema_editor):
+    """Have PostgreSQL fill each page of the table to 60 % only.
+
+    An update writes a whole new row. Where its page has room and no indexed column changed, no index is written, and
+    the next reader of the page removes the old row: a thousand passes over changing queues cost no more than one.
+    """
+    if schema_editor.connection.vendor == "postgresql":
+        schema_editor.execute("ALTER TABLE queues_queue SET (fillfactor = 60)")
+
+
+class Migration(migrations.Migration):
+
+    initial = True
+
+    dependencies = [
+        ('accounts', '0001_version_1'),
+        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
+        migrations.swappable_dependency(settings.KNOX_TOKEN_MODEL),
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name='Watch',
+            fields=[
+                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ('failures', models.PositiveIntegerField(default=0, help_text='Passes in a row that could not ask the broker.')),
+                ('outage_since', models.DateTimeField(help_text="Since when it can't be listed, as operators know.", null=True)),
+                ('nodes', models.JSONField(default=list, help_text='The running nodes at the last complete list.')),
+                ('listed_at', models.DateTimeField(help_text='When the last complete list was taken.', null=True)),
+                ('exact_at', models.DateTimeField(help_text='When one was last taken with exact lengths.', null=True)),
+                ('short_lists', models.PositiveIntegerField(default=0, help_text='Lists in a row that lacked far too many queues.')),
+                ('short_told_at', models.DateTimeField(help_text='When operators last heard of a list far too short.', null=True)),
+                ('refused_since', models.DateTimeField(help_text='Since when the broker refuses to delete a queue.', null=True)),
+                ('unresponsive_since', models.DateTimeField(help_text="Since when a queue's process doesn't answer.", null=True)),
+                ('next_pass_at', models.DateTimeField(help_text='No pass before, because the broker is away.', null=True)),
+                ('brake_since', models.DateTimeField(help_text='Since when the brake on bulk deletion holds.', null=True)),
+                ('braked', models.PositiveIntegerField(db_default=0, default=0, help_text='Queues that the brake keeps.')),
+                ('released', models.JSONField(help_text='The queues that may go all the same, as an operator said: vhost and name of each.', null=True)),
+                ('released_at', models.DateTimeField(help_text='When an operator released the brake; empty: used up.', null=True)),
+                ('released_by', models.CharField(db_default='', default='', help_text="That operator's address.", max_length=254)),
+                ('exchanges_listed_at', models.DateTimeField(null=True)),
+                ('consumers_counted_at', models.DateTimeField(help_text='When consumers were last counted.', null=True)),
+                ('misnamed_exchanges', models.JSONField(default=list)),
+                ('thinned_by_minute', models.DateTimeField(help_text='Up to where samples are one a minute.', null=True)),
+                ('thinned_by_hour', models.DateTimeField(help_text='Up to where samples are one an hour.', null=True)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='AgentIdentity',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('name', models.CharField(max_length=255)),
+                ('version', models.CharField(blank=True, max_length=100)),
+                ('dependencies', models.JSONField(default=list, help_text='[{package, version}], as the agent tells them.')),
+                ('config_file_path', models.CharField(blank=True, max_length=500)),
+                ('sealed_config', models.TextField(blank=True, editable=False, help_text='There may be secrets in it, so it is sealed.')),
+                ('last_restarted', models.DateTimeField(blank=True, null=True)),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('modified', models.DateTimeField(auto_now=True)),
+                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='agent_identities', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'verbose_name_plural': 'agent identities',
+                'ordering': ['name', 'id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='AgentVhost',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=255, unique=True)),
+                ('ready', models.BooleanField(default=False, help_text='Whether the broker has it, with its dead-letter queue.')),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('owner', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='agent_vhost', to=settings.AUTH_USER_MODEL)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='EventSubscription',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('password_set', models.BooleanField(default=False, editable=False, help_text='Whether the broker has that password and the permissions.')),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('modified', models.DateTimeField(auto_now=True)),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('object_type', models.CharField(blank=True, choices=[('call', 'Call'), ('course_account', 'Course Account'), ('importable_resources', 'Importable Resources'), ('offering_resources_sync', 'Offering Resources Sync'), ('offering_user', 'Offering User'), ('order', 'Order'), ('proposal', 'Proposal'), ('resource', 'Resource'), ('resource_api_key_rotation', 'Resource Api Key Rotation'), ('resource_end_date_change_request', 'Resource End Date Change Request'), ('resource_periodic_limits', 'Resource Periodic Limits'), ('service_account', 'Service Account'), ('service_provider_account', 'Service Provider Account'), ('service_provider_project_group', 'Service Provider Project Group'), ('user_lifecycle', 'User Lifecycle'), ('user_profile', 'User Profile'), ('user_role', 'User Role'), ('user_ssh_key', 'User Ssh Key')], help_text='An identity has one subscription for each.', max_length=40)),
+                ('description', models.CharField(blank=True, max_length=500)),
+                ('observable_objects', models.JSONField(default=list, help_text='[{object_type, object_id?, offering_uuid?}]')),
+                ('source_ip', models.GenericIPAddressField(blank=True, help_text='Where it was registered from.', null=True)),
+                ('identity', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='event_subscriptions', to='queues.agentidentity')),
+                ('next_token', models.ForeignKey(editable=False, help_text='The one that is about to be the password, and may be already.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
+                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='event_subscriptions', to=settings.AUTH_USER_MODEL)),
+                ('token', models.ForeignKey(editable=False, help_text='The one that is the password, as far as is known. Empty: it has none.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
+            ],
+            options={
+                'ordering': ['-created', '-id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='Offering',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, unique=True)),
+                ('name', models.CharField(max_length=150, validators=[queues.models.check_offering_name])),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('members', models.ManyToManyField(blank=True, help_text='Whose agents may have its events.', related_name='offerings', to=settings.AUTH_USER_MODEL)),
+                ('publishers', models.ManyToManyField(blank=True, help_text='Who may publish its events.', related_name='published_offerings', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'ordering': ['name', 'uuid'],
+            },
+        ),
+        migrations.AddField(
+            model_name='agentidentity',
+            name='offering',
+            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='agent_identities', to='queues.offering'),
+        ),
+        migrations.CreateModel(
+            name='Pass',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField(help_text='When it began.')),
+                ('queues', models.PositiveIntegerField(default=0, help_text='Listed, without those that are left alone.')),
+                ('new', models.PositiveIntegerField(default=0)),
+                ('changed', models.PositiveIntegerField(default=0)),
+                ('gone', models.PositiveIntegerField(default=0)),
+                ('unknown', models.PositiveIntegerField(default=0, help_text='Of unknown length.')),
+                ('warned', models.PositiveIntegerField(default=0)),
+                ('recovered', models.PositiveIntegerField(default=0)),
+                ('deleted', models.PositiveIntegerField(default=0)),
+                ('kept', models.PositiveIntegerField(default=0, help_text='After the second look.')),
+                ('misnamed', models.PositiveIntegerField(default=0)),
+                ('unpatterned', models.PositiveIntegerField(default=0)),
+                ('misnamed_exchanges', models.PositiveIntegerField(default=0)),
+                ('brake_held', models.BooleanField(default=False)),
+                ('errors', models.JSONField(default=list, help_text='In words.')),
+                ('seconds', models.FloatField(default=0)),
+                ('listing_seconds', models.FloatField(default=0)),
+            ],
+            options={
+                'verbose_name_plural': 'passes',
+                'ordering': ['-at'],
+                'indexes': [models.Index(fields=['-at'], name='queues_pass_at_6fc881_idx')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Queue',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('vhost', models.CharField(max_length=255)),
+                ('name', models.CharField(max_length=255)),
+                ('type', models.CharField(max_length=255)),
+                ('durable', models.BooleanField()),
+                ('auto_delete', models.BooleanField()),
+                ('exclusive', models.BooleanField()),
+                ('node', models.CharField(blank=True, help_text='The node that its leader was last seen on.', max_length=255)),
+                ('registered', models.BooleanField(default=False, help_text='Made here for an agent, with limits of its own on the broker; never deleted for it.')),
+                ('ready', models.PositiveBigIntegerField(help_text='Messages; empty: unknown, which is not 0.', null=True)),
+                ('unacknowledged', models.PositiveBigIntegerField(help_text='Messages; empty: unknown, which is not 0.', null=True)),
+                ('state', models.CharField(choices=[('ok', 'all right'), ('warned', 'over its warn length'), ('deleting', 'about to be deleted'), ('gone', 'gone')], default='ok', max_length=10)),
+                ('misses', models.PositiveSmallIntegerField(default=0, help_text='How many complete lists in a row lacked it.')),
+                ('delete_sent_at', models.DateTimeField(help_text='Set right before the broker is asked to delete it, so that a crash in between is seen.', null=True)),
+                ('over_unacked_since', models.DateTimeField(help_text='Since when every list shows it over its limit only with unacknowledged messages; see thresholds.', null=True)),
+                ('consumers', models.PositiveIntegerField(help_text='At the last count, a minute ago at most; empty: unknown.', null=True)),
+                ('unattended_since', models.DateTimeField(help_text='Since when it is known to have no consumer.', null=True)),
+                ('unattended_told_at', models.DateTimeField(help_text='When its owners were told of that.', null=True)),
+                ('taken_out', models.PositiveBigIntegerField(help_text="Messages by the broker's own count, when some were waiting at the last count; else empty.", null=True)),
+                ('stalled_since', models.DateTimeField(help_text='Since when that count is the same, with messages waiting and consumers there.', null=True)),
+                ('stalled_told_at', models.DateTimeField(help_text='When its owners were told of that.', null=True)),
+                ('warn_length', models.PositiveIntegerField(blank=True, help_text='Its own, in messages.', null=True)),
+                ('max_length', models.PositiveIntegerField(blank=True, help_text='Its own, in messages.', null=True)),
+                ('unbounded', models.BooleanField(default=False, help_text='Warned about, never deleted.')),
+                ('said', models.CharField(choices=[('ok', 'all right'), ('warned', 'over its warn length'), ('deleting', 'about to be deleted'), ('gone', 'gone')], default='ok', help_text='Where it stands by the last message sent.', max_length=10)),
+                ('quiet_until', models.DateTimeField(help_text='The end of the quiet period that a warning opened.', null=True)),
+                ('recovery_said', models.BooleanField(default=False, help_text="Whether this quiet period's one recovery went out.")),
+                ('folded', models.PositiveIntegerField(default=0, help_text='Changes in this quiet period that nobody was told of.')),
+                ('first_seen', models.DateTimeField()),
+                ('last_seen', models.DateTimeField(help_text='When the row was last written with the queue there. While its misses are 0 it is there now.')),
+                ('owner', models.ForeignKey(blank=True, help_text='By its vhost: whose agents registered it.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='agents_queues', to=settings.AUTH_USER_MODEL)),
+                ('pulse_user', models.ForeignKey(blank=True, help_text='By its name.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='queues', to='accounts.pulseuser')),
+            ],
+            options={
+                'ordering': ['vhost', 'name'],
+            },
+        ),
+        migrations.CreateModel(
+            name='Notification',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('kind', models.CharField(choices=[('warning', 'a queue passed its warn length'), ('recovery', 'a queue is back to normal'), ('summary', 'what a queue did during its quiet period'), ('deletion', 'a queue was deleted'), ('outage', "the broker can't be asked"), ('outage-over', 'the broker answers again'), ('brake', 'the brake on bulk deletion holds'), ('short-list', 'the broker lists far fewer queues than before'), ('refused', 'the broker refuses to delete a queue'), ('unresponsive', "a queue's process doesn't answer"), ('responsive', 'all queues answer again'), ('no-consumers', 'a queue has no consumer'), ('consumers-back', 'a queue has a consumer again'), ('stalled', "a queue's consumers acknowledge nothing"), ('stall-over', "a queue's consumers are at work again"), ('weekly', "an owner's week"), ('confirm-address', "whether an address may be told of an account's queues"), ('vouch-request', 'somebody asks to be vouched for'), ('vouched', 'somebody may use the broker now'), ('sweep-brake', "the brake holds a sweep of agents' queues"), ('orphans-in-use', 'somebody reads from queues that nobody registered')], max_length=20)),
+                ('about', models.CharField(help_text='What it is about. Messages about one thing reach one recipient in order.', max_length=40)),
+                ('channel', models.CharField(default='email', help_text='email, or the hex UUID of a channel.', max_length=40)),
+                ('recipient', models.CharField(max_length=254)),
+                ('facts', models.JSONField(help_text='What the message tells, as it was when it was decided to tell it.')),
+                ('state', models.CharField(choices=[('due', 'to be sent'), ('sending', 'being sent'), ('sent', 'sent'), ('failed', 'given up')], default='due', max_length=10)),
+                ('created', models.DateTimeField()),
+                ('due_at', models.DateTimeField()),
+                ('attempts', models.PositiveSmallIntegerField(default=0)),
+                ('claim', models.UUIDField(help_text='Who is sending it.', null=True)),
+                ('sent_at', models.DateTimeField(null=True)),
+                ('last_error', models.TextField(blank=True)),
+                ('held_until', models.DateTimeField(help_text="The end of its recipient's quiet hours.", null=True)),
+                ('queue', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='notifications', to='queues.queue')),
+            ],
+            options={
+                'ordering': ['id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='QueueEvent',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('vhost', models.CharField(max_length=255)),
+                ('queue_name', models.CharField(max_length=255)),
+                ('kind', models.CharField(choices=[('warned', 'passed its warn length'), ('recovered', 'back below its warn length'), ('condemned', 'passed its maximum: to be deleted after another look'), ('kept', 'kept after the second look'), ('deleted', 'deleted by Guardian'), ('gone', 'no longer on the broker'), ('returned', 'back on the broker'), ('removing', 'about to be deleted by hand'), ('removed', 'deleted by hand'), ('purged', 'emptied by hand'), ('adjusted', 'given other limits'), ('skipped', 'left out when an event was published'), ('rejected', 'full when an event was published')], max_length=10)),
+                ('at', models.DateTimeField()),
+                ('details', models.JSONField(default=dict, help_text='The figures that it was decided by.')),
+                ('by', models.ForeignKey(help_text='Empty: Guardian itself.', null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
+                ('queue', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='events', to='queues.queue')),
+            ],
+            options={
+                'ordering': ['-at', '-id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='QueueSample',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField()),
+                ('length', models.PositiveBigIntegerField(help_text='Messages.')),
+                ('queue', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='samples', to='queues.queue')),
+            ],
+        ),
+        migrations.CreateModel(
+            name='Removal',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('kind', models.CharField(choices=[('password', "a RabbitMQ user's password"), ('user', 'a RabbitMQ user'), ('vhost', 'a vhost, with all there is in it'), ('queue', 'a queue')], max_length=10)),
+                ('vhost', models.CharField(blank=True, help_text='Of a queue.', max_length=255)),
+                ('name', models.CharField(max_length=255)),
+                ('if_unused', models.BooleanField(default=False, help_text='Only while nobody reads from it.')),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('due_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='Nobody is at it, and it may be tried, from here on.')),
+                ('claim', models.UUIDField(help_text='Who is at it.', null=True)),
+                ('attempts', models.PositiveIntegerField(default=0)),
+                ('last_error', models.CharField(blank=True, max_length=300)),
+            ],
+            options={
+                'ordering': ['id'],
+                'indexes': [models.Index(fields=['due_at'], name='queues_remo_due_at_0b3769_idx')],
+                'constraints': [models.UniqueConstraint(fields=('kind', 'vhost', 'name'), name='one_removal_of_a_thing')],
+            },
+        ),
+        migrations.CreateModel(
+            name='SubscriptionQueue',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('object_type', models.CharField(choices=[('call', 'Call'), ('course_account', 'Course Account'), ('importable_resources', 'Importable Resources'), ('offering_resources_sync', 'Offering Resources Sync'), ('offering_user', 'Offering User'), ('order', 'Order'), ('proposal', 'Proposal'), ('resource', 'Resource'), ('resource_api_key_rotation', 'Resource Api Key Rotation'), ('resource_end_date_change_request', 'Resource End Date Change Request'), ('resource_periodic_limits', 'Resource Periodic Limits'), ('service_account', 'Service Account'), ('service_provider_account', 'Service Provider Account'), ('service_provider_project_group', 'Service Provider Project Group'), ('user_lifecycle', 'User Lifecycle'), ('user_profile', 'User Profile'), ('user_role', 'User Role'), ('user_ssh_key', 'User Ssh Key')], max_length=40)),
+                ('vhost', models.CharField(max_length=255)),
+                ('queue_name', models.CharField(max_length=255)),
+                ('state', models.CharField(choices=[('creating', 'being made'), ('ready', 'ready')], default='creating', max_length=10)),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('offering', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='subscription_queues', to='queues.offering')),
+                ('subscription', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='queues', to='queues.eventsubscription')),
+            ],
+            options={
+                'ordering': ['-created', '-id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='Sweep',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('kind', models.CharField(choices=[('orphans', 'queues that no registration stands for'), ('stale', 'subscriptions whose owner has no live token')], max_length=10)),
+                ('at', models.DateTimeField(help_text='When it began.')),
+                ('seen', models.PositiveIntegerField(default=0, help_text="Queues on the broker, in the agents' vhosts.")),
+                ('found', models.PositiveIntegerField(default=0, help_text='Queues to be deleted.')),
+                ('deleted', models.PositiveIntegerField(default=0, help_text='Queues.')),
+                ('kept', models.PositiveIntegerField(default=0, help_text='Orphans that somebody reads from.')),
+                ('repaired', models.PositiveIntegerField(default=0, help_text='Queues that were made again.')),
+                ('subscriptions', models.PositiveIntegerField(default=0, help_text='Stale subscriptions and consumers that went.')),
+                ('tokens', models.PositiveIntegerField(default=0, help_text='Expired tokens whose rows went.')),
+                ('brake_held', models.BooleanField(default=False)),
+                ('errors', models.JSONField(default=list, help_text='In words.')),
+                ('seconds', models.FloatField(default=0)),
+            ],
+            options={
+                'ordering': ['-at', '-id'],
+                'indexes': [models.Index(fields=['kind', '-at'], name='queues_swee_kind_abf0e4_idx')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Channel',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('name', models.CharField(max_length=100)),
+                ('service', models.CharField(editable=False, help_text='What answers there, as it is shown.', max_length=100)),
+                ('sealed_url', models.TextField(editable=False)),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('last_sent_at', models.DateTimeField(editable=False, null=True)),
+                ('last_error', models.CharField(blank=True, editable=False, max_length=300)),
+                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='channels', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'ordering': ['name'],
+                'constraints': [models.UniqueConstraint(fields=('owner', 'name'), name='one_channel_of_a_name_for_an_owner')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Consumer',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('password_set', models.BooleanField(default=False, editable=False, help_text='Whether the broker has that password and the permissions.')),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('modified', models.DateTimeField(auto_now=True)),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('object_types', models.JSONField(default=list, help_text='The types that it gets; none: all.')),
+                ('rmq_username', models.CharField(default=queues.models._hex, editable=False, max_length=32, unique=True)),
+                ('vhost', models.CharField(max_length=255)),
+                ('queue_name', models.CharField(max_length=255)),
+                ('state', models.CharField(choices=[('creating', 'being made'), ('ready', 'ready')], default='creating', max_length=10)),
+                ('identity', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='consumer', to='queues.agentidentity')),
+                ('next_token', models.ForeignKey(editable=False, help_text='The one that is about to be the password, and may be already.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
+                ('token', models.ForeignKey(editable=False, help_text='The one that is the password, as far as is known. Empty: it has none.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
+            ],
+            options={
+                'ordering': ['-created', '-id'],
+                'constraints': [models.UniqueConstraint(fields=('vhost', 'queue_name'), name='one_consumer_of_a_queue')],
+            },
+        ),
+        migrations.AddConstraint(
+            model_name='eventsubscription',
+            constraint=models.UniqueConstraint(fields=('identity', 'object_type'), name='one_subscription_of_a_type_for_an_agent'),
+        ),
+        migrations.AddConstraint(
+            model_name='agentidentity',
+            constraint=models.UniqueConstraint(fields=('owner', 'offering', 'name'), name='one_identity_of_a_name_for_an_offering'),
+        ),
+        migrations.AddIndex(
+            model_name='queue',
+            index=models.Index(fields=['state'], name='queues_queu_state_42ea35_idx'),
+        ),
+        migrations.AddConstraint(
+            model_name='queue',
+            constraint=models.UniqueConstraint(fields=('vhost', 'name'), name='one_row_for_each_queue'),
+        ),
+        migrations.AddIndex(
+            model_name='notification',
+            index=models.Index(fields=['state', 'due_at'], name='queues_noti_state_855a76_idx'),
+        ),
+        migrations.AddIndex(
+            model_name='notification',
+            index=models.Index(fields=['recipient', 'about'], name='notification_about'),
+        ),
+        migrations.AddIndex(
+            model_name='queueevent',
+            index=models.Index(fields=['queue', '-at'], name='queues_queu_queue_i_e04f2f_idx'),
+        ),
+        migrations.AddIndex(
+            model_name='queueevent',
+            index=models.Index(fields=['-at'], name='queues_queu_at_1751ae_idx'),
+        ),
+        migrations.AddIndex(
+            model_name='queuesample',
+            index=models.Index(fields=['queue', 'at'], name='queues_queu_queue_i_1bba68_idx'),
+        ),
+        migrations.AddIndex(
+            model_name='queuesample',
+            index=models.Index(fields=['at'], name='queues_queu_at_c8acad_idx'),
+        ),
+        migrations.AddIndex(
+            model_name='subscriptionqueue',
+            index=models.Index(fields=['offering', 'object_type'], name='queues_subs_offerin_1c8274_idx'),
+        ),
+        migrations.AddConstraint(
+            model_name='subscriptionqueue',
+            constraint=models.UniqueConstraint(fields=('subscription', 'offering', 'object_type'), name='one_queue_for_subscription_offering_and_type'),
+        ),
+        migrations.AddConstraint(
+            model_name='subscriptionqueue',
+            constraint=models.UniqueConstraint(fields=('vhost', 'queue_name'), name='one_registration_of_a_queue'),
+        ),
+        migrations.RunPython(leave_room_for_new_lengths, migrations.RunPython.noop),
+    ]
