@@ -5,6 +5,7 @@ from django.urls import URLPattern, URLResolver, path, re_path
 from accounts import api as accounts
 from guardian_site import api_docs
 from guardian_site.errors import NothingHere
+from notifications import api
 from queues import agents_api as agents
 from queues import api as queues
 
@@ -64,10 +65,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # Exchanges
     path("exchanges/", queues.Exchanges.as_view({"get": "list", "delete": "destroy"}), name="api-exchanges"),
     # Channels and settings
-    path("channels/", queues.Channels.as_view({"get": "list", "post": "create"})),
-    path("channels/<str:uuid>/", queues.Channels.as_view({"get": "retrieve", "delete": "destroy"})),
-    path("channels/<str:uuid>/test/", queues.Channels.as_view({"post": "test"})),
-    path("settings/", queues.Preferences.as_view({"get": "retrieve", "patch": "partial_update"})),
+    path("channels/", api.Channels.as_view({"get": "list", "post": "create"})),
+    path("channels/<str:uuid>/", api.Channels.as_view({"get": "retrieve", "delete": "destroy"})),
+    path("channels/<str:uuid>/test/", api.Channels.as_view({"post": "test"})),
+    path("settings/", api.Preferences.as_view({"get": "retrieve", "patch": "partial_update"})),
     # Offerings
     path("offerings/", agents.Offerings.as_view({"get": "list"})),
     path("offerings/<str:uuid>/", agents.Offerings.as_view({"get": "retrieve"}), name="api-offering"),

@@ -39,8 +39,10 @@ from core.checks import REMEDY, is_older_than_version_1
 from core.masking import without_secrets
 from core.models import Lease
 from guardian_site.checks import check_settings, split_address
-from queues import monitor, outbox, subscriptions
-from queues.models import Consumer, EventSubscription, Notification, Pass, Watch
+from notifications import claims
+from notifications.models import Notification
+from queues import monitor, subscriptions
+from queues.models import Consumer, EventSubscription, Pass, Watch
 from rabbit import checkup
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Row
 from rabbit.names import readable
@@ -324,7 +326,7 @@ def _operators() -> Finding:
 
 def _outbox(now: datetime) -> Finding:
     free = Q(held_until=None) | Q(held_until__lte=now)
-    waiting = Notification.objects.filter(outbox.Unsent, free).annotate(since=Coalesce("held_until", "created"))
+    waiting = Notification.objects.filter(claims.Unsent, free).annotate(since=Coalesce("held_until", "created"))
     late = waiting.filter(since__lt=now - WAITS)
     oldest = late.order_by("since").first()
     if oldest is None:

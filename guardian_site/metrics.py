@@ -29,19 +29,10 @@ from rest_framework.request import Request
 from accounts.authentication import TokenAuthentication
 from accounts.models import PulseUser
 from guardian_site import counters
-from queues import outbox
+from notifications import claims
+from notifications.models import Notification
 from queues.listing import STALLED
-from queues.models import (
-    Consumer,
-    EventSubscription,
-    Notification,
-    Pass,
-    Queue,
-    Registration,
-    Removal,
-    SubscriptionQueue,
-    Watch,
-)
+from queues.models import Consumer, EventSubscription, Pass, Queue, Registration, Removal, SubscriptionQueue, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -224,13 +215,13 @@ def _outbox() -> Iterator[Metric]:
         _counted(Notification.objects.all(), "state"),
     )
     tried = Notification.objects.filter(
-        state=Notification.State.FAILED, due_at__gt=now - LATELY, attempts__gte=outbox.GIVE_UP_ATTEMPTS
+        state=Notification.State.FAILED, due_at__gt=now - LATELY, attempts__gte=claims.GIVE_UP_ATTEMPTS
     )
     yield _gauge(
         "guardian_notifications_given_up", "Notifications given up in the last two days, after a day.", tried.count()
     )
     free = Q(held_until=None) | Q(held_until__lte=now)
-    waiting = Notification.objects.filter(outbox.Unsent, free)
+    waiting = Notification.objects.filter(claims.Unsent, free)
     oldest = waiting.aggregate(since=Min(Coalesce("held_until", "created")))["since"]
     seconds = max((now - oldest).total_seconds(), 0) if oldest else 0
     yield _gauge(

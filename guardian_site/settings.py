@@ -148,6 +148,7 @@ OIDC_VOUCHED_GROUPS = items("OIDC_VOUCHED_GROUPS", [])
 INSTALLED_APPS = [
     "core",
     "accounts",
+    "notifications",
     "queues",
     "guardian_site",
     "message_store",
@@ -405,7 +406,7 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": GUARDIAN_POLL_SECONDS,
         "options": {"expires": GUARDIAN_POLL_SECONDS},
     },
-    "notifications": {"task": "queues.tasks.send_notifications", "schedule": 30, "options": {"expires": 30}},
+    "notifications": {"task": "notifications.tasks.send_notifications", "schedule": 30, "options": {"expires": 30}},
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
     "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
     "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},

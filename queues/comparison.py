@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
+from notifications.audience import Whose
 from queues import quiet
 from queues.models import QueueEvent
 from queues.quiet import Quiet, Say
@@ -36,13 +37,6 @@ LISTS_TO_BE_GONE = 2
 SHORT_LISTS_TO_BELIEVE = 3
 
 QueueName = tuple[str, str]
-
-
-class Whose(NamedTuple):
-    """Whose a queue is: the owners' of a Pulse user, by its name; an owner's, by its vhost; or nobody's."""
-
-    pulse_user_id: int | None = None
-    owner_id: int | None = None
 
 
 class Known(NamedTuple):

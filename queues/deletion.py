@@ -19,12 +19,15 @@ from django.utils import timezone
 
 from core import bulk
 from core.leases import HeldLease
-from queues import outbox, subscriptions
+from notifications import enqueue
+from notifications.enqueue import Telling
+from notifications.models import Notification
+from queues import subscriptions
 from queues.comparison import Condemned, Known, Rules, settled, with_ready
 from queues.facts import Facts
-from queues.models import Notification, Queue, QueueEvent
-from queues.outbox import Telling
+from queues.models import Queue, QueueEvent
 from queues.quiet import Quiet
+from queues.subject import about
 from queues.thresholds import DELETING, GONE
 from rabbit import directly, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
@@ -181,8 +184,10 @@ class Deletion:
             registered = [_name(queue) for queue in ours if queue.owner_id is not None]
             if registered:
                 subscriptions.mark_vanished(registered)
-            tellings = [Telling(Notification.Kind.DELETION, facts[queue.id], queue.id, *queue.whose) for queue in ours]
-            outcome.told += outbox.tell(tellings, now)
+            tellings = [
+                Telling(Notification.Kind.DELETION, facts[queue.id], about(queue.id), *queue.whose) for queue in ours
+            ]
+            outcome.told += enqueue.tell(tellings, now)
         outcome.deleted += len(ours)
 
     def _list(self, vhosts: set[str], between: Callable[[], None]) -> Snapshot | None:
@@ -214,14 +219,14 @@ class Deletion:
                 queue, message = settled(one.queue, one.thresholds, self.rules, now)
                 if message is not None:
                     told = self.facts.of(queue, one.thresholds, message.folded)
-                    tellings.append(Telling(message.say.value, told, queue.id, *queue.whose))
+                    tellings.append(Telling(message.say.value, told, about(queue.id), *queue.whose))
                 if condemned_still:
                     queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
                 after.append(queue)
             write_states(after)
             if not condemned_still:
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
-            outcome.told += outbox.tell(tellings, now)
+            outcome.told += enqueue.tell(tellings, now)
         if not condemned_still:
             outcome.kept += len(ones)
 

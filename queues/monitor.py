@@ -22,7 +22,10 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from core import broker, bulk
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
-from queues import outbox, removals, subscriptions
+from notifications import audience, enqueue
+from notifications.enqueue import Telling
+from notifications.models import Notification
+from queues import removals, subscriptions
 from queues.brake import after_pass, is_news, released_queues
 from queues.comparison import (
     NO_AGENTS,
@@ -40,8 +43,8 @@ from queues.comparison import (
 )
 from queues.deletion import Deletion, Look, Outcome, write_events
 from queues.facts import Facts
-from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Watch
-from queues.outbox import Telling
+from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
+from queues.subject import about
 from queues.thresholds import GONE, policy
 from rabbit import directly, snapshot
 from rabbit.management import BrokerError, Management
@@ -175,7 +178,7 @@ def _run(report: Report, force: bool) -> None:
         logger.error("The pass was given up: %s", error)
         save_report(report)
     if report.told:
-        outbox.nudge(report.told)
+        enqueue.nudge(report.told)
     report.seconds = time.monotonic() - began
 
 
@@ -340,7 +343,7 @@ def _note_refusals(watch: Watch, outcome: Outcome, held: HeldLease, now: datetim
         if not outcome.refused:
             return 0
         facts = {"count": outcome.refused, "error": outcome.errors[0]}
-        return outbox.tell([Telling(Notification.Kind.REFUSED, facts)], now)
+        return enqueue.tell([Telling(Notification.Kind.REFUSED, facts)], now)
 
 
 def _note_outage(report: Report, watch: Watch, error: str, held: HeldLease | None) -> None:
@@ -360,7 +363,7 @@ def _note_outage(report: Report, watch: Watch, error: str, held: HeldLease | Non
         held.renew()
         Watch.objects.filter(id=watch.id).update(**news)
         if watch.outage_since is None:
-            report.told = outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": error})], report.at)
+            report.told = enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": error})], report.at)
 
 
 def _wait(failures: int) -> float:
@@ -482,8 +485,8 @@ def _no_such_vhost(vhost: str, agents: Agents) -> str:
 def _gather_facts(run: PassRun, changes: Changes) -> Facts:
     """Ask about the queues that somebody is to be notified about."""
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
-    people = outbox.recipients_of(queue.whose for queue in candidates)
-    told = [queue for queue in candidates if outbox.is_anybody_told(queue.whose, people)]
+    people = audience.recipients_of(queue.whose for queue in candidates)
+    told = [queue for queue in candidates if audience.is_anybody_told(queue.whose, people)]
     return Facts.gather(run.management, broker.amqp_url(), told, run.now, among=changes.seen)
 
 
@@ -510,7 +513,7 @@ def _write(
         _write_history(changes, facts, run.now)
         tellings = [_telling(message, facts) for message in changes.messages]
         news = _news_for_operators(changes, observation.snapshot, run.watch, run.now)
-        run.report.told = outbox.tell(tellings + news, run.now)
+        run.report.told = enqueue.tell(tellings + news, run.now)
         _remember(run.watch, changes, observation.snapshot, exchanges, run.now)
 
 
@@ -598,7 +601,7 @@ def _removed(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | 
 def _telling(message: Message, facts: Facts) -> Telling:
     queue = message.queue
     told = facts.of(queue, message.thresholds, message.folded)
-    return Telling(message.say.value, told, queue.id, *queue.whose)
+    return Telling(message.say.value, told, about(queue.id), *queue.whose)
 
 
 def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: datetime) -> list[Telling]:

@@ -26,17 +26,11 @@ from django.utils import timezone
 from accounts.models import AuthToken, Owner, PulseUser
 from core import broker, bulk
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
-from queues import outbox, removals, subscriptions
-from queues.models import (
-    Consumer,
-    EventSubscription,
-    Notification,
-    Registration,
-    Removal,
-    SubscriptionQueue,
-    Sweep,
-)
-from queues.outbox import Telling
+from notifications import enqueue
+from notifications.enqueue import Telling
+from notifications.models import Notification
+from queues import removals, subscriptions
+from queues.models import Consumer, EventSubscription, Registration, Removal, SubscriptionQueue, Sweep
 from queues.thresholds import brake_limit
 from rabbit import directly, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, User
@@ -186,7 +180,7 @@ def _run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], f
             report.seconds = time.monotonic() - began
             _file(report)
         if report.told:
-            outbox.nudge(report.told)
+            enqueue.nudge(report.told)
     report.seconds = time.monotonic() - began
     if not report.another_sweep:
         logger.info(
@@ -667,7 +661,7 @@ def _remove_subscriptions(report: Report, these: Mapping[str, int], held: HeldLe
 
 def _file(report: Report) -> None:
     """Keep the report as a row, with the messages about it."""
-    report.told += outbox.tell(list(_news(report)), report.at)
+    report.told += enqueue.tell(list(_news(report)), report.at)
     names = [one.name for one in Sweep._meta.get_fields() if one.name != "id"]
     Sweep.objects.create(**{name: getattr(report, name) for name in names})
 

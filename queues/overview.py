@@ -22,12 +22,13 @@ from core import broker
 from core.formatting import duration, pace
 from core.leases import is_held
 from core.models import Lease
+from notifications.claims import GIVE_UP_ATTEMPTS
+from notifications.models import Notification
 from queues import charts, growth, thresholds
 from queues.brake import released
 from queues.listing import LENGTH, STALLED, standing
-from queues.models import Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
+from queues.models import Pass, Queue, QueueSample, Removal, Sweep, Watch
 from queues.monitor import LEASE
-from queues.outbox import GIVE_UP_ATTEMPTS
 from queues.thresholds import MemoryPressure, Thresholds
 from rabbit.management import BrokerAway, BrokerError, Node, Row
 from rabbit.names import Kind, kind_of_queue, readable

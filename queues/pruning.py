@@ -13,7 +13,8 @@ from django.utils import timezone
 
 from accounts.models import AuditEntry
 from core.leases import LeaseTaken, lease
-from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample, Sweep, Watch
+from notifications.models import Notification
+from queues.models import Pass, Queue, QueueEvent, QueueSample, Sweep, Watch
 from queues.thresholds import GONE
 
 BATCH = 1000

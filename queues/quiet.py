@@ -25,7 +25,7 @@ class Quiet(NamedTuple):
 
 
 class Say(Enum):
-    """The message that is due, if any. The values are kinds of ``queues.models.Notification``."""
+    """The message that is due, if any. The values are kinds of ``notifications.models.Notification``."""
 
     NOTHING = ""
     WARNING = "warning"

@@ -8,14 +8,13 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.models import Owner, PulseUser
+from accounts.models import PulseUser
 from accounts.serializers import EmailOf, HexAddressField, HexUUIDField, MessagesField
 from core.links import absolute
 from queues import thresholds
-from queues.channels import LONGEST_NAME, LONGEST_URL
 from queues.charts import SPANS
 from queues.exchanges import OwnExchange
-from queues.models import Channel, Queue, QueueEvent, QueueSample
+from queues.models import Queue, QueueEvent, QueueSample
 from rabbit.management import Binding
 
 QUEUE = {
@@ -197,70 +196,3 @@ class ExchangeSerializer(serializers.Serializer[OwnExchange]):
     def get_url(self, exchange: OwnExchange) -> str:
         """Return it with the name as a parameter, since slashes in a path don't arrive everywhere."""
         return absolute(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
-
-
-@extend_schema_serializer(
-    examples=[
-        OpenApiExample(
-            "A webhook",
-            {
-                "uuid": "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e",
-                "name": "the team's chat",
-                "service": "Webhook at chat.example.org",
-                "created": "2026-01-05T09:00:00Z",
-                "last_sent_at": None,
-                "last_error": "",
-            },
-            response_only=True,
-        )
-    ]
-)
-class ChannelSerializer(serializers.ModelSerializer[Channel]):
-    """Where you are told beside e-mail. The address, which may have secrets in it, is not shown again."""
-
-    uuid = HexUUIDField()
-
-    class Meta:
-        model = Channel
-        fields = ["uuid", "name", "service", "created", "last_sent_at", "last_error"]
-        read_only_fields = fields
-
-
-@extend_schema_serializer(
-    examples=[
-        OpenApiExample(
-            "A webhook",
-            {"name": "the team's chat", "url": "https://chat.example.org/hooks/3kd8fj2"},
-            request_only=True,
-        )
-    ]
-)
-class NewChannelSerializer(serializers.Serializer[Any]):
-    """A new channel."""
-
-    name = serializers.CharField(max_length=LONGEST_NAME)
-    url = serializers.CharField(
-        write_only=True,
-        max_length=LONGEST_URL,
-        help_text="Where a webhook answers, by https, or an address that apprise knows.",
-    )
-
-
-@extend_schema_field({"type": "string", "pattern": r"^([01]\d|2[0-3]):[0-5]\d$", "nullable": True, "example": "22:00"})
-class TimeOfDayField(serializers.TimeField):
-    """A time of the day, in hours and minutes."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(format="%H:%M", input_formats=["%H:%M"], allow_null=True, required=False, **kwargs)
-
-
-class PreferencesSerializer(serializers.ModelSerializer[Owner]):
-    """When, and how often, you want to be told."""
-
-    quiet_from = TimeOfDayField(help_text="Nothing is sent from then on; null, like quiet_until: no quiet hours.")
-    quiet_until = TimeOfDayField(help_text="What was held is sent then.")
-    time_zone = serializers.CharField(max_length=64, required=False, help_text="Such as Europe/Berlin.")
-
-    class Meta:
-        model = Owner
-        fields = ["quiet_from", "quiet_until", "time_zone", "weekly_summary"]

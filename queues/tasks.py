@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from queues import monitor, orphans, outbox, pruning, removals, unattended, weekly
+from queues import monitor, orphans, pruning, removals, unattended, weekly
 
 
 @shared_task
@@ -10,12 +10,6 @@ def monitor_queues() -> None:
     """Run one pass, unless the broker is away and the wait is not over."""
     if monitor.is_due():
         monitor.run_pass()
-
-
-@shared_task
-def send_notifications() -> None:
-    """Send what is due."""
-    outbox.send_due()
 
 
 @shared_task

@@ -17,13 +17,16 @@ from django.utils import timezone
 
 from core import broker, bulk
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
-from queues import outbox, thresholds
+from notifications import enqueue
+from notifications.enqueue import Telling
+from notifications.models import Notification
+from queues import thresholds
 from queues.comparison import Known, QueueName
 from queues.facts import Facts
 from queues.listing import should_have_consumer
-from queues.models import Notification, Queue, Watch
+from queues.models import Queue, Watch
 from queues.monitor import guarded_vhosts
-from queues.outbox import Telling
+from queues.subject import about
 from rabbit.management import BrokerError, Management, Row
 
 logger = logging.getLogger(__name__)
@@ -123,7 +126,7 @@ def count_consumers() -> int:
     except (LeaseTaken, LeaseLost):
         return 0
     if told:
-        outbox.nudge(told)
+        enqueue.nudge(told)
     return told
 
 
@@ -178,7 +181,7 @@ def _count(held: HeldLease) -> int:
             consumers=None, unattended_since=None, taken_out=None, stalled_since=None
         )
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
-        return outbox.tell(list(tellings.values()), now)
+        return enqueue.tell(list(tellings.values()), now)
 
 
 def _still_there(ids: Sequence[int]) -> set[int]:
@@ -261,7 +264,7 @@ def _telling(queue: Queue, before: Attendance, after: Attendance, news: _News, n
         kind, seen = Notification.Kind.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
     facts = {**told, "consumers": seen, "seconds": seconds}
-    return Telling(kind, facts, queue.id, queue.pulse_user_id, queue.owner_id)
+    return Telling(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
 
 
 def _stall_telling(
@@ -283,4 +286,4 @@ def _stall_telling(
         "unacknowledged": count.unacknowledged,
         "seconds": max(0.0, (now - since).total_seconds()) if since else None,
     }
-    return Telling(kind, facts, queue.id, queue.pulse_user_id, queue.owner_id)
+    return Telling(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)

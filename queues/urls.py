@@ -1,8 +1,8 @@
-"""Queues, exchanges, subscriptions, and how their owners are told of them."""
+"""Queues, exchanges and subscriptions."""
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues import settings_views, subscription_views, views
+from queues import subscription_views, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -20,8 +20,4 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("subscriptions/<uuid:uuid>/remove/", subscription_views.subscription_remove, name="subscription_remove"),
     path("subscriptions/agents/<uuid:uuid>/remove/", subscription_views.agent_remove, name="agent_remove"),
     path("subscriptions/consumers/<uuid:uuid>/remove/", subscription_views.consumer_remove, name="consumer_remove"),
-    # Settings
-    path("settings/", settings_views.settings_page, name="settings"),
-    path("settings/channels/<uuid:uuid>/test/", settings_views.channel_test, name="channel_test"),
-    path("settings/channels/<uuid:uuid>/delete/", settings_views.channel_delete, name="channel_delete"),
 ]

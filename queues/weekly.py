@@ -14,12 +14,13 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from core import bulk
-from queues import outbox
-from queues.comparison import Whose
+from notifications import enqueue
+from notifications.audience import Whose
+from notifications.enqueue import Telling
+from notifications.models import Notification
+from notifications.preferences import held_until, zone_of
 from queues.listing import UNATTENDED
-from queues.models import Notification, Queue, QueueEvent
-from queues.outbox import Telling
-from queues.preferences import held_until, zone_of
+from queues.models import Queue, QueueEvent
 
 BATCH = 500
 WEEK = timedelta(days=7)
@@ -78,7 +79,7 @@ def tell_the_week() -> int:
     for start in range(0, len(due), BATCH):
         told += _tell(due[start : start + BATCH], now)
     if told:
-        outbox.nudge(told)
+        enqueue.nudge(told)
     return told
 
 
@@ -100,7 +101,7 @@ def _tell(owners: Sequence[Subscriber], now: datetime) -> int:
             for owner in mine
             if owner.id in weeks
         ]
-        return outbox.tell(tellings, now)
+        return enqueue.tell(tellings, now)
 
 
 def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:

@@ -15,9 +15,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
 from core.models import Lease
-from queues import monitor, orphans, outbox, tasks
+from notifications import claims, sending
+from notifications.models import Notification
+from queues import monitor, orphans, tasks
 from queues.deletion import Deletion
-from queues.models import Consumer, Notification, Removal, SubscriptionQueue
+from queues.models import Consumer, Removal, SubscriptionQueue
 from rabbit import http, snapshot
 from rabbit.management import Management
 
@@ -56,7 +58,7 @@ def let_time_pass():
     Lease.objects.exclude(holder=None).update(expires_at=before)
     cache.clear()  # where the holds of accounts are
     Removal.objects.update(due_at=before)
-    Notification.objects.filter(outbox.Unsent).update(due_at=before)
+    Notification.objects.filter(claims.Unsent).update(due_at=before)
     for registered in (SubscriptionQueue, Consumer):
         registered.objects.update(created=before)
 
@@ -67,7 +69,7 @@ def follow():
     tasks.finish_removals()
     for _ in range(2):  # what one list lacks is gone by the second
         monitor.run_pass()
-    outbox.send_due()
+    sending.send_due()
 
 
 class Death(NamedTuple):

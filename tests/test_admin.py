@@ -19,14 +19,14 @@ from accounts.tokens import make_token
 from core import locks, sealing
 from core.models import Lease
 from message_store import applications
-from queues import by_hand, outbox
+from notifications import sending
+from notifications.models import Channel, Notification
+from queues import by_hand
 from queues.models import (
     AgentIdentity,
     AgentVhost,
-    Channel,
     Consumer,
     EventSubscription,
-    Notification,
     Offering,
     Pass,
     Queue,
@@ -60,8 +60,8 @@ ALLOWED = {
     "socialaccount.SocialAccount": ("", "it lets somebody in; it goes with its owner"),
     "queues.Queue": ("change", "made on the broker, deleted by an action there; here its limits"),
     "queues.QueueEvent": ("", "a record"),
-    "queues.Notification": ("", "written with its cause; sent again by an action"),
-    "queues.Channel": ("delete", "its address is its owner's secret"),
+    "notifications.Notification": ("", "written with its cause; sent again by an action"),
+    "notifications.Channel": ("delete", "its address is its owner's secret"),
     "queues.Pass": ("", "a record"),
     "queues.Sweep": ("", "a record"),
     "queues.Watch": ("", "the monitor's memory: the brake, outages"),
@@ -168,8 +168,8 @@ MAKE = {
     "queues.QueueEvent": lambda: QueueEvent.objects.create(
         queue=make_queue(), vhost="/", queue_name="q", kind="warned", at=NOW, by=make_owner()
     ),
-    "queues.Notification": lambda: make_notification(queue=make_queue()),
-    "queues.Channel": lambda: Channel.objects.create(
+    "notifications.Notification": lambda: make_notification(about=f"queue {make_queue().pk}"),
+    "notifications.Channel": lambda: Channel.objects.create(
         owner=make_owner(), name="chat", service="Slack", sealed_url=sealing.seal(sealing.CHANNELS, SECRET)
     ),
     "queues.Pass": lambda: Pass.objects.create(at=NOW),
@@ -823,17 +823,17 @@ def test_what_was_given_up_is_sent_again(admin, mailbox, settings):
     assert messages_of(act(admin, Notification, "send_again", given_up)) == [
         "1 will be sent again, within half a minute."
     ]
-    assert outbox.send_due().sent == 1
+    assert sending.send_due().sent == 1
     given_up.refresh_from_db()
     assert (given_up.state, given_up.attempts, given_up.last_error) == ("sent", 0, "")
     assert len(mailbox.mails) == 1
     assert "1 will not" in messages_of(act(admin, Notification, "send_again", given_up))[0]
-    assert outbox.send_due().claimed == 0
+    assert sending.send_due().claimed == 0
 
 
 def test_two_who_have_it_sent_again_at_once_have_it_sent_once(transactional_db):
     given_up = make_notification()
-    assert sorted(in_parallel(*[lambda: outbox.send_again([given_up.pk])] * 2)) == [0, 1]
+    assert sorted(in_parallel(*[lambda: sending.send_again([given_up.pk])] * 2)) == [0, 1]
     assert AuditEntry.objects.filter(deed="had sent again").count() == 1
 
 
@@ -847,7 +847,7 @@ def test_the_last_message_that_somebody_has_stays_true(db, later, together, agai
     if later:
         second = make_notification(about="queue 1", kind="recovery", state=later)
         picked += [second.pk] if together else []
-    assert outbox.send_again(picked) == again
+    assert sending.send_again(picked) == again
     first.refresh_from_db()
     assert first.state == ("due" if again else "failed")
 
@@ -855,7 +855,7 @@ def test_the_last_message_that_somebody_has_stays_true(db, later, together, agai
 def test_letters_about_nothing_else_do_not_wait_for_each_other(db):
     first = make_notification(kind="weekly", about="weekly")
     make_notification(kind="weekly", about="weekly", state="sent")
-    assert outbox.send_again([first.pk]) == 1
+    assert sending.send_again([first.pk]) == 1
 
 
 # All of it

@@ -11,9 +11,10 @@ from django.utils import timezone
 from pika.exceptions import AMQPError
 
 from accounts.models import Owner
+from notifications.mails import compose
+from notifications.models import Notification
 from queues import by_hand, monitor, unattended
-from queues.mails import compose
-from queues.models import AgentVhost, Consumer, Notification, Offering, Queue, SubscriptionQueue
+from queues.models import AgentVhost, Consumer, Offering, Queue, SubscriptionQueue
 from queues.subscriptions import create_queue, make_again, register_consumer, register_subscription
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp

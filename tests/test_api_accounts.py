@@ -14,7 +14,7 @@ from accounts import pulse_users, withdrawal
 from accounts.addresses import confirm_address, confirmation_token
 from accounts.models import AuthToken, Owner, PulseUser
 from accounts.removal import finish_removals
-from queues.models import Notification
+from notifications.models import Notification
 from rabbit.management import Management, NotThere
 from tests.api import Program
 from tests.proxy import Proxy

@@ -8,8 +8,10 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues import by_hand, preferences
-from queues.models import Channel, Queue, QueueEvent, QueueSample, Watch
+from notifications import preferences
+from notifications.models import Channel
+from queues import by_hand
+from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.api import Program
 from tests.toolbox import stored_queue
 

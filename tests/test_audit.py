@@ -22,8 +22,10 @@ from accounts.removal import remove_pulse_user
 from accounts.signin import make_link, prune_visitors
 from accounts.tasks import finish_removals
 from core import locks
-from queues import by_hand, channels, outbox, preferences, pruning, removals
-from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
+from notifications import channels, preferences, sending
+from notifications.models import Channel
+from queues import by_hand, pruning, removals
+from queues.models import EventSubscription, Queue, SubscriptionQueue
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Management, NotThere
 from tests.api import Program
@@ -505,7 +507,7 @@ def test_registrations_passes_and_the_outbox_take_no_statement_for_it(agents, gu
             subscription = EventSubscription.objects.get().uuid.hex
             assert program.post(f"event-subscriptions/{subscription}/create_queue/", asked).status_code in (200, 201)
         run_pass()
-        outbox.send_due()
+        sending.send_due()
     assert SubscriptionQueue.objects.get().state == "ready"
     assert Queue.objects.filter(name="queue/nobody/long", state="warned").exists()
     assert mailbox.to("ops@example.org")

@@ -14,8 +14,10 @@ from django.utils import timezone
 from accounts.models import AuthToken, PulseUser
 from accounts.pulse_users import make_pulse_user
 from core import sealing
-from queues import channels, monitor, outbox, subscriptions
-from queues.models import Channel, EventSubscription, Queue, SubscriptionQueue
+from notifications import channels, sending
+from notifications.models import Channel
+from queues import monitor, subscriptions
+from queues.models import EventSubscription, Queue, SubscriptionQueue
 from queues.orphans import clean_up_stale, sweep_orphans
 from tests.agents import RegisteredAgent, a_while_ago
 from tests.conftest import Amqp
@@ -146,18 +148,18 @@ def test_after_a_restore_what_was_told_is_not_told_again_and_no_queue_is_deleted
     amqp.queue("long before", 7)
     amqp.queue("calm before", 1)
     monitor.run_pass()
-    outbox.send_due()
+    sending.send_due()
     backup.make()
     amqp.queue("new since", 7)
     amqp.take("long before", 3)
     management.delete_queue(guarded, "calm before")
     monitor.run_pass()
-    outbox.send_due()
+    sending.send_due()
     before = Counter(mail.message["Message-ID"] for mail in mailbox.mails)
     backup.restore()
     monitor.run_pass()
     monitor.run_pass()
-    outbox.send_due()
+    sending.send_due()
     sweep_orphans()
     assert set(Counter(mail.message["Message-ID"] for mail in mailbox.mails).values()) == {1}
     assert [mail.subject for mail in mailbox.mails if "long before" in mail.subject and "Warning" in mail.subject] == [

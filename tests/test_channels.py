@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from accounts.models import Owner
 from accounts.vouching import NotVouched
-from queues import channels, public_https
-from queues.channels import BadChannel, ChannelFailed, make_channel
-from queues.models import Channel
+from notifications import channels, public_https
+from notifications.channels import BadChannel, ChannelFailed, make_channel
+from notifications.models import Channel
 from tests.webhooks import Webhook, trickle
 
 pytestmark = pytest.mark.django_db

@@ -12,8 +12,9 @@ from django.utils import timezone
 
 from accounts.models import AuthToken
 from core.models import Lease
+from notifications.models import Notification
 from queues import orphans
-from queues.models import Notification, Removal, SubscriptionQueue, Sweep
+from queues.models import Removal, SubscriptionQueue, Sweep
 from tests.agents import RegisteredAgent, lost
 from tests.conftest import Amqp
 from tests.test_commands import run

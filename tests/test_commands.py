@@ -17,7 +17,8 @@ from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
 from core.models import Lease
-from queues.models import Notification, Pass, Queue
+from notifications.models import Notification
+from queues.models import Pass, Queue
 from tests.faults import follow
 from tests.toolbox import queue_names, wait_until
 from tools.invariants import broken
@@ -144,7 +145,7 @@ def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing
         amqp.queue(name, 1)
     run(environment, "monitor_queues", "--once")
     assert run(environment, "monitor_queues", "--once")[0] == 0
-    told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "queue__name")
+    told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts__queue")
     assert sorted(told) == sorted(
         [("warning", name) for name in names[:20]] + [("deletion", name) for name in names[20:36]]
     )

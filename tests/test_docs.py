@@ -20,8 +20,10 @@ from django.core.management import call_command, get_commands
 from accounts.models import Owner
 from accounts.pulse_users import make_pulse_user
 from guardian_site.checks import check_settings
-from queues import channels, events, monitor, subscriptions, thresholds
-from queues.models import Consumer, Notification, Offering, Queue
+from notifications import channels
+from notifications.models import Notification
+from queues import events, monitor, subscriptions, thresholds
+from queues.models import Consumer, Offering, Queue
 from tools import pages, pictures
 
 PROJECT = Path(__file__).resolve().parent.parent

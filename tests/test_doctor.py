@@ -29,7 +29,8 @@ from accounts.models import Owner
 from core.models import Lease
 from guardian_site import doctor
 from guardian_site.doctor import Finding, Status
-from queues.models import AgentIdentity, EventSubscription, Notification, Offering, Pass, Watch
+from notifications.models import Notification
+from queues.models import AgentIdentity, EventSubscription, Offering, Pass, Watch
 from rabbit import checkup, directly
 from rabbit.management import Node
 from rabbit.permissions import EVERYTHING, Permissions

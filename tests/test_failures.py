@@ -11,8 +11,9 @@ from django.utils import timezone
 
 from core import broker
 from core.models import Lease
+from notifications.models import Notification
 from queues import deletion, monitor, tasks
-from queues.models import Notification, Pass, Queue, Watch
+from queues.models import Pass, Queue, Watch
 from rabbit import directly
 from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING
@@ -586,7 +587,7 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     assert any("doesn't respond" in error for error in report.errors)
     assert report.deleted == 1
     assert "unresponsive" in sent("ops@example.org")
-    hung = Notification.objects.filter(queue__name="hung", recipient="ops@example.org")
+    hung = Notification.objects.filter(facts__queue="hung", recipient="ops@example.org")
     assert [notification.kind for notification in hung] == ["warning"]
     guarded_node.eval(f"sys:resume({pid}).")
     report = monitor.run_pass()

@@ -37,9 +37,9 @@ from accounts.models import AuthToken, Owner, PulseUser
 from accounts.pulse_users import make_pulse_user
 from message_store.applications import make_key
 from message_store.models import Application
+from notifications.models import Channel
 from queues.models import (
     AgentIdentity,
-    Channel,
     Consumer,
     EventSubscription,
     Offering,

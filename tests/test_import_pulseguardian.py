@@ -24,8 +24,9 @@ from accounts.pulse_users import find_owners
 from accounts.pulseguardian import SourceError
 from core import locks
 from core.leases import lease
+from notifications.models import Notification
 from queues import unbounded
-from queues.models import Notification, Queue, QueueEvent
+from queues.models import Queue, QueueEvent
 from queues.monitor import LEASE, run_pass
 from rabbit.permissions import EVERYTHING, Permissions
 from tests.conftest import Amqp

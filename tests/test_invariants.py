@@ -5,8 +5,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from queues import monitor, outbox, subscriptions
-from queues.models import Notification, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
+from notifications import claims, sending
+from notifications.models import Notification
+from queues import monitor, subscriptions
+from queues.models import Pass, Queue, QueueEvent, Removal, SubscriptionQueue
 from rabbit.permissions import EVERYTHING
 from tools import invariants
 from tools.mail import Mail
@@ -21,7 +23,7 @@ def passed(guarded, amqp, mailbox):
     for name, messages in LONG:
         amqp.queue(name, messages)
     monitor.run_pass()
-    outbox.send_due()
+    sending.send_due()
     return guarded
 
 
@@ -74,7 +76,7 @@ def test_what_was_given_up_for_no_good_reason_is_lost(passed):
 
 def test_what_was_tried_for_a_day_may_be_given_up(passed):
     before = timezone.now() - timedelta(hours=25)
-    notification(state="failed", last_error="451", attempts=outbox.GIVE_UP_ATTEMPTS, created=before)
+    notification(state="failed", last_error="451", attempts=claims.GIVE_UP_ATTEMPTS, created=before)
     assert invariants.lost() == []
 
 

@@ -9,8 +9,10 @@ from functools import partial
 import pika
 import pytest
 
-from queues import monitor, orphans, outbox, removals, subscriptions
-from queues.models import Consumer, Notification, QueueEvent, Registration, SubscriptionQueue
+from notifications import mail_sending, sending
+from notifications.models import Notification
+from queues import monitor, orphans, removals, subscriptions
+from queues.models import Consumer, QueueEvent, Registration, SubscriptionQueue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.faults import follow, killed_after, let_time_pass
@@ -89,7 +91,7 @@ def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, al
 def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where_nobody_noted_it(
     settings, guarded, management, mailbox, monkeypatch, together, mails
 ):
-    monkeypatch.setattr(outbox, "MAILS_TOGETHER", together)
+    monkeypatch.setattr(mail_sending, "MAILS_TOGETHER", together)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(mails)]
     interrupted = 0
 
@@ -104,7 +106,7 @@ def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where
         assert broken(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
 
     management_url = settings.RABBITMQ_MANAGEMENT_URL
-    kills = until_it_ends(lambda _: outbox.send_due(), begin, look)
+    kills = until_it_ends(lambda _: sending.send_due(), begin, look)
     assert kills >= 6
     if together == 1:
         assert sent_again(mailbox.mails) == interrupted == 3

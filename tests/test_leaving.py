@@ -15,9 +15,11 @@ from accounts.models import NotificationAddress, Owner, PulseUser
 from accounts.pulse_users import make_pulse_user
 from message_store.models import Application
 from message_store.store import store
-from queues import channels, monitor, outbox
-from queues.models import Notification, Queue
-from queues.outbox import Telling
+from notifications import channels, enqueue, sending
+from notifications.enqueue import Telling
+from notifications.models import Notification
+from queues import monitor
+from queues.models import Queue
 from tests.agents import RegisteredAgent
 from tests.api import Program
 
@@ -92,9 +94,9 @@ def test_what_is_left_of_somebody_who_left_is_what_the_documents_say(leaving, ag
     assert NotificationAddress.objects.get().added_by is None
 
     monitor.run_pass()
-    outbox.send_due()
+    sending.send_due()
     assert {to for mail in mailbox.mails for to in mail.recipients} == {"other@example.org"}
-    left = {"accounts_auditentry", "queues_notification"}
+    left = {"accounts_auditentry", "notifications_notification"}
     assert tables_with(ADDRESS, "Lea Ving", "3kd8fj2") <= left | {"django_admin_log"}
     assert Queue.objects.get(name=f"queue/{leaving.alone}/q").pulse_user is None
 
@@ -116,8 +118,8 @@ def test_what_was_to_be_told_somebody_is_not_told_once_they_left(agents, mailbox
     owner = agents.owner("leaving")
     now = timezone.now()
     facts = {"longest": [], "unattended": [], "happened": [], "queues": 0, "accounts": 0}
-    outbox.tell([Telling(kind, facts, recipients=[ADDRESS], held_until=now - timedelta(seconds=1))], now)
+    enqueue.tell([Telling(kind, facts, recipients=[ADDRESS], held_until=now - timedelta(seconds=1))], now)
     owner.delete()
-    outbox.send_due()
+    sending.send_due()
     assert mailbox.mails == []
     assert Notification.objects.get().last_error == "The recipient can't sign in any more."

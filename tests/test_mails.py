@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from accounts import addresses
 from accounts.models import NotificationAddress, Owner, PulseUser
 from core.formatting import duration, pace
-from queues.mails import Obsolete, compose, in_text
-from queues.models import Notification
+from notifications.mails import Obsolete, compose, in_text
+from notifications.models import Notification
 from rabbit.names import readable
 
 FACTS = {

@@ -24,12 +24,12 @@ from accounts.models import Owner, PulseUser
 from accounts.tokens import make_token
 from core import broker
 from guardian_site import counters
+from notifications.models import Notification
 from queues import monitor
 from queues.models import (
     AgentIdentity,
     Consumer,
     EventSubscription,
-    Notification,
     Offering,
     Pass,
     Queue,

@@ -13,12 +13,12 @@ from accounts import removal
 from accounts.models import Owner, PulseUser
 from core import bulk, leases
 from core.models import Lease
+from notifications.models import Notification
 from queues import by_hand, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import (
     AgentVhost,
     EventSubscription,
-    Notification,
     Offering,
     Pass,
     Queue,

@@ -16,14 +16,14 @@ from accounts.tokens import make_token
 from core import locks
 from core.models import Lease
 from guardian_site.celery import app
+from notifications.mails import compose
+from notifications.models import Notification
 from queues import orphans, removals, subscriptions, tasks
-from queues.mails import compose
 from queues.models import (
     AgentIdentity,
     AgentVhost,
     Consumer,
     EventSubscription,
-    Notification,
     Queue,
     QueueEvent,
     Removal,

@@ -16,9 +16,11 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from queues import monitor, orphans, outbox, removals, subscriptions
-from queues.models import AgentIdentity, Notification, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
-from queues.outbox import Telling
+from notifications import claims, enqueue, mail_sending, sending
+from notifications.enqueue import Telling
+from notifications.models import Notification
+from queues import monitor, orphans, removals, subscriptions
+from queues.models import AgentIdentity, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests import plugin
 from tests.faults import follow, let_time_pass, once_after
@@ -100,11 +102,11 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
 def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_one_that_nobody_noted_twice(
     cluster, guarded, management, mailbox, settings, monkeypatch
 ):
-    monkeypatch.setattr(outbox, "MAILS_TOGETHER", 1)  # so that it is known how many are on their way
+    monkeypatch.setattr(mail_sending, "MAILS_TOGETHER", 1)  # so that it is known how many are on their way
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     with transaction.atomic():
-        outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
-    note, noted = outbox._note_sent, []
+        enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
+    note, noted = claims.note_sent, []
 
     def stop_before_the_second_note(*arguments):
         noted.append(arguments)
@@ -112,9 +114,9 @@ def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_o
             cluster.halt()
         note(*arguments)
 
-    monkeypatch.setattr(outbox, "_note_sent", stop_before_the_second_note)
+    monkeypatch.setattr(claims, "note_sent", stop_before_the_second_note)
     with pytest.raises(Error):
-        outbox.send_due()
+        sending.send_due()
     assert len(mailbox.mails) == 2
     cluster.start()
     close_old_connections()
@@ -335,12 +337,12 @@ def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_
         cuts = range(0, 200, 7)  # the server says some 180 bytes
         for count in cuts:
             with transaction.atomic():
-                outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": str(count)})], timezone.now())
+                enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": str(count)})], timezone.now())
             between.cut_after(count)
-            outbox.send_due()
+            sending.send_due()
             between.forward()
             let_time_pass()
-            outbox.send_due()
+            sending.send_due()
     assert Notification.objects.filter(state="sent").count() == len(cuts)
     assert Notification.objects.filter(attempts__gt=0).count() > 15
     again = sent_again(mailbox.mails)
@@ -363,7 +365,7 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
     amqp.queue(BUILDS, 6)
     monitor.run_pass()
     mailbox.refuse(True)
-    outbox.send_due()
+    sending.send_due()
     removals.write(
         [Removal(kind=Removal.Kind.QUEUE, vhost=queue.vhost, name="gone")], due_at=timezone.now() - timedelta(seconds=1)
     )
@@ -417,7 +419,7 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
     outcomes = in_parallel(
         *[monitor.run_pass] * count,
         *[orphans.sweep_orphans] * count,
-        *[outbox.send_due] * count,
+        *[sending.send_due] * count,
         *[remove] * count,
         *[register] * count,
     )

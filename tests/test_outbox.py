@@ -20,10 +20,13 @@ from django.utils import timezone
 from accounts.models import NotificationAddress, Owner, PulseUser
 from core import bulk
 from core.leases import lease
-from queues import channels, mails, monitor, outbox
-from queues.comparison import Whose
-from queues.models import Channel, Notification, Queue
-from queues.outbox import Telling, send_due
+from notifications import audience, channel_sending, channels, claims, enqueue, mail_sending, mails
+from notifications.audience import Whose
+from notifications.enqueue import Telling
+from notifications.models import Channel, Notification
+from notifications.sending import send_due
+from queues import monitor
+from queues.models import Queue
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, stored_queue, wait_until, wait_until_blocked, wait_until_equal
 from tests.webhooks import Webhook
@@ -41,15 +44,15 @@ def operators(settings):
 
 def tell(*errors):
     with transaction.atomic():
-        outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": error}) for error in errors], timezone.now())
+        enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": error}) for error in errors], timezone.now())
 
 
 def write(state, number, to_channels=False):
     """Write so many notifications to one recipient, about 500 queues by turns."""
-    now, to = timezone.now(), ("ops@example.org", "0123abcd" if to_channels else outbox.EMAIL)
+    now, to = timezone.now(), ("ops@example.org", "0123abcd" if to_channels else audience.EMAIL)
     told = (None, state, now, now, 0, "")
-    rows = [(uuid.uuid4(), *to, "warning", None, f"queue {row % 500}", {}, *told) for row in range(number)]
-    bulk.insert(Notification, outbox.FIELDS, rows)
+    rows = [(uuid.uuid4(), *to, "warning", f"queue {row % 500}", {}, *told) for row in range(number)]
+    bulk.insert(Notification, enqueue.FIELDS, rows)
 
 
 def later(**delta):
@@ -79,7 +82,7 @@ def test_what_is_told_twice_to_one_person_is_one_mail_each(mailbox, settings):
 
 def test_nothing_is_told_of_what_was_rolled_back(mailbox):
     with transaction.atomic():
-        outbox.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
+        enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
         transaction.set_rollback(True)
     assert send_due().sent == 0
 
@@ -132,7 +135,7 @@ def test_it_is_tried_for_a_day_before_it_is_given_up(mailbox):
     while not send_due().failed:
         attempts += 1
         assert attempts < 500, "it never ends"
-        later(seconds=outbox.retry_seconds(attempts))
+        later(seconds=claims.retry_seconds(attempts))
     notification = Notification.objects.get()
     assert began - notification.created >= timedelta(hours=24)
     assert notification.state == "failed"
@@ -200,39 +203,39 @@ def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
         settings.EMAIL_PORT = slow.port
         tell("one")
         assert send_due().sent == 12
-        assert slow.most_at_once == outbox.MAILS_AT_ONCE
+        assert slow.most_at_once == mail_sending.MAILS_AT_ONCE
         assert lost() + told_twice(slow.mails) == []
 
 
 def test_where_a_pass_tells_more_than_one_claim_takes_another_worker_is_asked_to_help(
     amqp, guarded, settings, monkeypatch
 ):
-    monkeypatch.setattr(outbox, "BATCH", 4)
+    monkeypatch.setattr(claims, "BATCH", 4)
     asked = []
-    monkeypatch.setattr(outbox.current_app, "send_task", lambda name, **_: asked.append(name))
+    monkeypatch.setattr(enqueue.current_app, "send_task", lambda name, **_: asked.append(name))
     monitor.run_pass()
     for number, times in ((4, 1), (5, 2)):
         settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
         amqp.queue(f"queue/nobody/{number}", 6)
         assert monitor.run_pass().told == number
-        assert asked == ["queues.tasks.send_notifications"] * times
+        assert asked == ["notifications.tasks.send_notifications"] * times
         asked.clear()
 
 
-@pytest.mark.parametrize("number", [outbox.MAILS_TOGETHER, outbox.MAILS_TOGETHER + 1])
+@pytest.mark.parametrize("number", [mail_sending.MAILS_TOGETHER, mail_sending.MAILS_TOGETHER + 1])
 def test_mails_that_were_sent_together_are_noted_in_one_statement(mailbox, settings, number):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
     tell("one")
     with CaptureQueriesContext(connection) as queries:
         assert send_due().sent == number
     noted = [query for query in queries if query["sql"].startswith("UPDATE") and '"sent_at"' in query["sql"]]
-    assert len(noted) == math.ceil(number / outbox.MAILS_TOGETHER)
+    assert len(noted) == math.ceil(number / mail_sending.MAILS_TOGETHER)
 
 
 def test_nobody_is_asked_to_help_with_a_mail_server_that_is_away(mailbox, settings, monkeypatch):
-    monkeypatch.setattr(outbox, "BATCH", 4)
+    monkeypatch.setattr(claims, "BATCH", 4)
     asked = []
-    monkeypatch.setattr(outbox, "nudge", asked.append)
+    monkeypatch.setattr(enqueue, "nudge", asked.append)
     settings.EMAIL_PORT = free_port()
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(12)]
     tell("one")
@@ -241,12 +244,12 @@ def test_nobody_is_asked_to_help_with_a_mail_server_that_is_away(mailbox, settin
 
 
 def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, settings, monkeypatch):
-    monkeypatch.setattr(outbox, "BATCH", 4)
+    monkeypatch.setattr(claims, "BATCH", 4)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(24)]
     with Slow() as slow:
         settings.EMAIL_PORT = slow.port
         tell("one")
-        claim, both_have_claimed, has_claimed = outbox.claim, threading.Barrier(2, timeout=30), set()
+        claim, both_have_claimed, has_claimed = claims.claim, threading.Barrier(2, timeout=30), set()
 
         def claim_together(*arguments, **options):
             batch = claim(*arguments, **options)
@@ -255,7 +258,7 @@ def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, setting
                 both_have_claimed.wait()
             return batch
 
-        monkeypatch.setattr(outbox, "claim", claim_together)
+        monkeypatch.setattr(claims, "claim", claim_together)
         one, other = (delivery.sent for delivery in in_parallel(*[send_due] * 2))
         assert one + other == 24
         assert min(one, other) > 0
@@ -266,8 +269,8 @@ def test_a_sender_that_claims_while_another_one_does_gets_others(mailbox, settin
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(4)]
     tell("one")
     with transaction.atomic():
-        mine = outbox.claim(2)
-        other = in_background(outbox.claim, 2)
+        mine = claims.claim(2)
+        other = in_background(claims.claim, 2)
         wait_until_blocked(other)  # on SQLite; on PostgreSQL it ends
     assert len({one.id for one in [*mine, *other.result()]}) == len(mine) + len(other.result()) == 4
 
@@ -308,9 +311,9 @@ class CutsOff(MailCatcher):
 
 
 def test_the_mails_after_one_whose_connection_was_cut_go_over_those_that_stand(mailbox, settings, monkeypatch):
-    monkeypatch.setattr(outbox, "MAILS_TOGETHER", 4)
+    monkeypatch.setattr(mail_sending, "MAILS_TOGETHER", 4)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(8)]
-    monkeypatch.setattr(outbox, "BATCH", 5)
+    monkeypatch.setattr(claims, "BATCH", 5)
     with CutsOff() as server:
         settings.EMAIL_PORT = server.port
         tell("one")
@@ -340,12 +343,12 @@ def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_agai
     with Slow() as slow, Proxy("127.0.0.1", slow.port) as between:
         settings.EMAIL_PORT = between.port
         tell("one")
-        sending = in_background(send_due)
+        background = in_background(send_due)
         slow.wait_for(lambda mail: True)
         between.close_after(0)
-        delivery = sending.result()
+        delivery = background.result()
         assert delivery.sent + delivery.postponed == 12
-        assert delivery.postponed >= 12 - 2 * outbox.MAILS_AT_ONCE
+        assert delivery.postponed >= 12 - 2 * mail_sending.MAILS_AT_ONCE
         assert set(Notification.objects.filter(state="due").values_list("attempts", "claim")) == {(1, None)}
         between.forward()
         later(seconds=20)
@@ -355,9 +358,9 @@ def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_agai
 
 def test_what_a_killed_sender_had_claimed_is_sent_by_the_next_once_the_claim_runs_out(mailbox):
     tell("one")
-    assert len(outbox.claim(10)) == 1
+    assert len(claims.claim(10)) == 1
     assert send_due().sent == 0
-    later(seconds=outbox.CLAIM_SECONDS)
+    later(seconds=claims.CLAIM_SECONDS)
     assert send_due().sent == 1
 
 
@@ -382,7 +385,7 @@ def test_many_senders_at_once_send_each_row_once(mailbox, settings):
 def test_what_is_due_is_found_without_comparing_each_row_with_each(to_channels):
     write("sent", 9_000, to_channels)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE queues_notification")
+        cursor.execute("ANALYZE notifications_notification")
     write("due", 500, to_channels)
     plan = []
 
@@ -395,7 +398,7 @@ def test_what_is_due_is_found_without_comparing_each_row_with_each(to_channels):
 
     is_sqlite = connection.vendor == "sqlite"
     with connection.execute_wrapper(explain):
-        assert len(outbox.claim(10, to_channels=to_channels)) == 10
+        assert len(claims.claim(10, to_channels=to_channels)) == 10
     if is_sqlite:
         (compared,) = [line for line in plan if " U0 " in f"{line} "]
         assert "USING INDEX notification_about (recipient=? AND about=?" in compared
@@ -408,7 +411,7 @@ def test_the_admin_shows_where_it_goes_and_until_when_it_is_held(client):
     client.force_login(Owner.objects.create_superuser("root@example.org"))
     tell("one")
     Notification.objects.update(channel="0123abcd", held_until=timezone.now())
-    page = client.get(reverse("admin:queues_notification_changelist")).content.decode()
+    page = client.get(reverse("admin:notifications_notification_changelist")).content.decode()
     assert '<td class="field-channel">0123abcd</td>' in page
     assert "field-held_until" in page
 
@@ -425,8 +428,8 @@ WARNING = {
 
 def tell_of(account, *kinds, now=None):
     with transaction.atomic():
-        tellings = [Telling(kind, {**WARNING}, queue_id=None, pulse_user_id=account.id) for kind in kinds]
-        return outbox.tell(tellings, now or timezone.now())
+        tellings = [Telling(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds]
+        return enqueue.tell(tellings, now or timezone.now())
 
 
 def places():
@@ -480,9 +483,9 @@ def test_telling_takes_as_many_statements_for_many_as_for_few(django_assert_num_
         accounts.append(account)
     tellings = [Telling("warning", {}, pulse_user_id=account.id) for account in accounts]
     with transaction.atomic(), django_assert_num_queries(3):
-        assert outbox.tell(tellings, timezone.now()) == many * (4 + many)
+        assert enqueue.tell(tellings, timezone.now()) == many * (4 + many)
     with transaction.atomic(), django_assert_num_queries(4):
-        outbox.tell([Telling("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
+        enqueue.tell([Telling("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
 
 
 def agents_queue(owner, **fields):
@@ -491,8 +494,10 @@ def agents_queue(owner, **fields):
 
 def tell_of_agents(queue, *kinds):
     with transaction.atomic():
-        tellings = [Telling(kind, {**WARNING, "agents": True}, queue.id, owner_id=queue.owner_id) for kind in kinds]
-        return outbox.tell(tellings, timezone.now())
+        tellings = [
+            Telling(kind, {**WARNING, "agents": True}, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds
+        ]
+        return enqueue.tell(tellings, timezone.now())
 
 
 def test_the_owner_of_agents_is_told_of_their_queues_by_mail_and_channels_and_nobody_else_is(account, alice, mailbox):
@@ -532,25 +537,25 @@ def test_an_owner_whose_agents_have_a_queue_no_longer_is_not_told_of_it_any_more
 
 
 def test_a_queue_of_nobody_has_nobody_to_tell_but_operators(settings):
-    assert outbox.recipients_of([Whose(), Whose()]) == {}
-    assert outbox.is_anybody_told(Whose(), {})
+    assert audience.recipients_of([Whose(), Whose()]) == {}
+    assert audience.is_anybody_told(Whose(), {})
     settings.GUARDIAN_OPERATOR_EMAILS = []
-    assert not outbox.is_anybody_told(Whose(), {})
+    assert not audience.is_anybody_told(Whose(), {})
 
 
 @pytest.mark.parametrize("many", [1, 30])
 def test_telling_the_owners_of_agents_takes_as_many_statements_for_many_as_for_few(django_assert_num_queries, many):
     queues = [agents_queue(Owner.objects.create_user(f"o{number}@example.org")) for number in range(many)]
-    tellings = [Telling("warning", {}, one.id, owner_id=one.owner_id) for one in queues]
+    tellings = [Telling("warning", {}, f"queue {one.id}", owner_id=one.owner_id) for one in queues]
     with transaction.atomic(), django_assert_num_queries(2):
-        assert outbox.tell(tellings, timezone.now()) == 2 * many
+        assert enqueue.tell(tellings, timezone.now()) == 2 * many
 
 
 def test_who_is_named_is_told_alone_and_once(account, mailbox):
     Owner.objects.create_user("bob@example.org")
     with transaction.atomic():
         recipients = ["bob@example.org", "bob@example.org"]
-        assert outbox.tell([Telling("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
+        assert enqueue.tell([Telling("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
     assert send_due().sent == 1
     assert [mail.recipients[0] for mail in mailbox.mails] == ["bob@example.org"]
 
@@ -565,8 +570,8 @@ def queue(account):
 
 def tell_of_queue(queue, *kinds):
     with transaction.atomic():
-        tellings = [Telling(kind, {**WARNING}, queue.id, queue.pulse_user_id) for kind in kinds]
-        return outbox.tell(tellings, timezone.now())
+        tellings = [Telling(kind, {**WARNING}, f"queue {queue.id}", queue.pulse_user_id) for kind in kinds]
+        return enqueue.tell(tellings, timezone.now())
 
 
 def recipients(mailbox):
@@ -607,7 +612,7 @@ def test_who_can_not_sign_in_any_more_is_told_nothing_even_of_a_deletion(account
     tell_of_queue(queue, "deletion")
     with transaction.atomic():
         weekly = Telling("vouched", {"by": ""}, recipients=["alice@example.org"])
-        outbox.tell([weekly], timezone.now())
+        enqueue.tell([weekly], timezone.now())
     Owner.objects.update(is_active=False)
     account.delete()
     send_due()
@@ -625,13 +630,15 @@ def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_a
         other.owners.add(owner)
         stored_queue(f"queue/u{number}/x", pulse_user=other)
     with transaction.atomic():
-        tellings = [Telling("warning", {**WARNING}, one.id, one.pulse_user_id) for one in Queue.objects.all()]
-        outbox.tell(tellings, timezone.now())
-    batch = outbox.claim(100)
+        tellings = [
+            Telling("warning", {**WARNING}, f"queue {one.id}", one.pulse_user_id) for one in Queue.objects.all()
+        ]
+        enqueue.tell(tellings, timezone.now())
+    batch = claims.claim(100)
     assert len(batch) == 62
     for some in (batch[:2], batch):
-        with django_assert_num_queries(3):
-            assert outbox._still_to_tell(some) == some
+        with django_assert_num_queries(4):
+            assert claims.still_to_tell(some) == some
 
 
 # Channels
@@ -676,8 +683,8 @@ def test_a_channel_that_fails_is_tried_again_in_order_and_mails_go_on(account, r
 def test_the_first_failure_of_a_channel_is_the_last_that_is_tried_for_now(account, alice, room, webhook, mailbox):
     webhook.status = 503
     with transaction.atomic():
-        tellings = [Telling("warning", WARNING, queue_id=None, pulse_user_id=account.id)] * 3
-        outbox.tell(tellings, timezone.now())
+        tellings = [Telling("warning", WARNING, pulse_user_id=account.id)] * 3
+        enqueue.tell(tellings, timezone.now())
     for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
         Notification.objects.filter(id=row.id).update(about=f"queue {number}")
     assert send_due().postponed == 3
@@ -696,9 +703,9 @@ def test_what_waits_for_a_removed_channel_is_given_up_quietly(account, room, web
 
 def test_a_sender_that_is_killed_sends_to_a_channel_again(account, room, webhook, mailbox):
     tell_of(account, "warning")
-    assert len(outbox.claim(10, to_channels=True)) == 1
+    assert len(claims.claim(10, to_channels=True)) == 1
     assert send_due().sent == 2
-    later(seconds=outbox.CLAIM_SECONDS)
+    later(seconds=claims.CLAIM_SECONDS)
     assert send_due().sent == 1
     assert len(webhook.received) == 1
 
@@ -714,10 +721,10 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
         channels.make_channel(alice, "room", webhook.url())
         tell_of(account, "warning")
         began = time.monotonic()
-        sending = in_background(send_due)
+        background = in_background(send_due)
         mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
         wait_until(lambda: webhook.received, seconds=3)
-        sending.result()
+        background.result()
         assert time.monotonic() - began < 15
         assert Notification.objects.filter(state="due", attempts=1).count() == 5
 
@@ -737,15 +744,16 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(outbox, "time", clock)
+    monkeypatch.setattr(mail_sending, "time", clock)
+    monkeypatch.setattr(channel_sending, "time", clock)
     return clock
 
 
 def test_what_takes_longer_than_the_time_for_channels_is_left_to_the_next_call(
     account, alice, webhook, mailbox, monkeypatch, clock
 ):
-    monkeypatch.setattr(outbox, "CHANNEL_SECONDS", 2)
-    monkeypatch.setattr(outbox, "CHANNELS_AT_ONCE", 1)
+    monkeypatch.setattr(channel_sending, "CHANNEL_SECONDS", 2)
+    monkeypatch.setattr(channel_sending, "CHANNELS_AT_ONCE", 1)
     webhook.slowly = lambda write: (clock.sleep(1), write(b"HTTP/1.0 200 OK\r\n\r\n"))
     for number in range(4):
         channels.make_channel(alice, f"room {number}", webhook.url())
@@ -757,7 +765,7 @@ def test_what_takes_longer_than_the_time_for_channels_is_left_to_the_next_call(
 
 def test_a_call_sends_mails_for_a_time_and_leaves_the_rest_to_the_next(mailbox, settings, monkeypatch, clock):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(10)]
-    monkeypatch.setattr(outbox, "MAIL_SECONDS", 3)
+    monkeypatch.setattr(mail_sending, "MAIL_SECONDS", 3)
     compose = mails.compose
     monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
     tell("one")
@@ -769,7 +777,7 @@ def test_a_call_sends_mails_for_a_time_and_leaves_the_rest_to_the_next(mailbox, 
 def test_the_command_sends_all_that_is_due_however_many_calls_it_takes(mailbox, settings, monkeypatch, capsys, clock):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(5)]
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(outbox, "MAIL_SECONDS", 1)
+    monkeypatch.setattr(mail_sending, "MAIL_SECONDS", 1)
     compose = mails.compose
     monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
     tell("one")
@@ -805,12 +813,12 @@ def test_channels_that_hang_hold_one_worker_and_not_for_long(account, mailbox, m
     tell_of(account, "warning")
     Notification.objects.filter(channel="email").delete()
     first = in_background(send_due)
-    wait_until_equal(lambda: len(hanging), outbox.CHANNELS_AT_ONCE)
+    wait_until_equal(lambda: len(hanging), channel_sending.CHANNELS_AT_ONCE)
     assert send_due().claimed == 0
-    clock.sleep(outbox.CHANNEL_SECONDS)
+    clock.sleep(channel_sending.CHANNEL_SECONDS)
     time_out.set()
-    assert first.result().postponed == outbox.CHANNELS_AT_ONCE
-    assert Notification.objects.filter(state="due", attempts=0).count() == 60 - outbox.CHANNELS_AT_ONCE
+    assert first.result().postponed == channel_sending.CHANNELS_AT_ONCE
+    assert Notification.objects.filter(state="due", attempts=0).count() == 60 - channel_sending.CHANNELS_AT_ONCE
 
 
 def test_a_channel_that_breaks_the_sending_itself_keeps_nothing_from_the_others(
@@ -844,11 +852,11 @@ def test_what_arrived_is_noted_while_the_next_message_to_the_channel_is_on_its_w
     for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
         Notification.objects.filter(id=row.id).update(about=f"thing {number}")
     states = Notification.objects.filter(channel=room.uuid.hex).values_list("state", flat=True)
-    sending = in_background(send_due)
+    background = in_background(send_due)
     wait_until_equal(lambda: len(seen), 2)
     wait_until_equal(lambda: sorted(states.all()), ["sending", "sent"])
     arrives.set()
-    sending.result()
+    background.result()
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ from playwright.sync_api import Page, expect
 from accounts.models import Owner, PulseUser
 from core.formatting import pace
 from core.leases import lease
+from notifications.models import Notification
 from queues import overview
 from queues.facts import Facts
-from queues.models import Notification, Pass, Queue, QueueSample, Removal, Sweep, Watch
+from queues.models import Pass, Queue, QueueSample, Removal, Sweep, Watch
 from queues.monitor import run_pass
 from queues.overview import (
     Broker,
@@ -372,7 +373,7 @@ def test_the_page_leads_to_queues_and_lists_and_below_it_is_djangos_own(visit, g
     assert f'href="/queues/{queue.uuid}/"' in page.text
     assert "<script>alert" not in page.text
     assert "\u202e" not in page.text
-    assert 'href="/admin/queues/notification/?state__exact=failed"' in page.text
+    assert 'href="/admin/notifications/notification/?state__exact=failed"' in page.text
     assert 'href="/admin/accounts/owner/"' in page.text
     assert "Guardian has not looked at the broker yet." in page.text
 

@@ -7,8 +7,9 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.utils import timezone
 
 from accounts.models import AuditEntry, Owner
+from notifications.models import Notification
 from queues import pruning
-from queues.models import Notification, Pass, Queue, QueueEvent, QueueSample
+from queues.models import Pass, Queue, QueueEvent, QueueSample
 from queues.pruning import prune
 from tests.test_docs import DOCS
 from tests.toolbox import stored_queue

@@ -7,8 +7,9 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.mails import compose
-from queues.models import Notification, Queue, QueueEvent, QueueSample, Watch
+from notifications.mails import compose
+from notifications.models import Notification
+from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.monitor import run_pass
 from rabbit.names import readable
 from tests.toolbox import AWAY, queue_names, stored_queue
@@ -75,7 +76,7 @@ def test_a_mail_links_to_the_page_of_its_queue(alices_queue, client, alice, sett
         kind="recovery",
         recipient="alice@example.org",
         facts={"length": 1},
-        queue=alices_queue,
+        about=f"queue {alices_queue.pk}",
         created=timezone.now(),
     )
     path = f"/queues/{alices_queue.uuid}/"

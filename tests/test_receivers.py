@@ -6,8 +6,9 @@ from django.db import transaction
 
 from accounts import addresses, signals, vouching
 from accounts.models import NotificationAddress, Owner, PulseUser
-from queues.models import Notification, Queue
-from queues.outbox import send_due
+from notifications.models import Notification
+from notifications.sending import send_due
+from queues.models import Queue
 from tests.toolbox import stored_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -20,8 +20,10 @@ from accounts.models import AuditEntry, Owner
 from accounts.signin import make_link
 from guardian_site.logs import Json, Line
 from message_store import applications
-from queues import monitor, outbox
-from queues.models import Channel, Notification, Offering
+from notifications import sending
+from notifications.models import Channel, Notification
+from queues import monitor
+from queues.models import Offering
 from rabbit.management import NotThere
 from tests.plugin import VAR
 
@@ -176,7 +178,7 @@ def test_no_secret_stands_where_it_does_not_belong(
         ask(program, "POST", f"{path}rotate-password/", another, status=200)
         page = f"/pulse-users/{name}/password/"
         ask(visitor, "POST", page, {"password": search.plant("a password on a page")}, form=True, status=200)
-        outbox.send_due()
+        sending.send_due()
         confirm = re.search(r"http://127\.0\.0\.1:8000(/addresses/(\S+)/)", mailbox.to("team@example.org")[0].text)
         search.plant("the link of the address", confirm[2])
         for method in ("GET", "POST"):
@@ -217,7 +219,7 @@ def test_no_secret_stands_where_it_does_not_belong(
         # A queue that somebody is told of, by mail and in the room.
         amqp.queue(f"queue/{name}/builds", 6)
         monitor.run_pass()
-        assert outbox.send_due().sent
+        assert sending.send_due().sent
         # Now all of it badly: the room refuses, the mail server doesn't take the account, the broker is away.
         room.status = 500
         ask(program, "POST", f"{of_channel}test/", status=409)
@@ -228,7 +230,7 @@ def test_no_secret_stands_where_it_does_not_belong(
         settings.RABBITMQ_MANAGEMENT_URL = f"http://{credentials}@{NOBODY}"
         settings.RABBIT_URL = f"amqp://{credentials}@{NOBODY}"
         monitor.run_pass()
-        outbox.send_due()
+        sending.send_due()
         assert Notification.objects.exclude(last_error="").exists()
         ask(program, "POST", "/api/pulse-users/", {**account, "username": f"{name}-2"}, status=503)
         ask(program, "POST", f"{path}rotate-password/", {"password": own}, status=503)
@@ -264,5 +266,7 @@ def test_no_secret_stands_where_it_does_not_belong(
     assert AuditEntry.objects.filter(object_repr=name).exists()
     assert name in texts["the table accounts_auditentry"]
     assert "PUT /api/users/" in texts["the log"]
-    assert any("queues.tasks.send_notifications" in text for where, text in texts.items() if where.endswith(".msg"))
+    assert any(
+        "notifications.tasks.send_notifications" in text for where, text in texts.items() if where.endswith(".msg")
+    )
     assert len(search.secrets) > 25

@@ -4,8 +4,8 @@ import pytest
 from django.urls import reverse
 
 from accounts.models import Owner
-from queues import channels
-from queues.models import Channel
+from notifications import channels
+from notifications.models import Channel
 
 pytestmark = pytest.mark.django_db
 

@@ -16,17 +16,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues import events, monitor, orphans, outbox, removals, subscriptions
+from notifications import claims, enqueue, sending
+from notifications.models import Notification
+from queues import events, monitor, orphans, removals, subscriptions
 from queues.deletion import BATCH
-from queues.models import (
-    AgentVhost,
-    EventSubscription,
-    Notification,
-    Queue,
-    QueueEvent,
-    Registration,
-    SubscriptionQueue,
-)
+from queues.models import AgentVhost, EventSubscription, Queue, QueueEvent, Registration, SubscriptionQueue
 from rabbit.arguments import FOR_AGENTS
 from tools.benchmarks.passes import counted_requests
 
@@ -120,8 +114,8 @@ def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
             )
             for one in range(number)
         )  # fmt: skip
-        batch, statements, _, _ = counted(lambda: outbox.claim(outbox.BATCH))
-        assert len(batch) == outbox.BATCH
+        batch, statements, _, _ = counted(lambda: claims.claim(claims.BATCH))
+        assert len(batch) == claims.BATCH
         found.append(statements)
     assert found[0] == found[1]
 
@@ -129,18 +123,18 @@ def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
 @pytest.mark.slow
 def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_due(db, mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
-    outbox.send_due()  # the first one makes the lease
+    sending.send_due()  # the first one makes the lease
     found = {}
-    for number in (outbox.BATCH, FEW, MANY):
+    for number in (claims.BATCH, FEW, MANY):
         with transaction.atomic():
-            tellings = [outbox.Telling(Notification.Kind.OUTAGE, {"error": f"{one}"}) for one in range(number)]
-            outbox.tell(tellings, timezone.now())
+            tellings = [enqueue.Telling(Notification.Kind.OUTAGE, {"error": f"{one}"}) for one in range(number)]
+            enqueue.tell(tellings, timezone.now())
         Notification.objects.filter(state="due").update(about=Concat(Value("about "), Cast("id", CharField())))
-        delivery, found[number], _, _ = counted(outbox.send_due)
+        delivery, found[number], _, _ = counted(sending.send_due)
         assert (delivery.sent, len(mailbox.mails)) == (number, number)
         mailbox.clear()
-    a_claim = found[FEW] - found[outbox.BATCH]
-    assert found[MANY] - found[FEW] == a_claim * (MANY - FEW) / outbox.BATCH
+    a_claim = found[FEW] - found[claims.BATCH]
+    assert found[MANY] - found[FEW] == a_claim * (MANY - FEW) / claims.BATCH
 
 
 @pytest.mark.slow

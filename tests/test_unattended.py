@@ -10,9 +10,10 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from consumers.names import delay_queue, level_queue, parking_queue
 from core.leases import lease
+from notifications.mails import compose
+from notifications.models import Notification
 from queues import by_hand, monitor, unattended
-from queues.mails import compose
-from queues.models import Notification, Queue, Watch
+from queues.models import Queue, Watch
 from queues.unattended import Attendance, Count, count_consumers
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import queue_row, sent

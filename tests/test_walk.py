@@ -15,7 +15,7 @@ from message_store import applications
 from message_store import queues as stored_queues
 from message_store.queues import Entry
 from message_store.store import store
-from queues import outbox
+from notifications import sending
 from queues.models import Consumer, EventSubscription, Offering, Queue
 from queues.monitor import run_pass
 from rabbit.management import Management
@@ -93,7 +93,7 @@ def test_a_newcomer_signs_in_makes_an_account_sees_a_queue_grow_is_warned_and_de
     expect(row).to_contain_text("over its warn length", timeout=15_000)
 
     # The warning links to the queue's page, whose chart says in words what it shows.
-    outbox.send_due()
+    sending.send_due()
     warning = next(mail for mail in mailbox.mails if "newcomer@example.org" in mail.recipients and name in mail.subject)
     page.goto(re.search(rf"{re.escape(live_server.url)}(/queues/\S+/)", warning.text)[1])
     expect(page.get_by_role("heading", level=1)).to_have_text(name)

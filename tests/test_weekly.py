@@ -7,9 +7,10 @@ import time_machine
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from notifications.models import Notification
+from notifications.sending import send_due
 from queues import weekly
-from queues.models import Notification, Queue, QueueEvent
-from queues.outbox import send_due
+from queues.models import Queue, QueueEvent
 from queues.weekly import last_monday, tell_the_week
 from tests.toolbox import in_parallel, stored_queue
 

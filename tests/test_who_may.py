@@ -25,15 +25,8 @@ from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser
 from accounts.tokens import make_token
 from message_store.models import Application
 from message_store.store import store
-from queues.models import (
-    AgentIdentity,
-    Channel,
-    Consumer,
-    EventSubscription,
-    Offering,
-    Queue,
-    SubscriptionQueue,
-)
+from notifications.models import Channel
+from queues.models import AgentIdentity, Consumer, EventSubscription, Offering, Queue, SubscriptionQueue
 from rabbit.management import Management, NotThere
 from tests.agents import broker_restored
 

@@ -15,7 +15,8 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from queues.models import Notification, Queue, QueueEvent
+from notifications.models import Notification
+from queues.models import Queue, QueueEvent
 from rabbit.management import Management
 
 AWAY = "http://guest:guest@127.0.0.1:1"

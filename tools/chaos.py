@@ -280,7 +280,8 @@ class Chaos:
 
     def _under_way(self) -> list[str]:
         from accounts.models import PulseUser
-        from queues.models import Notification, Removal
+        from notifications.models import Notification
+        from queues.models import Removal
 
         counts = {
             "unsent notifications": Notification.objects.filter(state__in=["due", "sending"]).count(),
@@ -294,12 +295,14 @@ class Chaos:
         from django.utils import timezone
 
         from accounts import removal
-        from queues import outbox, removals
-        from queues.models import Notification, Removal
+        from notifications import enqueue
+        from notifications.models import Notification
+        from queues import removals
+        from queues.models import Removal
 
         expire_abandoned(unused)
         if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):
-            outbox.nudge()
+            enqueue.nudge()
         if Removal.objects.update(due_at=timezone.now()):
             removals.finish()
         removal.finish_removals()
@@ -308,7 +311,7 @@ class Chaos:
 def _is_at_work(kind: str) -> bool:
     """Return whether a process of this kind has something to lose: the lease of passes, or claimed notifications."""
     from core.models import Lease
-    from queues.models import Notification
+    from notifications.models import Notification
 
     if kind == "guard":
         return Lease.objects.filter(name="pass").exclude(holder=None).exists()

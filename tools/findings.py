@@ -12,8 +12,9 @@ from urllib.parse import quote
 import pika
 
 from accounts.models import PulseUser
-from queues import outbox
-from queues.models import Notification, Pass, Queue, QueueEvent
+from notifications import audience, mail_sending
+from notifications.models import Notification
+from queues.models import Pass, Queue, QueueEvent
 from rabbit.names import user_of_queue
 from tools import invariants
 from tools.crowd import Crowd
@@ -131,7 +132,7 @@ class Checks:
         mails = self.production.mail.mails
         # A sender may be interrupted between the mail server's "accepted" and its own record of it. A worker has two.
         senders = {"worker": 2, "PostgreSQL": 2 * self.each, "the mail server": 2 * self.each}
-        interrupted = outbox.MAILS_TOGETHER * sum(
+        interrupted = mail_sending.MAILS_TOGETHER * sum(
             senders.get(fault.part.partition("-")[0], 0) for fault in self.faults if fault.how in ("killed", "stopped")
         )
         breaches = invariants.broken_mails(mails, interrupted=interrupted) + self._unequal_copies()
@@ -141,7 +142,7 @@ class Checks:
     def _unequal_copies(self) -> list[str]:
         """Return the owners that were not notified exactly as often as the operator about an account's queue."""
         sent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        rows = Notification.objects.filter(kind__in=invariants.OF_A_QUEUE, channel=outbox.EMAIL)
+        rows = Notification.objects.filter(kind__in=invariants.OF_A_QUEUE, channel=audience.EMAIL)
         for recipient, kind, facts in rows.values_list("recipient", "kind", "facts"):
             sent[kind, facts["queue"]][recipient] += 1
         return [

@@ -16,12 +16,13 @@ from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 
-from queues import monitor, outbox, quiet
+from notifications import audience, claims
+from notifications.models import Notification
+from queues import monitor, quiet
 from queues.models import (
     AgentVhost,
     Consumer,
     EventSubscription,
-    Notification,
     Pass,
     Queue,
     QueueEvent,
@@ -89,7 +90,7 @@ def lost(*, settled: bool = True) -> list[str]:
     end of the claim of a sender that was killed.
     """
     now = timezone.now()
-    unsent = Notification.objects.filter(outbox.Unsent).exclude(held_until__gt=now)
+    unsent = Notification.objects.filter(claims.Unsent).exclude(held_until__gt=now)
     if not settled:
         unsent = unsent.filter(due_at__lte=now)
     wrong = [
@@ -100,7 +101,7 @@ def lost(*, settled: bool = True) -> list[str]:
     wrong += [
         f"{_named(one)} was given up after {one.attempts} attempts: {one.last_error}"
         for one in failed
-        if one.attempts < outbox.GIVE_UP_ATTEMPTS or now - one.created < outbox.GIVE_UP_AFTER
+        if one.attempts < claims.GIVE_UP_ATTEMPTS or now - one.created < claims.GIVE_UP_AFTER
     ]
     return [*wrong, *_untold_deletions(), *_untrue(settled=settled)]
 
@@ -110,11 +111,11 @@ def _untold_deletions() -> list[str]:
     deleted = Counter(
         QueueEvent.objects.filter(kind=QueueEvent.Kind.DELETED).order_by().values_list("vhost", "queue_name")
     )
-    deletions = Notification.objects.filter(kind=Notification.Kind.DELETION, channel=outbox.EMAIL).order_by()
+    deletions = Notification.objects.filter(kind=Notification.Kind.DELETION, channel=audience.EMAIL).order_by()
     told = Counter((to, facts["vhost"], facts["queue"]) for to, facts in deletions.values_list("recipient", "facts"))
     return [
         f"{name} in {vhost} was deleted {times} times, and {told[operator, vhost, name]} notifications tell {operator}"
-        for operator in outbox.operators()
+        for operator in audience.operators()
         for (vhost, name), times in deleted.items()
         if told[operator, vhost, name] != times
     ]
@@ -125,14 +126,14 @@ def _untrue(*, settled: bool) -> list[str]:
     now = timezone.now()
     wrong = []
     last: dict[tuple[str, str], _Told] = {}
-    rows = Notification.objects.filter(kind__in=OF_A_QUEUE, channel=outbox.EMAIL).order_by("id")
+    rows = Notification.objects.filter(kind__in=OF_A_QUEUE, channel=audience.EMAIL).order_by("id")
     for to, about, kind, facts in rows.values_list("recipient", "about", "kind", "facts"):
         last[to, about] = _Told(kind, facts.get("state"))
     for queue in Queue.objects.filter(state__in=[Queue.State.OK, Queue.State.WARNED]):
         is_quiet = queue.quiet_until is not None and not quiet.is_over(queue.quiet_until, now)
         if settled and not is_quiet and queue.said != queue.state:
             wrong.append(f"{queue} is {queue.state}, and people were told that it is {queue.said}")
-        for operator in outbox.operators():
+        for operator in audience.operators():
             told = last.get((operator, f"queue {queue.pk}"), _Told("nothing", None))
             is_told_warned = told.kind in ("warning", "summary") and told.state == Queue.State.WARNED
             if is_told_warned != (queue.said == Queue.State.WARNED):
@@ -145,7 +146,7 @@ def _untrue(*, settled: bool) -> list[str]:
 def never_arrived(mails: Iterable[Mail]) -> list[str]:
     """Give the notifications that are noted as sent by mail, and of which the mail server has none."""
     caught = {(to, row) for mail in mails if (row := _row_of(mail)) for to in mail.recipients}
-    sent = Notification.objects.filter(state=Notification.State.SENT, channel=outbox.EMAIL)
+    sent = Notification.objects.filter(state=Notification.State.SENT, channel=audience.EMAIL)
     return [
         f"{_named(one)} is noted as sent, and was never accepted"
         for one in sent

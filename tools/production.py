@@ -126,8 +126,8 @@ def expire_abandoned(seconds: float) -> None:
     from django.utils import timezone
 
     from core.models import Lease
-    from queues import outbox
-    from queues.models import Notification
+    from notifications import enqueue
+    from notifications.models import Notification
 
     leases = list(Lease.objects.exclude(holder=None).values_list("name", "holder", "expires_at"))
     claims = list(Notification.objects.filter(state="sending").values_list("id", "claim"))
@@ -144,7 +144,7 @@ def expire_abandoned(seconds: float) -> None:
     for key, _, _ in locks & _locks():
         cache.delete(key)
     if expired:
-        outbox.nudge()
+        enqueue.nudge()
 
 
 def _locks() -> set[tuple[str, str, str]]:

@@ -16,8 +16,9 @@ from typing import Any
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues.models import Notification, Queue
-from queues.outbox import MAILS_AT_ONCE
+from notifications.mail_sending import MAILS_AT_ONCE
+from notifications.models import Notification
+from queues.models import Queue
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks.load import publish_one_each, queue_name, wait_for_messages
 from tools.benchmarks.passes import timed

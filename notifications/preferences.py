@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from accounts.models import UNCHANGED, Owner, Unchanged
-from queues.models import Notification
+from notifications.models import Notification
 
 # Files that lie among the time zones and are no place's: what this machine is set to, and what stands for nothing set.
 NO_PLACES = {"Factory", "localtime", "posixrules"}

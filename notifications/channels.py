@@ -22,8 +22,8 @@ from django.utils import timezone
 from accounts import vouching
 from accounts.models import Owner, check_line
 from core import limits, sealing
-from queues import public_https
-from queues.models import Channel
+from notifications import public_https
+from notifications.models import Channel
 
 MOST_CHANNELS = 10
 """So many may an owner have: each of them gets every message."""

@@ -12,7 +12,7 @@ from django.urls import reverse
 from accounts import addresses
 from accounts.models import NotificationAddress
 from core.formatting import duration, pace
-from queues.models import Notification
+from notifications.models import Notification
 from rabbit.names import readable
 
 NAME_IN_SUBJECT = 80
@@ -124,6 +124,4 @@ def _readable_bindings(bindings: list[dict[str, str]] | None) -> list[dict[str, 
 
 
 def _url(notification: Notification) -> str:
-    if notification.queue is None:
-        return ""
-    return f"{settings.GUARDIAN_BASE_URL}{reverse('queue', args=[notification.queue.uuid])}"
+    return f"{settings.GUARDIAN_BASE_URL}{notification.subject.path}" if notification.subject else ""

@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import Error, close_old_connections
 
-from queues import outbox
+from notifications import claims, sending
 
 EVERY_SECONDS = 5
 
@@ -28,7 +28,7 @@ class Command(BaseCommand):
         while True:
             close_old_connections()
             try:
-                delivery = _send_all_due() if options["once"] else outbox.send_due()
+                delivery = _send_all_due() if options["once"] else sending.send_due()
             except Error as error:
                 if options["once"]:
                     raise
@@ -42,9 +42,9 @@ class Command(BaseCommand):
                 return
 
 
-def _send_all_due() -> outbox.Delivery:
+def _send_all_due() -> claims.Delivery:
     """Send until nothing is due: one call takes no more than fits in its time."""
-    total = outbox.Delivery()
-    while (delivery := outbox.send_due()).claimed:
+    total = claims.Delivery()
+    while (delivery := sending.send_due()).claimed:
         total += delivery
     return total

@@ -3,7 +3,7 @@
 from django import forms
 
 from accounts.forms import Form
-from queues import channels
+from notifications import channels
 
 
 class ChannelForm(Form):

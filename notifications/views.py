@@ -10,9 +10,9 @@ from django.views.decorators.http import require_POST
 from accounts.models import Owner
 from accounts.views import OwnersRequest, page_with_forms
 from accounts.vouching import NotVouched, require_vouched
-from queues import channels, preferences
-from queues.models import Channel
-from queues.settings_forms import ChannelForm, QuietHoursForm, WeeklyForm
+from notifications import channels, preferences
+from notifications.forms import ChannelForm, QuietHoursForm, WeeklyForm
+from notifications.models import Channel
 
 
 @login_required

@@ -1,0 +1,58 @@
+"""The outbox and the channels in the administration."""
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from accounts.admin import ReadOnly, Removable
+from notifications import channels, sending
+from notifications.models import Channel, Notification
+from rabbit.names import readable
+
+
+@admin.register(Notification)
+class NotificationAdmin(ReadOnly):
+    """The outbox."""
+
+    list_display = [
+        "created", "kind", "recipient", "channel", "about_what", "state", "held_until", "attempts", "due_at", "sent_at",
+        "last_error",
+    ]  # fmt: skip
+    list_filter = ["state", "kind", "created"]
+    search_fields = ["recipient", "facts__queue", "channel", "last_error"]
+    actions = ["send_again"]
+
+    @admin.display(description="about")
+    def about_what(self, notification: Notification) -> str:
+        """Return the name of the queue that it is about, or what else."""
+        return readable(notification.facts.get("queue") or notification.about)
+
+    def has_send_permission(self, request: HttpRequest) -> bool:
+        """Allow it who may change one, as far as the model's permissions go: by hand nobody does."""
+        return admin.ModelAdmin.has_change_permission(self, request)
+
+    @admin.action(description="Send again what was given up", permissions=["send"])
+    def send_again(self, request: HttpRequest, queryset: QuerySet[Notification]) -> None:
+        """Have what was given up sent as if it were new."""
+        picked = list(queryset.values_list("pk", flat=True))
+        again = sending.send_again(picked)
+        if again:
+            self.message_user(request, f"{again:,} will be sent again, within half a minute.", messages.SUCCESS)
+        if left := len(picked) - again:
+            why = "what was not given up, or what a later message to the same recipient has made untrue"
+            self.message_user(request, f"{left:,} will not: {why}.", messages.WARNING)
+
+
+@admin.register(Channel)
+class ChannelAdmin(Removable):
+    """Where owners are told beside e-mail. The address is a secret of theirs, and shown nowhere."""
+
+    list_display = ["name", "owner", "service", "created", "last_sent_at", "last_error"]
+    list_filter = ["service", ("last_error", admin.EmptyFieldListFilter), "created"]
+    list_select_related = ["owner"]
+    search_fields = ["name", "owner__email", "service"]
+    fields = ["uuid", "name", "owner", "service", "created", "last_sent_at", "last_error"]
+
+    def delete_model(self, request: HttpRequest, obj: Channel) -> None:
+        """Remove it."""
+        channels.remove_channel(obj)

@@ -1,0 +1,98 @@
+"""The REST API of channels and of when an owner is notified."""
+
+from http import HTTPStatus
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework import mixins
+from rest_framework import request as rest
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet
+
+from accounts.api import Request
+from accounts.models import UNCHANGED, Owner
+from core.endpoints import Conflict, at_field, read
+from notifications import channels, preferences
+from notifications.models import Channel
+from notifications.serializers import ChannelSerializer, NewChannelSerializer, PreferencesSerializer
+
+
+class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Channel]):
+    """Where the visitor is told beside e-mail."""
+
+    serializer_class = ChannelSerializer
+    lookup_field = "uuid"
+    filter_backends = []
+
+    def get_queryset(self) -> QuerySet[Channel]:
+        """Return the visitor's own, an operator's too."""
+        return Channel.objects.filter(owner=self.request.user.pk)
+
+    def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """List your channels, without their addresses."""
+        return super().list(request, *args, **kwargs)
+
+    def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
+        """Show a channel, without its address."""
+        return super().retrieve(request, *args, **kwargs)
+
+    @extend_schema(request=NewChannelSerializer, responses={201: ChannelSerializer})
+    def create(self, request: Request) -> Response:
+        """Make a channel.
+
+        Nothing is sent to it yet. Its address goes over https, and not to a private network unless operators allow it.
+        """
+        body = read(NewChannelSerializer, request)
+        with at_field("url", channels.BadChannel):
+            channel = channels.make_channel(request.user, body["name"], body["url"])
+        return Response(self.get_serializer(channel).data, HTTPStatus.CREATED)
+
+    def destroy(self, request: Request, uuid: str) -> Response:
+        """Delete a channel. What waits for it is not sent any more."""
+        channels.remove_channel(self.get_object())
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+    @extend_schema(request=None, responses={204: None, 409: None})
+    def test(self, request: Request, uuid: str) -> Response:
+        """Send a message to a channel now, to see that it arrives.
+
+        204: it did. 409: it did not, and the detail says why.
+        """
+        try:
+            channels.test_channel(self.get_object())
+        except channels.ChannelFailed as error:
+            raise Conflict(str(error)) from error
+        return Response(status=HTTPStatus.NO_CONTENT)
+
+
+class Preferences(GenericViewSet[Owner]):
+    """When, and how often, the visitor wants to be told."""
+
+    serializer_class = PreferencesSerializer
+    pagination_class = None
+    filter_backends = []
+
+    @extend_schema(operation_id="settings_retrieve")
+    def retrieve(self, request: Request) -> Response:
+        """Show when, and how often, you are told."""
+        return Response(self.get_serializer(request.user).data)
+
+    @extend_schema(operation_id="settings_change")
+    def partial_update(self, request: Request) -> Response:
+        """Change when, and how often, you are told.
+
+        What is left out stays. All of it is done, or nothing.
+        """
+        owner = Owner.objects.get(pk=request.user.pk)
+        body = self.get_serializer(data=request.data, partial=True)
+        body.is_valid(raise_exception=True)
+        asked = body.validated_data
+        with transaction.atomic():
+            if asked.keys() & {"quiet_from", "quiet_until", "time_zone"}:
+                names = ("quiet_from", "quiet_until", "time_zone")
+                preferences.set_quiet_hours(owner, *(asked.get(name, UNCHANGED) for name in names))
+            if "weekly_summary" in asked:
+                preferences.set_weekly_summary(owner, asked["weekly_summary"])
+        return Response(self.get_serializer(owner).data)

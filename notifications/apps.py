@@ -1,0 +1,11 @@
+from django.apps import AppConfig
+
+
+class NotificationsConfig(AppConfig):
+    """The outbox, and how owners are notified."""
+
+    name = "notifications"
+
+    def ready(self) -> None:
+        """Listen to what happens to owners and their accounts."""
+        from notifications import receivers  # noqa: F401 - models can't be imported before

@@ -1,0 +1,99 @@
+"""Sending to channels: one process at a time, to several channels at once."""
+
+import logging
+import time
+import uuid
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+
+from django.utils import timezone
+
+from notifications import channels, claims, mails
+from notifications.claims import Delivery, claim, finish, in_words, note_sent, postpone, still_to_tell
+from notifications.models import Channel, Notification
+from rabbit.threads import Threads
+
+logger = logging.getLogger(__name__)
+
+CHANNEL_SECONDS = 30
+"""For so long one call sends to channels. With the last answers, of 12 s at most, it ends before the lease does."""
+
+CHANNELS_AT_ONCE = 8
+
+Message = tuple[Notification, str, str]
+
+
+def send_to_channels(delivery: Delivery) -> None:
+    """Send what is due to channels, several at once, until nothing is or the time is over."""
+    until = time.monotonic() + CHANNEL_SECONDS
+    with Threads(CHANNELS_AT_ONCE) as pool:
+        while time.monotonic() < until and (batch := claim(claims.BATCH, to_channels=True)):
+            delivery.claimed += len(batch)
+            _send_side_by_side(pool, _by_channel(still_to_tell(batch), delivery), until, delivery)
+
+
+def _send_side_by_side(pool: Threads, waiting: dict[Channel, list[Message]], until: float, delivery: Delivery) -> None:
+    """Send these to their channels, and write down what became of each as soon as it is known.
+
+    The first message to a channel that fails is the last that is tried: the others would wait for it as long.
+    """
+
+    def begin(channel: Channel, messages: list[Message]) -> None:
+        sending[pool.submit(_send_to_one, channel, messages[0], until)] = channel, messages
+
+    sending: dict[Future[bool], tuple[Channel, list[Message]]] = {}
+    for channel, messages in waiting.items():
+        begin(channel, messages)
+    while sending:
+        for future in wait(sending, return_when=FIRST_COMPLETED).done:
+            channel, messages = sending.pop(future)
+            try:
+                arrived = future.result()
+            except channels.ChannelFailed as error:
+                channels.note(channel, str(error))
+                for notification, _, _ in messages:
+                    postpone(notification, error, delivery)
+                continue
+            if not arrived:
+                for notification, _, _ in messages:
+                    finish(notification, state=Notification.State.DUE, due_at=timezone.now())
+                continue
+            channels.note(channel)
+            note_sent([messages[0][0]], delivery)
+            if len(messages) > 1:
+                begin(channel, messages[1:])
+
+
+def _by_channel(batch: list[Notification], delivery: Delivery) -> dict[Channel, list[Message]]:
+    """Return these in words, by the channel they go to. What goes to one that was removed is given up quietly."""
+    there = {one.uuid.hex: one for one in Channel.objects.filter(uuid__in={uuid.UUID(n.channel) for n in batch})}
+    found: dict[Channel, list[Message]] = {}
+    for notification in batch:
+        channel = there.get(notification.channel)
+        if channel is None:
+            finish(notification, state=Notification.State.FAILED, last_error="The channel was removed.")
+            continue
+        words = in_words(notification, partial(mails.in_text, notification), delivery)
+        if words is not None:
+            found.setdefault(channel, []).append((notification, *words))
+    return found
+
+
+def _send_to_one(channel: Channel, message: Message, until: float) -> bool:
+    """Send a message to its channel, unless the time is over, and return whether it was sent.
+
+    Raises:
+        ChannelFailed: it did not arrive, whatever the reason.
+    """
+    if time.monotonic() >= until:
+        return False
+    _, title, body = message
+    try:
+        channels.post(channel, title, body)
+    except channels.ChannelFailed:
+        raise
+    except Exception as error:
+        # Nothing of one channel keeps the others from being sent to. Its text may have the address in it.
+        logger.error("Channel %s can't be sent to: %s", channel.uuid, type(error).__name__)
+        raise channels.ChannelFailed("it could not be sent") from None
+    return True

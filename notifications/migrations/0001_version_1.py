@@ -1,0 +1,58 @@
+import django.db.models.deletion
+import uuid
+from django.conf import settings
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    initial = True
+
+    dependencies = [
+        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name='Notification',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('kind', models.CharField(choices=[('warning', 'a queue passed its warn length'), ('recovery', 'a queue is back to normal'), ('summary', 'what a queue did during its quiet period'), ('deletion', 'a queue was deleted'), ('outage', "the broker can't be asked"), ('outage-over', 'the broker answers again'), ('brake', 'the brake on bulk deletion holds'), ('short-list', 'the broker lists far fewer queues than before'), ('refused', 'the broker refuses to delete a queue'), ('unresponsive', "a queue's process doesn't answer"), ('responsive', 'all queues answer again'), ('no-consumers', 'a queue has no consumer'), ('consumers-back', 'a queue has a consumer again'), ('stalled', "a queue's consumers acknowledge nothing"), ('stall-over', "a queue's consumers are at work again"), ('weekly', "an owner's week"), ('confirm-address', "whether an address may be told of an account's queues"), ('vouch-request', 'somebody asks to be vouched for'), ('vouched', 'somebody may use the broker now'), ('sweep-brake', "the brake holds a sweep of agents' queues"), ('orphans-in-use', 'somebody reads from queues that nobody registered')], max_length=20)),
+                ('about', models.CharField(help_text='What it is about, such as “queue 7”. Messages about one thing reach one recipient in order.', max_length=40)),
+                ('channel', models.CharField(default='email', help_text='email, or the hex UUID of a channel.', max_length=40)),
+                ('recipient', models.CharField(max_length=254)),
+                ('facts', models.JSONField(help_text='What the message tells, as it was when it was decided to tell it.')),
+                ('state', models.CharField(choices=[('due', 'to be sent'), ('sending', 'being sent'), ('sent', 'sent'), ('failed', 'given up')], default='due', max_length=10)),
+                ('created', models.DateTimeField()),
+                ('due_at', models.DateTimeField()),
+                ('attempts', models.PositiveSmallIntegerField(default=0)),
+                ('claim', models.UUIDField(help_text='Who is sending it.', null=True)),
+                ('sent_at', models.DateTimeField(null=True)),
+                ('last_error', models.TextField(blank=True)),
+                ('held_until', models.DateTimeField(help_text="The end of its recipient's quiet hours.", null=True)),
+            ],
+            options={
+                'ordering': ['id'],
+                'indexes': [models.Index(fields=['state', 'due_at'], name='notificatio_state_bfe879_idx'), models.Index(fields=['recipient', 'about'], name='notification_about')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Channel',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('name', models.CharField(max_length=100)),
+                ('service', models.CharField(editable=False, help_text='What answers there, as it is shown.', max_length=100)),
+                ('sealed_url', models.TextField(editable=False)),
+                ('created', models.DateTimeField(auto_now_add=True)),
+                ('last_sent_at', models.DateTimeField(editable=False, null=True)),
+                ('last_error', models.CharField(blank=True, editable=False, max_length=300)),
+                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='channels', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'ordering': ['name'],
+                'constraints': [models.UniqueConstraint(fields=('owner', 'name'), name='one_channel_of_a_name_for_an_owner')],
+            },
+        ),
+    ]

@@ -1,0 +1,100 @@
+"""The outbox, and the channels of owners."""
+
+import uuid
+
+from django.conf import settings
+from django.db import models
+from django.utils.functional import cached_property
+
+from notifications import subjects
+
+
+class Notification(models.Model):
+    """The outbox: one message to one recipient through one channel, kept until it is delivered."""
+
+    class State(models.TextChoices):
+        """What became of it so far."""
+
+        DUE = "due", "to be sent"
+        SENDING = "sending", "being sent"
+        SENT = "sent", "sent"
+        FAILED = "failed", "given up"
+
+    class Kind(models.TextChoices):
+        """What it says. Each has a template in ``templates/mails/``."""
+
+        WARNING = "warning", "a queue passed its warn length"
+        RECOVERY = "recovery", "a queue is back to normal"
+        SUMMARY = "summary", "what a queue did during its quiet period"
+        DELETION = "deletion", "a queue was deleted"
+        OUTAGE = "outage", "the broker can't be asked"
+        OUTAGE_OVER = "outage-over", "the broker answers again"
+        BRAKE = "brake", "the brake on bulk deletion holds"
+        SHORT_LIST = "short-list", "the broker lists far fewer queues than before"
+        REFUSED = "refused", "the broker refuses to delete a queue"
+        UNRESPONSIVE = "unresponsive", "a queue's process doesn't answer"
+        RESPONSIVE = "responsive", "all queues answer again"
+        NO_CONSUMERS = "no-consumers", "a queue has no consumer"
+        CONSUMERS_BACK = "consumers-back", "a queue has a consumer again"
+        STALLED = "stalled", "a queue's consumers acknowledge nothing"
+        STALL_OVER = "stall-over", "a queue's consumers are at work again"
+        WEEKLY = "weekly", "an owner's week"
+        CONFIRM_ADDRESS = "confirm-address", "whether an address may be told of an account's queues"
+        VOUCH_REQUEST = "vouch-request", "somebody asks to be vouched for"
+        VOUCHED = "vouched", "somebody may use the broker now"
+        SWEEP_BRAKE = "sweep-brake", "the brake holds a sweep of agents' queues"
+        ORPHANS_IN_USE = "orphans-in-use", "somebody reads from queues that nobody registered"
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    kind = models.CharField(max_length=20, choices=Kind.choices)
+    about = models.CharField(
+        max_length=40,
+        help_text="What it is about, such as “queue 7”. Messages about one thing reach one recipient in order.",
+    )
+    channel = models.CharField(max_length=40, default="email", help_text="email, or the hex UUID of a channel.")
+    recipient = models.CharField(max_length=254)
+    facts = models.JSONField(help_text="What the message tells, as it was when it was decided to tell it.")
+    state = models.CharField(max_length=10, choices=State.choices, default=State.DUE)
+    created = models.DateTimeField()
+    due_at = models.DateTimeField()
+    attempts = models.PositiveSmallIntegerField(default=0)
+    claim = models.UUIDField(null=True, help_text="Who is sending it.")
+    sent_at = models.DateTimeField(null=True)
+    last_error = models.TextField(blank=True)
+    held_until = models.DateTimeField(null=True, help_text="The end of its recipient's quiet hours.")
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [
+            models.Index(fields=["state", "due_at"]),
+            # Whole: SQLite uses no partial index where the states of its condition are given as parameters.
+            models.Index(fields=["recipient", "about"], name="notification_about"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} to {self.recipient}"
+
+    @cached_property
+    def subject(self) -> subjects.Subject | None:
+        """What it is about, as it is now; None: nothing that has a page, or what no longer exists."""
+        return subjects.look_up({self.about}).get(self.about)
+
+
+class Channel(models.Model):
+    """Where an owner is told beside e-mail. Its address has secrets in it, so it is sealed with ``SECRET_KEY``."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="channels")
+    name = models.CharField(max_length=100)
+    service = models.CharField(max_length=100, editable=False, help_text="What answers there, as it is shown.")
+    sealed_url = models.TextField(editable=False)
+    created = models.DateTimeField(auto_now_add=True)
+    last_sent_at = models.DateTimeField(null=True, editable=False)
+    last_error = models.CharField(max_length=300, blank=True, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["owner", "name"], name="one_channel_of_a_name_for_an_owner")]
+
+    def __str__(self) -> str:
+        return self.name

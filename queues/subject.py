@@ -1,0 +1,25 @@
+"""Queues as what notifications are about."""
+
+from collections.abc import Collection
+
+from django.urls import reverse
+
+from notifications import subjects
+from notifications.audience import Whose
+from notifications.subjects import Subject
+from queues.models import Queue
+
+KIND = "queue"
+
+
+def about(queue_id: int | None) -> str:
+    """Return the key of a queue, for ``Notification.about``; empty where it has no row."""
+    return "" if queue_id is None else subjects.key(KIND, queue_id)
+
+
+def _look_up(ids: Collection[int]) -> dict[int, Subject]:
+    rows = Queue.objects.filter(pk__in=ids).values_list("pk", "pulse_user_id", "owner_id", "uuid")
+    return {pk: Subject(Whose(account, owner), reverse("queue", args=[uuid])) for pk, account, owner, uuid in rows}
+
+
+subjects.register(KIND, _look_up)
