@@ -1,0 +1,15 @@
+from agents import sweep
+from agents.management.commands import cleanup_orphan_queues
+from agents.sweep import Report
+
+
+class Command(cleanup_orphan_queues.Command):
+    """Run one clean-up, without Celery."""
+
+    help = "Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired."
+    forced = "lift the brake on bulk deletion"
+    deed = "asked for a clean-up of stale subscriptions"
+
+    def run(self, *, force: bool, dry_run: bool) -> Report:
+        """Do it."""
+        return sweep.clean_up_stale(force=force, dry_run=dry_run)

@@ -1,0 +1,62 @@
+import uuid
+from argparse import ArgumentParser
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+
+from accounts.models import Owner, normal_address
+from accounts.vouching import NotVouched, require_vouched
+from agents.models import Offering, check_offering_name
+
+
+class Command(BaseCommand):
+    """Make an offering, or change one that exists."""
+
+    help = "Make an offering and print its UUID. One of that UUID is given what the options say, and loses nobody."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Take the name and the options."""
+        parser.add_argument("name")
+        parser.add_argument("--uuid", help="the UUID that it has elsewhere (default: a new one)")
+        emails: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "EMAIL"}
+        parser.add_argument("--member", **emails, help="an owner whose agents may have its events")
+        parser.add_argument("--publisher", **emails, help="an owner who may publish its events")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make or change the offering."""
+        name = options["name"]
+        try:
+            check_offering_name(name)
+        except ValidationError as error:
+            raise CommandError(f"{name!r} can't be a name: {' '.join(error.messages)}") from error
+        try:
+            given = uuid.UUID(options["uuid"]) if options["uuid"] is not None else uuid.uuid4()
+        except ValueError as error:
+            raise CommandError(f"{options['uuid']!r} is no UUID.") from error
+        members, publishers = _owners(options["member"]), _owners(options["publisher"])
+        with transaction.atomic():
+            offering, _ = Offering.objects.update_or_create(uuid=given, defaults={"name": name})
+            offering.members.add(*members)
+            offering.publishers.add(*publishers)
+        self.stdout.write(offering.uuid.hex)
+
+
+def _owners(emails: Iterable[str]) -> list[Owner]:
+    owners = []
+    for email in dict.fromkeys(map(normal_address, emails)):
+        try:
+            email.encode()
+        except UnicodeEncodeError as error:
+            raise CommandError(f"{email!r} can't be an address: it isn't written in UTF-8.") from error
+        owner = Owner.objects.filter(email=email).first()
+        if owner is None:
+            raise CommandError(f"There is no owner {email!r}; make one with: manage.py create_owner EMAIL --vouched")
+        try:
+            require_vouched(owner)
+        except NotVouched as error:
+            raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
+        owners.append(owner)
+    return owners

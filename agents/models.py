@@ -1,0 +1,335 @@
+"""Offerings, agents, and what agents registered."""
+
+import uuid
+from typing import Any, Self
+
+from django.contrib.auth.models import AnonymousUser
+from django.db import models
+
+from accounts.models import AuthToken, Owner, check_line
+from rabbit.permissions import Permissions, for_consumer, for_subscription
+
+LONGEST_OFFERING_NAME = 150
+
+
+def _hex() -> str:
+    return uuid.uuid4().hex
+
+
+class ObjectType(models.TextChoices):
+    """What an event is about. These are the types that agents know."""
+
+    CALL = "call"
+    COURSE_ACCOUNT = "course_account"
+    IMPORTABLE_RESOURCES = "importable_resources"
+    OFFERING_RESOURCES_SYNC = "offering_resources_sync"
+    OFFERING_USER = "offering_user"
+    ORDER = "order"
+    PROPOSAL = "proposal"
+    RESOURCE = "resource"
+    RESOURCE_API_KEY_ROTATION = "resource_api_key_rotation"
+    RESOURCE_END_DATE_CHANGE_REQUEST = "resource_end_date_change_request"
+    RESOURCE_PERIODIC_LIMITS = "resource_periodic_limits"
+    SERVICE_ACCOUNT = "service_account"
+    SERVICE_PROVIDER_ACCOUNT = "service_provider_account"
+    SERVICE_PROVIDER_PROJECT_GROUP = "service_provider_project_group"
+    USER_LIFECYCLE = "user_lifecycle"
+    USER_PROFILE = "user_profile"
+    USER_ROLE = "user_role"
+    USER_SSH_KEY = "user_ssh_key"
+
+
+class OfferingQuerySet(models.QuerySet["Offering"]):
+    """Offerings, as different people may use them."""
+
+    def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return those whose events this visitor's agents may have: an operator all, an owner as a member."""
+        if visitor.is_staff:
+            return self.all()
+        return self.filter(members=visitor) if visitor.is_authenticated else self.none()
+
+    def published_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return those that this visitor may publish events of: an operator all, an owner as a publisher."""
+        if visitor.is_staff:
+            return self.all()
+        return self.filter(publishers=visitor) if visitor.is_authenticated else self.none()
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
+        """Return those that this visitor may subscribe to or publish to."""
+        if visitor.is_staff:
+            return self.all()
+        if not visitor.is_authenticated:
+            return self.none()
+        return self.filter(models.Q(members=visitor) | models.Q(publishers=visitor)).distinct()
+
+
+def check_offering_name(name: str) -> None:
+    """Make sure that an offering can have this name.
+
+    Raises:
+        ValidationError: it can't.
+    """
+    check_line(name, LONGEST_OFFERING_NAME)
+
+
+class Offering(models.Model):
+    """What events are about: agents subscribe to it, others publish to it."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True)
+    name = models.CharField(max_length=LONGEST_OFFERING_NAME, validators=[check_offering_name])
+    members = models.ManyToManyField(
+        Owner, blank=True, related_name="offerings", help_text="Whose agents may have its events."
+    )
+    publishers = models.ManyToManyField(
+        Owner, blank=True, related_name="published_offerings", help_text="Who may publish its events."
+    )
+    created = models.DateTimeField(auto_now_add=True)
+
+    objects = OfferingQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name", "uuid"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class AgentVhost(models.Model):
+    """The vhost of an owner's agents, named after the owner. It goes with the owner."""
+
+    owner = models.OneToOneField(Owner, on_delete=models.CASCADE, related_name="agent_vhost")
+    name = models.CharField(max_length=255, unique=True)
+    ready = models.BooleanField(default=False, help_text="Whether the broker has it, with its dead-letter queue.")
+    created = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class RegisteredQuerySet(models.QuerySet[Any]):
+    """What agents registered, as different people see it."""
+
+    def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
+        """Return what this visitor may see: an operator all, an owner their own, nobody else any."""
+        if visitor.is_staff:
+            return self.all()
+        return self.filter(**{self.model.OWNED_BY: visitor}) if visitor.is_authenticated else self.none()
+
+
+class AgentIdentity(models.Model):
+    """An agent, as it introduces itself for one offering."""
+
+    OWNED_BY = "owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="agent_identities")
+    offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="agent_identities")
+    name = models.CharField(max_length=255)
+    version = models.CharField(max_length=100, blank=True)
+    dependencies = models.JSONField(default=list, help_text="[{package, version}], as the agent tells them.")
+    config_file_path = models.CharField(max_length=500, blank=True)
+    sealed_config = models.TextField(
+        blank=True, editable=False, help_text="There may be secrets in it, so it is sealed."
+    )
+    last_restarted = models.DateTimeField(null=True, blank=True)
+    created = models.DateTimeField(auto_now_add=True)
+    modified = models.DateTimeField(auto_now=True)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["name", "id"]
+        verbose_name_plural = "agent identities"
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "offering", "name"], name="one_identity_of_a_name_for_an_offering")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Login(models.Model):
+    """What may log in to the broker to read an owner's queues: a RabbitMQ user whose password is a token."""
+
+    token = models.ForeignKey(
+        AuthToken,
+        null=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The one that is the password, as far as is known. Empty: it has none.",
+    )
+    next_token = models.ForeignKey(
+        AuthToken,
+        null=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The one that is about to be the password, and may be already.",
+    )
+    password_set = models.BooleanField(
+        default=False, editable=False, help_text="Whether the broker has that password and the permissions."
+    )
+    created = models.DateTimeField(auto_now_add=True)
+    modified = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        abstract = True
+
+
+class EventSubscription(Login):
+    """What an owner's agent wants to hear of. Its RabbitMQ user is named after its UUID, and reads its queues."""
+
+    OWNED_BY = "owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="event_subscriptions")
+    identity = models.ForeignKey(
+        AgentIdentity, null=True, blank=True, on_delete=models.CASCADE, related_name="event_subscriptions"
+    )
+    object_type = models.CharField(
+        max_length=40, blank=True, choices=ObjectType.choices, help_text="An identity has one subscription for each."
+    )
+    description = models.CharField(max_length=500, blank=True)
+    observable_objects = models.JSONField(default=list, help_text="[{object_type, object_id?, offering_uuid?}]")
+    source_ip = models.GenericIPAddressField(null=True, blank=True, help_text="Where it was registered from.")
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        constraints = [
+            models.UniqueConstraint(fields=["identity", "object_type"], name="one_subscription_of_a_type_for_an_agent")
+        ]
+
+    def __str__(self) -> str:
+        return self.uuid.hex
+
+    @property
+    def rmq_username(self) -> str:
+        """The name of its RabbitMQ user."""
+        return self.uuid.hex
+
+    @property
+    def permissions(self) -> Permissions:
+        """What its RabbitMQ user may do in the vhost of its owner's agents."""
+        return for_subscription(self.uuid.hex)
+
+
+class Registration(models.TextChoices):
+    """Whether a registered queue is on the broker."""
+
+    CREATING = "creating", "being made"
+    READY = "ready", "ready"
+
+
+class SubscriptionQueue(models.Model):
+    """The queue of one subscription for the events of one type about one offering."""
+
+    OWNED_BY = "subscription__owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    subscription = models.ForeignKey(EventSubscription, on_delete=models.CASCADE, related_name="queues")
+    offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="subscription_queues")
+    object_type = models.CharField(max_length=40, choices=ObjectType.choices)
+    vhost = models.CharField(max_length=255)
+    queue_name = models.CharField(max_length=255)
+    state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
+    created = models.DateTimeField(auto_now_add=True)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["subscription", "offering", "object_type"], name="one_queue_for_subscription_offering_and_type"
+            ),
+            models.UniqueConstraint(fields=["vhost", "queue_name"], name="one_registration_of_a_queue"),
+        ]
+        indexes = [models.Index(fields=["offering", "object_type"])]
+
+    def __str__(self) -> str:
+        return self.queue_name
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of its subscription."""
+        return self.subscription.owner
+
+    @property
+    def login(self) -> EventSubscription:
+        """What logs in to read it."""
+        return self.subscription
+
+
+class Consumer(Login):
+    """The one queue of an agent that reads everything from one: its types, its RabbitMQ user, its queue."""
+
+    OWNED_BY = "identity__owner"
+    """The way from it to its owner."""
+
+    uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    identity = models.OneToOneField(AgentIdentity, on_delete=models.CASCADE, related_name="consumer")
+    object_types = models.JSONField(default=list, help_text="The types that it gets; none: all.")
+    rmq_username = models.CharField(max_length=32, unique=True, default=_hex, editable=False)
+    vhost = models.CharField(max_length=255)
+    queue_name = models.CharField(max_length=255)
+    state = models.CharField(max_length=10, choices=Registration.choices, default=Registration.CREATING)
+
+    objects = RegisteredQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-created", "-id"]
+        constraints = [models.UniqueConstraint(fields=["vhost", "queue_name"], name="one_consumer_of_a_queue")]
+
+    def __str__(self) -> str:
+        return self.queue_name
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of its agent."""
+        return self.identity.owner
+
+    @property
+    def login(self) -> "Consumer":
+        """What logs in to read it: itself."""
+        return self
+
+    @property
+    def permissions(self) -> Permissions:
+        """What its RabbitMQ user may do in the vhost of its owner's agents."""
+        return for_consumer(self.uuid.hex)
+
+
+class Sweep(models.Model):
+    """The report of one sweep of orphans, or of one clean-up of stale subscriptions. Old ones are pruned."""
+
+    class Kind(models.TextChoices):
+        """Which."""
+
+        ORPHANS = "orphans", "queues that no registration stands for"
+        STALE = "stale", "subscriptions whose owner has no live token"
+
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    at = models.DateTimeField(help_text="When it began.")
+    seen = models.PositiveIntegerField(default=0, help_text="Queues on the broker, in the agents' vhosts.")
+    found = models.PositiveIntegerField(default=0, help_text="Queues to be deleted.")
+    deleted = models.PositiveIntegerField(default=0, help_text="Queues.")
+    kept = models.PositiveIntegerField(default=0, help_text="Orphans that somebody reads from.")
+    repaired = models.PositiveIntegerField(default=0, help_text="Queues that were made again.")
+    subscriptions = models.PositiveIntegerField(default=0, help_text="Stale subscriptions and consumers that went.")
+    tokens = models.PositiveIntegerField(default=0, help_text="Expired tokens whose rows went.")
+    brake_held = models.BooleanField(default=False)
+    errors = models.JSONField(default=list, help_text="In words.")
+    seconds = models.FloatField(default=0)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [models.Index(fields=["kind", "-at"])]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}, {self.at:%F %T}"

@@ -1,0 +1,24 @@
+"""What Celery runs. Each task calls the function that a command calls too, and holds no rule."""
+
+from celery import shared_task
+
+from agents import removals, sweep
+
+
+@shared_task
+def sweep_orphans() -> None:
+    """Delete the agents' queues that no registration stands for, and make again those that are missing."""
+    sweep.sweep_orphans()
+
+
+@shared_task
+def clean_up_stale() -> None:
+    """Remove the subscriptions of owners without a live token, and expired tokens."""
+    sweep.clean_up_stale()
+
+
+@shared_task
+def finish_removals() -> None:
+    """Go on with what is to go from the broker, and take the passwords of logins whose token has expired."""
+    removals.disarm_expired()
+    removals.finish()
