@@ -23,9 +23,10 @@ from accounts.api import Request
 from accounts.authentication import key_in
 from accounts.models import AuthToken, Owner
 from accounts.signin import AccountAdapter
-from agents import events, registration, removals
+from agents import events, identities, registration, removals
+from agents.credentials import Presented
+from agents.identities import NoSuchOffering, TakenName
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
-from agents.registration import NoSuchOffering, Presented, TakenName
 from agents.serializers import (
     AgentIdentitySerializer,
     ConsumerQueueSerializer,
@@ -86,7 +87,7 @@ class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Ro
             Http404: the visitor sees none of that UUID, or it isn't written as one.
         """
         try:
-            registration.read_uuid(self.kwargs["uuid"])
+            identities.read_uuid(self.kwargs["uuid"])
         except ValueError as error:
             raise Http404 from error
         return super().get_object()
@@ -159,7 +160,7 @@ class AgentIdentities(Shown[AgentIdentity]):
         vouching.require_vouched(request.user)
         body = self._introduced(request, request.user)
         with at_field("name", TakenName), at_field("offering", NoSuchOffering):
-            identity = registration.make_identity(request.user, **body)
+            identity = identities.make_identity(request.user, **body)
         data = self.get_serializer(identity).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
 
@@ -175,7 +176,7 @@ class AgentIdentities(Shown[AgentIdentity]):
         if identity.owner != request.user:
             body.pop("config_file_content", None)
         with at_field("name", TakenName), at_field("offering", NoSuchOffering):
-            registration.change_identity(identity, **body)
+            identities.change_identity(identity, **body)
         return Response(self.get_serializer(self.get_object()).data)
 
     def destroy(self, request: Request, uuid: str) -> Response:
@@ -235,7 +236,7 @@ class AgentIdentities(Shown[AgentIdentity]):
         body = read(NewSubscriptionQueueSerializer, request)
         object_type = body["object_type"]
         with at_field("offering_uuid", NoSuchOffering):
-            offering = registration.usable_offering(identity.owner, body["offering_uuid"])
+            offering = identities.usable_offering(identity.owner, body["offering_uuid"])
         subscription, _ = registration.register_subscription(
             identity, object_type, presented, source_ip=source_of(request)
         )
@@ -251,7 +252,7 @@ class AgentIdentities(Shown[AgentIdentity]):
         identity = self.get_object()
         presented = presented_by(request, identity.owner_id)
         try:
-            registration.usable_offering(identity.owner, identity.offering.uuid)
+            identities.usable_offering(identity.owner, identity.offering.uuid)
         except NoSuchOffering as error:
             raise PermissionDenied("You may no longer subscribe to this agent's offering. Ask an operator.") from error
         return identity, presented
@@ -259,7 +260,7 @@ class AgentIdentities(Shown[AgentIdentity]):
     def _introduced(self, request: Request, owner: Owner) -> dict[str, Any]:
         body = read(NewAgentIdentitySerializer, request)
         with at_field("offering", NoSuchOffering):
-            return body | {"offering": registration.usable_offering(owner, body["offering"])}
+            return body | {"offering": identities.usable_offering(owner, body["offering"])}
 
 
 class EventSubscriptions(Shown[EventSubscription]):
@@ -326,7 +327,7 @@ class EventSubscriptions(Shown[EventSubscription]):
         presented = presented_by(request, subscription.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
         with at_field("offering_uuid", NoSuchOffering):
-            offering = registration.usable_offering(subscription.owner, body["offering_uuid"])
+            offering = identities.usable_offering(subscription.owner, body["offering_uuid"])
         queue, new = registration.create_queue(subscription, offering, body["object_type"], presented)
         return self.made(SubscriptionQueueSerializer, queue, new)
 
@@ -334,7 +335,7 @@ class EventSubscriptions(Shown[EventSubscription]):
         """Make sure that this owner may subscribe to all of them, in one statement where it is so."""
         usable = Offering.objects.subscribed_by(owner).filter(uuid__in=uuids)
         for uuid in uuids.difference(usable.values_list("uuid", flat=True)):
-            registration.usable_offering(owner, uuid)
+            identities.usable_offering(owner, uuid)
 
 
 class GivenUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types

@@ -10,7 +10,7 @@ class AgentsConfig(AppConfig):
         """Listen to deletions of what stands for something on the broker, and tell passes what is registered."""
         from agents import receivers  # noqa: F401 - models can't be imported before
         from agents.registered import RegisteredByAgents
-        from agents.sweep import old_reports
+        from agents.reports import old_reports
         from queues import pruning
         from queues.registered import register
 

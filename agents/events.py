@@ -20,8 +20,8 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from accounts.vouching import require_vouched
+from agents.identities import check_type
 from agents.models import Consumer, Offering, Registration, SubscriptionQueue
-from agents.registration import check_type
 from core import broker, bulk, limits
 from queues.models import Queue, QueueEvent
 from rabbit.publishing import Message, OutcomeUnknown, QueueName, Result

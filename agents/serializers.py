@@ -15,7 +15,7 @@ from rest_framework import serializers
 
 from accounts.models import Owner
 from accounts.serializers import HexAddressField, HexUUIDField
-from agents import registration
+from agents import identities
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from core.links import absolute, address
 
@@ -141,7 +141,7 @@ class GivenUUIDField(serializers.UUIDField):
             ValidationError: it isn't written as one.
         """
         try:
-            return registration.read_uuid(data)
+            return identities.read_uuid(data)
         except ValueError as error:
             raise serializers.ValidationError(str(error)) from error
 
@@ -158,7 +158,7 @@ class FilteredUUIDField(forms.UUIDField):
         if value in self.empty_values:
             return None
         try:
-            return registration.read_uuid(value)
+            return identities.read_uuid(value)
         except ValueError as error:
             raise InvalidValue(str(error)) from error
 
@@ -171,7 +171,7 @@ class NameField(serializers.CharField):
 
 
 class ObjectTypeField(serializers.ChoiceField):
-    """What an event is about. ``agents.registration.check_type`` says what is one."""
+    """What an event is about. ``agents.identities.check_type`` says what is one."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(choices=ObjectType.choices, **kwargs)
@@ -185,8 +185,8 @@ class ObjectTypeField(serializers.ChoiceField):
         if not isinstance(data, str) or len(data) > LONGEST_NAME:
             raise serializers.ValidationError("This is no object type.")
         try:
-            return registration.check_type(data)
-        except registration.NoSuchType as error:
+            return identities.check_type(data)
+        except identities.NoSuchType as error:
             raise serializers.ValidationError(str(error)) from error
 
 
@@ -268,7 +268,7 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 
     def get_config_file_content(self, identity: AgentIdentity) -> str:
         """Return the file's text to its owner, nothing to others: there may be secrets in it."""
-        return registration.config_of(identity) if identity.owner == self.context["request"].user else ""
+        return identities.config_of(identity) if identity.owner == self.context["request"].user else ""
 
     @extend_schema_field(serializers.DateTimeField())
     def get_last_restarted(self, identity: AgentIdentity) -> str:

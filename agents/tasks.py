@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from agents import removals, sweep
+from agents import removals, stale, sweep
 
 
 @shared_task
@@ -14,7 +14,7 @@ def sweep_orphans() -> None:
 @shared_task
 def clean_up_stale() -> None:
     """Remove the subscriptions of owners without a live token, and expired tokens."""
-    sweep.clean_up_stale()
+    stale.clean_up_stale()
 
 
 @shared_task

@@ -13,3 +13,33 @@ class Lease(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Removal(models.Model):
+    """What is to go from the broker, since the row that stood for it is gone. Worked off in ``agents/removals.py``."""
+
+    class Kind(models.TextChoices):
+        """What is to go, in the order in which it goes."""
+
+        PASSWORD = "password", "a RabbitMQ user's password"
+        USER = "user", "a RabbitMQ user"
+        VHOST = "vhost", "a vhost, with all there is in it"
+        QUEUE = "queue", "a queue"
+
+    kind = models.CharField(max_length=10, choices=Kind.choices)
+    vhost = models.CharField(max_length=255, blank=True, help_text="Of a queue.")
+    name = models.CharField(max_length=255)
+    if_unused = models.BooleanField(default=False, help_text="Only while nobody reads from it.")
+    created = models.DateTimeField(auto_now_add=True)
+    due_at = models.DateTimeField(db_default=Now(), help_text="Nobody is at it, and it may be tried, from here on.")
+    claim = models.UUIDField(null=True, help_text="Who is at it.")
+    attempts = models.PositiveIntegerField(default=0)
+    last_error = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [models.UniqueConstraint(fields=["kind", "vhost", "name"], name="one_removal_of_a_thing")]
+        indexes = [models.Index(fields=["due_at"])]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()}: {self.name}"

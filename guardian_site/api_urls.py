@@ -3,10 +3,10 @@
 from django.urls import URLPattern, URLResolver, path, re_path
 
 from accounts import api as accounts
+from agents import api as agents
 from guardian_site import api_docs
 from guardian_site.errors import NothingHere
 from notifications import api
-from queues import agents_api as agents
 from queues import api as queues
 
 

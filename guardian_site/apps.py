@@ -21,4 +21,4 @@ class GuardianSiteConfig(AppConfig):
         broker.request_id = tracing.current
         broker.listeners += [logs.tell_call, counters.count_call]
         post_save.connect(counters.count_pass, sender="queues.Pass")
-        post_save.connect(counters.count_sweep, sender="queues.Sweep")
+        post_save.connect(counters.count_sweep, sender="agents.Sweep")

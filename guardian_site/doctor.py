@@ -35,14 +35,16 @@ from django.http.request import split_domain_port, validate_host
 from django.utils import timezone
 
 from accounts.models import Owner
+from agents import registered
+from agents.models import Consumer, EventSubscription
 from core.checks import REMEDY, is_older_than_version_1
 from core.masking import without_secrets
 from core.models import Lease
 from guardian_site.checks import check_settings, split_address
 from notifications import claims
 from notifications.models import Notification
-from queues import monitor, subscriptions
-from queues.models import Consumer, EventSubscription, Pass, Watch
+from queues import monitor
+from queues.models import Pass, Watch
 from rabbit import checkup
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Row
 from rabbit.names import readable
@@ -505,7 +507,7 @@ def _agents() -> tuple[set[str], bool]:
     """Return the agents' vhosts, and whether agents registered anything. Where rows can't be read there are none."""
     try:
         has_agents = EventSubscription.objects.exists() or Consumer.objects.exists()
-        return set(subscriptions.agent_vhosts()), has_agents
+        return set(registered.agent_vhosts()), has_agents
     except Error:
         return set(), False
 

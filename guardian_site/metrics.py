@@ -28,11 +28,13 @@ from rest_framework.request import Request
 
 from accounts.authentication import TokenAuthentication
 from accounts.models import PulseUser
+from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
+from core.models import Removal
 from guardian_site import counters
 from notifications import claims
 from notifications.models import Notification
 from queues.listing import STALLED
-from queues.models import Consumer, EventSubscription, Pass, Queue, Registration, Removal, SubscriptionQueue, Watch
+from queues.models import Pass, Queue, Watch
 
 logger = logging.getLogger(__name__)
 

@@ -150,6 +150,7 @@ INSTALLED_APPS = [
     "accounts",
     "notifications",
     "queues",
+    "agents",
     "guardian_site",
     "message_store",
     "consumers.processed",
@@ -340,7 +341,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "SCHEMA_PATH_PREFIX": "/api",
     "SORT_OPERATIONS": False,  # but as in the table of contents
-    "ENUM_NAME_OVERRIDES": {"ObjectTypeEnum": "queues.models.ObjectType"},
+    "ENUM_NAME_OVERRIDES": {"ObjectTypeEnum": "agents.models.ObjectType"},
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "guardian_site.api_schema.add_errors",
@@ -411,10 +412,10 @@ CELERY_BEAT_SCHEDULE = {
     "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
     "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},
     # What runs that seldom isn't put off by restarts: beat's file keeps when it last ran.
-    "orphans": {"task": "queues.tasks.sweep_orphans", "schedule": 21_600, "options": {"expires": 21_600}},
-    "stale": {"task": "queues.tasks.clean_up_stale", "schedule": 86_400, "options": {"expires": 86_400}},
+    "orphans": {"task": "agents.tasks.sweep_orphans", "schedule": 21_600, "options": {"expires": 21_600}},
+    "stale": {"task": "agents.tasks.clean_up_stale", "schedule": 86_400, "options": {"expires": 86_400}},
     "removals": {"task": "accounts.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
-    "agents-removals": {"task": "queues.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
+    "agents-removals": {"task": "agents.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
     "visitors": {"task": "accounts.tasks.prune_visitors", "schedule": 3600, "options": {"expires": 3600}},
     "expired-messages": {"task": "message_store.tasks.remove_expired", "schedule": 60, "options": {"expires": 60}},
 }

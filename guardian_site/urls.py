@@ -11,6 +11,7 @@ urlpatterns = [
     path("", views.home, name="home"),
     path("", include("accounts.urls")),
     path("", include("queues.urls")),
+    path("", include("agents.urls")),
     path("", include("notifications.urls")),
     path("api/", include("guardian_site.api_urls")),
     path("v1/", include("message_store.urls")),

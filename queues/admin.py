@@ -3,29 +3,21 @@
 What it does is done by the functions that pages and the API call; accounts/admin.py has what the pages share.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, cast
-from uuid import UUID
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
-from django.contrib.admin.actions import delete_selected
-from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from accounts import removal, vouching
+from accounts import removal
 from accounts.admin import (
-    Audited,
-    GoesWithItsOwner,
-    OwnerAdmin,
     PulseUserAdmin,
     Question,
     ReadOnly,
-    Removable,
     Row,
     ask,
     chosen,
@@ -37,21 +29,8 @@ from accounts.admin import (
 )
 from accounts.models import Owner, PulseUser, check_thresholds
 from core.models import Lease
-from queues import by_hand, removals
-from queues.models import (
-    AgentIdentity,
-    AgentVhost,
-    Consumer,
-    EventSubscription,
-    Offering,
-    Pass,
-    Queue,
-    QueueEvent,
-    Removal,
-    SubscriptionQueue,
-    Sweep,
-    Watch,
-)
+from queues import by_hand
+from queues.models import Pass, Queue, QueueEvent, Watch
 from queues.thresholds import brake_limit
 from rabbit.names import readable
 
@@ -303,59 +282,7 @@ class LeaseAdmin(ReadOnly):
 # Agents
 
 
-class RemovingAdmin(Audited):
-    """What may have agents' registrations below it, which go from the broker with it.
-
-    ``queues_below`` are the models that stand for queues which go with it, and the way from each to it.
-    """
-
-    queues_below: Mapping[type[Model], str]
-
-    def delete_model(self, request: HttpRequest, obj: Model) -> None:
-        """Remove it."""
-        removals.delete(obj)
-        self._tell_what_follows(request)
-
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Remove them."""
-        removals.delete(queryset)
-        self._tell_what_follows(request)
-
-    @admin.action(description="Delete the selected %(verbose_name_plural)s", permissions=["delete"])
-    def delete_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, and remove them, as far as the brake allows so many queues at once."""
-        these = list(queryset.values_list("pk", flat=True))
-        if len(these) > 1 and (refused := too_many(self._queues_of(these))):
-            self.message_user(request, refused, messages.ERROR)
-            return None
-        return cast("HttpResponse | None", delete_selected(self, request, queryset))
-
-    def _queues_of(self, rows: Sequence[int]) -> int:
-        return sum(
-            model._default_manager.filter(**{f"{way}__in": rows}).count() for model, way in self.queues_below.items()
-        )
-
-    def _tell_what_follows(self, request: HttpRequest) -> None:
-        what = "What it had on the broker goes now; while the broker is away, Removals has what is still to go."
-        self.message_user(request, what, messages.INFO)
-
-
 admin.site.unregister([Owner, PulseUser])
-
-
-@admin.register(Owner)
-class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
-    """Owners, with what their agents registered."""
-
-    queues_below = {SubscriptionQueue: "subscription__owner", Consumer: "identity__owner"}
-
-    def delete_model(self, request: HttpRequest, obj: Model) -> None:
-        """Remove one, unless they have become an account's owner since they were allowed to be removed."""
-        with transaction.atomic():
-            vouching.lock_those([owner := cast("Owner", obj)])
-            if owner.pulse_users.exists():
-                raise PermissionDenied(f"{obj} owns a RabbitMQ account by now.")
-            super().delete_model(request, obj)
 
 
 @admin.register(PulseUser)
@@ -402,163 +329,3 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
                 refusals=(removal.GoesOn,),
             )
         return None
-
-
-@admin.register(Offering)
-class OfferingAdmin(RemovingAdmin):
-    """Offerings: who may subscribe to their events, and who may publish them.
-
-    Deleting one takes the agents' identities and queues for it along, from the broker too.
-    """
-
-    queues_below = {SubscriptionQueue: "offering", Consumer: "identity__offering"}
-    actions = ["delete_selected"]
-    list_display = ["name", "uuid", "agents", "queues", "created"]
-    list_filter = ["created"]
-    search_fields = ["name", "uuid", "members__email", "publishers__email"]
-    autocomplete_fields = ["members", "publishers"]
-    fields = ["name", "uuid", "members", "publishers", "created"]
-    readonly_fields = ["uuid", "created"]
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Offering]:
-        """Count what agents have of each, without a statement for each."""
-        offerings: QuerySet[Offering] = super().get_queryset(request)
-        return offerings.annotate(
-            number_of_agents=count(AgentIdentity, "offering"),
-            number_of_queues=count(SubscriptionQueue, "offering"),
-        )
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Offering], search_term: str
-    ) -> tuple[QuerySet[Offering], bool]:
-        """Find one by its UUID in any of its forms, too."""
-        found, may_have_duplicates = super().get_search_results(request, queryset, search_term)
-        return _or_by_uuid(found, queryset, search_term), may_have_duplicates
-
-    @admin.display(description="agents")
-    def agents(self, offering: Offering) -> int:
-        """Return how many agents introduced themselves for it."""
-        return cast(int, offering.number_of_agents)  # type: ignore[attr-defined]
-
-    @admin.display(description="subscription queues")
-    def queues(self, offering: Offering) -> int:
-        """Return how many subscriptions have a queue for it."""
-        return cast(int, offering.number_of_queues)  # type: ignore[attr-defined]
-
-
-class RegisteredAdmin(RemovingAdmin, Removable):
-    """What agents registered. It may be deleted, and what it stands for on the broker goes with it."""
-
-    actions = ["delete_selected"]
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find one by its UUID in any of its forms, too."""
-        found, may_have_duplicates = super().get_search_results(request, queryset, search_term)
-        return _or_by_uuid(found, queryset, search_term), may_have_duplicates
-
-
-@admin.register(AgentIdentity)
-class AgentIdentityAdmin(RegisteredAdmin):
-    """Agents. Their configuration may have secrets in it, and isn't shown."""
-
-    queues_below = {SubscriptionQueue: "subscription__identity", Consumer: "identity"}
-    list_display = ["name", "owner", "offering", "version", "last_restarted", "created"]
-    list_filter = ["version", "created"]
-    list_select_related = ["owner", "offering"]
-    search_fields = ["name", "owner__email", "offering__name"]
-    fields = [
-        "uuid", "name", "owner", "offering", "version", "dependencies", "config_file_path", "last_restarted",
-        "created", "modified",
-    ]  # fmt: skip
-
-
-@admin.register(EventSubscription)
-class EventSubscriptionAdmin(RegisteredAdmin):
-    """Event subscriptions. The UUID is the name of the RabbitMQ user."""
-
-    queues_below = {SubscriptionQueue: "subscription"}
-    list_display = ["uuid", "owner", "identity", "object_type", "password_set", "source_ip", "created"]
-    list_filter = ["object_type", "password_set", "created"]
-    list_select_related = ["owner", "identity"]
-    search_fields = ["owner__email", "identity__name", "description"]
-    fields = [
-        "uuid", "owner", "identity", "object_type", "description", "observable_objects", "source_ip", "password_set",
-        "created", "modified",
-    ]  # fmt: skip
-
-
-@admin.register(SubscriptionQueue)
-class SubscriptionQueueAdmin(RegisteredAdmin):
-    """The queues of event subscriptions."""
-
-    queues_below = {SubscriptionQueue: "pk"}
-    list_display = ["queue_name", "offering", "object_type", "state", "owner", "created"]
-    list_filter = ["state", "object_type", "created"]
-    list_select_related = ["offering", "subscription__owner"]
-    search_fields = ["queue_name", "vhost", "offering__name", "subscription__owner__email"]
-    fields = ["uuid", "subscription", "offering", "object_type", "vhost", "queue_name", "state", "created"]
-
-    @admin.display(ordering="subscription__owner__email")
-    def owner(self, queue: SubscriptionQueue) -> str:
-        """Return whose it is."""
-        return queue.subscription.owner.email
-
-
-@admin.register(Consumer)
-class ConsumerAdmin(RegisteredAdmin):
-    """Agents' consumers: one queue for everything."""
-
-    queues_below = {Consumer: "pk"}
-    list_display = ["queue_name", "identity", "owner", "object_types", "state", "password_set", "created"]
-    list_filter = ["state", "password_set", "created"]
-    list_select_related = ["identity__owner"]
-    search_fields = ["queue_name", "rmq_username", "vhost", "identity__name", "identity__owner__email"]
-    fields = [
-        "uuid", "identity", "object_types", "rmq_username", "vhost", "queue_name", "state", "password_set",
-        "created", "modified",
-    ]  # fmt: skip
-
-    @admin.display(ordering="identity__owner__email")
-    def owner(self, consumer: Consumer) -> str:
-        """Return whose it is."""
-        return consumer.identity.owner.email
-
-
-@admin.register(AgentVhost)
-class AgentVhostAdmin(GoesWithItsOwner):
-    """The vhosts of owners' agents. One goes with its owner."""
-
-    list_display = ["name", "owner", "ready", "created"]
-    list_filter = ["ready"]
-    list_select_related = ["owner"]
-    search_fields = ["name", "owner__email"]
-
-
-@admin.register(Removal)
-class RemovalAdmin(ReadOnly):
-    """What is still to go from the broker. What stays here for long says why in its last error."""
-
-    list_display = ["name", "kind", "vhost", "created", "due_at", "attempts", "last_error"]
-    list_filter = ["kind", "created"]
-    search_fields = ["name", "vhost", "last_error"]
-
-
-@admin.register(Sweep)
-class SweepAdmin(ReadOnly):
-    """The reports of the two clean-ups."""
-
-    list_display = [
-        "at", "kind", "seen", "found", "deleted", "kept", "repaired", "subscriptions", "tokens", "brake_held",
-        "seconds",
-    ]  # fmt: skip
-    list_filter = ["kind", "brake_held"]
-
-
-def _or_by_uuid(found: QuerySet[Any], queryset: QuerySet[Any], search: str) -> QuerySet[Any]:
-    try:
-        uuid = UUID(search.strip())
-    except ValueError:
-        return found
-    return queryset.filter(Q(uuid=uuid) | Q(pk__in=found.values("pk")))

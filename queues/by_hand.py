@@ -16,7 +16,7 @@ from django.utils import timezone
 from accounts import audit, vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core import broker
-from queues import subscriptions
+from queues import registered
 from queues.forgetting import as_gone, figures
 from queues.models import Queue, QueueEvent
 from rabbit import directly
@@ -257,7 +257,7 @@ def _let_go(queue: Queue, by: Owner) -> None:
         if row.state != Queue.State.GONE:
             Queue.objects.filter(pk=row.pk).update(**as_gone(), last_seen=timezone.now())
         if row.owner_id is not None:
-            subscriptions.mark_vanished([(row.vhost, row.name)])  # the sweep makes a registered queue again
+            registered.provider().vanished([(row.vhost, row.name)])  # the sweep makes a registered queue again
     queue.refresh_from_db()
 
 

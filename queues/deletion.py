@@ -22,7 +22,7 @@ from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Telling
 from notifications.models import Notification
-from queues import subscriptions
+from queues import registered
 from queues.comparison import Condemned, Known, Rules, settled, with_ready
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent
@@ -181,9 +181,9 @@ class Deletion:
             write_states([_deleted(queue) for queue in ours])
             write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in ours], now)
             # Only what was registered since the decision: a registered queue isn't condemned.
-            registered = [_name(queue) for queue in ours if queue.owner_id is not None]
-            if registered:
-                subscriptions.mark_vanished(registered)
+            registered_since = [_name(queue) for queue in ours if queue.owner_id is not None]
+            if registered_since:
+                registered.provider().vanished(registered_since)
             tellings = [
                 Telling(Notification.Kind.DELETION, facts[queue.id], about(queue.id), *queue.whose) for queue in ours
             ]

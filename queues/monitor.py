@@ -25,7 +25,7 @@ from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from notifications import audience, enqueue
 from notifications.enqueue import Telling
 from notifications.models import Notification
-from queues import removals, subscriptions
+from queues import registered
 from queues.brake import after_pass, is_news, released_queues
 from queues.comparison import (
     NO_AGENTS,
@@ -114,7 +114,7 @@ def guarded_vhosts(agents: Iterable[str] | None = None) -> list[str] | None:
     if settings.GUARDIAN_VHOSTS:
         return list(settings.GUARDIAN_VHOSTS)
     if agents is None:
-        agents = subscriptions.agent_vhosts()
+        agents = registered.provider().vhosts()
     return list(dict.fromkeys(["/", settings.GUARDIAN_PULSE_VHOST, *agents]))
 
 
@@ -213,7 +213,7 @@ class PassRun:
 def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     """Run one pass: fetch, load, compare, write, act. Without a lease, stop after the comparison."""
     watch = Watch.objects.get_or_create(id=1)[0] if held else Watch.objects.filter(id=1).first() or Watch()
-    agents_vhosts = subscriptions.agent_vhosts()
+    agents_vhosts = registered.provider().vhosts()
     going_by = rules(guarded_vhosts(agents_vhosts))
     try:
         run = PassRun(report, watch, broker.management(), going_by, agents_vhosts, held, force)
@@ -398,7 +398,8 @@ def _agents(vhosts: Mapping[str, int]) -> Agents:
     """Return what agents registered in these vhosts, which are theirs."""
     if not vhosts:
         return NO_AGENTS
-    return Agents(subscriptions.registered(), vhosts, removals.pending())
+    agents = registered.provider()
+    return Agents(agents.queues(), vhosts, agents.leaving())
 
 
 def _memory(management: Management) -> float:
@@ -540,9 +541,9 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
     absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
     bulk.update(Queue, WRITTEN, [(queue.id, *_written(queue)) for queue in absent])
     if changes.vanished:
-        subscriptions.mark_vanished([(queue.vhost, queue.name) for queue in changes.vanished])
+        registered.provider().vanished([(queue.vhost, queue.name) for queue in changes.vanished])
     if changes.returned:
-        subscriptions.mark_returned([(queue.vhost, queue.name) for queue in changes.returned])
+        registered.provider().returned([(queue.vhost, queue.name) for queue in changes.returned])
 
 
 def _written(queue: Known) -> list[Any]:

@@ -22,9 +22,10 @@ from django_htmx.http import HttpResponseClientRefresh
 
 from accounts import audit
 from accounts.models import Owner
+from agents import reports, stale, sweep
+from agents.models import Sweep
 from core.formatting import duration
-from queues import brake, monitor, orphans, overview
-from queues.models import Sweep
+from queues import brake, monitor, overview
 from queues.overview import Level
 from queues.thresholds import brake_limit
 from queues.views import Request
@@ -220,8 +221,8 @@ class CleanUp(NamedTuple):
 
     title: str
     deed: str
-    do: Callable[..., orphans.Report]
-    shown: Callable[[orphans.Report], Iterable[Any]]
+    do: Callable[..., reports.Report]
+    shown: Callable[[reports.Report], Iterable[Any]]
     about: str
 
 
@@ -229,7 +230,7 @@ CLEAN_UPS = {
     Sweep.Kind.ORPHANS: CleanUp(
         "Sweep orphans",
         "asked for a sweep of orphans",
-        orphans.sweep_orphans,
+        sweep.sweep_orphans,
         lambda look: _pairs(look.would_delete + look.in_use),
         "It deletes the agents' queues that no registration stands for, and makes again those that are registered and "
         "missing. A queue is kept as long as somebody reads from it.",
@@ -237,7 +238,7 @@ CLEAN_UPS = {
     Sweep.Kind.STALE: CleanUp(
         "Clean up stale subscriptions",
         "asked for a clean-up of stale subscriptions",
-        orphans.clean_up_stale,
+        stale.clean_up_stale,
         lambda look: look.stale,
         "It removes what the agents of owners without a live token registered, with its queues, and expired tokens.",
     ),
@@ -289,7 +290,7 @@ def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
     return _page(request, template, one.title, told, **context)
 
 
-def sweep_in_words(report: orphans.Report) -> Told:
+def sweep_in_words(report: reports.Report) -> Told:
     """Return what became of a clean-up."""
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:

@@ -18,16 +18,17 @@ from django.db.models import Count, F, Min, OuterRef, Q, QuerySet, Subquery
 from django.template.defaultfilters import filesizeformat
 
 from accounts.models import PulseUser
+from agents.models import Sweep
 from core import broker
 from core.formatting import duration, pace
 from core.leases import is_held
-from core.models import Lease
+from core.models import Lease, Removal
 from notifications.claims import GIVE_UP_ATTEMPTS
 from notifications.models import Notification
 from queues import charts, growth, thresholds
 from queues.brake import released
 from queues.listing import LENGTH, STALLED, standing
-from queues.models import Pass, Queue, QueueSample, Removal, Sweep, Watch
+from queues.models import Pass, Queue, QueueSample, Watch
 from queues.monitor import LEASE
 from queues.thresholds import MemoryPressure, Thresholds
 from rabbit.management import BrokerAway, BrokerError, Node, Row
@@ -141,7 +142,7 @@ class PassSeen(NamedTuple):
 
 
 class SweepSeen(NamedTuple):
-    """A report of a sweep, as the page shows it; the fields are those of ``queues.models.Sweep``."""
+    """A report of a sweep, as the page shows it; the fields are those of ``agents.models.Sweep``."""
 
     id: int
     kind: str

@@ -3,7 +3,9 @@
 In small batches, each a transaction of its own, so that no pass waits for it.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
@@ -14,7 +16,7 @@ from django.utils import timezone
 from accounts.models import AuditEntry
 from core.leases import LeaseTaken, lease
 from notifications.models import Notification
-from queues.models import Pass, Queue, QueueEvent, QueueSample, Sweep, Watch
+from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import GONE
 
 BATCH = 1000
@@ -24,9 +26,11 @@ KEEP_SAMPLES_WHOLE = timedelta(hours=2)
 KEEP_SAMPLES_BY_MINUTE = timedelta(days=2)
 KEEP_PASSES = timedelta(days=7)
 KEEP_NOTIFICATIONS = timedelta(days=90)
-KEEP_SWEEPS = timedelta(days=90)
 KEEP_EVENTS = timedelta(days=365)
 KEEP_AUDIT = timedelta(days=365)
+
+also_pruned: list[Callable[[datetime], QuerySet[Any]]] = []
+"""Functions of other packages that return, by the time of now, rows of theirs that are old."""
 
 
 def prune() -> int:
@@ -48,7 +52,7 @@ def _prune(now: datetime) -> int:
         + _thin(now)
         + _remove(Pass.objects.filter(at__lt=now - KEEP_PASSES))
         + _remove(Notification.objects.filter(state__in=delivered, created__lt=now - KEEP_NOTIFICATIONS))
-        + _remove(Sweep.objects.filter(at__lt=now - KEEP_SWEEPS))
+        + sum(_remove(old(now)) for old in also_pruned)
         + _remove(QueueEvent.objects.filter(at__lt=now - KEEP_EVENTS))
         + _remove(AuditEntry.objects.filter(timestamp__lt=now - KEEP_AUDIT))
         + _remove(LogEntry.objects.filter(action_time__lt=now - KEEP_AUDIT))

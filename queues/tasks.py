@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from queues import monitor, orphans, pruning, removals, unattended, weekly
+from queues import monitor, pruning, unattended, weekly
 
 
 @shared_task
@@ -10,18 +10,6 @@ def monitor_queues() -> None:
     """Run one pass, unless the broker is away and the wait is not over."""
     if monitor.is_due():
         monitor.run_pass()
-
-
-@shared_task
-def sweep_orphans() -> None:
-    """Delete the agents' queues that no registration stands for, and make again those that are missing."""
-    orphans.sweep_orphans()
-
-
-@shared_task
-def clean_up_stale() -> None:
-    """Remove the subscriptions of owners without a live token, and expired tokens."""
-    orphans.clean_up_stale()
 
 
 @shared_task
@@ -40,10 +28,3 @@ def count_consumers() -> None:
 def tell_the_week() -> None:
     """Write the weekly summaries that are due."""
     weekly.tell_the_week()
-
-
-@shared_task
-def finish_removals() -> None:
-    """Go on with what is to go from the broker, and take the passwords of logins whose token has expired."""
-    removals.disarm_expired()
-    removals.finish()

@@ -1,8 +1,8 @@
-"""Queues, exchanges and subscriptions."""
+"""Queues and exchanges."""
 
 from django.urls import URLPattern, URLResolver, path
 
-from queues import subscription_views, views
+from queues import views
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # Queues
@@ -15,9 +15,4 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # Exchanges
     path("exchanges/", views.exchanges_page, name="exchanges"),
     path("exchanges/delete/", views.exchange_delete, name="exchange_delete"),
-    # Subscriptions
-    path("subscriptions/", subscription_views.subscriptions_page, name="subscriptions"),
-    path("subscriptions/<uuid:uuid>/remove/", subscription_views.subscription_remove, name="subscription_remove"),
-    path("subscriptions/agents/<uuid:uuid>/remove/", subscription_views.agent_remove, name="agent_remove"),
-    path("subscriptions/consumers/<uuid:uuid>/remove/", subscription_views.consumer_remove, name="consumer_remove"),
 ]

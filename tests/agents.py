@@ -12,9 +12,11 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from queues import subscriptions
-from queues.models import AgentIdentity, Consumer, Offering, Removal, SubscriptionQueue
-from queues.subscriptions import Presented, make_identity
+from agents import registration
+from agents.credentials import Presented
+from agents.identities import make_identity
+from agents.models import AgentIdentity, Consumer, Offering, SubscriptionQueue
+from core.models import Removal
 from rabbit.management import Management, NotThere
 
 _numbers = itertools.count(1)
@@ -77,9 +79,9 @@ class RegisteredAgent:
         self.identity = agents.identity(self.owner, self.offering)
         self.presented = agents.token(self.owner)
         self.vhost = self.owner.uuid.hex
-        self.subscription, _ = subscriptions.register_subscription(self.identity, "order", self.presented)
-        self.queue, _ = subscriptions.create_queue(self.subscription, self.offering, "order", self.presented)
-        self.consumer, _ = subscriptions.register_consumer(self.identity, self.presented, [])
+        self.subscription, _ = registration.register_subscription(self.identity, "order", self.presented)
+        self.queue, _ = registration.create_queue(self.subscription, self.offering, "order", self.presented)
+        self.consumer, _ = registration.register_consumer(self.identity, self.presented, [])
         a_while_ago()
 
     def orphan(self, name="subscription_orphan", **declared):
@@ -105,7 +107,7 @@ def lost(agent, number):
     """Register so many queues, and take their rows behind everybody's back, as a restored database lacks them."""
     types = ["call", "resource", "user_role", "proposal", "user_profile"][:number]
     for object_type in types:
-        subscriptions.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
+        registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
     newer = SubscriptionQueue.objects.filter(object_type__in=types)
     names = set(newer.values_list("queue_name", flat=True))
     newer._raw_delete("default")

@@ -14,12 +14,13 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from core.models import Lease
+from agents import sweep, tasks
+from agents.models import Consumer, SubscriptionQueue
+from core.models import Lease, Removal
 from notifications import claims, sending
 from notifications.models import Notification
-from queues import monitor, orphans, tasks
+from queues import monitor
 from queues.deletion import Deletion
-from queues.models import Consumer, Removal, SubscriptionQueue
 from rabbit import http, snapshot
 from rabbit.management import Management
 
@@ -65,7 +66,7 @@ def let_time_pass():
 
 def follow():
     """Do what comes by itself: a sweep, the removals, passes and a sender."""
-    orphans.sweep_orphans()
+    sweep.sweep_orphans()
     tasks.finish_removals()
     for _ in range(2):  # what one list lacks is gone by the second
         monitor.run_pass()

@@ -16,26 +16,14 @@ from django.utils import timezone
 from accounts import audit, removal, vouching
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
 from accounts.tokens import make_token
+from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core import locks, sealing
-from core.models import Lease
+from core.models import Lease, Removal
 from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
 from queues import by_hand
-from queues.models import (
-    AgentIdentity,
-    AgentVhost,
-    Consumer,
-    EventSubscription,
-    Offering,
-    Pass,
-    Queue,
-    QueueEvent,
-    Removal,
-    SubscriptionQueue,
-    Sweep,
-    Watch,
-)
+from queues.models import Pass, Queue, QueueEvent, Watch
 from queues.monitor import run_pass
 from rabbit.management import NotThere
 from tests.chromium import sign_in
@@ -63,16 +51,16 @@ ALLOWED = {
     "notifications.Notification": ("", "written with its cause; sent again by an action"),
     "notifications.Channel": ("delete", "its address is its owner's secret"),
     "queues.Pass": ("", "a record"),
-    "queues.Sweep": ("", "a record"),
+    "agents.Sweep": ("", "a record"),
     "queues.Watch": ("", "the monitor's memory: the brake, outages"),
     "core.Lease": ("", "taken and given back by processes"),
-    "queues.Removal": ("", "what is still to go from the broker"),
-    "queues.AgentVhost": ("", "it goes with its owner, from the broker too"),
-    "queues.Offering": ("add change delete", "what it had on the broker goes with it"),
-    "queues.AgentIdentity": ("delete", "agents register; what it had on the broker goes with it"),
-    "queues.EventSubscription": ("delete", "agents register; what it had on the broker goes with it"),
-    "queues.SubscriptionQueue": ("delete", "agents register; it goes from the broker too"),
-    "queues.Consumer": ("delete", "agents register; it goes from the broker too"),
+    "core.Removal": ("", "what is still to go from the broker"),
+    "agents.AgentVhost": ("", "it goes with its owner, from the broker too"),
+    "agents.Offering": ("add change delete", "what it had on the broker goes with it"),
+    "agents.AgentIdentity": ("delete", "agents register; what it had on the broker goes with it"),
+    "agents.EventSubscription": ("delete", "agents register; what it had on the broker goes with it"),
+    "agents.SubscriptionQueue": ("delete", "agents register; it goes from the broker too"),
+    "agents.Consumer": ("delete", "agents register; it goes from the broker too"),
     "message_store.Application": ("add", "the store knows its queues by its name; removed by an action"),
     "message_store.ApplicationKey": ("", "shown once, when it is made; revoked by an action"),
 }
@@ -173,16 +161,16 @@ MAKE = {
         owner=make_owner(), name="chat", service="Slack", sealed_url=sealing.seal(sealing.CHANNELS, SECRET)
     ),
     "queues.Pass": lambda: Pass.objects.create(at=NOW),
-    "queues.Sweep": lambda: Sweep.objects.create(kind="orphans", at=NOW),
+    "agents.Sweep": lambda: Sweep.objects.create(kind="orphans", at=NOW),
     "queues.Watch": lambda: Watch.objects.create(id=next(numbers) % 30_000),
     "core.Lease": lambda: Lease.objects.create(name=f"lease {next(numbers)}"),
-    "queues.Removal": lambda: Removal.objects.create(kind="queue", vhost="v", name=f"{next(numbers)}"),
-    "queues.AgentVhost": lambda: AgentVhost.objects.create(owner=(one := make_owner()), name=one.uuid.hex),
-    "queues.Offering": lambda: make_identity().offering,
-    "queues.AgentIdentity": make_identity,
-    "queues.EventSubscription": make_subscription,
-    "queues.SubscriptionQueue": make_registered,
-    "queues.Consumer": lambda: Consumer.objects.create(
+    "core.Removal": lambda: Removal.objects.create(kind="queue", vhost="v", name=f"{next(numbers)}"),
+    "agents.AgentVhost": lambda: AgentVhost.objects.create(owner=(one := make_owner()), name=one.uuid.hex),
+    "agents.Offering": lambda: make_identity().offering,
+    "agents.AgentIdentity": make_identity,
+    "agents.EventSubscription": make_subscription,
+    "agents.SubscriptionQueue": make_registered,
+    "agents.Consumer": lambda: Consumer.objects.create(
         identity=make_identity(), vhost="v", queue_name=f"consumer_{next(numbers)}"
     ),
     "message_store.Application": lambda: applications.make_application(f"application-{next(numbers)}"),
@@ -796,10 +784,10 @@ def test_the_brake_holds_for_agents_registrations_that_are_chosen_in_a_list(admi
     settings.GUARDIAN_DELETE_BRAKE = 2
     rows = [make_registered() for _ in range(3)]
     for label, picked in (
-        ("queues.SubscriptionQueue", rows),
-        ("queues.EventSubscription", [row.subscription for row in rows]),
-        ("queues.AgentIdentity", [row.subscription.identity for row in rows]),
-        ("queues.Offering", [row.offering for row in rows]),
+        ("agents.SubscriptionQueue", rows),
+        ("agents.EventSubscription", [row.subscription for row in rows]),
+        ("agents.AgentIdentity", [row.subscription.identity for row in rows]),
+        ("agents.Offering", [row.offering for row in rows]),
     ):
         form = {"action": "delete_selected", "_selected_action": [row.pk for row in picked], "post": "yes"}
         [text] = messages_of(admin.post(path_of(label), form))

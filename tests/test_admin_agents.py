@@ -8,16 +8,8 @@ from django.test.utils import CaptureQueriesContext
 from accounts.models import Owner
 from accounts.tokens import make_token
 from accounts.vouching import vouch
-from queues.models import (
-    AgentIdentity,
-    AgentVhost,
-    Consumer,
-    EventSubscription,
-    Offering,
-    Removal,
-    SubscriptionQueue,
-    Sweep,
-)
+from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
+from core.models import Removal
 from tests.test_subscription_pages import compute, make_agent, make_consumer, make_subscription  # noqa: F401
 from tests.toolbox import AWAY
 
@@ -55,14 +47,14 @@ def world(alice, operator, compute, settings):  # noqa: F811
 
 def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):
     form = {"name": "Storage", "members": [alice.pk, bob.pk], "publishers": [bob.pk]}
-    assert admin.post("/admin/queues/offering/add/", form).status_code == 302
+    assert admin.post("/admin/agents/offering/add/", form).status_code == 302
     offering = Offering.objects.get(name="Storage")
     assert (set(offering.members.all()), set(offering.publishers.all())) == ({alice, bob}, {bob})
-    page = admin.get(f"/admin/queues/offering/{offering.pk}/change/").text
+    page = admin.get(f"/admin/agents/offering/{offering.pk}/change/").text
     assert str(offering.uuid) in page
     uuid = offering.uuid
     form = {"name": "Storage, fast", "uuid": "0" * 32, "members": [alice.pk], "publishers": []}
-    assert admin.post(f"/admin/queues/offering/{offering.pk}/change/", form).status_code == 302
+    assert admin.post(f"/admin/agents/offering/{offering.pk}/change/", form).status_code == 302
     offering.refresh_from_db()
     assert (offering.name, offering.uuid, list(offering.members.all())) == ("Storage, fast", uuid, [alice])
 
@@ -71,7 +63,7 @@ def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):
 def test_the_name_of_an_offering_is_refused_as_the_command_refuses_it(admin, compute, name):  # noqa: F811
     with pytest.raises(CommandError) as refused:
         call_command("create_offering", name)
-    for address in ("/admin/queues/offering/add/", f"/admin/queues/offering/{compute.pk}/change/"):
+    for address in ("/admin/agents/offering/add/", f"/admin/agents/offering/{compute.pk}/change/"):
         page = admin.post(address, {"name": name})
         [error] = page.context["adminform"].form.errors["name"]
         assert error.startswith("It has a character in it that can't be ")
@@ -87,17 +79,17 @@ def test_members_are_found_by_their_address_as_it_is_typed(admin, alice, bob):
 
 def test_the_list_of_offerings_counts_what_agents_have(admin, alice, compute, world):  # noqa: F811
     with CaptureQueriesContext(connection) as few:
-        page = admin.get("/admin/queues/offering/").text
+        page = admin.get("/admin/agents/offering/").text
     assert '<td class="field-agents">1</td><td class="field-queues">1</td>' in page
     for offering in Offering.objects.bulk_create(Offering(name=f"Offering {number}") for number in range(20)):
         make_subscription(alice, make_agent(alice, offering), offerings=[offering])
     with CaptureQueriesContext(connection) as many:
-        admin.get("/admin/queues/offering/")
+        admin.get("/admin/agents/offering/")
     assert len(many) == len(few)
 
 
 def test_deleting_an_offering_asks_names_what_goes_and_takes_it_along(admin, compute, world):  # noqa: F811
-    address = f"/admin/queues/offering/{compute.pk}/delete/"
+    address = f"/admin/agents/offering/{compute.pk}/delete/"
     page = admin.get(address).text
     for row in ("agentidentity", "subscriptionqueue", "consumer"):
         assert str(world[row]) in page
@@ -135,7 +127,7 @@ def test_each_is_looked_at_and_not_changed(admin, world, model):
 def test_several_are_deleted_at_once_and_go_from_the_broker(admin, world):
     chosen = [world["eventsubscription"].pk]
     form = {"action": "delete_selected", "_selected_action": chosen, "post": "yes"}
-    assert admin.post("/admin/queues/eventsubscription/", form).status_code == 302
+    assert admin.post("/admin/agents/eventsubscription/", form).status_code == 302
     assert not EventSubscription.objects.exists()
     assert Removal.objects.filter(kind="user", name=world["eventsubscription"].rmq_username).exists()
 

@@ -11,11 +11,12 @@ from django.utils import timezone
 from pika.exceptions import AMQPError
 
 from accounts.models import Owner
+from agents.models import AgentVhost, Consumer, Offering, SubscriptionQueue
+from agents.registration import create_queue, make_again, register_consumer, register_subscription
 from notifications.mails import compose
 from notifications.models import Notification
 from queues import by_hand, monitor, unattended
-from queues.models import AgentVhost, Consumer, Offering, Queue, SubscriptionQueue
-from queues.subscriptions import create_queue, make_again, register_consumer, register_subscription
+from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.toolbox import in_background, queue_events, wait_until, wait_until_blocked
@@ -143,8 +144,8 @@ def test_where_nobody_registered_anything_a_pass_asks_one_statement_for_it(guard
     monitor.run_pass()
     with CaptureQueriesContext(connection) as statements:
         monitor.run_pass()
-    about_agents = [one["sql"] for one in statements if "queues_agentvhost" in one["sql"]]
-    others = ("queues_subscriptionqueue", "queues_consumer", "queues_removal")
+    about_agents = [one["sql"] for one in statements if "agents_agentvhost" in one["sql"]]
+    others = ("agents_subscriptionqueue", "agents_consumer", "core_removal")
     assert len(about_agents) == 1
     assert not [one["sql"] for one in statements if any(name in one["sql"] for name in others)]
 

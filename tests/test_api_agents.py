@@ -15,8 +15,8 @@ from django.db import connection
 from django.test import Client
 
 from accounts.models import Owner
-from queues.agents_serializers import compatibility
-from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
+from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
+from agents.serializers import compatibility
 from rabbit.arguments import FOR_AGENTS
 from tests.api import Program
 

@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import Owner
-from queues.models import SubscriptionQueue
+from agents.models import SubscriptionQueue
 from tests.api import Program
 from tests.test_who_may import BODIES, EXPECTED, REGISTERING, VISITORS, World, ask, undone
 

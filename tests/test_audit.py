@@ -21,11 +21,13 @@ from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
 from accounts.removal import remove_pulse_user
 from accounts.signin import make_link, prune_visitors
 from accounts.tasks import finish_removals
+from agents import removals
+from agents.models import EventSubscription, SubscriptionQueue
 from core import locks
 from notifications import channels, preferences, sending
 from notifications.models import Channel
-from queues import by_hand, pruning, removals
-from queues.models import EventSubscription, Queue, SubscriptionQueue
+from queues import by_hand, pruning
+from queues.models import Queue
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Management, NotThere
 from tests.api import Program
@@ -476,7 +478,7 @@ def test_agents_things_that_a_person_removes_are_in_it_and_others_are_not(admin,
     forget()
     removals.delete(subscriptions[0])
     assert not AuditEntry.objects.exists()
-    page = "/admin/queues/eventsubscription/"
+    page = "/admin/agents/eventsubscription/"
     assert admin.post(f"{page}{subscriptions[1].pk}/delete/", {"post": "yes"}).status_code == 302
     program = Program(owner)
     assert program.delete(f"agent-identities/{identity.uuid.hex}/").status_code == 204
@@ -485,7 +487,7 @@ def test_agents_things_that_a_person_removes_are_in_it_and_others_are_not(admin,
         (owner.email, "deleted", identity.name, "done"),
     ]
     last = AuditEntry.objects.latest("id")
-    assert last.additional_data["went"] == {"queues.AgentIdentity": 1, "queues.EventSubscription": 1}
+    assert last.additional_data["went"] == {"agents.AgentIdentity": 1, "agents.EventSubscription": 1}
 
 
 # What it costs

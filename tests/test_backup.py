@@ -13,12 +13,15 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, PulseUser
 from accounts.pulse_users import make_pulse_user
+from agents import registration
+from agents.models import EventSubscription, SubscriptionQueue
+from agents.stale import clean_up_stale
+from agents.sweep import sweep_orphans
 from core import sealing
 from notifications import channels, sending
 from notifications.models import Channel
-from queues import monitor, subscriptions
-from queues.models import EventSubscription, Queue, SubscriptionQueue
-from queues.orphans import clean_up_stale, sweep_orphans
+from queues import monitor
+from queues.models import Queue
 from tests.agents import RegisteredAgent, a_while_ago
 from tests.conftest import Amqp
 from tests.test_docs import BACKUP_OF_POSTGRESQL, BACKUP_OF_SQLITE, MANAGE, run, shell, shell_lines
@@ -180,8 +183,8 @@ def test_after_a_restore_a_sweep_keeps_what_is_read_with_its_login_and_what_belo
 ):
     backup.make()
     identity = agents.identity(agent.owner, agent.offering)
-    subscription, _ = subscriptions.register_subscription(identity, "order", agent.presented)
-    queue, _ = subscriptions.create_queue(subscription, agent.offering, "order", agent.presented)
+    subscription, _ = registration.register_subscription(identity, "order", agent.presented)
+    queue, _ = registration.create_queue(subscription, agent.offering, "order", agent.presented)
     reader = logged_in(agent.vhost, queue.queue_name, subscription.rmq_username, agent.presented.key)
     bob = RegisteredAgent(agents, "bob")
     users, of_bob = agents.users(), bob.names
@@ -198,8 +201,8 @@ def test_after_a_restore_a_sweep_keeps_what_is_read_with_its_login_and_what_belo
 
     reader.close()  # the agent is started anew: it registers, and what it had before goes
     identity = agents.identity(agent.owner, agent.offering)
-    again, _ = subscriptions.register_subscription(identity, "order", agent.presented)
-    new, _ = subscriptions.create_queue(again, agent.offering, "order", agent.presented)
+    again, _ = registration.register_subscription(identity, "order", agent.presented)
+    new, _ = registration.create_queue(again, agent.offering, "order", agent.presented)
     report = sweep_orphans()
     assert (report.deleted, report.users) == (1, 1)
     assert agent.names == {*agent.registered, new.queue_name}
@@ -247,7 +250,7 @@ def test_the_looks_of_the_documents_name_what_a_restore_would_cost_and_change_no
     backup.make()
     Queue.objects.filter(name="unbounded since").update(unbounded=True)
     amqp.publish("unbounded since", 9)
-    newer, _ = subscriptions.create_queue(agent.subscription, agent.offering, "call", agent.presented)
+    newer, _ = registration.create_queue(agent.subscription, agent.offering, "call", agent.presented)
     agents.token(stale.owner)
     monitor.run_pass()
     assert Queue.objects.get(name="unbounded since").state == "warned"

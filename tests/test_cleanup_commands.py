@@ -11,10 +11,10 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from accounts.models import AuthToken
-from core.models import Lease
+from agents import stale, sweep
+from agents.models import SubscriptionQueue, Sweep
+from core.models import Lease, Removal
 from notifications.models import Notification
-from queues import orphans
-from queues.models import Removal, SubscriptionQueue, Sweep
 from tests.agents import RegisteredAgent, lost
 from tests.conftest import Amqp
 from tests.test_commands import run
@@ -122,8 +122,8 @@ def test_it_ends_with_1_where_the_database_cannot_be_used(agent, monkeypatch, co
     def away(**_):
         raise OperationalError("no such table")
 
-    monkeypatch.setattr(orphans, "sweep_orphans", away)
-    monkeypatch.setattr(orphans, "clean_up_stale", away)
+    monkeypatch.setattr(sweep, "sweep_orphans", away)
+    monkeypatch.setattr(stale, "clean_up_stale", away)
     code, out = called(command)
     assert (code, "The database can't be used" in out) == (1, True)
 

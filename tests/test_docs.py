@@ -19,11 +19,13 @@ from django.core.management import call_command, get_commands
 
 from accounts.models import Owner
 from accounts.pulse_users import make_pulse_user
+from agents import events, registration
+from agents.models import Consumer, Offering
 from guardian_site.checks import check_settings
 from notifications import channels
 from notifications.models import Notification
-from queues import events, monitor, subscriptions, thresholds
-from queues.models import Consumer, Offering, Queue
+from queues import monitor, thresholds
+from queues.models import Queue
 from tools import pages, pictures
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -266,7 +268,7 @@ def test_every_request_that_is_shown_is_answered(agents, guarded, live_server, s
     presented = agents.token(owner)
     offering = agents.offering(owner, publishers=(owner,))
     identity = agents.identity(owner, offering)
-    subscription, _ = subscriptions.register_subscription(identity, "order", presented)
+    subscription, _ = registration.register_subscription(identity, "order", presented)
     told = {
         "TOKEN": presented.key, "GUARDIAN": live_server.url, "OFFERING": offering.uuid.hex,
         "AGENT": identity.uuid.hex, "SUBSCRIPTION": subscription.uuid.hex, "METRICS_TOKEN": "a-word",

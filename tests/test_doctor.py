@@ -26,11 +26,12 @@ from django.utils import timezone
 from kombu import Connection
 
 from accounts.models import Owner
+from agents.models import AgentIdentity, EventSubscription, Offering
 from core.models import Lease
 from guardian_site import doctor
 from guardian_site.doctor import Finding, Status
 from notifications.models import Notification
-from queues.models import AgentIdentity, EventSubscription, Offering, Pass, Watch
+from queues.models import Pass, Watch
 from rabbit import checkup, directly
 from rabbit.management import Node
 from rabbit.permissions import EVERYTHING, Permissions

@@ -12,11 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.vouching import NotVouched
+from agents import events
+from agents.events import BadMessageId, BadPayload, Published, publish
+from agents.identities import NoSuchType
+from agents.models import Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
-from queues import events
-from queues.events import BadMessageId, BadPayload, Published, publish
-from queues.models import Consumer, EventSubscription, Offering, QueueEvent, Registration, SubscriptionQueue
-from queues.subscriptions import NoSuchType
+from queues.models import QueueEvent
 from rabbit import arguments
 from rabbit.management import BrokerAway, Management
 from rabbit.publishing import OutcomeUnknown

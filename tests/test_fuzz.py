@@ -35,19 +35,11 @@ from schemathesis.specs.openapi.checks import (
 
 from accounts.models import AuthToken, Owner, PulseUser
 from accounts.pulse_users import make_pulse_user
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store.applications import make_key
 from message_store.models import Application
 from notifications.models import Channel
-from queues.models import (
-    AgentIdentity,
-    Consumer,
-    EventSubscription,
-    Offering,
-    Queue,
-    QueueEvent,
-    QueueSample,
-    SubscriptionQueue,
-)
+from queues.models import Queue, QueueEvent, QueueSample
 from rabbit.management import NotThere
 from tests import test_who_may
 from tests.api import answer_to

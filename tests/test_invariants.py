@@ -5,10 +5,13 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from agents import registration
+from agents.models import SubscriptionQueue
+from core.models import Removal
 from notifications import claims, sending
 from notifications.models import Notification
-from queues import monitor, subscriptions
-from queues.models import Pass, Queue, QueueEvent, Removal, SubscriptionQueue
+from queues import monitor
+from queues.models import Pass, Queue, QueueEvent
 from rabbit.permissions import EVERYTHING
 from tools import invariants
 from tools.mail import Mail
@@ -193,8 +196,8 @@ class TestWhatAgentsRegistered:
         offering = agents.offering(owner)
         presented = agents.token(owner)
         identity = agents.identity(owner, offering)
-        subscription, _ = subscriptions.register_subscription(identity, "order", presented)
-        return subscriptions.create_queue(subscription, offering, "order", presented)[0]
+        subscription, _ = registration.register_subscription(identity, "order", presented)
+        return registration.create_queue(subscription, offering, "order", presented)[0]
 
     def test_nothing_is_broken_where_it_has_its_queue(self, queue, management):
         assert invariants.disagreements(management, [queue.vhost]) == []

@@ -9,10 +9,12 @@ from functools import partial
 import pika
 import pytest
 
+from agents import registration, removals, sweep, vhosts
+from agents.models import Consumer, Registration, SubscriptionQueue
 from notifications import mail_sending, sending
 from notifications.models import Notification
-from queues import monitor, orphans, removals, subscriptions
-from queues.models import Consumer, QueueEvent, Registration, SubscriptionQueue
+from queues import monitor
+from queues.models import QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.faults import follow, killed_after, let_time_pass
@@ -32,11 +34,11 @@ class Agent:
         self.identity = agents.identity(self.owner, self.offering)
 
     def subscribe(self):
-        subscription, _ = subscriptions.register_subscription(self.identity, "order", self.presented)
-        return subscriptions.create_queue(subscription, self.offering, "order", self.presented)[0]
+        subscription, _ = registration.register_subscription(self.identity, "order", self.presented)
+        return registration.create_queue(subscription, self.offering, "order", self.presented)[0]
 
     def consume(self):
-        return subscriptions.register_consumer(self.identity, self.presented, None)[0]
+        return registration.register_consumer(self.identity, self.presented, None)[0]
 
     def can_read(self, broker, username, queue):
         address = broker.amqp_url.rpartition("@")[2]
@@ -132,7 +134,7 @@ def test_a_consumers_registration_leaves_nothing_without_its_other_half_and_is_f
 ):
     def begin(number):
         agent = Agent(agents)
-        subscriptions.make_vhost(agent.owner, management)
+        vhosts.make_vhost(agent.owner, management)
         return agent
 
     def look(agent, death):
@@ -174,4 +176,4 @@ def test_a_sweep_is_finished_by_the_removals_and_the_next_sweep(agents, manageme
         assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
         assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
 
-    assert until_it_ends(lambda _: orphans.sweep_orphans(), begin, look) >= 4
+    assert until_it_ends(lambda _: sweep.sweep_orphans(), begin, look) >= 4

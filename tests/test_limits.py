@@ -10,13 +10,13 @@ from django.utils import timezone
 
 from accounts import tokens
 from accounts.models import AuthToken, Owner
+from agents import events
+from agents.models import Offering
 from core import limits
 from core.limits import Limit, TooOften, take
 from guardian_site import middleware
 from message_store import applications
 from message_store.store import store
-from queues import events
-from queues.models import Offering
 from tests.api import Program
 from tests.toolbox import in_parallel
 

@@ -22,22 +22,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from accounts.models import Owner, PulseUser
 from accounts.tokens import make_token
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core import broker
+from core.models import Removal
 from guardian_site import counters
 from notifications.models import Notification
 from queues import monitor
-from queues.models import (
-    AgentIdentity,
-    Consumer,
-    EventSubscription,
-    Offering,
-    Pass,
-    Queue,
-    Removal,
-    SubscriptionQueue,
-    Sweep,
-    Watch,
-)
+from queues.models import Pass, Queue, Watch
 from rabbit.management import BrokerAway, Call
 from tests.toolbox import queue_row
 

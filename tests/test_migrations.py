@@ -23,7 +23,7 @@ from tests.plugin import ROOT
 
 BASELINE = [
     ("core", "0001_version_1"), ("accounts", "0001_version_1"), ("notifications", "0001_version_1"),
-    ("queues", "0001_version_1"),
+    ("queues", "0001_version_1"), ("agents", "0001_version_1"),
     ("message_store", "0001_version_1"), ("consumers", "0001_initial"),
 ]  # fmt: skip
 """The newest migrations of the first release that is followed by another without a break; None: it had no such app."""

@@ -11,22 +11,13 @@ from django.utils import timezone
 
 from accounts import removal
 from accounts.models import Owner, PulseUser
+from agents.models import AgentVhost, EventSubscription, Offering, SubscriptionQueue
 from core import bulk, leases
 from core.models import Lease
 from notifications.models import Notification
 from queues import by_hand, monitor, pruning
 from queues.deletion import Deletion
-from queues.models import (
-    AgentVhost,
-    EventSubscription,
-    Offering,
-    Pass,
-    Queue,
-    QueueEvent,
-    QueueSample,
-    SubscriptionQueue,
-    Watch,
-)
+from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from rabbit.management import Management
 from tests.toolbox import queue_events, queue_names, queue_row, sent
 from tools.benchmarks.passes import counted_requests

@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from accounts.models import Owner
-from queues.models import EventSubscription, Offering, SubscriptionQueue
+from agents.models import EventSubscription, Offering, SubscriptionQueue
 from tests.conftest import Amqp
 
 UUID = "0123456789abcdef0123456789ABCDEF"

@@ -8,10 +8,11 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import AuditEntry, AuthToken, Owner
+from agents.models import EventSubscription, Sweep
 from core.leases import lease
 from queues import operator_views
 from queues.brake import brake
-from queues.models import EventSubscription, Pass, Queue, Sweep
+from queues.models import Pass, Queue
 from queues.monitor import run_pass
 from queues.operator_views import NAMES_SHOWN, names
 from rabbit import snapshot

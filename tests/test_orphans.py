@@ -13,24 +13,16 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, PulseUser
 from accounts.tokens import make_token
+from agents import records, registration, removals, stale, sweep, tasks
+from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, SubscriptionQueue, Sweep
+from agents.stale import clean_up_stale
+from agents.sweep import sweep_orphans
 from core import locks
-from core.models import Lease
+from core.models import Lease, Removal
 from guardian_site.celery import app
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import orphans, removals, subscriptions, tasks
-from queues.models import (
-    AgentIdentity,
-    AgentVhost,
-    Consumer,
-    EventSubscription,
-    Queue,
-    QueueEvent,
-    Removal,
-    SubscriptionQueue,
-    Sweep,
-)
-from queues.orphans import clean_up_stale, sweep_orphans
+from queues.models import Queue, QueueEvent
 from queues.pruning import prune
 from rabbit import snapshot
 from rabbit.management import BrokerAway, Management
@@ -109,8 +101,8 @@ def test_of_what_somebody_agreed_to_nothing_else_goes(agent, management, force):
 
 def test_the_brake_counts_what_somebody_agreed_to(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
-    orphans = [agent.orphan(f"subscription_{number}") for number in range(4)]
-    agreed = [(one["vhost"], one["queue"]) for one in orphans[:2]]
+    sweep = [agent.orphan(f"subscription_{number}") for number in range(4)]
+    agreed = [(one["vhost"], one["queue"]) for one in sweep[:2]]
     assert sweep_orphans(only=agreed).brake_held
     assert sweep_orphans(only=agreed[:1]).deleted == 1
 
@@ -140,9 +132,9 @@ def test_what_is_registered_between_the_list_and_the_rows_is_safe(agent, monkeyp
     listed = snapshot.present
 
     def list_slowly(management, vhosts, between):
-        subscriptions.create_queue(agent.subscription, agent.offering, "call", agent.presented)
+        registration.create_queue(agent.subscription, agent.offering, "call", agent.presented)
         found = listed(management, vhosts, between)
-        subscriptions.create_queue(agent.subscription, agent.offering, "resource", agent.presented)
+        registration.create_queue(agent.subscription, agent.offering, "resource", agent.presented)
         return found
 
     monkeypatch.setattr(snapshot, "present", list_slowly)
@@ -331,7 +323,7 @@ def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration
     for name in (agent.subscription.rmq_username, agent.consumer.rmq_username):
         management.delete_user(name)
     assert sweep_orphans().logins == 2
-    subscriptions.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    registration.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
     assert agent.subscription.rmq_username in agent.agents.users()
     assert not Consumer.objects.get().password_set
     assert EventSubscription.objects.get().password_set
@@ -346,9 +338,9 @@ def test_a_login_whose_user_lost_its_permission_is_set_anew_by_the_next_registra
     report = sweep_orphans()
     assert (report.repaired, report.logins, report.users, report.errors) == (0, 2, 0, [])
     assert management.permissions_of(username) == {}
-    subscriptions.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
+    registration.create_queue(EventSubscription.objects.get(), agent.offering, "order", agent.presented)
     assert management.permissions_of(username) == {agent.vhost: for_subscription(username)}
-    subscriptions.register_consumer(agent.identity, agent.presented, None)
+    registration.register_consumer(agent.identity, agent.presented, None)
     assert sweep_orphans().logins == 0
 
 
@@ -358,7 +350,7 @@ def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(age
         management.delete_queue(one.vhost, one.queue.queue_name)
     AgentVhost.objects.filter(owner=agent.owner).update(ready=False)
     SubscriptionQueue.objects.filter(vhost=agent.vhost).update(state="creating")
-    monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(records, "WAIT_SECONDS", 0.1)
     with locks.held(f"vhost {agent.vhost}"):
         report = sweep_orphans()
     assert (report.away, report.repaired, len(report.errors)) == (False, 1, 1)
@@ -371,7 +363,7 @@ def test_a_broker_that_is_too_slow_again_and_again_is_away(agent, agents, manage
     for one in (agent, *others):
         management.delete_queue(one.vhost, one.queue.queue_name)
     asked = []
-    make_again = subscriptions.make_again
+    make_again = registration.make_again
 
     def too_slow(row, management):
         asked.append(row)
@@ -379,7 +371,7 @@ def test_a_broker_that_is_too_slow_again_and_again_is_away(agent, agents, manage
             raise BrokerAway("PUT: no answer within 20 s", timed_out=True)
         make_again(row, management)
 
-    monkeypatch.setattr(subscriptions, "make_again", too_slow)
+    monkeypatch.setattr(registration, "make_again", too_slow)
     report = sweep_orphans()
     assert (report.away, len(asked), report.repaired) == ((False, 4, 2) if timeouts == 2 else (True, 3, 0))
 
@@ -390,13 +382,13 @@ def test_an_owner_who_is_deleted_during_the_repair_does_not_keep_the_others_from
     bob = RegisteredAgent(agents, "bob")
     for one in (agent, bob):
         management.delete_vhost(one.vhost)
-    repair = orphans._repair
+    real = sweep.repair
 
     def delete_and_repair(*arguments):
         agent.owner.delete()
-        repair(*arguments)
+        real(*arguments)
 
-    monkeypatch.setattr(orphans, "_repair", delete_and_repair)
+    monkeypatch.setattr(sweep, "repair", delete_and_repair)
     report = sweep_orphans()
     assert (report.repaired, report.away) == (3, False)
     assert bob.names == bob.registered
@@ -455,7 +447,7 @@ def test_a_login_that_is_made_or_removed_while_the_users_are_listed_is_left_alon
 
     def list_slowly(self):
         if not made:
-            made.append(subscriptions.register_subscription(other, "order", agent.presented)[0])
+            made.append(registration.register_subscription(other, "order", agent.presented)[0])
             found = listed(self)
             made[0].delete()
             return found
@@ -472,7 +464,7 @@ def test_what_is_deleted_while_the_broker_is_listed_does_not_look_as_if_a_databa
 ):
     settings.GUARDIAN_DELETE_BRAKE = 1
     for object_type in ("call", "resource", "user_role"):
-        subscriptions.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
+        registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
     agent.orphan()
     listed = snapshot.present
 
@@ -762,13 +754,13 @@ def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(agent, setti
 
 def test_a_token_made_while_it_looks_saves_its_owner(agent, monkeypatch):
     AuthToken.objects.all().delete()
-    look = orphans._hold_the_brake
+    look = stale.hold_the_brake
 
     def look_slowly(*arguments):
         look(*arguments)
         make_token(agent.owner, "new")
 
-    monkeypatch.setattr(orphans, "_hold_the_brake", look_slowly)
+    monkeypatch.setattr(stale, "hold_the_brake", look_slowly)
     report = clean_up_stale()
     assert (report.found, report.deleted, report.subscriptions) == (2, 0, 0)
     assert agent.names == agent.registered

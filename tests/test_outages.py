@@ -16,11 +16,14 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
+from agents import registration, removals, sweep
+from agents.models import AgentIdentity, SubscriptionQueue
+from core.models import Removal
 from notifications import claims, enqueue, mail_sending, sending
 from notifications.enqueue import Telling
 from notifications.models import Notification
-from queues import monitor, orphans, removals, subscriptions
-from queues.models import AgentIdentity, Pass, Queue, QueueEvent, Removal, SubscriptionQueue
+from queues import monitor
+from queues.models import Pass, Queue, QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests import plugin
 from tests.faults import follow, let_time_pass, once_after
@@ -186,7 +189,7 @@ def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_not
         with pytest.raises(Error, match="read-only"):
             monitor.run_pass()
         with pytest.raises(Error, match="read-only"):
-            orphans.sweep_orphans()
+            sweep.sweep_orphans()
         assert browser.get("/queues/").status_code == 200
         assert agent.get("/api/queues/").status_code == 200
         assert browser.post("/signout/").status_code == 503
@@ -358,8 +361,8 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
 ):
     presented = agents.token(alice)
     identity = agents.identity(alice)
-    subscription, _ = subscriptions.register_subscription(identity, "order", presented)
-    queue, _ = subscriptions.create_queue(subscription, identity.offering, "order", presented)
+    subscription, _ = registration.register_subscription(identity, "order", presented)
+    queue, _ = registration.create_queue(subscription, identity.offering, "order", presented)
     management.make_queue(queue.vhost, "subscription_orphan")
     amqp.queue("queue/alice/warned", 6)
     amqp.queue(BUILDS, 6)
@@ -374,7 +377,7 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
     with time_machine.travel(timezone.now() + timedelta(days=1), tick=True):
         follow()
         amqp.take("queue/alice/warned", 6)
-        again, is_new = subscriptions.create_queue(subscription, identity.offering, "order", presented)
+        again, is_new = registration.create_queue(subscription, identity.offering, "order", presented)
         assert (again, is_new) == (queue, False)
         follow()
         wrong = broken(management, [guarded, queue.vhost], mailbox.mails)
@@ -400,25 +403,25 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
 ):
     presented = agents.token(alice)
     identity = agents.identity(alice)
-    subscription, _ = subscriptions.register_subscription(identity, "order", presented)
+    subscription, _ = registration.register_subscription(identity, "order", presented)
     vhost = alice.uuid.hex
     for number in range(3):
         amqp.queue(f"queue/alice/long-{number}", 11)
         amqp.queue(f"queue/alice/warned-{number}", 6)
         management.make_queue(vhost, f"subscription_orphan_{number}")
     leaving = agents.identity(alice)
-    subscriptions.register_consumer(leaving, presented, None)
+    registration.register_consumer(leaving, presented, None)
     registered = []
 
     def register():
-        registered.append(subscriptions.create_queue(subscription, identity.offering, "order", presented))
+        registered.append(registration.create_queue(subscription, identity.offering, "order", presented))
 
     def remove():
         removals.delete(AgentIdentity.objects.filter(pk=leaving.pk))
 
     outcomes = in_parallel(
         *[monitor.run_pass] * count,
-        *[orphans.sweep_orphans] * count,
+        *[sweep.sweep_orphans] * count,
         *[sending.send_due] * count,
         *[remove] * count,
         *[register] * count,

@@ -12,12 +12,14 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
+from agents.models import Sweep
 from core.formatting import pace
 from core.leases import lease
+from core.models import Removal
 from notifications.models import Notification
 from queues import overview
 from queues.facts import Facts
-from queues.models import Pass, Queue, QueueSample, Removal, Sweep, Watch
+from queues.models import Pass, Queue, QueueSample, Watch
 from queues.monitor import run_pass
 from queues.overview import (
     Broker,

@@ -25,21 +25,20 @@ from django.utils import timezone
 
 from accounts import tokens
 from accounts.models import AuthToken, Owner
-from core import locks
-from queues import removals, subscriptions
-from queues.models import (
+from agents import registration, removals
+from agents.models import (
     AgentIdentity,
     AgentVhost,
     Consumer,
     EventSubscription,
     Offering,
-    Queue,
-    QueueEvent,
     Registration,
-    Removal,
     SubscriptionQueue,
 )
-from queues.tasks import finish_removals
+from agents.tasks import finish_removals
+from core import locks
+from core.models import Removal
+from queues.models import Queue, QueueEvent
 from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
@@ -58,10 +57,10 @@ class Setting:
         self.presented = agents.token(self.owner)
         self.first, self.second = agents.offering(self.owner), agents.offering(self.owner)
         self.identity = agents.identity(self.owner, self.first)
-        self.subscription, _ = subscriptions.register_subscription(self.identity, "order", self.presented)
-        self.queue, _ = subscriptions.create_queue(self.subscription, self.first, "order", self.presented)
-        self.other_queue, _ = subscriptions.create_queue(self.subscription, self.second, "order", self.presented)
-        self.consumer, _ = subscriptions.register_consumer(
+        self.subscription, _ = registration.register_subscription(self.identity, "order", self.presented)
+        self.queue, _ = registration.create_queue(self.subscription, self.first, "order", self.presented)
+        self.other_queue, _ = registration.create_queue(self.subscription, self.second, "order", self.presented)
+        self.consumer, _ = registration.register_consumer(
             agents.identity(self.owner, self.second), self.presented, None
         )
         self.vhost = self.owner.uuid.hex
@@ -281,7 +280,7 @@ def test_what_is_registered_below_a_row_that_is_just_being_deleted_finds_it_gone
 
     def register_once_the_children_were_read(execute, sql, params, many, context):
         result = execute(sql, params, many, context)
-        if not began and sql.startswith("SELECT") and 'FROM "queues_subscriptionqueue"' in sql:
+        if not began and sql.startswith("SELECT") and 'FROM "agents_subscriptionqueue"' in sql:
             began.append(in_background(add_queue, made.subscription, made.second))
             wait_until_blocked(began[0])
         return result
@@ -290,7 +289,7 @@ def test_what_is_registered_below_a_row_that_is_just_being_deleted_finds_it_gone
     with connection.execute_wrapper(register_once_the_children_were_read):
         gone = removals.delete(rows)
     assert isinstance(began[0].exception(), IntegrityError)
-    assert gone["queues.SubscriptionQueue"] == 2
+    assert gone["agents.SubscriptionQueue"] == 2
     assert not EventSubscription.objects.exists()
     assert not Removal.objects.exists()
 
@@ -302,7 +301,7 @@ def test_a_deletion_that_another_change_gets_in_the_way_of_begins_again_twice_at
     failed = []
 
     def fail(execute, sql, params, many, context):
-        if sql.startswith('DELETE FROM "queues_agentidentity"') and len(failed) < failures:
+        if sql.startswith('DELETE FROM "agents_agentidentity"') and len(failed) < failures:
             failed.append(sql)
             if pgcode is None:
                 raise IntegrityError("there is something below it")
@@ -337,7 +336,7 @@ def test_what_no_retry_can_cure_is_raised_at_once(made):
 
 def test_what_is_gone_already_is_deleted_without_an_error(made, agents):
     queue = SubscriptionQueue.objects.get(pk=made.queue.pk)
-    assert removals.delete(queue) == {"queues.SubscriptionQueue": 1}
+    assert removals.delete(queue) == {"agents.SubscriptionQueue": 1}
     assert removals.delete(queue) == {}
 
 
@@ -357,11 +356,11 @@ def test_a_deletion_that_waits_for_another_change_which_waits_for_it_is_done_all
 def test_one_queue_and_a_larger_cascade_that_has_it_are_deleted_at_the_same_time(made, agents):
     if not connection.features.has_select_for_update:
         pytest.skip("this database has one transaction at a time that writes")
-    consumer, _ = subscriptions.register_consumer(made.identity, made.presented, None)
+    consumer, _ = registration.register_consumer(made.identity, made.presented, None)
     row_is_deleted, go_on = threading.Event(), threading.Event()
 
     def stop_before_the_removal(execute, sql, params, many, context):
-        if sql.startswith('INSERT INTO "queues_removal"'):
+        if sql.startswith('INSERT INTO "core_removal"'):
             row_is_deleted.set()
             assert go_on.wait(30)
         return execute(sql, params, many, context)
@@ -400,10 +399,10 @@ def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(
         owner = owners[number]
         presented = agents.token(owner)
         identity = AgentIdentity.objects.filter(owner=owner).first() or agents.identity(owner, offerings[0], "agent")
-        subscription, _ = subscriptions.register_subscription(identity, "order", presented)
+        subscription, _ = registration.register_subscription(identity, "order", presented)
         for offering in offerings:
-            subscriptions.create_queue(subscription, offering, "order", presented)
-        subscriptions.register_consumer(identity, presented, None)
+            registration.create_queue(subscription, offering, "order", presented)
+        registration.register_consumer(identity, presented, None)
 
     def remove(number):
         time.sleep(random.random() / 2)  # slower than a registration, which is refused if its rows go
@@ -468,7 +467,7 @@ def statements_of(delete):
     """Return the statements of a deletion and its callback, without Django's own batches of a hundred rows."""
     with CaptureQueriesContext(connection) as captured:
         delete()
-    return [query["sql"] for query in captured if not query["sql"].startswith('DELETE FROM "queues_subscriptionqueue"')]
+    return [query["sql"] for query in captured if not query["sql"].startswith('DELETE FROM "agents_subscriptionqueue"')]
 
 
 @pytest.mark.parametrize("what", ["owner", "identity", "subscription", "queues"])
@@ -670,7 +669,7 @@ def test_a_refusal_is_written_down_and_the_others_go(made, agents, broker, caplo
         channel = opened.channel()
         channel.queue_delete(made.queue.queue_name)
         channel.queue_declare(made.queue.queue_name, exclusive=True)
-        with caplog.at_level(logging.WARNING, "queues.removals"):
+        with caplog.at_level(logging.WARNING, "agents.removals"):
             made.subscription.delete()
         removal = Removal.objects.get()
         assert (removal.name, removal.attempts, removal.claim) == (made.queue.queue_name, 1, None)
@@ -702,7 +701,7 @@ def test_a_database_that_is_away_is_logged_and_nothing_is_lost(made, caplog):
         return execute(sql, params, many, context)
 
     removals.write([Removal(kind=KIND.QUEUE, vhost="nowhere", name="q")], due_at=timezone.now() - timedelta(seconds=1))
-    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, "queues.removals"):
+    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, "agents.removals"):
         assert removals.work_off() == 0
     assert "the database is away" in caplog.text
     assert removals.work_off() == 1
@@ -786,7 +785,7 @@ def test_a_registration_between_the_claim_and_the_request_keeps_its_queue(made, 
     real = removals._claim
 
     def registered_before(*arguments):
-        again, _ = subscriptions.create_queue(made.subscription, made.first, "order", made.presented)
+        again, _ = registration.create_queue(made.subscription, made.first, "order", made.presented)
         assert again.state == Registration.READY
         return real(*arguments)
 
@@ -802,7 +801,7 @@ def test_what_is_being_removed_is_not_registered_meanwhile(made, agents, monkeyp
 
     def meanwhile(self, vhost, name, **options):
         try:
-            subscriptions.create_queue(made.subscription, made.first, "order", made.presented)
+            registration.create_queue(made.subscription, made.first, "order", made.presented)
         except removals.BrokerAway as error:
             refused.append(str(error))
         finally:
@@ -913,7 +912,7 @@ def test_a_revoked_token_loses_its_logins_and_their_connections(made, agents, br
         assert (login.token, login.password_set) == (None, False)
     assert on_broker(agents, made)[0] > {made.queue.queue_name}
     # It works again with the next token that is presented.
-    subscriptions.create_queue(made.subscription, made.first, "order", other)
+    registration.create_queue(made.subscription, made.first, "order", other)
     assert can_log_in(broker, made.vhost, made.username, other.key)
 
 
@@ -978,7 +977,7 @@ def test_a_login_that_has_another_token_by_now_keeps_it(made, agents, broker, se
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     tokens.revoke_token(made.presented.token)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-    subscriptions.create_queue(made.subscription, made.first, "order", other)
+    registration.create_queue(made.subscription, made.first, "order", other)
     with logged_in(broker, made.vhost, made.username, other.key) as opened:
         Removal.objects.update(attempts=0)
         make_due()
@@ -997,7 +996,7 @@ def test_a_password_that_a_late_request_may_have_taken_is_set_anew_by_the_next_c
     made.subscription.refresh_from_db()
     assert not made.subscription.password_set
     made.presented.token.refresh_from_db()
-    subscriptions.create_queue(made.subscription, made.first, "order", made.presented)
+    registration.create_queue(made.subscription, made.first, "order", made.presented)
     assert can_log_in(broker, made.vhost, made.username, made.presented.key)
 
 
@@ -1021,7 +1020,7 @@ def present_in_vain(settings, made, presented):
     """Present a token while the broker is away."""
     settings.RABBITMQ_MANAGEMENT_URL, working = AWAY, settings.RABBITMQ_MANAGEMENT_URL
     with pytest.raises(BrokerAway):
-        subscriptions.register_subscription(made.identity, "order", presented)
+        registration.register_subscription(made.identity, "order", presented)
     settings.RABBITMQ_MANAGEMENT_URL = working
 
 
@@ -1039,7 +1038,7 @@ def test_a_token_that_ends_after_another_was_presented_in_vain_is_no_password_an
     assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
     made.subscription.refresh_from_db()
     assert (made.subscription.token, made.subscription.password_set) == (None, False)
-    subscriptions.register_subscription(made.identity, "order", other)
+    registration.register_subscription(made.identity, "order", other)
     assert can_log_in(broker, made.vhost, made.username, other.key)
 
 
@@ -1055,14 +1054,14 @@ def test_a_token_that_ends_after_its_answer_was_lost_is_no_password_any_more(end
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", lost)
         with pytest.raises(BrokerAway):
-            subscriptions.register_subscription(made.identity, "order", other)
+            registration.register_subscription(made.identity, "order", other)
     assert can_log_in(broker, made.vhost, made.username, other.key)
     end(other.token)
     settle()
     assert not can_log_in(broker, made.vhost, made.username, other.key)
     made.subscription.refresh_from_db()
     assert (made.subscription.next_token, made.subscription.password_set) == (None, False)
-    subscriptions.register_subscription(made.identity, "order", made.presented)
+    registration.register_subscription(made.identity, "order", made.presented)
     assert can_log_in(broker, made.vhost, made.username, made.presented.key)
 
 
@@ -1080,20 +1079,20 @@ def test_a_token_whose_answer_was_lost_is_not_forgotten_for_a_third_one(
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", lost)
         with pytest.raises(BrokerAway):
-            subscriptions.register_subscription(made.identity, "order", second)
+            registration.register_subscription(made.identity, "order", second)
     present_in_vain(settings, made, third)
     end(second.token)
     settle()
     for presented in (made.presented, second, third):
         assert not can_log_in(broker, made.vhost, made.username, presented.key)
-    subscriptions.register_subscription(made.identity, "order", third)
+    registration.register_subscription(made.identity, "order", third)
     assert can_log_in(broker, made.vhost, made.username, third.key)
 
 
 def test_the_third_token_stays_the_password_where_the_second_ones_answer_was_lost(made, agents, broker, settings):
     second, third = agents.token(made.owner), agents.token(made.owner)
     present_in_vain(settings, made, second)
-    subscriptions.register_subscription(made.identity, "order", third)
+    registration.register_subscription(made.identity, "order", third)
     settle()
     assert can_log_in(broker, made.vhost, made.username, third.key)
     made.subscription.refresh_from_db()
@@ -1110,7 +1109,7 @@ def test_a_token_that_is_revoked_after_a_process_was_killed_before_setting_anoth
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", die)
         with pytest.raises(Killed):
-            subscriptions.register_subscription(made.identity, "order", agents.token(made.owner))
+            registration.register_subscription(made.identity, "order", agents.token(made.owner))
     tokens.revoke_token(made.presented.token)
     settle()
     assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
@@ -1133,13 +1132,13 @@ def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_
     if connection.vendor == "sqlite":
         pytest.skip("one transaction writes at a time")
     other = agents.token(made.owner)
-    subscriptions.register_consumer(made.identity, other, None)
+    registration.register_consumer(made.identity, other, None)
     expired(other.token)
     username, registrations = removals._username, []
 
     def register_meanwhile(value):
         if not registrations:
-            registrations.append(in_background(subscriptions.register_subscription, made.identity, "order", other))
+            registrations.append(in_background(registration.register_subscription, made.identity, "order", other))
             wait_until_blocked(registrations[0])
         return username(value)
 

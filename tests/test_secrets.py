@@ -18,12 +18,12 @@ from django.test import Client
 
 from accounts.models import AuditEntry, Owner
 from accounts.signin import make_link
+from agents.models import Offering
 from guardian_site.logs import Json, Line
 from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
 from queues import monitor
-from queues.models import Offering
 from rabbit.management import NotThere
 from tests.plugin import VAR
 

@@ -16,17 +16,19 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
+from agents import events, registration, removals, sweep
+from agents.models import AgentVhost, EventSubscription, Registration, SubscriptionQueue
 from notifications import claims, enqueue, sending
 from notifications.models import Notification
-from queues import events, monitor, orphans, removals, subscriptions
+from queues import monitor
 from queues.deletion import BATCH
-from queues.models import AgentVhost, EventSubscription, Queue, QueueEvent, Registration, SubscriptionQueue
+from queues.models import Queue, QueueEvent
 from rabbit.arguments import FOR_AGENTS
 from tools.benchmarks.passes import counted_requests
 
 FEW, MANY = 100, 1_000
 
-NOT_COUNTED = ('DELETE FROM "queues_subscriptionqueue"', 'UPDATE "core_lease"')
+NOT_COUNTED = ('DELETE FROM "agents_subscriptionqueue"', 'UPDATE "core_lease"')
 """How Django deletes the rows of a cascade, a statement for each hundred; and the lease, renewed as time goes by."""
 
 
@@ -197,8 +199,8 @@ def test_a_sweep_takes_as_many_statements_and_requests_for_many_registered_queue
     found = []
     for number in (FEW, MANY):
         subscribed(number)
-        orphans.sweep_orphans()
-        report, *count = counted(orphans.sweep_orphans)
+        sweep.sweep_orphans()
+        report, *count = counted(sweep.sweep_orphans)
         assert (report.found, report.repaired, report.errors) == (0, 0, [])
         found.append(count)
     assert found[0] == found[1]
@@ -234,10 +236,10 @@ def test_a_registration_takes_as_much_beside_many_queues_as_beside_few(subscribe
     for number in (FEW, MANY):
         subscribed(number)
         identity = agents.identity(alice)
-        subscriptions.register_subscription(identity, "order", presented)
+        registration.register_subscription(identity, "order", presented)
         new = agents.identity(alice)
-        _, *first = counted(lambda new=new: subscriptions.register_subscription(new, "order", presented))
-        _, *again = counted(lambda new=new: subscriptions.register_subscription(new, "order", presented))
+        _, *first = counted(lambda new=new: registration.register_subscription(new, "order", presented))
+        _, *again = counted(lambda new=new: registration.register_subscription(new, "order", presented))
         found.append((first, again))
     assert found[0] == found[1]
     assert not removals.pending()

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from queues import events
-from queues.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
+from agents import events
+from agents.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
 from rabbit.management import NotThere
 from tools.processes import Group
 

@@ -99,7 +99,7 @@ def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back
     amqp = Amqp(guarded_node.amqp_url, "/")
     for name in ("shrinking", "long"):
         amqp.queue(name, 6, arguments={"x-queue-type": "quorum"})
-    management = monitor.connections.management()
+    management = monitor.broker.management()
     wait_until_equal(lambda: queue_lengths(management, "/"), {"shrinking": 6, "long": 6})
     monitor.run_pass()
     amqp.take("shrinking", 6)

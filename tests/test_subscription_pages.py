@@ -15,18 +15,10 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from accounts.tokens import make_token
-from queues import events
-from queues.models import (
-    AgentIdentity,
-    AgentVhost,
-    Consumer,
-    EventSubscription,
-    Offering,
-    Queue,
-    QueueEvent,
-    Removal,
-    SubscriptionQueue,
-)
+from agents import events
+from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
+from core.models import Removal
+from queues.models import Queue, QueueEvent
 from rabbit import names
 from rabbit.permissions import for_subscription
 from tests.api import Program

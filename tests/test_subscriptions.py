@@ -16,39 +16,32 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
 from accounts.vouching import NotVouched
-from core import broker, locks
-from queues import removals, subscriptions
-from queues.models import (
+from agents import identities, records, registration, removals
+from agents.identities import (
+    NoSuchOffering,
+    NoSuchType,
+    TakenName,
+    change_identity,
+    check_type,
+    config_of,
+    make_identity,
+    usable_offering,
+)
+from agents.models import (
     AgentIdentity,
     AgentVhost,
     Consumer,
     EventSubscription,
     ObjectType,
     Offering,
-    Removal,
     SubscriptionQueue,
 )
-from queues.subscriptions import (
-    Busy,
-    NoSuchOffering,
-    NoSuchType,
-    TakenName,
-    agent_vhosts,
-    change_identity,
-    check_type,
-    config_of,
-    create_queue,
-    make_again,
-    make_identity,
-    make_subscription,
-    make_vhost,
-    mark_returned,
-    mark_vanished,
-    register_consumer,
-    register_subscription,
-    registered,
-    usable_offering,
-)
+from agents.records import Busy
+from agents.registered import agent_vhosts, mark_returned, mark_vanished, registered
+from agents.registration import create_queue, make_again, make_subscription, register_consumer, register_subscription
+from agents.vhosts import make_vhost
+from core import broker, locks
+from core.models import Removal
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
 from rabbit.http import PooledClient
 from rabbit.management import BrokerAway, Management, NotThere, Refused
@@ -627,7 +620,7 @@ def test_ten_at_once_register_one_consumer(agents, alice, identity, presented, o
 def test_a_login_that_another_request_changes_for_too_long_is_answered_with_away(
     monkeypatch, agents, alice, offering, subscription, presented
 ):
-    monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(records, "WAIT_SECONDS", 0.2)
     with locks.held(subscription.rmq_username), pytest.raises(BrokerAway, match="by another request"):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
@@ -1032,7 +1025,7 @@ def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_n
     program.client.raise_request_exception = False
     model = Owner if gone == "owner" else Offering
     place = "make_identity" if method == "post" else "change_identity"
-    before(monkeypatch, place, lambda *_: model.objects.all().delete(), subscriptions)
+    before(monkeypatch, place, lambda *_: model.objects.all().delete(), identities)
     path = "agent-identities/" + ("" if method == "post" else f"{identity.uuid.hex}/")
     answer = getattr(program, method)(path, {"name": "another", "offering": offering.uuid.hex})
     assert answer.status_code == status
@@ -1044,7 +1037,7 @@ def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_n
 
 
 def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice, identity, presented, subscription):
-    monkeypatch.setattr(subscriptions, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(records, "WAIT_SECONDS", 0.1)
     AgentVhost.objects.update(ready=False)
     with locks.held(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
         make_subscription(alice, presented)
@@ -1082,7 +1075,7 @@ def test_a_queue_that_is_just_being_removed_is_not_registered_by_who_finds_the_o
             create_queue(subscription, offering, "order", presented)
         got.append(str(caught.value))
 
-    before(monkeypatch, "_cancel_removal", come_second, subscriptions)
+    before(monkeypatch, "cancel_removal", come_second, registration)
     with pytest.raises(Busy, match="being removed"):
         create_queue(subscription, offering, "order", presented)
     assert len(got) == 1
@@ -1092,14 +1085,14 @@ def test_a_queue_that_is_just_being_removed_is_not_registered_by_who_finds_the_o
 def test_a_row_that_another_request_has_made_ready_is_not_taken_back(monkeypatch, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
     SubscriptionQueue.objects.all()._raw_delete("default")
-    real = subscriptions._cancel_removal
+    real = registration.cancel_removal
 
     def come_second(*what):
-        monkeypatch.setattr(subscriptions, "_cancel_removal", real)
+        monkeypatch.setattr(registration, "cancel_removal", real)
         assert create_queue(subscription, offering, "order", presented)[1] is False
         raise Busy("it was just being removed")
 
-    monkeypatch.setattr(subscriptions, "_cancel_removal", come_second)
+    monkeypatch.setattr(registration, "cancel_removal", come_second)
     with pytest.raises(Busy):
         create_queue(subscription, offering, "order", presented)
     assert SubscriptionQueue.objects.get().state == "ready"
@@ -1114,7 +1107,7 @@ def test_an_insert_that_the_database_gives_up_for_another_is_tried_three_times(t
     failed = []
 
     def fail(execute, sql, params, many, context):
-        if sql.startswith('INSERT INTO "queues_agentidentity"') and len(failed) < times:
+        if sql.startswith('INSERT INTO "agents_agentidentity"') and len(failed) < times:
             failed.append(sql)
             raise OperationalError("deadlock detected") from Deadlock()
         return execute(sql, params, many, context)

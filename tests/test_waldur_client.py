@@ -43,7 +43,7 @@ from waldur_api_client.models import (
 from waldur_api_client.models.agent_dependency_request import AgentDependencyRequest
 
 from accounts.models import Owner
-from queues.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
+from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
 from rabbit.arguments import FOR_AGENTS
 
 pytestmark = pytest.mark.usefixtures("agents")

@@ -11,12 +11,13 @@ from playwright.sync_api import Page, expect
 from accounts.models import Owner, PulseUser
 from accounts.pulse_users import make_pulse_user
 from accounts.tokens import make_token
+from agents.models import Consumer, EventSubscription, Offering
 from message_store import applications
 from message_store import queues as stored_queues
 from message_store.queues import Entry
 from message_store.store import store
 from notifications import sending
-from queues.models import Consumer, EventSubscription, Offering, Queue
+from queues.models import Queue
 from queues.monitor import run_pass
 from rabbit.management import Management
 from tests.chromium import sign_in
@@ -186,9 +187,9 @@ def addresses_of_pages() -> dict[str, str]:
         "administration": "/admin/",
         "administration, queues": "/admin/queues/queue/",
         "administration, queue": f"/admin/queues/queue/{queue.id}/change/",
-        "administration, offerings": "/admin/queues/offering/",
-        "administration, offering": f"/admin/queues/offering/{subscription.identity.offering_id}/change/",
-        "administration, agent": f"/admin/queues/agentidentity/{subscription.identity_id}/change/",
+        "administration, offerings": "/admin/agents/offering/",
+        "administration, offering": f"/admin/agents/offering/{subscription.identity.offering_id}/change/",
+        "administration, agent": f"/admin/agents/agentidentity/{subscription.identity_id}/change/",
         "administration, owner": f"/admin/accounts/owner/{Owner.objects.get(email='alice@example.org').id}/change/",
     }
 

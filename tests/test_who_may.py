@@ -23,10 +23,11 @@ from django.utils import timezone
 from accounts.addresses import confirmation_token
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser
 from accounts.tokens import make_token
+from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store.models import Application
 from message_store.store import store
 from notifications.models import Channel
-from queues.models import AgentIdentity, Consumer, EventSubscription, Offering, Queue, SubscriptionQueue
+from queues.models import Queue
 from rabbit.management import Management, NotThere
 from tests.agents import broker_restored
 

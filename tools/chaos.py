@@ -280,8 +280,8 @@ class Chaos:
 
     def _under_way(self) -> list[str]:
         from accounts.models import PulseUser
+        from core.models import Removal
         from notifications.models import Notification
-        from queues.models import Removal
 
         counts = {
             "unsent notifications": Notification.objects.filter(state__in=["due", "sending"]).count(),
@@ -295,10 +295,10 @@ class Chaos:
         from django.utils import timezone
 
         from accounts import removal
+        from agents import removals
+        from core.models import Removal
         from notifications import enqueue
         from notifications.models import Notification
-        from queues import removals
-        from queues.models import Removal
 
         expire_abandoned(unused)
         if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):

@@ -16,20 +16,12 @@ from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 
+from agents.models import AgentVhost, Consumer, EventSubscription, Registration, SubscriptionQueue
+from core.models import Removal
 from notifications import audience, claims
 from notifications.models import Notification
 from queues import monitor, quiet
-from queues.models import (
-    AgentVhost,
-    Consumer,
-    EventSubscription,
-    Pass,
-    Queue,
-    QueueEvent,
-    Registration,
-    Removal,
-    SubscriptionQueue,
-)
+from queues.models import Pass, Queue, QueueEvent
 from rabbit import snapshot
 from rabbit.management import Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, is_agents_login, is_agents_queue, kind_of_queue

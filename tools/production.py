@@ -171,7 +171,8 @@ def sweep(*, patience: bool) -> list[str]:
     from django.db.models import F
     from django.utils import timezone
 
-    from queues.orphans import UNDER_WAY, sweep_orphans
+    from agents.reports import UNDER_WAY
+    from agents.sweep import sweep_orphans
     from tools.invariants import REGISTERED
 
     if patience:

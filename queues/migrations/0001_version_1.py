@@ -1,6 +1,4 @@
 import django.db.models.deletion
-import django.db.models.functions.datetime
-import queues.models
 import uuid
 from django.conf import settings
 from django.db import migrations, models
@@ -23,7 +21,6 @@ class Migration(migrations.Migration):
     dependencies = [
         ('accounts', '0001_version_1'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
-        migrations.swappable_dependency(settings.KNOX_TOKEN_MODEL),
     ]
 
     operations = [
@@ -52,76 +49,6 @@ class Migration(migrations.Migration):
                 ('thinned_by_minute', models.DateTimeField(help_text='Up to where samples are one a minute.', null=True)),
                 ('thinned_by_hour', models.DateTimeField(help_text='Up to where samples are one an hour.', null=True)),
             ],
-        ),
-        migrations.CreateModel(
-            name='AgentIdentity',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('name', models.CharField(max_length=255)),
-                ('version', models.CharField(blank=True, max_length=100)),
-                ('dependencies', models.JSONField(default=list, help_text='[{package, version}], as the agent tells them.')),
-                ('config_file_path', models.CharField(blank=True, max_length=500)),
-                ('sealed_config', models.TextField(blank=True, editable=False, help_text='There may be secrets in it, so it is sealed.')),
-                ('last_restarted', models.DateTimeField(blank=True, null=True)),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('modified', models.DateTimeField(auto_now=True)),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='agent_identities', to=settings.AUTH_USER_MODEL)),
-            ],
-            options={
-                'verbose_name_plural': 'agent identities',
-                'ordering': ['name', 'id'],
-            },
-        ),
-        migrations.CreateModel(
-            name='AgentVhost',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=255, unique=True)),
-                ('ready', models.BooleanField(default=False, help_text='Whether the broker has it, with its dead-letter queue.')),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('owner', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='agent_vhost', to=settings.AUTH_USER_MODEL)),
-            ],
-        ),
-        migrations.CreateModel(
-            name='EventSubscription',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('password_set', models.BooleanField(default=False, editable=False, help_text='Whether the broker has that password and the permissions.')),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('modified', models.DateTimeField(auto_now=True)),
-                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('object_type', models.CharField(blank=True, choices=[('call', 'Call'), ('course_account', 'Course Account'), ('importable_resources', 'Importable Resources'), ('offering_resources_sync', 'Offering Resources Sync'), ('offering_user', 'Offering User'), ('order', 'Order'), ('proposal', 'Proposal'), ('resource', 'Resource'), ('resource_api_key_rotation', 'Resource Api Key Rotation'), ('resource_end_date_change_request', 'Resource End Date Change Request'), ('resource_periodic_limits', 'Resource Periodic Limits'), ('service_account', 'Service Account'), ('service_provider_account', 'Service Provider Account'), ('service_provider_project_group', 'Service Provider Project Group'), ('user_lifecycle', 'User Lifecycle'), ('user_profile', 'User Profile'), ('user_role', 'User Role'), ('user_ssh_key', 'User Ssh Key')], help_text='An identity has one subscription for each.', max_length=40)),
-                ('description', models.CharField(blank=True, max_length=500)),
-                ('observable_objects', models.JSONField(default=list, help_text='[{object_type, object_id?, offering_uuid?}]')),
-                ('source_ip', models.GenericIPAddressField(blank=True, help_text='Where it was registered from.', null=True)),
-                ('identity', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='event_subscriptions', to='queues.agentidentity')),
-                ('next_token', models.ForeignKey(editable=False, help_text='The one that is about to be the password, and may be already.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='event_subscriptions', to=settings.AUTH_USER_MODEL)),
-                ('token', models.ForeignKey(editable=False, help_text='The one that is the password, as far as is known. Empty: it has none.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
-            ],
-            options={
-                'ordering': ['-created', '-id'],
-            },
-        ),
-        migrations.CreateModel(
-            name='Offering',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('uuid', models.UUIDField(default=uuid.uuid4, unique=True)),
-                ('name', models.CharField(max_length=150, validators=[queues.models.check_offering_name])),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('members', models.ManyToManyField(blank=True, help_text='Whose agents may have its events.', related_name='offerings', to=settings.AUTH_USER_MODEL)),
-                ('publishers', models.ManyToManyField(blank=True, help_text='Who may publish its events.', related_name='published_offerings', to=settings.AUTH_USER_MODEL)),
-            ],
-            options={
-                'ordering': ['name', 'uuid'],
-            },
-        ),
-        migrations.AddField(
-            model_name='agentidentity',
-            name='offering',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='agent_identities', to='queues.offering'),
         ),
         migrations.CreateModel(
             name='Pass',
@@ -217,95 +144,6 @@ class Migration(migrations.Migration):
                 ('queue', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='samples', to='queues.queue')),
             ],
         ),
-        migrations.CreateModel(
-            name='Removal',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('password', "a RabbitMQ user's password"), ('user', 'a RabbitMQ user'), ('vhost', 'a vhost, with all there is in it'), ('queue', 'a queue')], max_length=10)),
-                ('vhost', models.CharField(blank=True, help_text='Of a queue.', max_length=255)),
-                ('name', models.CharField(max_length=255)),
-                ('if_unused', models.BooleanField(default=False, help_text='Only while nobody reads from it.')),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('due_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='Nobody is at it, and it may be tried, from here on.')),
-                ('claim', models.UUIDField(help_text='Who is at it.', null=True)),
-                ('attempts', models.PositiveIntegerField(default=0)),
-                ('last_error', models.CharField(blank=True, max_length=300)),
-            ],
-            options={
-                'ordering': ['id'],
-                'indexes': [models.Index(fields=['due_at'], name='queues_remo_due_at_0b3769_idx')],
-                'constraints': [models.UniqueConstraint(fields=('kind', 'vhost', 'name'), name='one_removal_of_a_thing')],
-            },
-        ),
-        migrations.CreateModel(
-            name='SubscriptionQueue',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('object_type', models.CharField(choices=[('call', 'Call'), ('course_account', 'Course Account'), ('importable_resources', 'Importable Resources'), ('offering_resources_sync', 'Offering Resources Sync'), ('offering_user', 'Offering User'), ('order', 'Order'), ('proposal', 'Proposal'), ('resource', 'Resource'), ('resource_api_key_rotation', 'Resource Api Key Rotation'), ('resource_end_date_change_request', 'Resource End Date Change Request'), ('resource_periodic_limits', 'Resource Periodic Limits'), ('service_account', 'Service Account'), ('service_provider_account', 'Service Provider Account'), ('service_provider_project_group', 'Service Provider Project Group'), ('user_lifecycle', 'User Lifecycle'), ('user_profile', 'User Profile'), ('user_role', 'User Role'), ('user_ssh_key', 'User Ssh Key')], max_length=40)),
-                ('vhost', models.CharField(max_length=255)),
-                ('queue_name', models.CharField(max_length=255)),
-                ('state', models.CharField(choices=[('creating', 'being made'), ('ready', 'ready')], default='creating', max_length=10)),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('offering', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='subscription_queues', to='queues.offering')),
-                ('subscription', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='queues', to='queues.eventsubscription')),
-            ],
-            options={
-                'ordering': ['-created', '-id'],
-            },
-        ),
-        migrations.CreateModel(
-            name='Sweep',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('orphans', 'queues that no registration stands for'), ('stale', 'subscriptions whose owner has no live token')], max_length=10)),
-                ('at', models.DateTimeField(help_text='When it began.')),
-                ('seen', models.PositiveIntegerField(default=0, help_text="Queues on the broker, in the agents' vhosts.")),
-                ('found', models.PositiveIntegerField(default=0, help_text='Queues to be deleted.')),
-                ('deleted', models.PositiveIntegerField(default=0, help_text='Queues.')),
-                ('kept', models.PositiveIntegerField(default=0, help_text='Orphans that somebody reads from.')),
-                ('repaired', models.PositiveIntegerField(default=0, help_text='Queues that were made again.')),
-                ('subscriptions', models.PositiveIntegerField(default=0, help_text='Stale subscriptions and consumers that went.')),
-                ('tokens', models.PositiveIntegerField(default=0, help_text='Expired tokens whose rows went.')),
-                ('brake_held', models.BooleanField(default=False)),
-                ('errors', models.JSONField(default=list, help_text='In words.')),
-                ('seconds', models.FloatField(default=0)),
-            ],
-            options={
-                'ordering': ['-at', '-id'],
-                'indexes': [models.Index(fields=['kind', '-at'], name='queues_swee_kind_abf0e4_idx')],
-            },
-        ),
-        migrations.CreateModel(
-            name='Consumer',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('password_set', models.BooleanField(default=False, editable=False, help_text='Whether the broker has that password and the permissions.')),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('modified', models.DateTimeField(auto_now=True)),
-                ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('object_types', models.JSONField(default=list, help_text='The types that it gets; none: all.')),
-                ('rmq_username', models.CharField(default=queues.models._hex, editable=False, max_length=32, unique=True)),
-                ('vhost', models.CharField(max_length=255)),
-                ('queue_name', models.CharField(max_length=255)),
-                ('state', models.CharField(choices=[('creating', 'being made'), ('ready', 'ready')], default='creating', max_length=10)),
-                ('identity', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, related_name='consumer', to='queues.agentidentity')),
-                ('next_token', models.ForeignKey(editable=False, help_text='The one that is about to be the password, and may be already.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
-                ('token', models.ForeignKey(editable=False, help_text='The one that is the password, as far as is known. Empty: it has none.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.KNOX_TOKEN_MODEL)),
-            ],
-            options={
-                'ordering': ['-created', '-id'],
-                'constraints': [models.UniqueConstraint(fields=('vhost', 'queue_name'), name='one_consumer_of_a_queue')],
-            },
-        ),
-        migrations.AddConstraint(
-            model_name='eventsubscription',
-            constraint=models.UniqueConstraint(fields=('identity', 'object_type'), name='one_subscription_of_a_type_for_an_agent'),
-        ),
-        migrations.AddConstraint(
-            model_name='agentidentity',
-            constraint=models.UniqueConstraint(fields=('owner', 'offering', 'name'), name='one_identity_of_a_name_for_an_offering'),
-        ),
         migrations.AddIndex(
             model_name='queue',
             index=models.Index(fields=['state'], name='queues_queu_state_42ea35_idx'),
@@ -329,18 +167,6 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='queuesample',
             index=models.Index(fields=['at'], name='queues_queu_at_c8acad_idx'),
-        ),
-        migrations.AddIndex(
-            model_name='subscriptionqueue',
-            index=models.Index(fields=['offering', 'object_type'], name='queues_subs_offerin_1c8274_idx'),
-        ),
-        migrations.AddConstraint(
-            model_name='subscriptionqueue',
-            constraint=models.UniqueConstraint(fields=('subscription', 'offering', 'object_type'), name='one_queue_for_subscription_offering_and_type'),
-        ),
-        migrations.AddConstraint(
-            model_name='subscriptionqueue',
-            constraint=models.UniqueConstraint(fields=('vhost', 'queue_name'), name='one_registration_of_a_queue'),
         ),
         migrations.RunPython(leave_room_for_new_lengths, migrations.RunPython.noop),
     ]

@@ -10,9 +10,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner
+from agents.models import EventSubscription, ObjectType, Offering, Registration, SubscriptionQueue
+from agents.removals import AT_ONCE
 from core import broker
-from queues.models import EventSubscription, ObjectType, Offering, Queue, Registration, Removal, SubscriptionQueue
-from queues.removals import AT_ONCE
+from core.models import Removal
+from queues.models import Queue
 from rabbit.arguments import FOR_AGENTS
 from rabbit.management import Management
 from rabbit.names import subscription_queue
@@ -22,7 +24,7 @@ WARM_UPS = 2
 COUNTED = 3
 """Deletions whose statements and requests are counted; none of them is timed, as counting takes its time too."""
 
-IN_HUNDREDS = 'DELETE FROM "queues_subscriptionqueue"'
+IN_HUNDREDS = 'DELETE FROM "agents_subscriptionqueue"'
 """How Django deletes the rows of a cascade: a statement for each hundred."""
 
 

@@ -11,10 +11,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner
+from agents.models import AgentVhost, EventSubscription, Offering, Registration, SubscriptionQueue
+from agents.removals import AT_ONCE
+from agents.sweep import sweep_orphans
 from core import broker
-from queues.models import AgentVhost, EventSubscription, Offering, Queue, Registration, SubscriptionQueue
-from queues.orphans import sweep_orphans
-from queues.removals import AT_ONCE
+from queues.models import Queue
 from rabbit import snapshot
 from rabbit.arguments import FOR_AGENTS
 from rabbit.management import Management

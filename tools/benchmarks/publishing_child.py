@@ -10,9 +10,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner
+from agents import events
+from agents.models import EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
-from queues import events
-from queues.models import EventSubscription, Offering, Registration, SubscriptionQueue
 from rabbit import arguments
 from rabbit.publishing import QueueName
 from tools.benchmarks.passes import timed

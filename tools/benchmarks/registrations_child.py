@@ -13,9 +13,10 @@ from urllib.parse import unquote, urlsplit
 from django.conf import settings
 
 from accounts.models import AuthToken, Owner
+from agents.credentials import Presented
+from agents.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
+from agents.registration import make_subscription
 from core import broker
-from queues.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
-from queues.subscriptions import Presented, make_subscription
 from rabbit.arguments import FOR_AGENTS
 from rabbit.names import subscription_queue
 from tools.benchmarks.serving import served

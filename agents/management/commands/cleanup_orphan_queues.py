@@ -8,7 +8,7 @@ from django.db import Error
 from accounts import audit
 from agents import sweep
 from agents.models import Sweep
-from agents.sweep import Report
+from agents.reports import Report
 from queues.management.commands.monitor_queues import BRAKE_HELD, DONE, NOT_ASKED
 from rabbit.names import readable
 

@@ -1,6 +1,6 @@
-from agents import sweep
+from agents import stale
 from agents.management.commands import cleanup_orphan_queues
-from agents.sweep import Report
+from agents.reports import Report
 
 
 class Command(cleanup_orphan_queues.Command):
@@ -12,4 +12,4 @@ class Command(cleanup_orphan_queues.Command):
 
     def run(self, *, force: bool, dry_run: bool) -> Report:
         """Do it."""
-        return sweep.clean_up_stale(force=force, dry_run=dry_run)
+        return stale.clean_up_stale(force=force, dry_run=dry_run)

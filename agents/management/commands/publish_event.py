@@ -8,8 +8,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from agents import events
 from agents.events import BadPayload, Published
+from agents.identities import NoSuchType
 from agents.models import ObjectType, Offering
-from agents.registration import NoSuchType
 from rabbit.management import BrokerError
 
 

@@ -1,0 +1,114 @@
+"""The password of a login is the token presented last.
+
+Only the broker stores it; the row says which token it is. Before the request to the broker, that token is stored as the
+next one, beside the current one: until the answer arrives the password may be either, so revoking either takes it.
+"""
+
+from typing import Any, NamedTuple
+
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import QuerySet
+
+from accounts.models import AuthToken
+from agents import records, removals
+from agents.models import Consumer, EventSubscription
+from agents.records import Busy, remove_later
+from agents.vhosts import in_vhost
+from core import locks
+from core.models import Removal
+from rabbit.management import BrokerAway, Management
+
+PASSWORD = ["token", "next_token", "password_set"]
+"""The fields that say which token is a login's password."""
+
+
+class Presented(NamedTuple):
+    """The token that a request came with. ``key`` is the token itself, and secret."""
+
+    token: AuthToken
+    key: str
+
+    def __repr__(self) -> str:
+        return f"<Presented {self.token.uuid}>"
+
+
+def _is_granted(login: EventSubscription | Consumer, presented: Presented) -> bool:
+    return login.password_set and login.token_id == presented.token.pk and login.next_token_id is None
+
+
+def grant_login(login: EventSubscription | Consumer, presented: Presented, management: Management) -> None:
+    """Make the presented token the password of a login, which may read its own queues and nothing else.
+
+    Raises:
+        PermissionDenied: the token was revoked meanwhile.
+        ObjectDoesNotExist: the login was removed meanwhile.
+        BrokerError: the broker is away or refuses, or another request takes too long over this login.
+    """
+    # Read now: the vhost may have been lost since, and with it all permissions there.
+    login.refresh_from_db(fields=PASSWORD)
+    if _is_granted(login, presented):
+        return
+    username = login.rmq_username
+    rows = type(login)._default_manager.filter(pk=login.pk)
+    try:
+        with locks.held(username, wait=records.WAIT_SECONDS) as ours:
+            login.refresh_from_db(fields=PASSWORD)
+            if _is_granted(login, presented):
+                return
+            _note(login, presented.token)
+            try:
+                _put_user(login, presented, ours.renewed_by(management))
+            finally:
+                if not rows.exists():
+                    # Its user was removed with it, maybe before the broker created it.
+                    remove_later(Removal(kind=Removal.Kind.USER, name=username))
+            is_set = _confirm(rows, presented.token)
+            login.refresh_from_db(fields=PASSWORD)
+    except locks.Taken as error:
+        raise Busy(f"The login '{username}' is being changed by another request; ask again") from error
+    if not is_set:
+        if AuthToken.objects.filter(pk=presented.token.pk).exists():
+            raise Busy(f"The login '{username}' was changed by another request; ask again")
+        raise _revoked()
+
+
+def _note(login: EventSubscription | Consumer, token: AuthToken) -> None:
+    """Write down which token is about to be the password, so that revoking it from now on takes the password along.
+
+    The one that is the password stays written down until the broker has the next one.
+    """
+    with transaction.atomic():
+        if not _lock(token):
+            raise _revoked()
+        type(login)._default_manager.filter(pk=login.pk).update(next_token=token)
+        if login.next_token_id not in (None, token.pk):
+            # Nobody knows whether the broker has that one, which is written down nowhere from now on.
+            removals.doubt(login.rmq_username)
+
+
+def _confirm(rows: QuerySet[Any], token: AuthToken) -> bool:
+    """Write down that this token is the password now; False where it was revoked or has expired meanwhile."""
+    with transaction.atomic():
+        _lock(token)
+        return bool(rows.filter(next_token=token).update(token=token, next_token=None, password_set=True))
+
+
+def _lock(token: AuthToken) -> bool:
+    """Lock a token before the logins that it is given to, so that it isn't revoked in between; False: it is gone."""
+    return AuthToken.objects.select_for_update(no_key=True).filter(pk=token.pk).first() is not None
+
+
+def _put_user(login: EventSubscription | Consumer, presented: Presented, management: Management) -> None:
+    """Create the user of a login, with the token as its password, and its permissions."""
+    username, vhost = login.rmq_username, login.owner.uuid.hex
+    management.put_user(username, presented.key)
+    try:
+        in_vhost(login.owner, management, lambda: management.set_permissions(vhost, username, login.permissions))
+    except BrokerAway as error:
+        error.never_reached = False  # the user has been created
+        raise
+
+
+def _revoked() -> PermissionDenied:
+    return PermissionDenied("The token was revoked meanwhile. Make another on the page Tokens.")

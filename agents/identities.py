@@ -1,0 +1,159 @@
+"""Identities of agents, and the names that registrations are requested by: UUIDs, offerings and object types."""
+
+import logging
+import re
+import uuid as uuids
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from accounts.models import Owner
+from agents.models import AgentIdentity, ObjectType, Offering
+from agents.records import insert
+from core import sealing
+
+logger = logging.getLogger(__name__)
+
+
+_UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class NoSuchOffering(ValueError):
+    """There is no such offering, or it isn't one that the owner's agents may subscribe to."""
+
+
+class NoSuchType(ValueError):
+    """Events have no such object type."""
+
+
+class TakenName(ValueError):
+    """The owner has an identity of that name for that offering."""
+
+
+class Introduction(TypedDict, total=False):
+    """What an agent tells of itself beside its name and its offering."""
+
+    version: str
+    dependencies: Sequence[dict[str, str]]
+    config_file_path: str
+    config_file_content: str
+    last_restarted: datetime | None
+
+
+class Introduced(Introduction, total=False):
+    """All that an agent can change of its identity."""
+
+    name: str
+    offering: Offering
+
+
+def read_uuid(text: Any) -> uuids.UUID:
+    """Return the UUID that this text is: 32 hex digits, with the four dashes in their places or without any.
+
+    Python and Django take numbers, braces, a prefix and dashes anywhere, too, by which a mistake names something else.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if not isinstance(text, str) or _UUID.fullmatch(text) is None:
+        raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
+    return uuids.UUID(text)
+
+
+def usable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
+    """Return the offering with this UUID, with or without dashes.
+
+    Raises:
+        NoSuchOffering: it isn't there, or isn't the owner's to subscribe to.
+    """
+    try:
+        wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
+    except ValueError as error:
+        raise _no_such_offering() from error
+    offering = Offering.objects.subscribed_by(owner).filter(uuid=wanted).first()
+    if offering is None:
+        raise _no_such_offering()
+    return offering
+
+
+def _no_such_offering() -> NoSuchOffering:
+    return NoSuchOffering("There is no such offering, or your agents may not have its events.")
+
+
+def check_type(object_type: str) -> str:
+    """Return this object type.
+
+    Raises:
+        NoSuchType: it isn't one.
+    """
+    if object_type not in ObjectType.values:
+        raise NoSuchType(f"There is no such object type; there are: {', '.join(ObjectType.values)}.")
+    return object_type
+
+
+def make_identity(owner: Owner, offering: Offering, name: str, **introduction: Unpack[Introduction]) -> AgentIdentity:
+    """Make an identity of an agent of this owner's, which introduces itself for this offering.
+
+    Raises:
+        NotVouched: the owner may not use the broker.
+        TakenName: they have one of that name for that offering.
+        NoSuchOffering: the offering was removed meanwhile.
+        ObjectDoesNotExist: the owner was.
+    """
+    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_stored(introduction))
+    try:
+        insert(lambda: identity.save(force_insert=True), owner)
+    except IntegrityError as error:
+        raise _taken(identity) from error
+    return identity
+
+
+def change_identity(identity: AgentIdentity, **introduced: Unpack[Introduced]) -> None:
+    """Change what was told of an agent; what is not given stays.
+
+    Raises:
+        TakenName: the owner has another one of that name for that offering.
+        NoSuchOffering: the offering was removed meanwhile.
+        ObjectDoesNotExist: the identity was.
+    """
+    changed = {**_stored(introduced), "modified": timezone.now()}
+    for name, value in changed.items():
+        setattr(identity, name, value)
+    try:
+        with transaction.atomic():
+            if not AgentIdentity.objects.filter(pk=identity.pk).update(**changed):
+                raise AgentIdentity.DoesNotExist("The identity was removed meanwhile.")
+    except IntegrityError as error:
+        raise _taken(identity) from error
+
+
+def config_of(identity: AgentIdentity) -> str:
+    """Return the agent's configuration file; empty where there is none, or it can't be opened any more."""
+    if not identity.sealed_config:
+        return ""
+    try:
+        return sealing.unseal(sealing.CONFIGURATIONS, identity.sealed_config)
+    except sealing.Unreadable as error:
+        logger.warning("The configuration of the agent %s is lost: %s", identity.uuid.hex, error)
+        return ""
+
+
+def _stored(told: Introduced | Introduction) -> dict[str, Any]:
+    """Return what was told as the fields that it is stored in."""
+    fields: dict[str, Any] = dict(told)
+    if "config_file_content" in fields:
+        content = fields.pop("config_file_content")
+        fields["sealed_config"] = sealing.seal(sealing.CONFIGURATIONS, content) if content else ""
+    if "dependencies" in fields:
+        fields["dependencies"] = list(fields["dependencies"])
+    return fields
+
+
+def _taken(identity: AgentIdentity) -> TakenName | NoSuchOffering:
+    """Return why the database has no place for an identity."""
+    if Offering.objects.filter(pk=identity.offering_id).exists():
+        return TakenName(f"You have an agent '{identity.name}' for this offering already; choose another name.")
+    return _no_such_offering()

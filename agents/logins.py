@@ -1,0 +1,169 @@
+"""RabbitMQ users that no login stands for, and passwords that are no longer certain."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from django.db import transaction
+from django.utils import timezone
+
+from accounts.models import PulseUser
+from agents import removals
+from agents.look import Look
+from agents.models import Consumer, EventSubscription
+from agents.reports import UNDER_WAY, QueueName, Report, batches, most
+from core import bulk
+from core.leases import HeldLease
+from core.models import Removal
+from rabbit.management import BrokerError, User
+from rabbit.names import is_agents_login
+from rabbit.permissions import Permissions, allows, for_consumer, for_subscription
+
+_USERNAME = re.compile("[0-9a-f]{32}")
+
+_READS_A_CONSUMERS = re.compile(re.escape(for_consumer("*").read).replace(re.escape("*"), _USERNAME.pattern))
+
+
+def settle_logins(
+    report: Report, look: Look, held: HeldLease | None, force: bool, going: Collection[QueueName]
+) -> None:
+    """Hold the logins against the broker's users, both ways; without a lease, look and decide only.
+
+    The rows are read first of all, for what they lack: what has its password then has its user and its permission
+    afterwards. They are read again after the list, for what stands for a user: it has its row before it is made.
+
+    ``going`` are the queues that were to be deleted. Whoever reads from another one that no registration stands for,
+    or from one that was kept, keeps the user to read it by.
+    """
+    if report.away:
+        return
+    logins = _logins()
+    if held is not None:
+        held.keep()
+    try:
+        users = look.management.users()
+        permissions = look.management.all_permissions()
+        _forget_passwords(report, logins, {user.name for user in users}, permissions, held)
+        kept = {(one["vhost"], one["queue"]) for one in report.in_use}
+        spare = _spare(users, permissions, look.vhosts, look.queues.keys() - look.rows.keys() - (set(going) - kept))
+        if spare:
+            # As for queues: what was removed meanwhile is gone by now.
+            there = {user.name for user in look.management.users()}
+            spare = [name for name in spare if name in there]
+    except BrokerError as error:
+        report.note(f"the users could not be listed: {error}")
+        return
+    limit = most(len(spare) + len(logins))
+    if len(spare) > limit and not force:
+        report.note(
+            f"{len(spare)} RabbitMQ users are named as an agent's login and have none here, which is more than the "
+            f"brake allows ({limit}), so none was deleted; look, then use --force"
+        )
+    elif held is None:
+        report.users = len(spare)
+    elif not report.brake_held:
+        _remove_users(report, spare, held)
+
+
+class _Login(NamedTuple):
+    """A login whose password is said to be on the broker, and what it may do in the vhost of its owner's agents."""
+
+    model: type[EventSubscription] | type[Consumer]
+    id: int
+    name: str
+    vhost: str
+    permissions: Permissions
+
+
+def _logins() -> list[_Login]:
+    """Return the logins whose password the broker has, as far as is known. Two statements."""
+    subscribed = EventSubscription.objects.filter(password_set=True).order_by()
+    consuming = Consumer.objects.filter(password_set=True).order_by()
+    return [
+        _Login(EventSubscription, id_, uuid.hex, owner.hex, for_subscription(uuid.hex))
+        for id_, uuid, owner in subscribed.values_list("id", "uuid", "owner__uuid")
+    ] + [
+        _Login(Consumer, id_, name, owner.hex, for_consumer(uuid.hex))
+        for id_, name, uuid, owner in consuming.values_list("id", "rmq_username", "uuid", "identity__owner__uuid")
+    ]
+
+
+def _forget_passwords(
+    report: Report,
+    logins: Iterable[_Login],
+    users: Collection[str],
+    permissions: Mapping[str, Mapping[str, Permissions]],
+    held: HeldLease | None,
+) -> None:
+    """Note of each login that the broker lacks its user or its permission: the next registration makes these anew."""
+    lacking: dict[type[EventSubscription] | type[Consumer], list[tuple[int]]] = {}
+    for login in logins:
+        if login.name not in users or permissions.get(login.name, {}).get(login.vhost) != login.permissions:
+            lacking.setdefault(login.model, []).append((login.id,))
+    for model, ids in lacking.items():
+        if held is None:
+            report.logins += len(ids)
+        else:
+            rows = model._default_manager.filter(bulk.among(model, ("id",), ids), password_set=True)
+            report.logins += rows.update(password_set=False)
+
+
+def _spare(
+    users: Iterable[User],
+    permissions: Mapping[str, Mapping[str, Permissions]],
+    vhosts: Collection[str],
+    staying: Iterable[QueueName],
+) -> list[str]:
+    """Return the users that look as a login's do, and that nothing stands for. Four statements at most.
+
+    One without any permission may be somebody else's, and can do nothing. One that may read from a queue that is
+    ``staying`` is needed for that.
+    """
+    names = {user.name for user in users if not user.tags and is_agents_login(user.name) and permissions.get(user.name)}
+    # First what a row stands for, which is nearly all of them: a comparison of patterns costs more than a row.
+    if names:
+        names -= {uuid.hex for uuid in EventSubscription.objects.order_by().values_list("uuid", flat=True)}
+        names -= set(Consumer.objects.order_by().values_list("rmq_username", flat=True))
+    if names:
+        names -= set(PulseUser.objects.order_by().values_list("username", flat=True))
+        names -= set(Removal.objects.filter(kind=Removal.Kind.USER).order_by().values_list("name", flat=True))
+    to_read: dict[str, list[str]] = {}
+    for vhost, queue in staying:
+        to_read.setdefault(vhost, []).append(queue)
+    return sorted(
+        name
+        for name in names
+        if all(vhost in vhosts and _is_a_logins(name, granted) for vhost, granted in permissions[name].items())
+        and not any(
+            allows(granted.read, queue)
+            for vhost, granted in permissions[name].items()
+            for queue in to_read.get(vhost, ())
+        )
+    )
+
+
+def _is_a_logins(name: str, granted: Permissions) -> bool:
+    """Return whether these permissions are of the shape that a login of this name has."""
+    if granted == for_subscription(name):
+        return True
+    reads_one = _READS_A_CONSUMERS.fullmatch(granted.read) is not None
+    return reads_one and granted._replace(read="") == for_consumer(name)._replace(read="")
+
+
+def _remove_users(report: Report, names: Sequence[str], held: HeldLease) -> None:
+    """Delete these users, decided and written first, as with queues."""
+    for batch in batches(names):
+        with transaction.atomic():
+            held.renew()
+            removals.write(
+                [Removal(kind=Removal.Kind.USER, name=name) for name in batch], due_at=timezone.now() + UNDER_WAY
+            )
+            written = Removal.objects.filter(kind=Removal.Kind.USER, name__in=batch)
+            ids = list(written.values_list("id", flat=True))
+        outcome = removals.carry_out(ids)
+        report.users += outcome.deleted
+        for error in outcome.errors:
+            report.note(error)
+        if outcome.away:
+            report.away = True
+            return

@@ -1,0 +1,81 @@
+"""What a sweep sees: the lists of the broker first, then the rows."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from agents import registered
+from agents.models import Consumer, SubscriptionQueue
+from agents.reports import QueueName, Report
+from core import broker
+from core.leases import HeldLease
+from rabbit import snapshot
+from rabbit.management import Management
+from rabbit.snapshot import Present
+
+
+class Registered(NamedTuple):
+    """A registered queue, as its row says. ``model`` and ``id`` are the row's."""
+
+    model: type[SubscriptionQueue] | type[Consumer]
+    id: int
+    vhost: str
+    name: str
+    state: str
+
+
+class Look(NamedTuple):
+    """What a sweep sees: queues and rows. The queues were listed first, so that what came in between has its row.
+
+    ``unlisted`` are the vhosts that could not be listed. ``stopped`` says why the list may lack queues of any vhost,
+    and a queue be there that the broker says isn't; empty: no reason. ``steady``: the nodes were the same throughout.
+    """
+
+    management: Management
+    queues: Mapping[QueueName, Present]
+    rows: Mapping[QueueName, Registered]
+    vhosts: Mapping[str, int]
+    unlisted: Collection[str]
+    stopped: str
+    steady: bool
+
+
+def observe(report: Report, held: HeldLease | None) -> Look:
+    """List the broker, then read the rows.
+
+    Raises:
+        BrokerError: nothing could be listed, or the list can't be believed.
+    """
+    keep = held.keep if held else lambda: None
+    management = broker.management()
+    before = registered.agent_vhosts()
+    snapshot.require_administrator(management)
+    members = snapshot.members(management)
+    keep()
+    there, unlisted = snapshot.present(management, list(before), keep) if before else ([], {})
+    keep()
+    steady = snapshot.members(management) == members
+    for vhost, reason in unlisted.items():
+        report.note(f"vhost '{vhost}' could not be listed: {reason}")
+    stopped = "the nodes of the cluster changed meanwhile, and with them the list" if not steady else ""
+    if steady and members[1]:
+        stopped = f"a node is down ({', '.join(sorted(members[1]))}), and its queues can't be told from deleted ones"
+    rows = {(row.vhost, row.name): row for row in _registered_rows()}
+    after = registered.agent_vhosts()
+    return Look(
+        management,
+        {(queue.vhost, queue.name): queue for queue in there},
+        rows,
+        {vhost: owner for vhost, owner in after.items() if vhost in before},
+        unlisted,
+        stopped,
+        steady,
+    )
+
+
+def _registered_rows() -> Iterator[Registered]:
+    """Read what stands for a queue, also where that is being made. Two statements."""
+    columns = ("id", "vhost", "queue_name", "state")
+    models: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
+    for model in models:
+        for row in model._default_manager.order_by().values_list(*columns):
+            yield Registered(model, *row)

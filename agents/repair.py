@@ -1,0 +1,60 @@
+"""Declaring registered queues and vhosts again that the broker has lost."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
+
+from accounts.models import Owner
+from agents import registration, vhosts
+from agents.look import Look
+from agents.models import Consumer, SubscriptionQueue
+from agents.reports import Report
+from core.leases import HeldLease
+from rabbit.management import BrokerAway, BrokerError, Management
+from rabbit.names import DEAD_LETTER_QUEUE
+
+logger = logging.getLogger(__name__)
+
+
+MOST_TIMEOUTS = 3
+"""After so many repairs that the broker didn't answer in time, it is away."""
+
+
+def repair(
+    report: Report, look: Look, missing: Sequence[SubscriptionQueue | Consumer], bare: Sequence[str], held: HeldLease
+) -> None:
+    """Make again what the broker lacks. One that fails doesn't stop the others; a broker that is away does."""
+    timeouts = 0
+    steps: Iterable[tuple[str, Callable[[], None]]] = chain(
+        (
+            (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _dead_letters(owner, look.management))
+            for owner in Owner.objects.filter(pk__in=[look.vhosts[vhost] for vhost in bare])
+        ),
+        ((f"{row.queue_name} in {row.vhost}", _again(row, look.management)) for row in missing),
+    )
+    for what, make in steps:
+        held.keep()
+        try:
+            make()
+        except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
+            # The latter two: its owner may not use the broker any more, or is gone.
+            report.note(f"{what} could not be made again: {error}")
+            if isinstance(error, BrokerAway):
+                # Else one vhost alone is busy, or doesn't run.
+                timeouts += error.timed_out
+                if error.never_reached or timeouts == MOST_TIMEOUTS:
+                    report.away = True
+                    return
+        else:
+            report.repaired += 1
+            logger.info("%s was made again", what)
+
+
+def _again(row: SubscriptionQueue | Consumer, management: Management) -> Callable[[], None]:
+    return lambda: registration.make_again(row, management)
+
+
+def _dead_letters(owner: Owner, management: Management) -> Callable[[], None]:
+    return lambda: vhosts.make_vhost(owner, management)

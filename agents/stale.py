@@ -1,0 +1,105 @@
+"""The clean-up of subscriptions whose owner has no live token, and of expired tokens."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+
+from django.db import transaction
+from django.db.models import Exists, OuterRef, QuerySet
+from django.utils import timezone
+
+from accounts.models import AuthToken, Owner
+from agents import removals
+from agents.models import Consumer, EventSubscription, SubscriptionQueue, Sweep
+from agents.reports import QueueName, Report, batches, hold_the_brake, named, run
+from core.leases import HeldLease
+
+
+def clean_up_stale(*, force: bool = False, dry_run: bool = False, only: Collection[str] | None = None) -> Report:
+    """Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired.
+
+    Identities stay. What goes from the broker goes as with any other removal. ``force`` lifts the brake; ``dry_run``
+    looks, and changes nothing. ``only`` are the subscriptions and consumers, by their UUIDs in hex, that somebody has
+    agreed to: no other is removed. Expired tokens go anyhow. Where another process is at it, the report says so.
+    """
+    agreed = None if only is None else frozenset(only)
+    return run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), partial(_clean_up, only=agreed), force)
+
+
+def _clean_up(report: Report, held: HeldLease | None, force: bool, *, only: Collection[str] | None) -> None:
+    """Clean up under this lease; without one, look and decide only."""
+    owners = list(_stale().values_list("email", flat=True))
+    subscribed = SubscriptionQueue.objects.filter(subscription__owner__in=_stale())
+    consuming = Consumer.objects.filter(identity__owner__in=_stale())
+    queues: list[tuple[QueueName, str]] = [
+        ((vhost, name), uuid.hex)
+        for vhost, name, uuid in chain(
+            subscribed.values_list("vhost", "queue_name", "subscription__uuid"),
+            consuming.values_list("vhost", "queue_name", "uuid"),
+        )
+    ]
+    stale = {
+        uuid.hex: owner
+        for uuid, owner in chain(
+            EventSubscription.objects.filter(owner__in=_stale()).values_list("uuid", "owner"),
+            consuming.values_list("uuid", "identity__owner"),
+        )
+        if only is None or uuid.hex in only
+    }
+    names = sorted(name for name, uuid in queues if uuid in stale)
+    report.left_out = [named(name) for name, uuid in sorted(queues) if uuid not in stale] if only is not None else []
+    report.seen = SubscriptionQueue.objects.count() + Consumer.objects.count()
+    report.found = len(names)
+    report.owners = sorted(owners)
+    report.stale = sorted(stale)
+    hold_the_brake(report, force)
+    expired = AuthToken.objects.filter(removals.is_over())
+    if held is None or report.brake_held:
+        report.would_delete = [named(name) for name in names]
+    if held is None:
+        report.subscriptions = len(stale)
+        report.tokens = expired.count()
+        return
+    if not report.brake_held:
+        for batch in batches(sorted(stale.items(), key=itemgetter(1))):
+            _remove_subscriptions(report, dict(batch), held)
+    for batch in batches(list(expired.order_by("pk").values_list("pk", flat=True))):
+        with transaction.atomic():
+            held.renew()
+            gone = AuthToken.objects.filter(removals.is_over(), pk__in=batch).delete()[1]
+            report.tokens += gone.get(AuthToken._meta.label, 0)
+
+
+def _without_token() -> QuerySet[Owner]:
+    """Return the owners that no token in force speaks for."""
+    in_force = AuthToken.objects.filter(user=OuterRef("pk")).exclude(removals.is_over())
+    return Owner.objects.filter(~Exists(in_force))
+
+
+def _stale() -> QuerySet[Owner]:
+    """Return those of them who have subscriptions or consumers."""
+    subscribed = EventSubscription.objects.filter(owner=OuterRef("pk"))
+    consuming = Consumer.objects.filter(identity__owner=OuterRef("pk"))
+    return _without_token().filter(Exists(subscribed) | Exists(consuming))
+
+
+def _remove_subscriptions(report: Report, these: Mapping[str, int], held: HeldLease) -> None:
+    """Remove these subscriptions and consumers, given as UUIDs with their owners, unless one has a token by now."""
+    gone: Counter[str] = Counter()
+    with transaction.atomic():
+        held.renew()
+        # Whoever makes a token locks its owner, too. Looked at in a statement of its own: on PostgreSQL the one that
+        # waits for a lock doesn't see what was written meanwhile.
+        locked = list(
+            Owner.objects.select_for_update(no_key=True)
+            .filter(pk__in=set(these.values()))
+            .order_by("pk")
+            .values_list("pk", flat=True)
+        )
+        stale = list(_without_token().filter(pk__in=locked).values_list("pk", flat=True))
+        gone.update(removals.delete(EventSubscription.objects.filter(uuid__in=these, owner__in=stale)))
+        gone.update(removals.delete(Consumer.objects.filter(uuid__in=these, identity__owner__in=stale)))
+    report.subscriptions += gone[EventSubscription._meta.label] + gone[Consumer._meta.label]
+    report.deleted += gone[SubscriptionQueue._meta.label] + gone[Consumer._meta.label]

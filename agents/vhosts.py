@@ -1,0 +1,104 @@
+"""The vhosts of agents, with their dead-letter queues."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from accounts.models import Owner
+from agents import records
+from agents.declaring import make_or_replace
+from agents.models import AgentVhost, Consumer, EventSubscription
+from agents.records import Busy, cancel_removal, get_or_create, remove_later
+from core import locks
+from core.models import Removal
+from rabbit import arguments, names
+from rabbit.management import Management, NotThere, Refused
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def require_vhost(owner: Owner, management: Management) -> None:
+    """Create the vhost of an owner's agents, unless the broker has had it already."""
+    if not AgentVhost.objects.filter(owner=owner, ready=True).exists():
+        _make_vhost(owner, management, again=False)
+
+
+def make_vhost(owner: Owner, management: Management) -> None:
+    """Create the vhost of an owner's agents and its dead-letter queue, also if the broker has had them before.
+
+    Raises:
+        BrokerError: the broker is away or refuses, or another request takes too long over it.
+        NotVouched: the vhost was never created, and the owner may not use the broker.
+        ObjectDoesNotExist: the owner was removed meanwhile.
+    """
+    _make_vhost(owner, management, again=True)
+
+
+def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
+    name = owner.uuid.hex
+    rows = AgentVhost.objects.filter(owner=owner)
+    try:
+        with locks.held(f"vhost {name}", wait=records.WAIT_SECONDS) as ours:
+            vhost, _ = get_or_create(rows, {"owner": owner}, owner, name=name)
+            if vhost.ready and not again:
+                return
+            cancel_removal(Removal.Kind.VHOST, "", name)
+            renewed = ours.renewed_by(management)
+            try:
+                # All permissions in a lost vhost are lost. Done first, because the answer may be lost, too.
+                _forget_passwords(owner)
+                renewed.make_vhost(name)
+                _make_dead_letter_queue(name, renewed)
+                rows.update(ready=True)
+            finally:
+                if not rows.exists():
+                    # It was removed with its owner, maybe before the broker created it.
+                    remove_later(Removal(kind=Removal.Kind.VHOST, name=name))
+    except locks.Taken as error:
+        raise Busy(f"The vhost '{name}' is being made by another request; ask again") from error
+
+
+def _forget_passwords(owner: Owner) -> None:
+    """Record that the logins of an owner lack their password, so that the next registration of each sets it."""
+    logins: tuple[QuerySet[EventSubscription] | QuerySet[Consumer], ...] = (
+        EventSubscription.objects.filter(owner=owner, password_set=True),
+        Consumer.objects.filter(identity__owner=owner, password_set=True),
+    )
+    with transaction.atomic():
+        for rows in logins:
+            # Locked in one order, so that two requests don't deadlock.
+            locked = list(rows.select_for_update(of=("self",)).order_by("pk").values_list("pk", flat=True))
+            rows.model._default_manager.filter(pk__in=locked).update(password_set=False)
+
+
+def _make_dead_letter_queue(vhost: str, management: Management) -> None:
+    try:
+        make_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.FOR_DEAD_LETTERS, management)
+    except NotThere as error:
+        raise lost_again(vhost, error) from error
+    except Refused as error:
+        # It takes dead letters all the same, and no agent can do anything about it.
+        logger.warning("The dead-letter queue of the vhost '%s' is not as it should be: %s", vhost, error)
+
+
+def in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> T:
+    """Return the answer to a request about the vhost of an owner's agents; create the vhost again if it is lost."""
+    try:
+        return request()
+    except NotThere:
+        logger.info("The broker has lost the vhost '%s', which is created again", owner.uuid.hex)
+    make_vhost(owner, management)
+    try:
+        return request()
+    except NotThere as error:
+        raise lost_again(owner.uuid.hex, error) from error
+
+
+def lost_again(vhost: str, error: NotThere) -> Busy:
+    """Return the error for a vhost that was missing again right after it was created."""
+    return Busy(f"The broker has lost the vhost '{vhost}' again, or its node is down; ask again later: {error}")
