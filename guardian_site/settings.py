@@ -153,7 +153,7 @@ INSTALLED_APPS = [
     "agents",
     "guardian_site",
     "message_store",
-    "consumers.processed",
+    "guardian_consumers.processed",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",

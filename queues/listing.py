@@ -27,8 +27,8 @@ ORDERINGS = [
 
 LENGTH = F("ready") + F("unacknowledged")
 UNREAD = r"\.(parked|retry\.[0-9]+m?s)\Z"
-"""What the consumer toolkit ends names with, ``consumers.names`` says which, of queues that nobody is to read: messages
-wait there for a person, or for their next try."""
+"""Endings of the consumer toolkit's parking and delay queues (``guardian_consumers.names``), which have no consumer:
+their messages wait for a person, or for their next attempt."""
 _IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(name__regex=UNREAD)
 # The first two say nothing of their own: SQLite asks Python about each name that has to match a pattern.
 UNATTENDED = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD

@@ -13,8 +13,8 @@ import django
 from django.conf import settings
 from django.db import connection, transaction
 
-from consumers import Consumer, Publisher, Settings
-from consumers.django import in_transaction, once
+from guardian_consumers import Consumer, Publisher, Settings
+from guardian_consumers.django import in_transaction, once
 
 COMMIT, PUBLISH, NOTE, ACKNOWLEDGE = STEPS = "commit", "publish", "note", "acknowledge"
 
@@ -42,7 +42,9 @@ def shipping(guard, before=lambda step: None):
 
 def main(guard, where):
     settings.configure(
-        DATABASES={"default": json.loads(os.environ["DATABASE"])}, INSTALLED_APPS=["consumers.processed"], USE_TZ=True
+        DATABASES={"default": json.loads(os.environ["DATABASE"])},
+        INSTALLED_APPS=["guardian_consumers.processed"],
+        USE_TZ=True,
     )
     django.setup()
     send = Publisher.send

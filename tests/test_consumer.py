@@ -22,7 +22,7 @@ import pika
 import pytest
 import yapw.clients
 
-from consumers import (
+from guardian_consumers import (
     Consumer,
     ConsumerError,
     Discard,
@@ -44,7 +44,7 @@ from consumers import (
     Unroutable,
     run_all,
 )
-from consumers.source import InOrder
+from guardian_consumers.source import InOrder
 from rabbit.management import Management
 from rabbit.permissions import for_pulse_user
 from tests.conftest import Amqp
@@ -260,7 +260,7 @@ def test_a_body_that_nobody_can_read_is_parked_at_once_and_the_next_is_handled(
         parked, raw = taken(amqp, PARKED)
         wait_until(lambda: consumer.counts["done"] == 1)
     assert raw == body
-    assert parked.headers["consumer-error"].startswith(f"consumers.outcomes.Unreadable: {said}")
+    assert parked.headers["consumer-error"].startswith(f"guardian_consumers.outcomes.Unreadable: {said}")
     assert [message.body for message in seen] == [{"order": 18}]
 
 
@@ -613,7 +613,7 @@ def test_from_the_moment_in_which_a_connection_is_given_up_nothing_passes_for_ac
 
 
 def test_what_waits_too_long_for_a_thread_goes_back_until_one_is_free(here, amqp, monkeypatch):
-    monkeypatch.setattr("consumers.source.OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 0.2)
     held = Held()
     consumer = Consumer(here(threads=1), "orders", held)
     waiting = consumer._connection.waiting
@@ -857,7 +857,7 @@ def test_an_error_while_connecting_ends_the_consumer_and_not_only_a_thread(here,
     def broken(*args, **keywords):
         raise RuntimeError("no more sockets")
 
-    monkeypatch.setattr("consumers.link._Connection", broken)
+    monkeypatch.setattr("guardian_consumers.link._Connection", broken)
     consumer = Consumer(here(), "orders", lambda message: None)
     consumer.start()
     ended, error = consumer.wait(5)
@@ -1040,7 +1040,7 @@ def program(here, tmp_path):
     (tmp_path / "shop.py").write_text(PROGRAM)
     started = []
 
-    def start(*arguments, command=("-m", "consumers"), **environment):
+    def start(*arguments, command=("-m", "guardian_consumers"), **environment):
         process = subprocess.Popen(
             [sys.executable, *command, *arguments],
             cwd=PROJECT,
@@ -1061,7 +1061,9 @@ def program(here, tmp_path):
         process.wait()
 
 
-@pytest.mark.parametrize("command", [("-m", "consumers"), ("manage.py", "consume")], ids=["alone", "manage.py"])
+@pytest.mark.parametrize(
+    "command", [("-m", "guardian_consumers"), ("manage.py", "consume")], ids=["alone", "manage.py"]
+)
 def test_sigterm_finishes_what_is_in_hand_and_leaves_the_rest_in_the_queue(program, amqp, tmp_path, command):
     process = program("shop:orders", command=command, RABBIT_THREADS="5")
     done = tmp_path / "done"

@@ -14,9 +14,9 @@ import pytest
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.utils import timezone
 
-from consumers import Consumer, Outcome, PlainQueue, Policy, Publisher
-from consumers.django import in_transaction, once, rewrite
-from consumers.processed.models import Processed
+from guardian_consumers import Consumer, Outcome, PlainQueue, Policy, Publisher
+from guardian_consumers.django import in_transaction, once, rewrite
+from guardian_consumers.processed.models import Processed
 from queues.models import QueueSample
 from tests.dying import ACKNOWLEDGE, COMMIT, NOTE, PUBLISH, STEPS, shipping
 from tests.test_consumer import at, consuming, length, put, taken
@@ -450,7 +450,7 @@ def test_no_thread_keeps_a_connection_to_the_database_past_its_age(here, amqp, w
 
 def test_the_rest_of_the_package_needs_neither_django_nor_prometheus():
     script = (
-        "import sys, consumers, consumers.command; "
+        "import sys, guardian_consumers, guardian_consumers.command; "
         "print([name for name in ('django', 'prometheus_client', 'guardian_site', 'rabbit') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True)

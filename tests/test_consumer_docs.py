@@ -31,8 +31,8 @@ def environment(broker, vhost):
 
 def test_the_example_packs_what_was_ordered_as_the_guide_says(environment, amqp):
     consumers = subprocess.Popen(
-        command("-m consumers"), cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
+        command("-m guardian_consumers"), cwd=PROJECT, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     lines = SimpleQueue()
     threading.Thread(target=lambda: [lines.put(line.strip()) for line in consumers.stdout], daemon=True).start()
@@ -54,12 +54,12 @@ def test_the_example_packs_what_was_ordered_as_the_guide_says(environment, amqp)
         consumers.wait()
     assert re.fullmatch(r"order [0-9a-f]{8} of ann", printed[0])
     assert printed[1:] == ["packed book, try 1", "packed glass, try 2"]
-    assert parked.headers["consumer-error"].startswith("consumers.outcomes.Park: nobody can't pay")
+    assert parked.headers["consumer-error"].startswith("guardian_consumers.outcomes.Park: nobody can't pay")
 
 
 def test_the_guide_lists_every_setting_with_its_default():
     said = dict(re.findall(r"^\| `RABBIT_([A-Z_]+)` \|([^|]*)\|", TEXT, re.MULTILINE))
-    source = (PROJECT / "consumers" / "settings.py").read_text()
+    source = (PROJECT / "guardian_consumers" / "settings.py").read_text()
     read = {"URL", *re.findall(r'"([A-Z_]{3,}[A-Z])"', source)}
     assert set(said) == read
     settings = at("amqp://127.0.0.1", prefetch="growing")

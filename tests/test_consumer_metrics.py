@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from accounts.models import Owner, PulseUser
-from consumers import Consumer, Policy, Requeue, SettingsError
-from consumers.metrics import served
+from guardian_consumers import Consumer, Policy, Requeue, SettingsError
+from guardian_consumers.metrics import served
 from queues import monitor
 from queues.models import Queue
 from tests.test_consumer import PARKED, QUEUE, at, consuming, put
@@ -117,7 +117,7 @@ def test_a_port_that_is_taken_is_said():
 def test_the_command_serves_figures_on_this_machine_alone_until_it_ends(here, amqp):
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "consumers", "builtins:print=orders", "--metrics", str(port)],
+        [sys.executable, "-m", "guardian_consumers", "builtins:print=orders", "--metrics", str(port)],
         cwd=PROJECT,
         env={**os.environ, "RABBIT_URL": here().url, "RABBIT_EXCHANGE_NAME": "shop_test"},
         stdout=subprocess.DEVNULL,

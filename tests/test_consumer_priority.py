@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers import (
+from guardian_consumers import (
     BrokerPriorities,
     Consumer,
     PlainQueue,
@@ -29,9 +29,9 @@ from consumers import (
     Settings,
     SettingsError,
 )
-from consumers.move_priorities import main, move
-from consumers.names import level_queue, priority_queue
-from consumers.priority import ByRank, levels, priority_of, ranked_exchange
+from guardian_consumers.move_priorities import main, move
+from guardian_consumers.names import level_queue, priority_queue
+from guardian_consumers.priority import ByRank, levels, priority_of, ranked_exchange
 from rabbit.permissions import for_pulse_user
 from tests.test_consumer import QUEUE, amqp_has, at, consuming, length, put, taken
 from tests.toolbox import wait_until, wait_until_equal
@@ -372,7 +372,7 @@ def test_with_ageing_a_low_message_is_handled_while_high_ones_keep_coming(here, 
 def test_what_waits_for_too_long_is_given_back_and_read_again_when_nothing_is_before_it(
     here, amqp, publish, monkeypatch
 ):
-    monkeypatch.setattr("consumers.priority.OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr("guardian_consumers.priority.OVERDUE_SECONDS", 0.2)
     settings = declared(here(priorities="0-4,5-9", prefetch=5, threads=1))
     more = threading.Event()
     more.set()
@@ -493,7 +493,7 @@ def test_a_crash_between_publishing_and_acknowledging_leaves_two_with_one_id_and
     declared(here(priorities="0-4,5-9"))
     put(amqp, b"17", headers={"consumer-priority": "3"})
     settings = declared(here(priorities="broker"))
-    monkeypatch.setattr("consumers.move_priorities._Move._settle", lambda *_: 1 / 0)
+    monkeypatch.setattr("guardian_consumers.move_priorities._Move._settle", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         move(settings, "orders", print)
     wait_until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 0, ALL[3]: 1})
@@ -547,7 +547,7 @@ def test_the_command_says_what_it_moved_and_its_exit_code_who_has_to_look(here, 
     declared(here(priorities="broker"))
     capsys.readouterr()
     done = subprocess.run(
-        [sys.executable, "-m", "consumers.move_priorities", "orders"],
+        [sys.executable, "-m", "guardian_consumers.move_priorities", "orders"],
         cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=20,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -564,7 +564,7 @@ def test_killed_in_the_middle_and_run_again_the_move_has_lost_nothing(here, amqp
     settings = declared(here(priorities="broker"))
     environment = {"RABBIT_URL": settings.url, "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PRIORITIES": "broker"}
     moving = subprocess.Popen(
-        [sys.executable, "-m", "consumers.move_priorities", "orders"], cwd=PROJECT, env=environment
+        [sys.executable, "-m", "guardian_consumers.move_priorities", "orders"], cwd=PROJECT, env=environment
     )
     wait_until(lambda: length(amqp, ALL[3]) > 300)
     moving.kill()

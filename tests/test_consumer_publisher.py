@@ -5,8 +5,8 @@ from pika import BasicProperties
 from pika.frame import Method
 from pika.spec import Basic
 
-from consumers import NotPublished, Publisher, Unroutable
-from consumers.publisher import _Waiting
+from guardian_consumers import NotPublished, Publisher, Unroutable
+from guardian_consumers.publisher import _Waiting
 from tests.test_consumer import at
 from tests.toolbox import wait_until
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
-from consumers.outcomes import Outcome
-from consumers.rate import SCRIPT, checked
-from consumers.workers import RateLimited, Workers
+from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
+from guardian_consumers.outcomes import Outcome
+from guardian_consumers.rate import SCRIPT, checked
+from guardian_consumers.workers import RateLimited, Workers
 from tests.test_consumer import QUEUE, at, consuming, length, put
 from tests.toolbox import wait_until
 from tools.benchmarks.consumers_rate import most_above, off_the_rate, taken
@@ -275,7 +275,7 @@ def test_something_else_under_its_name_lets_nothing_through_and_is_said(shared, 
 
 
 def test_a_redis_that_goes_away_lets_nothing_through_and_comes_back_with_an_empty_bucket(caplog):
-    caplog.set_level(logging.INFO, "consumers.rate")
+    caplog.set_level(logging.INFO, "guardian_consumers.rate")
     with PrivateRedis() as server:
         bucket = SharedTokenBucket(20, 10, name="x", redis_url=server.url)
         for _ in range(3):

@@ -9,14 +9,14 @@ import yapw.clients
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers import Discard, Halt, Names, Outcome, Park, Policy, Requeue, Retry, Settings, SettingsError
-from consumers.delivery import Delivery, QueueChannel
-from consumers.names import delay_queue, parking_queue, return_key
-from consumers.outcomes import Unreadable, decide
-from consumers.publisher import Publisher
-from consumers.retries import ERROR, TRACEBACK, delayed, message_id_of, parked
-from consumers.source import InOrder
-from consumers.workers import Workers
+from guardian_consumers import Discard, Halt, Names, Outcome, Park, Policy, Requeue, Retry, Settings, SettingsError
+from guardian_consumers.delivery import Delivery, QueueChannel
+from guardian_consumers.names import delay_queue, parking_queue, return_key
+from guardian_consumers.outcomes import Unreadable, decide
+from guardian_consumers.publisher import Publisher
+from guardian_consumers.retries import ERROR, TRACEBACK, delayed, message_id_of, parked
+from guardian_consumers.source import InOrder
+from guardian_consumers.workers import Workers
 from rabbit.permissions import allows, for_pulse_user
 from tests.toolbox import wait_until_equal
 
@@ -316,7 +316,7 @@ def test_a_delay_that_is_no_number_is_the_callbacks_error_and_not_the_consumers(
 
 
 def test_what_waits_here_for_too_long_is_found_oldest_first(monkeypatch):
-    monkeypatch.setattr("consumers.source.OVERDUE_SECONDS", 100)
+    monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 100)
     waiting, now = InOrder(), time.monotonic()
     old, older, young = delivery(b"1"), delivery(b"2"), delivery(b"3")
     older.since, old.since = now - 300, now - 200

@@ -8,10 +8,10 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from consumers.names import delay_queue, level_queue, parking_queue
 from core.leases import lease
 from notifications.mails import compose
 from notifications.models import Notification
+from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from queues import by_hand, monitor, unattended
 from queues.models import Queue, Watch
 from queues.unattended import Attendance, Count, count_consumers

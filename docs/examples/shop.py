@@ -6,7 +6,7 @@ Two consumers and one publisher, which know each other by routing keys alone. `d
 import sys
 import uuid
 
-from consumers import Discard, Message, Park, Publisher, Settings
+from guardian_consumers import Discard, Message, Park, Publisher, Settings
 
 
 def orders(message: Message) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pika
 
-from consumers import Consumer, Settings
+from guardian_consumers import Consumer, Settings
 from tools.benchmarks.figures import Figure
 from tools.benchmarks.services import PROJECT, ChildError, Services
 

@@ -131,8 +131,8 @@ def aio_pika(url: str, _: str, queue: str, messages: int) -> "Clock":
 
 
 def toolkit(url: str, exchange: str, queue: str, messages: int, **changes: Any) -> "Clock":
-    """Consume with `consumers.Consumer`, in threads, each body decoded."""
-    from consumers import Consumer, Settings
+    """Consume with `guardian_consumers.Consumer`, in threads, each body decoded."""
+    from guardian_consumers import Consumer, Settings
 
     clock = Clock(messages)
     settings = Settings(**{"url": url, "exchange": exchange, "prefetch": "grown", **changes})

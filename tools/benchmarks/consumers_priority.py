@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import pika
 
-from consumers import Consumer, Publisher, Settings
-from consumers.names import level_queue, priority_queue
-from consumers.priority import BROKER
+from guardian_consumers import Consumer, Publisher, Settings
+from guardian_consumers.names import level_queue, priority_queue
+from guardian_consumers.priority import BROKER
 from tools.benchmarks.figures import Figure
 from tools.benchmarks.services import PROJECT, ChildError, Services
 

@@ -25,8 +25,8 @@ Handled = Callable[[Any, int], None]
 
 
 def toolkit(url: str, exchange: str, key: str, priorities: str, prefetch: int, ageing: str, handled: Handled) -> None:
-    """Consume with `consumers.Consumer`."""
-    from consumers import Consumer, Message, Settings
+    """Consume with `guardian_consumers.Consumer`."""
+    from guardian_consumers import Consumer, Message, Settings
 
     settings = Settings(
         url, exchange, prefetch=prefetch, priorities=priorities, priority_ageing=float(ageing) if ageing else None
@@ -45,7 +45,7 @@ def toolkit(url: str, exchange: str, key: str, priorities: str, prefetch: int, a
 
 def polling(url: str, exchange: str, key: str, priorities: str, prefetch: int, ageing: str, handled: Handled) -> None:
     """Get messages one by one, the high queue first each time, in as many threads, each with a connection."""
-    from consumers.names import Names, level_queue
+    from guardian_consumers.names import Names, level_queue
 
     queue = Names(exchange).queue(key)
     ended = threading.Event()

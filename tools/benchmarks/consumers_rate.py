@@ -11,7 +11,7 @@ from typing import Any
 
 import pika
 
-from consumers.rate import checked
+from guardian_consumers.rate import checked
 from tools.benchmarks.figures import Figure
 from tools.benchmarks.services import PROJECT, ChildError, Services
 from tools.redis import PrivateRedis

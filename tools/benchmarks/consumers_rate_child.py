@@ -12,8 +12,8 @@ import time
 from array import array
 from typing import Any
 
-from consumers import Consumer, Settings, SharedTokenBucket, TokenBucket
-from consumers.source import Limiter
+from guardian_consumers import Consumer, Settings, SharedTokenBucket, TokenBucket
+from guardian_consumers.source import Limiter
 
 
 def take(limiter: Limiter, seconds: float) -> "array[float]":

@@ -5,12 +5,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from consumers.command import EXIT_CODES, add_arguments, consume
-from consumers.django import with_fresh_connections
+from guardian_consumers.command import EXIT_CODES, add_arguments, consume
+from guardian_consumers.django import with_fresh_connections
 
 
 class Command(BaseCommand):
-    """Consume messages with functions that may use Django; ``python -m consumers`` is the same without it."""
+    """Consume messages with functions that may use Django; ``python -m guardian_consumers`` is the same without it."""
 
     help = f"Call functions with the messages of queues, until SIGTERM or Ctrl-C. {EXIT_CODES}"
 

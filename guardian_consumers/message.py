@@ -3,12 +3,12 @@
 import threading
 from typing import TYPE_CHECKING, Any
 
-from consumers.delivery import Delivery
-from consumers.outcomes import Outcome
-from consumers.retries import ATTEMPTS, MOVED, attempts_of, first_published, message_id_of
+from guardian_consumers.delivery import Delivery
+from guardian_consumers.outcomes import Outcome
+from guardian_consumers.retries import ATTEMPTS, MOVED, attempts_of, first_published, message_id_of
 
 if TYPE_CHECKING:
-    from consumers.consumer import Consumer
+    from guardian_consumers.consumer import Consumer
 
 
 _claiming = threading.Lock()

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from consumers.delivery import Delivery, QueueChannel
-from consumers.link import Link, Steps, open_channel
-from consumers.outcomes import Outcome
-from consumers.settings import Settings
-from consumers.source import Limiter, PhysicalQueue, Preferring
-from consumers.topology import declare
+from guardian_consumers.delivery import Delivery, QueueChannel
+from guardian_consumers.link import Link, Steps, open_channel
+from guardian_consumers.outcomes import Outcome
+from guardian_consumers.settings import Settings
+from guardian_consumers.source import Limiter, PhysicalQueue, Preferring
+from guardian_consumers.topology import declare
 
 if TYPE_CHECKING:
-    from consumers.consumer import Consumer
+    from guardian_consumers.consumer import Consumer
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ A crash in any gap brings the message again, and nothing is lost:
 
 - before the commit, nothing was done and nothing published;
 - after it, the work is done again. So write it to be done again: delete and write anew, with `rewrite`;
-- or have it done once, with `once` in place of `in_transaction`. A row in ``consumers.processed`` is written in the
-  transaction of the work, with what is to be published. A redelivery finds it, and only publishes what may not have
-  been published, with the same message ids: readers that are guarded as well drop what came twice.
+- or have it done once, with `once` in place of `in_transaction`. A row in ``guardian_consumers.processed`` is written
+  in the transaction of the work, with what is to be published. A redelivery finds it, and only publishes what may not
+  have been published, with the same message ids: readers that are guarded as well drop what came twice.
 
 Each message finds a database connection that isn't stale, in whichever thread.
 """
@@ -39,14 +39,14 @@ from django.db import (
     transaction,
 )
 
-from consumers.errors import NotPublished
-from consumers.message import Message
-from consumers.outcomes import Retry, TookTooLong
-from consumers.publisher import Publication
-from consumers.retries import MADE
+from guardian_consumers.errors import NotPublished
+from guardian_consumers.message import Message
+from guardian_consumers.outcomes import Retry, TookTooLong
+from guardian_consumers.publisher import Publication
+from guardian_consumers.retries import MADE
 
 if TYPE_CHECKING:
-    from consumers.processed.models import Processed
+    from guardian_consumers.processed.models import Processed
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +120,9 @@ def once(
 ) -> Work | Callable[[Work], Work]:
     """Decorate a callback as `in_transaction` does, and have the work of each message committed once.
 
-    Needs ``consumers.processed`` in INSTALLED_APPS. Two messages are the same where they have the same id, or the same
-    ``key(message)``, and come to the same logical queue. A message without an id can't be told from another one like
-    it, which would be lost for the first: it is worked on at each delivery, unless there is a ``key``.
+    Needs ``guardian_consumers.processed`` in INSTALLED_APPS. Two messages are the same if they have the same id, or the
+    same ``key(message)``, and come to the same logical queue. A message without an id can't be told from another one
+    like it, which would be lost for the first: it is worked on at each delivery, unless there is a ``key``.
     Rows are kept for so long: longer than a message may lie in a delay or parking queue.
     """
     guard = _Once(key, keep, using)
@@ -159,10 +159,10 @@ def with_fresh_connections(work: Work) -> Work:
 
 
 class _Once:
-    """Knows which messages were processed, by rows of ``consumers.processed``."""
+    """Knows which messages were processed, by rows of ``guardian_consumers.processed``."""
 
     def __init__(self, key: Callable[[Message], str] | None, keep: timedelta, using: str) -> None:
-        from consumers.processed.models import Processed  # without it the rest needs no app
+        from guardian_consumers.processed.models import Processed  # without it the rest needs no app
 
         self._rows = Processed.objects.using(using)
         self._key = key
@@ -205,7 +205,7 @@ class _Once:
             logger.warning("What is processed can't be tidied up: %s", error)
 
     def _prune(self) -> None:
-        from consumers.processed.models import BATCH
+        from guardian_consumers.processed.models import BATCH
 
         with self._pruning:
             if time.monotonic() < self._prune_at:

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import pika
 import yapw.util
 
-from consumers.decoding import JSON
-from consumers.errors import ConsumerError, NotPublished, Unroutable
-from consumers.link import GOODBYE_SECONDS, Link, Steps, open_channel
-from consumers.priority import HIGHEST, PRIORITY
-from consumers.settings import Settings
+from guardian_consumers.decoding import JSON
+from guardian_consumers.errors import ConsumerError, NotPublished, Unroutable
+from guardian_consumers.link import GOODBYE_SECONDS, Link, Steps, open_channel
+from guardian_consumers.priority import HIGHEST, PRIORITY
+from guardian_consumers.settings import Settings
 
 logger = logging.getLogger(__name__)
 

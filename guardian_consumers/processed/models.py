@@ -1,4 +1,4 @@
-"""Which messages were processed, so that a redelivery isn't worked on again; see `consumers.django.once`."""
+"""Which messages were processed, so that a redelivery isn't worked on again; see `guardian_consumers.django.once`."""
 
 from datetime import timedelta
 

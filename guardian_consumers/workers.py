@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from consumers.connection import ConsumerConnection
-from consumers.delivery import Delivery
-from consumers.source import Limiter, Waiting
+from guardian_consumers.connection import ConsumerConnection
+from guardian_consumers.delivery import Delivery
+from guardian_consumers.source import Limiter, Waiting
 
 logger = logging.getLogger(__name__)
 

@@ -1,16 +1,16 @@
-"""``python -m consumers MODULE:FUNCTION …``: consume without Django."""
+"""``python -m guardian_consumers MODULE:FUNCTION …``: consume without Django."""
 
 import logging
 import os
 import sys
 from argparse import ArgumentParser
 
-from consumers.command import EXIT_CODES, add_arguments, consume
+from guardian_consumers.command import EXIT_CODES, add_arguments, consume
 
 
 def main() -> int:
     """Consume what the command line names, and return the exit code."""
-    parser = ArgumentParser(prog="python -m consumers", description="Consume messages.", epilog=EXIT_CODES)
+    parser = ArgumentParser(prog="python -m guardian_consumers", description="Consume messages.", epilog=EXIT_CODES)
     add_arguments(parser)
     options = vars(parser.parse_args())
     logging.basicConfig(level=os.environ.get("LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s")

@@ -5,7 +5,7 @@ from typing import Any
 
 import yapw.util
 
-from consumers.outcomes import Unreadable
+from guardian_consumers.outcomes import Unreadable
 
 Decoder = Callable[[bytes], Any]
 

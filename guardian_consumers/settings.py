@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 import pika
 
-from consumers.errors import SettingsError
-from consumers.names import Names
-from consumers.outcomes import Outcome, Policy
-from consumers.priority import BROKER, source_for
-from consumers.rate import WAIT, SharedTokenBucket, TokenBucket
-from consumers.source import Limiter, Source
+from guardian_consumers.errors import SettingsError
+from guardian_consumers.names import Names
+from guardian_consumers.outcomes import Outcome, Policy
+from guardian_consumers.priority import BROKER, source_for
+from guardian_consumers.rate import WAIT, SharedTokenBucket, TokenBucket
+from guardian_consumers.source import Limiter, Source
 
 YOUNG, GROWN = 1, 20
 """The prefetch of a consumer that is young, and of one that has grown."""

@@ -20,18 +20,18 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from consumers.connection import ConsumerConnection
-from consumers.decoding import DECODERS, Decoder
-from consumers.errors import ConsumerError
-from consumers.handler import Handler
-from consumers.link import GOODBYE_SECONDS
-from consumers.message import Message
-from consumers.outcomes import Outcome
-from consumers.publisher import Publisher
-from consumers.settings import Settings
-from consumers.source import Limiter, Source, Waiting
-from consumers.time_limit import TimeLimit
-from consumers.workers import RateLimited, Workers, joined
+from guardian_consumers.connection import ConsumerConnection
+from guardian_consumers.decoding import DECODERS, Decoder
+from guardian_consumers.errors import ConsumerError
+from guardian_consumers.handler import Handler
+from guardian_consumers.link import GOODBYE_SECONDS
+from guardian_consumers.message import Message
+from guardian_consumers.outcomes import Outcome
+from guardian_consumers.publisher import Publisher
+from guardian_consumers.settings import Settings
+from guardian_consumers.source import Limiter, Source, Waiting
+from guardian_consumers.time_limit import TimeLimit
+from guardian_consumers.workers import RateLimited, Workers, joined
 
 logger = logging.getLogger(__name__)
 

@@ -7,17 +7,17 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from consumers import retries
-from consumers.connection import ConsumerConnection
-from consumers.decoding import Decoder, decode
-from consumers.delivery import Delivery
-from consumers.errors import ConsumerError, Halted, NotPublished, Unroutable
-from consumers.message import Message
-from consumers.outcomes import Decision, Outcome, Unreadable, decide
-from consumers.source import OVERDUE_SECONDS
+from guardian_consumers import retries
+from guardian_consumers.connection import ConsumerConnection
+from guardian_consumers.decoding import Decoder, decode
+from guardian_consumers.delivery import Delivery
+from guardian_consumers.errors import ConsumerError, Halted, NotPublished, Unroutable
+from guardian_consumers.message import Message
+from guardian_consumers.outcomes import Decision, Outcome, Unreadable, decide
+from guardian_consumers.source import OVERDUE_SECONDS
 
 if TYPE_CHECKING:
-    from consumers.consumer import Callback, Consumer
+    from guardian_consumers.consumer import Callback, Consumer
 
 logger = logging.getLogger(__name__)
 

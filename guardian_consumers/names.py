@@ -6,7 +6,7 @@ yapw builds the same names inside its clients, which connect when they are made;
 import re
 from dataclasses import dataclass
 
-from consumers.errors import SettingsError
+from guardian_consumers.errors import SettingsError
 
 LONGEST = 255
 """Bytes: what AMQP allows for a name and for a routing key."""

@@ -1,4 +1,4 @@
-"""``python -m consumers`` and ``manage.py consume``: the options, and what the exit codes mean."""
+"""``python -m guardian_consumers`` and ``manage.py consume``: the options, and what the exit codes mean."""
 
 import importlib
 import logging
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from consumers.consumer import Callback, Consumer, run_all
-from consumers.errors import ConsumerError, Hung, Refused, SettingsError
-from consumers.settings import ON_ERROR, QUEUE_TYPES, Settings
+from guardian_consumers.consumer import Callback, Consumer, run_all
+from guardian_consumers.errors import ConsumerError, Hung, Refused, SettingsError
+from guardian_consumers.settings import ON_ERROR, QUEUE_TYPES, Settings
 
 ENDED, HALTED, UNUSABLE, REFUSED, HUNG = 0, 1, 2, 3, 4
 """Exit codes: a signal came; an exception stopped it; a setting or a name can't be used; the broker refuses for good;
@@ -99,7 +99,7 @@ def consume(
 def _metrics(at: str | None, consumers: list[Consumer]) -> AbstractContextManager[None]:
     if not at:
         return nullcontext()
-    from consumers.metrics import served  # without it nobody needs prometheus-client
+    from guardian_consumers.metrics import served  # without it nobody needs prometheus-client
 
     return served(at, consumers)
 

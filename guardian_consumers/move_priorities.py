@@ -1,4 +1,4 @@
-"""``python -m consumers.move_priorities KEY``: move what waits in queues that no setting names any more.
+"""``python -m guardian_consumers.move_priorities KEY``: move what waits in queues that no setting names any more.
 
 For a logical queue whose priorities were kept apart by other ranges, or by the broker, before: each message goes to the
 end of the queue that RABBIT_PRIORITIES now means for it, in the order in which it waited. Start the consumers with the
@@ -23,13 +23,13 @@ from typing import Any
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from consumers import retries
-from consumers.delivery import Delivery, QueueChannel
-from consumers.errors import ConsumerError, NotPublished, Refused, SettingsError, Unroutable
-from consumers.names import level_queue, priority_queue, ranked_exchange, return_key
-from consumers.priority import BROKER, HIGHEST, levels, priority_of
-from consumers.publisher import Publisher
-from consumers.settings import Settings
+from guardian_consumers import retries
+from guardian_consumers.delivery import Delivery, QueueChannel
+from guardian_consumers.errors import ConsumerError, NotPublished, Refused, SettingsError, Unroutable
+from guardian_consumers.names import level_queue, priority_queue, ranked_exchange, return_key
+from guardian_consumers.priority import BROKER, HIGHEST, levels, priority_of
+from guardian_consumers.publisher import Publisher
+from guardian_consumers.settings import Settings
 
 DONE, FAILED, UNUSABLE = 0, 1, 2
 """Exit codes: all is moved; it isn't, and can be run again; a setting can't be used."""
@@ -43,7 +43,7 @@ QUIET_SECONDS = 0.1
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Move what the command line names, and return the exit code."""
     parser = ArgumentParser(
-        prog="python -m consumers.move_priorities",
+        prog="python -m guardian_consumers.move_priorities",
         description="Move what waits in queues of priorities that the settings don't name any more.",
         epilog="Exit codes: 0 all is moved; 1 it isn't, and can be run again; 2 a setting can't be used.",
     )

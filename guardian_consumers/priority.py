@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from consumers.delivery import Delivery
-from consumers.errors import SettingsError
-from consumers.names import Names, level_queue, priority_queue, ranked_exchange, return_key
-from consumers.source import OVERDUE_SECONDS, Binding, Exchange, PhysicalQueue, PlainQueue, Source, Waiting
+from guardian_consumers.delivery import Delivery
+from guardian_consumers.errors import SettingsError
+from guardian_consumers.names import Names, level_queue, priority_queue, ranked_exchange, return_key
+from guardian_consumers.source import OVERDUE_SECONDS, Binding, Exchange, PhysicalQueue, PlainQueue, Source, Waiting
 
 HIGHEST = 9
 """Priorities are from 0, the lowest and the default, to this one."""

@@ -7,13 +7,13 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from consumers.errors import Hung
-from consumers.handler import Handler
-from consumers.message import Message
-from consumers.outcomes import TookTooLong
+from guardian_consumers.errors import Hung
+from guardian_consumers.handler import Handler
+from guardian_consumers.message import Message
+from guardian_consumers.outcomes import TookTooLong
 
 if TYPE_CHECKING:
-    from consumers.consumer import Consumer
+    from guardian_consumers.consumer import Consumer
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pika
 
-from consumers.delivery import Delivery
-from consumers.names import Names, delay_queue, parking_queue, return_key
+from guardian_consumers.delivery import Delivery
+from guardian_consumers.names import Names, delay_queue, parking_queue, return_key
 
 ATTEMPTS = "consumer-attempts"
 """How often it failed."""

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from consumers.delivery import Delivery
-from consumers.names import Names, priority_queue, ranked_exchange
+from guardian_consumers.delivery import Delivery
+from guardian_consumers.names import Names, priority_queue, ranked_exchange
 
 OVERDUE_SECONDS = 240.0
 """For how long a message may wait here: a minute less than what a callback's time limit, 25 minutes, leaves of the

@@ -2,9 +2,9 @@ from django.apps import AppConfig
 
 
 class ProcessedConfig(AppConfig):
-    """The app with the table of processed messages, for those who use `consumers.django.once`."""
+    """The app with the table of processed messages, for those who use `guardian_consumers.django.once`."""
 
-    name = "consumers.processed"
+    name = "guardian_consumers.processed"
     label = "consumers"
     verbose_name = "consumers"
     default_auto_field = "django.db.models.BigAutoField"

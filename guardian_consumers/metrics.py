@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from consumers.consumer import Consumer
-from consumers.errors import SettingsError
-from consumers.outcomes import Outcome
+from guardian_consumers.consumer import Consumer
+from guardian_consumers.errors import SettingsError
+from guardian_consumers.outcomes import Outcome
 
 HOST = "127.0.0.1"
 BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1500)
