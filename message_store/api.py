@@ -17,7 +17,8 @@ from rest_framework.request import Request
 
 from accounts.authentication import TokenAuthentication
 from core import body_timeout, limits
-from message_store import applications, forms, ids, principals, queues
+from guardian_store import ids
+from message_store import applications, forms, principals, queues
 from message_store.principals import NOBODY, Caller
 from message_store.queues import Entry, Invalid, Page, Posted
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store

@@ -29,7 +29,7 @@ from django.db import (
 )
 from django.db.backends.utils import CursorWrapper
 
-from message_store.ids import TICKS, Place, id_of, now, place, rests
+from guardian_store.ids import TICKS, Place, id_of, now, place, rests
 from message_store.models import Position, QueueRow
 from message_store.store import (
     MessageStore,

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 from django.conf import settings
 
 from accounts.models import has_control_characters
-from message_store import ids, principals
-from message_store.ids import LARGEST_REST, TICKS, Place
+from guardian_store import ids
+from guardian_store.ids import LARGEST_REST, TICKS, Place
+from message_store import principals
 from message_store.models import LONGEST_NAME
 from message_store.store import (
     MessageStore,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from message_store.ids import Place
+from guardian_store.ids import Place
 
 
 class StoreError(Exception):
@@ -70,7 +70,7 @@ class StoredMessage(NamedTuple):
 class MessageStore(ABC):
     """Queues and their messages.
 
-    Within a partition messages are in the order of their ids (``message_store.ids.place``), and a message that is
+    Within a partition messages are in the order of their ids (``guardian_store.ids.place``), and a message that is
     pushed has an id after those of all that were readable in its partition before: whoever has read up to one misses
     none, except where ``delay`` says otherwise. A message past its ttl is in no answer.
 

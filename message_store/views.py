@@ -23,8 +23,9 @@ from django.views.decorators.http import require_safe
 
 from accounts.models import Owner
 from core.links import absolute
-from message_store import applications, ids, queues
-from message_store.ids import LARGEST_REST, TICKS, Place
+from guardian_store import ids
+from guardian_store.ids import LARGEST_REST, TICKS, Place
+from message_store import applications, queues
 from message_store.models import LONGEST_NAME, Application
 from message_store.principals import Caller, may_read, may_record
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store

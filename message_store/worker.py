@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.db import close_old_connections, connections
 
-from message_store import ids, queues
-from message_store.ids import FIRST, Place
+from guardian_store import ids
+from guardian_store.ids import FIRST, Place
+from message_store import queues
 from message_store.leases import DatabaseLeases
 from message_store.sharing import Coordination, CoordinationAway, CoordinationError, LeasesLost, Partition, clock
 from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store

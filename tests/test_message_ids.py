@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store import ids
-from message_store.ids import Place
+from guardian_store import ids
+from guardian_store.ids import Place
 
 ticks = st.integers(ids.FIRST, ids.LAST)
 uuid1s = st.builds(lambda at, rest: ids.message_id(Place(at, rest)), ticks, st.integers(1 << 63, (3 << 62) - 1))

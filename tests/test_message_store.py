@@ -18,9 +18,10 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.module_loading import import_string
 
-from message_store import database, expiry, ids, tasks
+from guardian_store import ids
+from guardian_store.ids import TICKS, Place, place
+from message_store import database, expiry, tasks
 from message_store import store as stores
-from message_store.ids import TICKS, Place, place
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
 from message_store.store import MessageStore, NewMessage, NoQueue, QueueExists, StoredQueue, StoreUnavailable
 from tests.toolbox import in_parallel
@@ -51,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     right, on_the_server = time.time_ns, database._PostgreSQL.now
 
     def set_ahead(seconds: int) -> None:
-        monkeypatch.setattr("message_store.ids.time.time_ns", lambda: right() + seconds * 1_000_000_000)
+        monkeypatch.setattr("guardian_store.ids.time.time_ns", lambda: right() + seconds * 1_000_000_000)
         monkeypatch.setattr(database._PostgreSQL, "now", f"({on_the_server} + {seconds * TICKS})")
 
     return set_ahead

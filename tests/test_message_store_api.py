@@ -25,10 +25,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from accounts.models import AuditEntry, AuthToken, Owner
-from message_store import api, applications, forms, ids, principals, queues
+from guardian_store import ids
+from guardian_store.ids import LARGEST_REST, Place
+from message_store import api, applications, forms, principals, queues
 from message_store import store as stores
 from message_store.database import DatabaseStore
-from message_store.ids import LARGEST_REST, Place
 from message_store.models import Application, ApplicationKey
 from message_store.principals import Caller
 from message_store.store import NewMessage, NoQueue, StoredQueue, StoreUnavailable, store

@@ -11,8 +11,8 @@ import pytest
 
 from accounts.models import Owner
 from accounts.tokens import make_token
+from guardian_store.client import Away, Client, ClientError, Denied, Invalid, NewMessage, NotFound
 from message_store import api, applications
-from message_store.client import Away, Client, ClientError, Denied, Invalid, NewMessage, NotFound
 from message_store.database import DatabaseStore
 from message_store.store import StoreUnavailable
 from tests.proxy import Proxy, http_answer
@@ -143,7 +143,7 @@ def test_a_body_and_its_content_type_come_back_as_they_went_in(client):
 
 
 def test_messages_are_had_by_their_ids_written_over_and_deleted(client, monkeypatch):
-    monkeypatch.setattr("message_store.client.IDS", 2)
+    monkeypatch.setattr("guardian_store.client.IDS", 2)
     client.make_queue("q", partitions=2)
     posted = client.post_many("q", [NewMessage(str(number), partition=1 + number % 2) for number in range(5)])
     places = [(one.partition, one.id) for one in posted]
@@ -296,6 +296,6 @@ def test_an_answer_that_is_cut_or_not_the_stores_is_no_success(client, live_serv
 
 
 def test_it_needs_nothing_of_django():
-    check = "import sys, message_store.client; print(sorted(name for name in sys.modules if 'django' in name))"
+    check = "import sys, guardian_store.client; print(sorted(name for name in sys.modules if 'django' in name))"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

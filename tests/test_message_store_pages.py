@@ -10,7 +10,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import AuditEntry
-from message_store import applications, ids, queues, views
+from guardian_store import ids
+from message_store import applications, queues, views
 from message_store.database import DatabaseStore
 from message_store.models import Application, ApplicationKey
 from message_store.queues import Entry, Posted

@@ -22,7 +22,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from kazoo.exceptions import ConnectionLoss
 
-from message_store import ids, leases, queues, sharing, worker, zookeeper
+from guardian_store import ids
+from message_store import leases, queues, sharing, worker, zookeeper
 from message_store.database import DatabaseStore
 from message_store.leases import DatabaseLeases
 from message_store.management.commands.work_store import Command

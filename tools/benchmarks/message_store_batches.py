@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import connection
 
+from guardian_store.ids import TICKS, Place, now, place, rests
 from message_store.database import SIGN, DatabaseStore
-from message_store.ids import TICKS, Place, now, place, rests
 from message_store.store import NewMessage
 
 WARM_UPS = 10

@@ -5,8 +5,8 @@ from typing import Any
 
 from django.db import connection
 
+from guardian_store.ids import TICKS, Place, now
 from message_store.database import DatabaseStore
-from message_store.ids import TICKS, Place, now
 from message_store.store import StoredQueue
 from tools.benchmarks.message_store_batches import OF, microseconds, quickest, store_contents
 

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from message_store import ids, queues
+from guardian_store import ids
+from message_store import queues
 from message_store.queues import Entry
 from message_store.store import StoredQueue, store
 from message_store.worker import Worker

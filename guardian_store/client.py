@@ -22,7 +22,7 @@ from uuid import UUID
 
 import httpx
 
-from message_store import ids
+from guardian_store import ids
 
 PAGE = 100
 """Messages, or queues, that are asked for at once."""
