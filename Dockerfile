@@ -1,16 +1,22 @@
 # Guardian: the web process, the workers and beat, by one image. docker-compose.yml says which command each has.
 
 FROM python:3.13-slim AS packages
-COPY requirements-production.lock .
+WORKDIR /build
+COPY requirements-production.lock requirements-build.lock ./
 RUN python -m venv /packages
 RUN /packages/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-production.lock
+# The build backend stays in this stage.
+RUN pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-build.lock
+COPY packages packages
+RUN pip wheel --no-index --no-deps --no-build-isolation --wheel-dir wheels packages/*
+RUN /packages/bin/pip install --no-index --no-deps wheels/*.whl
 
 FROM python:3.13-slim
 RUN useradd --system --create-home --home-dir /var/lib/guardian guardian
 COPY --from=packages /packages /packages
 WORKDIR /guardian
 COPY . .
-RUN /packages/bin/python -m compileall -q /guardian
+RUN rm -r packages && /packages/bin/python -m compileall -q /guardian
 
 # The code belongs to root: what runs may write under /var/lib/guardian and nowhere else.
 USER guardian

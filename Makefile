@@ -12,6 +12,11 @@ SITE_AGENTS = 1.0.5 1.0.7
 # Each has a broker and a database of its own, and waits for others for half of its time.
 WORKERS_OF_TESTS = 4
 
+# Distributions of their own, which the project uses as installed packages.
+PACKAGES = packages/guardian-consumers packages/guardian-store
+PYPROJECTS = pyproject.toml $(PACKAGES:%=%/pyproject.toml)
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
+
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL = help
@@ -74,9 +79,11 @@ pictures: setup rabbitmq-server chromium
 
 lock: .venv/installed
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check uv
-	.venv/bin/uv pip compile pyproject.toml --group dev $(AS_LOCK) --output-file requirements.lock
-	.venv/bin/uv pip compile pyproject.toml --constraint requirements.lock $(AS_LOCK) \
+	.venv/bin/uv pip compile $(PYPROJECTS) --all-extras --group dev $(AS_LOCK) --output-file requirements.lock
+	.venv/bin/uv pip compile $(PYPROJECTS) --all-extras --constraint requirements.lock $(AS_LOCK) \
 		--output-file requirements-production.lock
+	echo hatchling | .venv/bin/uv pip compile - --python-version 3.11 --constraint requirements.lock $(AS_LOCK) \
+		--output-file requirements-build.lock
 	echo pip-audit | .venv/bin/uv pip compile - --python-version 3.11 $(AS_LOCK) --output-file requirements-audit.lock
 	for version in $(SITE_AGENTS); do \
 		echo "waldur-site-agent==$$version" | .venv/bin/uv pip compile - --python-version 3.11 $(AS_LOCK) \
@@ -86,10 +93,11 @@ lock: .venv/installed
 clean:
 	rm -rf .venv var/audit var/site-agents var/production .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.venv/installed: requirements.lock
+.venv/installed: requirements.lock $(PACKAGES:%=%/pyproject.toml)
 	@tools/make-venv
-	@echo "Installing the Python packages of requirements.lock"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "Installing the Python packages of requirements.lock and packages/"
+	@$(PYTHON) $(PIP_INSTALL) --require-hashes -r requirements.lock
+	@$(PYTHON) $(PIP_INSTALL) --no-index --no-deps --no-build-isolation $(PACKAGES:%=--editable %)
 	@touch $@
 
 .env: | .venv/installed
@@ -128,8 +136,15 @@ var/audit/installed: requirements-audit.lock | .venv/installed
 # What the Dockerfile installs, in a virtual environment of its own: nothing of the tests may be missing there.
 production-packages: var/production/installed
 
-var/production/installed: requirements-production.lock | .venv/installed
+var/production/locked: requirements-production.lock | .venv/installed
 	@echo "Installing the Python packages of requirements-production.lock, for the tests"
 	@$(PYTHON) -m venv --clear var/production
-	@var/production/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@var/production/bin/python $(PIP_INSTALL) --require-hashes -r $<
+	@touch $@
+
+var/production/installed: var/production/locked $(shell find packages -type f -not -name '*.pyc')
+	@rm -rf var/production/wheels
+	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation \
+		--wheel-dir var/production/wheels $(PACKAGES)
+	@var/production/bin/python $(PIP_INSTALL) --no-index --no-deps --force-reinstall var/production/wheels/*.whl
 	@touch $@

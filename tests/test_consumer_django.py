@@ -446,12 +446,3 @@ def test_no_thread_keeps_a_connection_to_the_database_past_its_age(here, amqp, w
         wait_until(lambda: len(left) == 10)
     assert left == [None] * 10
     assert len(work()) == 10
-
-
-def test_the_rest_of_the_package_needs_neither_django_nor_prometheus():
-    script = (
-        "import sys, guardian_consumers, guardian_consumers.command; "
-        "print([name for name in ('django', 'prometheus_client', 'guardian_site', 'rabbit') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from guardian_consumers import settings as settings_module
 from tests.test_consumer import at
 from tests.toolbox import wait_until
 
@@ -59,7 +60,7 @@ def test_the_example_packs_what_was_ordered_as_the_guide_says(environment, amqp)
 
 def test_the_guide_lists_every_setting_with_its_default():
     said = dict(re.findall(r"^\| `RABBIT_([A-Z_]+)` \|([^|]*)\|", TEXT, re.MULTILINE))
-    source = (PROJECT / "guardian_consumers" / "settings.py").read_text()
+    source = Path(settings_module.__file__).read_text()
     read = {"URL", *re.findall(r'"([A-Z_]{3,}[A-Z])"', source)}
     assert set(said) == read
     settings = at("amqp://127.0.0.1", prefetch="growing")

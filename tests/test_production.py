@@ -1,6 +1,7 @@
 """What Guardian runs by in production: the image, compose, systemd, and the same steps without a container."""
 
 import configparser
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -26,6 +28,7 @@ from tools.redis import PrivateRedis
 PROJECT = Path(__file__).resolve().parent.parent
 SYSTEMD = PROJECT / "deploy" / "systemd"
 PRODUCTION = PROJECT / "var" / "production"
+PACKAGES = sorted(path.parent for path in PROJECT.glob("packages/*/pyproject.toml"))
 
 SETTINGS = set(re.findall(r"^# ([A-Z_]+)=", (PROJECT / ".env.example").read_text(), re.M))
 PROCFILE = dict(re.findall(r"^(\w+): (.+)$", (PROJECT / "Procfile").read_text(), re.M))
@@ -62,25 +65,34 @@ def blocks(name):
     return {block.partition("==")[0]: block for block in re.split(r"\n(?=\S)", text)}
 
 
-def test_the_production_lock_has_the_versions_and_hashes_of_the_other_one_and_no_address():
-    production, everything = blocks("requirements-production.lock"), blocks("requirements.lock")
-    assert production
-    for name, block in production.items():
+@pytest.mark.parametrize("lock", ["requirements-production.lock", "requirements-build.lock"])
+def test_the_locks_of_the_image_have_the_versions_and_hashes_of_the_other_one_and_no_address(lock):
+    of_the_image, everything = blocks(lock), blocks("requirements.lock")
+    assert of_the_image
+    for name, block in of_the_image.items():
         assert everything[name] == block
         assert "--hash=sha256:" in block
-    assert "://" not in (PROJECT / "requirements-production.lock").read_text()
+    assert "://" not in (PROJECT / lock).read_text()
+
+
+def names_in(requirements):
+    return {re.split(r"[\[<>=]", one)[0] for one in requirements}
 
 
 def test_the_production_lock_has_what_the_project_needs_and_nothing_of_the_tests():
-    import tomllib
-
-    def names(requirements):
-        return {re.split(r"[\[<>=]", one)[0] for one in requirements}
-
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     locked = set(blocks("requirements-production.lock"))
-    assert names(project["project"]["dependencies"]) <= locked
-    assert not names(project["dependency-groups"]["dev"]) & locked
+    assert names_in(project["project"]["dependencies"]) <= locked
+    assert not names_in(project["dependency-groups"]["dev"]) & locked
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_the_locks_have_what_the_packages_of_the_project_need_and_what_builds_them(package):
+    text = tomllib.loads((package / "pyproject.toml").read_text())
+    extras = text["project"].get("optional-dependencies", {}).values()
+    needed = names_in(itertools.chain(text["project"]["dependencies"], *extras))
+    assert needed <= set(blocks("requirements-production.lock"))
+    assert names_in(text["build-system"]["requires"]) <= set(blocks("requirements-build.lock"))
 
 
 # The image
@@ -104,10 +116,14 @@ def test_the_image_is_built_in_two_stages_on_an_image_of_a_named_version():
         assert re.fullmatch(r"python:3\.\d+-slim", image)
 
 
-def test_the_image_installs_the_production_lock_by_its_hashes():
-    [install] = [rest for word, rest in DOCKERFILE if word == "RUN" and "pip install" in rest]
-    assert "--require-hashes" in install
-    assert install.endswith("-r requirements-production.lock")
+def test_the_image_installs_from_an_index_only_what_a_lock_has_by_its_hashes():
+    steps = [rest for word, rest in DOCKERFILE if word == "RUN" and "pip " in rest]
+    from_an_index = [step for step in steps if "--no-index" not in step]
+    assert all("pip install" in step and "--require-hashes" in step for step in from_an_index)
+    assert {step.split(" -r ")[1]: step.split()[0] for step in from_an_index} == {
+        "requirements-production.lock": "/packages/bin/pip",
+        "requirements-build.lock": "pip",
+    }
     assert not [rest for word, rest in LAST_STAGE if "pip" in rest]
 
 
@@ -158,7 +174,8 @@ def test_secrets_data_and_tests_are_not_in_the_image(path):
 @pytest.mark.parametrize(
     "path",
     ["manage.py", "guardian_site/settings.py", "queues/migrations/0001_version_1.py", "templates/base.html",
-     "static/guardian.css", "requirements-production.lock", "deploy/healthcheck.py"],
+     "static/guardian.css", "requirements-production.lock", "requirements-build.lock", "deploy/healthcheck.py",
+     *(f"packages/{package.name}/{name}" for package in PACKAGES for name in ("pyproject.toml", "README.md", "src"))],
 )  # fmt: skip
 def test_what_runs_is_in_the_image(path):
     assert (PROJECT / path).exists()
@@ -441,7 +458,7 @@ def test_production_settings_pass_the_checks_for_deployment(tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Give the folder of the image: what .dockerignore lets in, and the packages of the production lock."""
+    """Give the folder of the image: what .dockerignore lets in, without the source of the installed packages."""
     assert (PRODUCTION / "installed").exists(), f"{PRODUCTION} is missing: `make production-packages` makes it"
     folder = tmp_path_factory.mktemp("image") / "guardian"
     folder.mkdir()
@@ -450,7 +467,7 @@ def installed(tmp_path_factory):
         cwd=PROJECT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     for name in listed.stdout.splitlines():
-        if (PROJECT / name).is_file() and not ignored(name):
+        if (PROJECT / name).is_file() and not ignored(name) and not name.startswith("packages/"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(PROJECT / name, folder / name)
     return folder
@@ -459,7 +476,9 @@ def installed(tmp_path_factory):
 @pytest.mark.slow
 def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installed, tmp_path):
     program = PRODUCTION / "bin"
-    assert subprocess.run([program / "python", "-c", "import pytest"], capture_output=True, check=False).returncode == 1
+    for absent in ("pytest", "hatchling"):
+        imported = subprocess.run([program / "python", "-c", f"import {absent}"], capture_output=True, check=False)
+        assert imported.returncode == 1
     with PrivateCluster() as cluster, PrivateRedis() as redis:
         settings = environment(
             DATABASE_URL=cluster.create_database("guardian"),

@@ -99,8 +99,10 @@ def consume(
 def _metrics(at: str | None, consumers: list[Consumer]) -> AbstractContextManager[None]:
     if not at:
         return nullcontext()
-    from guardian_consumers.metrics import served  # without it nobody needs prometheus-client
-
+    try:
+        from guardian_consumers.metrics import served
+    except ModuleNotFoundError:
+        raise SettingsError("--metrics needs prometheus-client: install guardian-consumers[metrics]") from None
     return served(at, consumers)
 
 

@@ -338,7 +338,7 @@ def _redis_at(url: str) -> tuple[Any, tuple[type[Exception], ...], str]:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ModuleNotFoundError:
-        raise SettingsError("a shared rate (RABBIT_RATE_REDIS_URL) needs the package redis") from None
+        raise SettingsError("RABBIT_RATE_REDIS_URL needs redis: install guardian-consumers[redis]") from None
     try:
         parts = urlsplit(url)
         where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
