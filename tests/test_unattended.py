@@ -9,9 +9,9 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from core.leases import lease
+from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from notifications.mails import compose
 from notifications.models import Notification
-from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from queues import by_hand, monitor, unattended
 from queues.models import Queue, Watch
 from queues.unattended import Attendance, Count, count_consumers
