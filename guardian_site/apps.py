@@ -8,17 +8,13 @@ class GuardianSiteConfig(AppConfig):
     name = "guardian_site"
 
     def ready(self) -> None:
-        """Register the system checks, and what is logged and counted of the calls to the broker."""
-        from django.db.models.signals import post_save
-
+        """Register the system checks, and what is logged of the calls to the broker."""
         from core import broker
-        from guardian_site import checks, counters, logs, tracing  # noqa: F401
+        from guardian_site import checks, logs, tracing  # noqa: F401 - the checks register themselves
 
         if settings.SENTRY_DSN:
             from guardian_site import sentry
 
             sentry.start(settings.SENTRY_DSN)
         broker.request_id = tracing.current
-        broker.listeners += [logs.tell_call, counters.count_call]
-        post_save.connect(counters.count_pass, sender="queues.Pass")
-        post_save.connect(counters.count_sweep, sender="agents.Sweep")
+        broker.listeners.append(logs.tell_call)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from email.utils import parseaddr
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from django.conf import settings
 from django.core import checks
@@ -16,6 +16,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.validators import validate_email
 
+from core.addresses import split_address
 from guardian_site import logs
 from message_store.store import STORES
 from queues.thresholds import POLICIES
@@ -339,17 +340,6 @@ def _value(name: str) -> Any:
         return getattr(settings, name)
     except ImproperlyConfigured:  # as Django says of an empty SECRET_KEY
         return ""
-
-
-def split_address(url: str) -> SplitResult | None:
-    """Return the parts of an address; None: it is none, and what is taken for its parts may be of a password."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        return None
-    # A password with a slash in it ends the host for whoever reads the address, and goes on up to the @.
-    return None if "@" in f"{parts.path}{parts.query}{parts.fragment}" else parts
 
 
 def _host(parts: SplitResult | None) -> str:

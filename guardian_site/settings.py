@@ -151,6 +151,7 @@ INSTALLED_APPS = [
     "notifications",
     "queues",
     "agents",
+    "status",
     "guardian_site",
     "message_store",
     "guardian_consumers.processed",
@@ -178,7 +179,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "guardian_site.tracing.RequestId",
     "guardian_site.logs.AccessLog",
-    "guardian_site.counters.CountRequests",
+    "status.counters.CountRequests",
     "django.middleware.security.SecurityMiddleware",
     "csp.middleware.CSPMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",

@@ -28,13 +28,13 @@ from kombu import Connection
 from accounts.models import Owner
 from agents.models import AgentIdentity, EventSubscription, Offering
 from core.models import Lease
-from guardian_site import doctor
-from guardian_site.doctor import Finding, Status
 from notifications.models import Notification
 from queues.models import Pass, Watch
 from rabbit import checkup, directly
 from rabbit.management import Node
 from rabbit.permissions import EVERYTHING, Permissions
+from status import doctor
+from status.doctor import Finding, Status
 from tests.proxy import Proxy
 from tests.webhooks import make_certificate
 from tools.benchmarks.passes import counted_requests

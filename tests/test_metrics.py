@@ -25,11 +25,11 @@ from accounts.tokens import make_token
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core import broker
 from core.models import Removal
-from guardian_site import counters
 from notifications.models import Notification
 from queues import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit.management import BrokerAway, Call
+from status import counters
 from tests.toolbox import queue_row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -432,7 +432,7 @@ def test_what_other_processes_counted_stays_when_they_have_ended_forked_ones_too
     before = scrape()
     code = """
         import os
-        from guardian_site.counters import count_call
+        from status.counters import count_call
         from rabbit.management import Call
 
         count_call(Call("PUT", "/api/queues", "ok", 0.003))
@@ -481,7 +481,7 @@ def test_nothing_fails_where_figures_can_not_be_counted(environment, tmp_path):
         environment,
         """
         from django.test import Client
-        from guardian_site.counters import count_call
+        from status.counters import count_call
         from rabbit.management import Call
 
         for _ in range(3):

@@ -4,8 +4,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from guardian_site import doctor
-from guardian_site.doctor import Finding, Status
+from status import doctor
+from status.doctor import Finding, Status
 
 ALL_RIGHT, PROBLEMS = 0, 1
 

@@ -25,11 +25,12 @@ from accounts.models import Owner
 from agents import reports, stale, sweep
 from agents.models import Sweep
 from core.formatting import duration
-from queues import brake, monitor, overview
-from queues.overview import Level
+from queues import brake, monitor
 from queues.thresholds import brake_limit
 from queues.views import Request
 from rabbit.names import readable
+from status import overview
+from status.overview import Level
 
 NAMES_SHOWN = 100
 

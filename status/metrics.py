@@ -30,11 +30,11 @@ from accounts.authentication import TokenAuthentication
 from accounts.models import PulseUser
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.models import Removal
-from guardian_site import counters
 from notifications import claims
 from notifications.models import Notification
 from queues.listing import STALLED
 from queues.models import Pass, Queue, Watch
+from status import counters
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import amqp
 from celery import current_app
 from django.conf import settings
-from django.core.checks import ERROR
+from django.core.checks import ERROR, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import get_connection
 from django.db import Error, connection
@@ -37,10 +37,10 @@ from django.utils import timezone
 from accounts.models import Owner
 from agents import registered
 from agents.models import Consumer, EventSubscription
+from core.addresses import split_address
 from core.checks import REMEDY, is_older_than_version_1
 from core.masking import without_secrets
 from core.models import Lease
-from guardian_site.checks import check_settings, split_address
 from notifications import claims
 from notifications.models import Notification
 from queues import monitor
@@ -148,7 +148,7 @@ class _Look(threading.Thread):
 
 
 def _settings() -> Findings:
-    messages = check_settings(None)
+    messages = [message for message in run_checks() if str(message.id).startswith("guardian.")]
     for message in messages:
         status = Status.PROBLEM if message.level >= ERROR else Status.WARNING
         yield Finding("settings", status, str(message.msg), str(message.hint or "See .env.example."))

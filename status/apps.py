@@ -1,0 +1,18 @@
+from django.apps import AppConfig
+
+
+class StatusConfig(AppConfig):
+    """Is the broker healthy, and is Guardian?"""
+
+    name = "status"
+
+    def ready(self) -> None:
+        """Count passes and sweeps, and the calls to the broker."""
+        from django.db.models.signals import post_save
+
+        from core import broker
+        from status import counters
+
+        broker.listeners.append(counters.count_call)
+        post_save.connect(counters.count_pass, sender="queues.Pass")
+        post_save.connect(counters.count_sweep, sender="agents.Sweep")

@@ -1,0 +1,16 @@
+"""Where people and machines see how Guardian and the broker are."""
+
+from django.urls import URLPattern, URLResolver, path
+
+from status import health, metrics, views
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("admin/", views.front_page),  # in place of Django's own, whose name it has: admin:index
+    path("admin/operate/pass/", views.operate_pass, name="operate_pass"),
+    path("admin/operate/brake/", views.operate_brake, name="operate_brake"),
+    path("admin/operate/orphans/", views.operate_orphans, name="operate_orphans"),
+    path("admin/operate/stale/", views.operate_stale, name="operate_stale"),
+    path("healthz", health.alive, name="healthz"),
+    path("readyz", health.ready, name="readyz"),
+    path("metrics", metrics.scrape, name="metrics"),
+]

@@ -1,0 +1,63 @@
+"""Imports run one way: a package uses those below it, also in functions, foreign keys and names of tasks."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plugin import ROOT
+
+LAYERS = ["rabbit", "core", "accounts", "notifications", "queues", "agents", "status", "guardian_site"]
+BESIDE = {"message_store": {"rabbit", "core", "accounts"}}
+"""What stands beside the layers, and which of them it may use. `status` and `guardian_site` may use it."""
+
+PACKAGES = [*LAYERS, *BESIDE]
+DISTRIBUTIONS = ["guardian_consumers", "guardian_store"]
+BY_NAME = re.compile(rf"(?P<package>{'|'.join(PACKAGES)})\.(?:tasks\.\w+|[A-Z]\w+)")
+"""A task, or a model as in a foreign key."""
+
+
+def allowed(package: str) -> set[str]:
+    if package in BESIDE:
+        return {package} | BESIDE[package]
+    below = set(LAYERS[: LAYERS.index(package) + 1])
+    return below | set(BESIDE) if package in ("status", "guardian_site") else below
+
+
+def used(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the package of all that a file uses of the site."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.lineno, node.module.split(".")[0]
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                yield node.lineno, name.name.split(".")[0]
+        elif isinstance(node, ast.Constant) and (found := BY_NAME.fullmatch(str(node.value))):
+            yield node.lineno, found["package"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_uses_only_what_is_below_it(package):
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    upward = [
+        f"{path.relative_to(ROOT)}:{line} uses {other}"
+        for path in files
+        for line, other in used(path)
+        if other in {*PACKAGES, "tools", "tests"} - allowed(package)
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_distribution_uses_nothing_of_the_site(name):
+    files = sorted((ROOT / "packages" / name.replace("_", "-")).rglob("*.py"))
+    assert files
+    assert [path for path in files for _, other in used(path) if other in PACKAGES] == []
+
+
+def test_rabbit_does_not_import_django():
+    files = (ROOT / "rabbit").rglob("*.py")
+    assert [path for path in files for _, other in used(path) if other == "django"] == []
