@@ -34,7 +34,7 @@ from accounts.models import AuthToken, Owner
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
 from core import broker, bulk, locks
 from core.models import Removal
-from queues import forgetting
+from queues import tombstones
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.threads import Threads
 
@@ -561,9 +561,9 @@ class _Batch:
     def _note(self) -> None:
         """Write down what became of all of it."""
         queues = [removal for removal in self.gone if removal.kind == Removal.Kind.QUEUE]
-        forgetting.forget([(queue.vhost, queue.name) for queue in queues])
+        tombstones.forget([(queue.vhost, queue.name) for queue in queues])
         for vhost in [removal.name for removal in self.gone if removal.kind == Removal.Kind.VHOST]:
-            forgetting.forget_vhost(vhost)
+            tombstones.forget_vhost(vhost)
             Removal.objects.filter(kind=Removal.Kind.QUEUE, vhost=vhost).delete()
         over = [*self.gone, *self.kept]
         self._mine(over).delete()

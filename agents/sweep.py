@@ -21,7 +21,7 @@ from agents.reports import UNDER_WAY, QueueName, Report, batches, hold_the_brake
 from core import broker, bulk
 from core.leases import HeldLease
 from core.models import Removal
-from rabbit import directly
+from rabbit import amqp
 from rabbit.management import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, is_agents_queue, readable
 from rabbit.snapshot import Present
@@ -144,7 +144,7 @@ def _without_dead_letters(look: Look) -> list[str]:
 
 def _foresee(report: Report, names: Sequence[QueueName], force: bool) -> None:
     """Say which of these would be deleted, and which kept."""
-    depths = {} if force else directly.ask(broker.amqp_url(), names)
+    depths = {} if force else amqp.ask(broker.amqp_url(), names)
     for name in names:
         if name in depths and depths[name].consumers:
             _keep(report, name)

@@ -29,7 +29,7 @@ from accounts.admin import (
 )
 from accounts.models import Owner, PulseUser, check_thresholds
 from core.models import Lease
-from queues import by_hand
+from queues import actions
 from queues.models import Pass, Queue, QueueEvent, Watch
 from queues.thresholds import brake_limit
 from rabbit.names import readable
@@ -46,7 +46,7 @@ class QueueForm(forms.ModelForm):
     def clean(self) -> dict[str, Any]:
         """Refuse limits by which it would be deleted before anybody is warned."""
         cleaned = super().clean() or self.cleaned_data
-        by_hand.check_limits(self.instance.pulse_user, cleaned.get("warn_length"), cleaned.get("max_length"))
+        actions.check_limits(self.instance.pulse_user, cleaned.get("warn_length"), cleaned.get("max_length"))
         return cleaned
 
 
@@ -132,11 +132,11 @@ class QueueAdmin(ReadOnly):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
         """Set the limits that were changed: somebody, or a pass, may have written the rest in the meantime."""
-        by_hand.set_limits(obj, visitor(request), **{name: form.cleaned_data[name] for name in form.changed_data})
+        actions.set_limits(obj, visitor(request), **{name: form.cleaned_data[name] for name in form.changed_data})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         """Return all fields but the operators' own."""
-        return [str(name) for name in self.fields if name not in by_hand.LIMITS]
+        return [str(name) for name in self.fields if name not in actions.LIMITS]
 
     @admin.action(description="Delete the selected queues on the broker", permissions=["change"])
     def delete_on_broker(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
@@ -148,7 +148,7 @@ class QueueAdmin(ReadOnly):
             "Delete them",
             "Length",
         )
-        return self._destroy(request, queryset, question, by_hand.delete_queue, "deleted")
+        return self._destroy(request, queryset, question, actions.delete_queue, "deleted")
 
     @admin.action(description="Empty the selected queues", permissions=["change"])
     def purge(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
@@ -160,7 +160,7 @@ class QueueAdmin(ReadOnly):
             "Empty them",
             "Length",
         )
-        return self._destroy(request, queryset, question, by_hand.purge_queue, "emptied")
+        return self._destroy(request, queryset, question, actions.purge_queue, "emptied")
 
     def _destroy(
         self,
@@ -179,7 +179,7 @@ class QueueAdmin(ReadOnly):
             return ask(self, request, question, queues, _with_length)
         else:
             do_to_each(
-                self, request, queues, lambda queue: destroy(queue, visitor(request)), done, refusals=(by_hand.Gone,)
+                self, request, queues, lambda queue: destroy(queue, visitor(request)), done, refusals=(actions.Gone,)
             )
         return None
 
@@ -223,7 +223,7 @@ class QueueAdmin(ReadOnly):
 
     def _limit(self, request: HttpRequest, queues: QuerySet[Queue], done: str, **limits: Any) -> None:
         these = list(queues)
-        refused = by_hand.set_limits_of_all(these, visitor(request), limits)
+        refused = actions.set_limits_of_all(these, visitor(request), limits)
         went_well = [str(queue) for queue in these if queue.pk not in refused]
         tell_each(self, request, went_well, done, [(str(one), refused[one.pk]) for one in these if one.pk in refused])
 

@@ -16,7 +16,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts.api import Request
 from core.endpoints import page_of, read
-from queues import by_hand, charts, exchanges
+from queues import actions, charts, exchanges
 from queues.listing import QueueFilter
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.serializers import (
@@ -39,7 +39,7 @@ def still_there() -> Iterator[None]:
     """Answer 404 where what the path names isn't on the broker any more."""
     try:
         yield
-    except by_hand.Gone as error:
+    except actions.Gone as error:
         raise NotFound(str(error)) from error
 
 
@@ -82,14 +82,14 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         For operators. What is left out stays.
         """
         queue = self.get_object()
-        by_hand.set_limits(queue, request.user, **read(LimitsSerializer, request))
+        actions.set_limits(queue, request.user, **read(LimitsSerializer, request))
         return Response(self.get_serializer(queue).data)
 
     @extend_schema(responses={204: None, 409: None, 503: None})
     def destroy(self, request: Request, uuid: str) -> Response:
         """Delete a queue with all that is in it."""
         with still_there():
-            by_hand.delete_queue(self.get_object(), request.user)
+            actions.delete_queue(self.get_object(), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None, 409: None, 503: None})
@@ -99,13 +99,13 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         Its ready messages are removed. What consumers hold unacknowledged stays.
         """
         with still_there():
-            by_hand.purge_queue(self.get_object(), request.user)
+            actions.purge_queue(self.get_object(), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(responses=LiveSerializer)
     def live(self, request: Request, uuid: str) -> Response:
         """Ask the broker about a queue, right now."""
-        return Response(LiveSerializer(by_hand.live(self.get_object())).data)
+        return Response(LiveSerializer(actions.live(self.get_object())).data)
 
     @extend_schema(filters=False, responses={200: BindingSerializer(many=True), 503: None})
     def bindings(self, request: Request, uuid: str) -> Response:
@@ -114,7 +114,7 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         Beside the default exchange, to which every queue is bound by its name.
         """
         queue = self.get_object()
-        live = by_hand.live(queue)
+        live = actions.live(queue)
         nothing_told = live.arguments is None and live.ready is None
         if nothing_told and queue.state == Queue.State.GONE:
             raise NotFound("The queue isn't on the broker any more.")

@@ -29,7 +29,7 @@ from queues.thresholds import (
     over_unacked_since,
     resolve,
 )
-from rabbit.directly import Depth
+from rabbit.amqp import Depth
 from rabbit.names import Kind, kind_of_queue, user_of_queue
 from rabbit.snapshot import CLASSIC, QueueSeen, Snapshot
 

@@ -29,7 +29,7 @@ from queues.models import Queue, QueueEvent
 from queues.quiet import Quiet
 from queues.subject import about
 from queues.thresholds import DELETING, GONE
-from rabbit import directly, snapshot
+from rabbit import amqp, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.snapshot import CLASSIC, Snapshot
 from rabbit.threads import Threads
@@ -101,7 +101,7 @@ class Deletion:
         """
         look = Look([one for one in condemned if one.for_its_name], [], [])
         by_length = [one for one in condemned if not one.for_its_name]
-        depths = directly.ask(self.amqp_url, [_name(one.queue) for one in by_length])
+        depths = amqp.ask(self.amqp_url, [_name(one.queue) for one in by_length])
         doubtful: list[Condemned] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
@@ -288,7 +288,7 @@ class Deletion:
             if error.status:
                 return error
             try:  # a name like ".." is none in a URL, and would be a way to grow without end
-                directly.delete(self.amqp_url, vhost, name)
+                amqp.delete(self.amqp_url, vhost, name)
             except (OSError, AMQPError) as direct_error:
                 return Refused(f"{error}; by AMQP: {direct_error}", status=0, reason=str(direct_error))
         except BrokerError as error:

@@ -10,7 +10,7 @@ from django.contrib.auth.models import AnonymousUser
 from accounts import audit
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues.by_hand import Gone
+from queues.actions import Gone
 from rabbit.management import Binding, NotThere
 from rabbit.names import user_of_exchange
 

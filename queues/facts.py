@@ -15,7 +15,7 @@ from queues import growth
 from queues.comparison import Known
 from queues.models import QueueSample
 from queues.thresholds import Thresholds
-from rabbit import directly
+from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, MOST_MESSAGES, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management, NotThere, Refused
 from rabbit.names import DEAD_LETTER_QUEUE
@@ -98,7 +98,7 @@ class Facts:
 def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName], among: int) -> dict[QueueName, Feed]:
     """Return the feed of each of these queues, given as (vhost, name), of ``among`` that there are."""
     with Threads(1) as beside:  # each waits for the broker most of the time
-        asked = beside.submit(directly.ask, amqp_url, queues)
+        asked = beside.submit(amqp.ask, amqp_url, queues)
         bindings = _ask_bindings(management, queues, one_by_one=len(queues) <= max(ONE_BY_ONE, among // ONE_IN))
     consumers = {queue: depth.consumers for queue, depth in asked.result().items()}
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}

@@ -46,7 +46,7 @@ from queues.facts import Facts
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.subject import about
 from queues.thresholds import GONE, policy
-from rabbit import directly, snapshot
+from rabbit import amqp, snapshot
 from rabbit.management import BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
 from rabbit.prometheus import NotUsable
@@ -256,7 +256,7 @@ def _compare(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> tup
     observation = _load(run, seen, known)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
     if changes.unconfirmed:
-        depths = directly.ask(broker.amqp_url(), changes.unconfirmed)
+        depths = amqp.ask(broker.amqp_url(), changes.unconfirmed)
         seen = confirmed(seen, changes.unconfirmed, depths, observation.known)
         observation = replace(observation, snapshot=seen)
         changes = compare(observation, run.rules, now=run.now, force=run.force)

@@ -6,10 +6,10 @@ from django.dispatch import receiver
 
 from accounts import signals
 from accounts.models import PulseUser
-from queues import forgetting
+from queues import tombstones
 
 
 @receiver(signals.pulse_user_removed)
 def forget_queues(sender: object, pulse_user: PulseUser, **_: Any) -> None:
     """Forget the queues that went with an account."""
-    forgetting.forget_queues_of(pulse_user)
+    tombstones.forget_queues_of(pulse_user)

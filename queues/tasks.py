@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from queues import monitor, pruning, unattended, weekly
+from queues import consumer_health, monitor, pruning, weekly
 
 
 @shared_task
@@ -21,7 +21,7 @@ def prune() -> None:
 @shared_task
 def count_consumers() -> None:
     """Count the consumers of the guarded queues."""
-    unattended.count_consumers()
+    consumer_health.count_consumers()
 
 
 @shared_task

@@ -11,7 +11,7 @@ from accounts import audit
 from accounts.adoption import LEFT_OUT, THERE, Step
 from core import broker, bulk
 from core.leases import LeaseTaken, lease
-from queues.by_hand import LIMITS
+from queues.actions import LIMITS
 from queues.models import Queue, QueueEvent
 from queues.monitor import LEASE
 from rabbit import snapshot

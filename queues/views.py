@@ -23,7 +23,7 @@ from django_htmx.middleware import HtmxDetails
 
 from accounts.models import Owner, PulseUser
 from core.formatting import duration, pace
-from queues import by_hand, charts, exchanges, growth, thresholds
+from queues import actions, charts, exchanges, growth, thresholds
 from queues.exchanges import OwnExchange
 from queues.listing import ORDERINGS, QueueFilter, Standing, should_have_consumer, standing
 from queues.models import Queue, QueueEvent, QueueSample, Watch
@@ -244,10 +244,10 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
     """Show one queue to its owners and to operators; to everybody else it isn't there."""
     queue = _queue(request, uuid)
     there = queue.state != Queue.State.GONE
-    live = by_hand.live(queue) if there else by_hand.Live()
+    live = actions.live(queue) if there else actions.Live()
     events = list(queue.events.select_related("by")[:EVENTS_SHOWN])
     context = _now(request, queue)
-    limits = LimitsForm(initial={name: getattr(queue, name) for name in by_hand.LIMITS})
+    limits = LimitsForm(initial={name: getattr(queue, name) for name in actions.LIMITS})
     return render(
         request,
         "queues/queue.html",
@@ -381,7 +381,7 @@ def _bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
     return {"shown": told[:BINDINGS_SHOWN], "more": max(0, len(told) - BINDINGS_SHOWN)}
 
 
-def _arguments_shown(live: by_hand.Live) -> list[tuple[str, str]]:
+def _arguments_shown(live: actions.Live) -> list[tuple[str, str]]:
     return sorted((readable(key), readable(str(value))) for key, value in (live.arguments or {}).items())
 
 
@@ -414,7 +414,7 @@ def _told(event: QueueEvent) -> tuple[str, str, str]:
     if event.kind != QueueEvent.Kind.ADJUSTED:
         return what, "", who
     before, after = event.details.get("before", {}), event.details.get("after", {})
-    changed = [name for name in by_hand.LIMITS if before.get(name) != after.get(name)]
+    changed = [name for name in actions.LIMITS if before.get(name) != after.get(name)]
     return what, "; ".join(f"{LIMITS_IN_WORDS[name]}: {_limit(after.get(name))}" for name in changed), who
 
 
@@ -468,7 +468,7 @@ class LimitsForm(forms.Form):
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
     """Delete a queue, once its name was typed."""
-    return _destroy(request, uuid, "queues/delete.html", by_hand.delete_queue, "deleted", reverse("queues"))
+    return _destroy(request, uuid, "queues/delete.html", actions.delete_queue, "deleted", reverse("queues"))
 
 
 @signed_in
@@ -476,7 +476,7 @@ def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
 def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
     """Empty a queue, once its name was typed."""
     its_page = reverse("queue", args=[uuid])
-    return _destroy(request, uuid, "queues/purge.html", by_hand.purge_queue, "emptied", its_page)
+    return _destroy(request, uuid, "queues/purge.html", actions.purge_queue, "emptied", its_page)
 
 
 def _destroy(
@@ -490,19 +490,19 @@ def _destroy(
     form = NameForm(name, request.POST if request.method == "POST" else None)
     trouble, status = "", 200
     try:
-        by_hand.require_may_destroy(queue, request.user)
+        actions.require_may_destroy(queue, request.user)
         if form.is_valid():
             destroy(queue, request.user)
             messages.success(request, f"The queue {name} is {done}.")
             return redirect(afterwards)
     except PermissionDenied as error:
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": str(error)}, status=403)
-    except by_hand.Gone as error:
+    except actions.Gone as error:
         messages.warning(request, f"The queue {name} was not {done}. {error}")
         return redirect("queue", uuid)
     except BrokerError as error:
         trouble, status = in_words(error, f"It was not {done}")
-    live = by_hand.live(queue) if not trouble else by_hand.Live()
+    live = actions.live(queue) if not trouble else actions.Live()
     context = {
         "queue": queue,
         "name": name,
@@ -525,12 +525,12 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     if not request.user.is_staff:
         why = "Only operators set the limits of a queue. Ask one, and say which queue it is and what it needs."
         return render(request, "queues/refused.html", {"queue": queue, "name": name, "why": why}, status=403)
-    initial = {field: getattr(queue, field) for field in by_hand.LIMITS}
+    initial = {field: getattr(queue, field) for field in actions.LIMITS}
     form = LimitsForm(request.POST if request.method == "POST" else None, initial=initial)
     if form.is_valid():
         try:
             changed = {name: form.cleaned_data[name] for name in form.changed_data}
-            by_hand.set_limits(queue, request.user, **changed)
+            actions.set_limits(queue, request.user, **changed)
         except ValidationError as error:
             form.add_error(None, error)
         else:
@@ -608,7 +608,7 @@ def exchange_delete(request: Request) -> HttpResponse:
             messages.success(request, f"The exchange {readable(name)} is deleted.")
             return redirect("exchanges")
         found = [one for one in exchanges.own_exchanges(request.user) if one.name == name]
-    except by_hand.Gone:
+    except actions.Gone:
         found = []
     except BrokerError as error:
         trouble, status = in_words(error, "It was not deleted", asked=form.is_valid())

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import amqp
 
-from rabbit.directly import connection_to
+from rabbit.amqp import connection_to
 
 SECONDS = 4.0
 """How long one answer may take."""

@@ -22,7 +22,7 @@ from core.models import Lease, Removal
 from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
-from queues import by_hand
+from queues import actions
 from queues.models import Pass, Queue, QueueEvent, Watch
 from queues.monitor import run_pass
 from rabbit.management import NotThere
@@ -507,7 +507,7 @@ def test_a_form_that_was_open_while_somebody_else_set_limits_sets_what_was_chang
     path = page.format(queue)
     form = fields_of(admin.get(path))
     assert (form["warn_length"], form["initial-warn_length"]) == ("6", "6")
-    by_hand.set_limits(queue, operator, unbounded=True, warn_length=5)
+    actions.set_limits(queue, operator, unbounded=True, warn_length=5)
     assert admin.post(path, {**form, "max_length": "20"}).status_code == 302
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 5, 20)
@@ -523,7 +523,7 @@ def test_limits_that_can_not_be_as_things_stand_by_now_are_told(admin, operator)
     queue = make_queue(warn_length=6, max_length=9)
     path = f"/admin/queues/queue/{queue.pk}/change/"
     form = fields_of(admin.get(path))
-    by_hand.set_limits(queue, operator, max_length=7)
+    actions.set_limits(queue, operator, max_length=7)
     answer = admin.post(path, {**form, "warn_length": "8"})
     assert answer.status_code == 302
     [text] = messages_of(answer)

@@ -15,7 +15,7 @@ from agents.models import AgentVhost, Consumer, Offering, SubscriptionQueue
 from agents.registration import create_queue, make_again, register_consumer, register_subscription
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import by_hand, monitor, unattended
+from queues import actions, consumer_health, monitor
 from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
@@ -199,13 +199,13 @@ def test_an_owner_is_told_that_nothing_reads_a_registered_queue_but_not_of_dead_
     monitor.run_pass()
 
     def all_are_counted():
-        unattended.count_consumers()
+        consumer_health.count_consumers()
         return not Queue.objects.filter(consumers=None).exists()
 
     wait_until(all_are_counted)  # the broker counts a new queue's consumers after some seconds
     for queue in Queue.objects.all():
         Queue.objects.filter(pk=queue.pk).update(unattended_since=timezone.now() - timedelta(minutes=6))
-    assert unattended.count_consumers() == 2
+    assert consumer_health.count_consumers() == 2
     assert sent_with_queue() == [("no-consumers", registered.queue_name)] == sent_with_queue("ops@example.org")
     text = text_to()
     assert "start its agent" in text
@@ -267,12 +267,12 @@ def test_an_owner_may_not_delete_or_empty_a_registered_queue_and_an_operator_may
     operator = Owner.objects.create_superuser("root@example.org")
     monitor.run_pass()
     queue = Queue.objects.get(name=registered.queue_name)
-    for destroy in (by_hand.delete_queue, by_hand.purge_queue):
+    for destroy in (actions.delete_queue, actions.purge_queue):
         with pytest.raises(PermissionDenied, match="agent's registration"):
             destroy(queue, alice)
-    by_hand.purge_queue(queue, operator)
+    actions.purge_queue(queue, operator)
     assert SubscriptionQueue.objects.get().state == "ready"
-    by_hand.delete_queue(queue, operator)
+    actions.delete_queue(queue, operator)
     assert SubscriptionQueue.objects.get().state == "creating"
     assert registered.queue_name not in agents.queues(theirs)
 
@@ -280,7 +280,7 @@ def test_an_owner_may_not_delete_or_empty_a_registered_queue_and_an_operator_may
 def test_an_owner_may_delete_an_orphan_in_the_vhost_of_their_agents(theirs, open_theirs, alice):
     open_theirs.queue("subscription_of_nobody", 3)
     monitor.run_pass()
-    by_hand.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
+    actions.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
     assert facts("subscription_of_nobody")[2] == "gone"
 
 

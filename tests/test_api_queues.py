@@ -10,7 +10,7 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from notifications import preferences
 from notifications.models import Channel
-from queues import by_hand
+from queues import actions
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from tests.api import Program
 from tests.toolbox import stored_queue
@@ -369,13 +369,13 @@ def test_nobody_finds_a_queue_by_guessing(alice):
 
 def test_what_two_operators_change_at_once_is_both_kept(operator, account, monkeypatch):
     queue = row("queue/alice/q", account, warn_length=100, max_length=1000)
-    set_limits = by_hand.set_limits
+    set_limits = actions.set_limits
 
     def in_between(*args, **limits):
         Queue.objects.update(warn_length=200)
         set_limits(*args, **limits)
 
-    monkeypatch.setattr(by_hand, "set_limits", in_between)
+    monkeypatch.setattr(actions, "set_limits", in_between)
     told = Program(operator).patch(f"queues/{queue.uuid}/", {"max_length": 5000}).json()
     queue.refresh_from_db()
     assert (queue.warn_length, queue.max_length) == (told["warn_length"], told["max_length"]) == (200, 5000)

@@ -26,7 +26,7 @@ from agents.models import EventSubscription, SubscriptionQueue
 from core import locks
 from notifications import channels, preferences, sending
 from notifications.models import Channel
-from queues import by_hand, pruning
+from queues import actions, pruning
 from queues.models import Queue
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Management, NotThere
@@ -184,7 +184,7 @@ def test_what_an_owner_did_and_what_was_done_to_them_is_read_after_they_are_gone
 def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, operator, monkeypatch):
     leaving = Owner.objects.create_user("leaving@example.org", is_staff=True)
     forget()
-    set_limits, purge, destroy = by_hand.set_limits, by_hand.purge_queue, by_hand.delete_queue
+    set_limits, purge, destroy = actions.set_limits, actions.purge_queue, actions.delete_queue
 
     def late(do):
         def removed_first(queue, by, **limits):
@@ -194,7 +194,7 @@ def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, ope
         return removed_first
 
     for name, do in (("set_limits", set_limits), ("purge_queue", purge), ("delete_queue", destroy)):
-        monkeypatch.setattr(by_hand, name, late(do))
+        monkeypatch.setattr(actions, name, late(do))
     client = Client()
     typed = {"typed": queue.name}
     for page, form in (("limits", {"warn_length": "6"}), ("purge", typed), ("delete", typed)):
@@ -224,7 +224,7 @@ def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, operator):
 
 
 @pytest.mark.parametrize(
-    ("do", "deed"), [(by_hand.delete_queue, "deleted on the broker"), (by_hand.purge_queue, "purged")]
+    ("do", "deed"), [(actions.delete_queue, "deleted on the broker"), (actions.purge_queue, "purged")]
 )
 def test_what_is_asked_of_the_broker_is_there_with_its_outcome(queue, alice, broker, settings, do, deed):
     forget()
@@ -272,7 +272,7 @@ def test_what_was_begun_when_the_process_was_killed_is_of_unknown_outcome(queue,
 
     monkeypatch.setattr(Management, "delete_queue", killed)
     with pytest.raises(SystemExit):
-        by_hand.delete_queue(queue, alice)
+        actions.delete_queue(queue, alice)
     assert [entry[3] for entry in trail()] == ["unknown"]
 
 

@@ -23,7 +23,7 @@ from queues.comparison import (
 )
 from queues.quiet import Say
 from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
-from rabbit.directly import Depth
+from rabbit.amqp import Depth
 from rabbit.snapshot import QueueSeen, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -154,7 +154,9 @@ def test_the_page_of_settings_is_fresh():
 
 def test_every_file_and_function_of_the_map_is_there():
     text = (DOCS / "code.md").read_text()
-    rooms = "guardian_site|status|agents|queues|notifications|accounts|core|rabbit|packages|tools|deploy|tests|templates"
+    rooms = (
+        "guardian_site|status|agents|queues|notifications|accounts|core|rabbit|packages|tools|deploy|tests|templates"
+    )
     for path in set(re.findall(rf"`((?:{rooms})/[^`]*)`", text)):
         assert (PROJECT / path).exists(), path
     rows = re.findall(r"`([\w/]+\.py)`((?:, `\w+`)+)", text)

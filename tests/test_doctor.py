@@ -30,7 +30,7 @@ from agents.models import AgentIdentity, EventSubscription, Offering
 from core.models import Lease
 from notifications.models import Notification
 from queues.models import Pass, Watch
-from rabbit import checkup, directly
+from rabbit import amqp, checkup
 from rabbit.management import Node
 from rabbit.permissions import EVERYTHING, Permissions
 from status import doctor
@@ -332,7 +332,7 @@ def amqps(tmp_path, monkeypatch):
     [
         lambda url: checkup.enter(url, "/"),
         lambda url: checkup.greeting(url),
-        lambda url: directly.delete(url, "/", "q"),
+        lambda url: amqp.delete(url, "/", "q"),
     ],
     ids=["enter", "greeting", "delete"],
 )

@@ -4,7 +4,7 @@ import pytest
 
 from accounts.models import AuditEntry, Owner
 from queues import exchanges
-from queues.by_hand import Gone
+from queues.actions import Gone
 from rabbit.management import BrokerAway
 from rabbit.names import readable
 from tests.proxy import Proxy, http_answer

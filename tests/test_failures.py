@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+import rabbit.amqp
 from core import broker
 from core.models import Lease
 from notifications.models import Notification
 from queues import deletion, monitor, tasks
 from queues.models import Pass, Queue, Watch
-from rabbit import directly
 from rabbit.management import BrokerAway, Management
 from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
@@ -177,14 +177,14 @@ def test_a_connection_that_is_cut_in_the_middle_of_the_list_is_made_anew(amqp, b
 
 def between_look_and_act(monkeypatch, action):
     """Have something happen right after the second look."""
-    ask = directly.ask
+    ask = rabbit.amqp.ask
 
     def ask_and_act(*arguments):
         answer = ask(*arguments)
         action()
         return answer
 
-    monkeypatch.setattr(deletion.directly, "ask", ask_and_act)
+    monkeypatch.setattr(deletion.amqp, "ask", ask_and_act)
 
 
 def test_a_queue_that_was_emptied_since_the_list_stays(amqp, alice, monkeypatch, management, guarded):

@@ -15,7 +15,7 @@ from agents.models import AgentVhost, EventSubscription, Offering, SubscriptionQ
 from core import bulk, leases
 from core.models import Lease
 from notifications.models import Notification
-from queues import by_hand, monitor, pruning
+from queues import actions, monitor, pruning
 from queues.deletion import Deletion
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from rabbit.management import Management
@@ -386,7 +386,7 @@ def test_a_queue_that_is_deleted_by_hand_during_a_pass_stays_gone_and_nobody_is_
     monitor.run_pass()
     queue = Queue.objects.get(name="queue/alice/builds")
     amqp.publish(queue.name, more)
-    before_the_pass_writes(monkeypatch, lambda: by_hand.delete_queue(queue, alice))
+    before_the_pass_writes(monkeypatch, lambda: actions.delete_queue(queue, alice))
     reports = [monitor.run_pass() for _ in range(3)]
     assert [(report.deleted, report.gone, report.errors) for report in reports] == [(0, 0, [])] * 3
     queue.refresh_from_db()
@@ -405,7 +405,7 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
 
     def delete_and_read():
         monkeypatch.setattr(monitor, "_known", known)
-        by_hand.delete_queue(queue, alice)
+        actions.delete_queue(queue, alice)
         return known()
 
     monkeypatch.setattr(monitor, "_known", delete_and_read)
@@ -424,7 +424,7 @@ def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amq
 
     def delete_first(self, *arguments, **options):
         monkeypatch.setattr(Deletion, step, at_that_step)
-        by_hand.delete_queue(Queue.objects.get(name="queue/alice/builds"), alice)
+        actions.delete_queue(Queue.objects.get(name="queue/alice/builds"), alice)
         return at_that_step(self, *arguments, **options)
 
     monkeypatch.setattr(Deletion, step, delete_first)
@@ -444,7 +444,7 @@ def test_a_condemned_queue_that_is_deleted_by_hand_and_declared_again_is_not_del
     announce = Deletion._announce
 
     def delete_and_declare(self, *arguments):
-        by_hand.delete_queue(Queue.objects.get(), alice)
+        actions.delete_queue(Queue.objects.get(), alice)
         amqp.queue("queue/alice/builds", 1)
         return announce(self, *arguments)
 
@@ -551,7 +551,7 @@ def test_queues_that_are_deleted_by_hand_after_the_list_are_no_short_list(amqp, 
 
     def delete_half():
         for queue in Queue.objects.order_by("name")[:3]:
-            by_hand.delete_queue(queue, alice)
+            actions.delete_queue(queue, alice)
 
     after_the_list(monkeypatch, delete_half)
     assert monitor.run_pass().errors == []

@@ -17,11 +17,11 @@ from core.formatting import pace
 from core.leases import lease
 from core.models import Removal
 from notifications.models import Notification
+from queues.consumer_health import _as_known
 from queues.facts import Facts
 from queues.models import Pass, Queue, QueueSample, Watch
 from queues.monitor import run_pass
 from queues.thresholds import of_queue
-from queues.unattended import _as_known
 from rabbit.management import Node
 from status import overview
 from status.overview import Broker, Guardian, Level, Outbox, PassSeen, Removals, SweepSeen, of_broker, of_guardian

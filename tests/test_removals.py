@@ -731,7 +731,7 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(removals.forgetting, "forget", killed)
+        patch.setattr(removals.tombstones, "forget", killed)
         with pytest.raises(Killed):
             made.subscription.delete()
     assert removals.finish() == 0

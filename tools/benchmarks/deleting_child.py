@@ -12,7 +12,7 @@ from accounts.models import Owner, PulseUser
 from core import broker
 from queues.deletion import SIDE_BY_SIDE
 from queues.monitor import run_pass
-from rabbit import directly
+from rabbit import amqp
 from rabbit.management import Management
 from rabbit.snapshot import COLUMNS, TOTALS
 from tools.benchmarks.load import REST_SECONDS, publish_one_each, wait_for_messages
@@ -71,7 +71,7 @@ class Doomed:
         params = {**TOTALS, "columns": COLUMNS}
         listing, _ = timed(lambda: self.management.list_queues(self.vhost, params))
         asked = [(self.vhost, name) for name in names]
-        declares, depths = timed(lambda: directly.ask(broker.amqp_url(), asked))
+        declares, depths = timed(lambda: amqp.ask(broker.amqp_url(), asked))
         assert len(depths) == self.doomed
         surroundings, _ = timed(lambda: self._surroundings(names))
         deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
@@ -79,7 +79,7 @@ class Doomed:
 
     def _surroundings(self, names: list[str]) -> None:
         with ThreadPoolExecutor(1) as beside:
-            consumers = beside.submit(directly.ask, broker.amqp_url(), [(self.vhost, name) for name in names])
+            consumers = beside.submit(amqp.ask, broker.amqp_url(), [(self.vhost, name) for name in names])
             self._side_by_side(partial(self.management.queue_bindings, self.vhost), names)
             assert len(consumers.result()) == len(names)
 

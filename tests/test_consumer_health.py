@@ -12,9 +12,9 @@ from core.leases import lease
 from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import by_hand, monitor, unattended
+from queues import actions, consumer_health, monitor
+from queues.consumer_health import Attendance, Count, count_consumers
 from queues.models import Queue, Watch
-from queues.unattended import Attendance, Count, count_consumers
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import queue_row, sent
 
@@ -194,14 +194,14 @@ def test_nobody_hears_that_a_queue_has_no_consumer_once_they_heard_that_it_is_de
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     known_to_be_without(broker_proxy, guarded)
-    gather = unattended._gather_facts
+    gather = consumer_health._gather_facts
 
     def be_deleted_meanwhile(*args):
         gathered = gather(*args)
         Queue.objects.update(state=state)
         return gathered
 
-    monkeypatch.setattr(unattended, "_gather_facts", be_deleted_meanwhile)
+    monkeypatch.setattr(consumer_health, "_gather_facts", be_deleted_meanwhile)
     assert count_consumers() == 0
     assert sent("alice@example.org") == []
     assert known()[2] is None
@@ -231,7 +231,7 @@ def test_a_queue_that_goes_and_comes_back_with_a_consumer_is_told_about_once(
     assert count_consumers() == 2
     if how == "by hand":
         settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
-        by_hand.delete_queue(Queue.objects.get(), alice)
+        actions.delete_queue(Queue.objects.get(), alice)
     else:
         amqp.channel.queue_delete(NAME)
         Queue.objects.update(state="gone")

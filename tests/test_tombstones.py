@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from accounts.models import PulseUser
-from queues import forgetting
+from queues import tombstones
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from tests.toolbox import queue_row
@@ -38,7 +38,7 @@ def test_the_queues_of_a_pulse_user_that_is_removed_are_gone_with_it(
     run_pass()
     account = PulseUser.objects.get()
     with django_assert_max_num_queries(5):  # two of them begin and end the transaction
-        assert forgetting.forget_queues_of(account) == queues
+        assert tombstones.forget_queues_of(account) == queues
     assert Queue.objects.filter(state="gone").count() == queues
     assert QueueEvent.objects.filter(kind="removed", details__with="alice").count() == queues
     assert Queue.objects.get(name="celery").state == "ok"
@@ -53,7 +53,7 @@ def test_a_queue_that_is_gone_already_is_not_removed_again(alice):
     account = PulseUser.objects.get()
     rows("/", ["queue/alice/a"], state="gone", pulse_user=account)
     Queue.objects.update(last_seen=timezone.now() - timedelta(days=1))
-    assert forgetting.forget_queues_of(account) == 0
+    assert tombstones.forget_queues_of(account) == 0
     assert removed() == []
 
 
@@ -66,23 +66,23 @@ def test_queues_are_forgotten_by_vhost_and_name_in_as_many_statements_for_many_a
     rows("other", names)
     asked = [("one", name) for name in names]
     with django_assert_max_num_queries(5):  # two of them begin and end the transaction
-        assert forgetting.forget([*asked, *asked, ("one", "never seen"), ("none", names[0])]) == queues
+        assert tombstones.forget([*asked, *asked, ("one", "never seen"), ("none", names[0])]) == queues
     assert set(Queue.objects.filter(state="gone").values_list("vhost", "name")) == set(asked)
     first = Queue.objects.get(vhost="one", name=names[0])
     assert (first.length, first.consumers, first.unattended_since) == (None, None, None)
     assert removed()[0] == ("one", names[0], None, {"length": 4, "why": "unregistered"})
-    assert forgetting.forget(asked) == 0
+    assert tombstones.forget(asked) == 0
 
 
 def test_where_there_is_nothing_to_forget_nothing_is_asked(django_assert_num_queries):
     with django_assert_num_queries(0):
-        assert forgetting.forget([]) == 0
+        assert tombstones.forget([]) == 0
 
 
 def test_the_queues_of_a_vhost_are_gone_with_it_and_no_others():
     rows("one", ["consumer_1", "guardian.dlq"])
     rows("other", ["consumer_1"])
-    assert forgetting.forget_vhost("one") == 2
+    assert tombstones.forget_vhost("one") == 2
     assert not Queue.objects.filter(vhost="one").exclude(state="gone").exists()
     assert Queue.objects.get(vhost="other").state == "ok"
     assert [details["why"] for *_, details in removed()] == ["vhost", "vhost"]

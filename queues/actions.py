@@ -17,9 +17,9 @@ from accounts import audit, vouching
 from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresholds
 from core import broker
 from queues import registered
-from queues.forgetting import as_gone, figures
 from queues.models import Queue, QueueEvent
-from rabbit import directly
+from queues.tombstones import as_gone, figures
+from rabbit import amqp
 from rabbit.management import Binding, BrokerAway, BrokerError, NotThere, Refused, was_not_done
 
 logger = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ def live(queue: Queue) -> Live:
     except BrokerError as error:
         logger.warning("Asked about %s in %s: %s", queue.name, queue.vhost, error)
         return found
-    depth = directly.ask(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
+    depth = amqp.ask(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
     return found._replace(ready=depth.ready, consumers=depth.consumers) if depth else found
 
 
@@ -217,7 +217,7 @@ def _delete_on_broker(queue: Queue) -> None:
         if refused.status:
             raise
         try:  # a name like ".." is none in a URL
-            directly.delete(broker.amqp_url(), queue.vhost, queue.name)
+            amqp.delete(broker.amqp_url(), queue.vhost, queue.name)
         except AMQPError as error:
             raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
         except OSError as error:

@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from accounts.models import PulseUser
-from queues import by_hand
+from queues import actions
 from queues.models import Queue, QueueEvent
 from queues.monitor import run_pass
 from rabbit.management import BrokerAway, Refused
@@ -31,7 +31,7 @@ def events_with_owner(queue):
 
 
 def test_a_queue_is_deleted_and_it_is_written_down_by_whom(queue, alice, management, vhost):
-    by_hand.delete_queue(queue, alice)
+    actions.delete_queue(queue, alice)
     assert queue_names(management, vhost) == set()
     queue.refresh_from_db()
     assert (queue.state, queue.length) == ("gone", None)
@@ -40,27 +40,27 @@ def test_a_queue_is_deleted_and_it_is_written_down_by_whom(queue, alice, managem
 
 
 def test_a_deletion_by_hand_is_no_news_to_the_passes_that_follow(queue, alice):
-    by_hand.delete_queue(queue, alice)
+    actions.delete_queue(queue, alice)
     reports = [run_pass() for _ in range(3)]
     assert [(report.gone, report.errors) for report in reports] == [(0, [])] * 3
     assert events_with_owner(queue)[-1] == ("removed", "alice@example.org")
 
 
 def test_a_queue_that_was_deleted_by_hand_and_is_declared_again_is_the_same_row(queue, alice, amqp):
-    by_hand.delete_queue(queue, alice)
+    actions.delete_queue(queue, alice)
     amqp.queue("queue/alice/builds", 1)
     run_pass()
     assert Queue.objects.get() == queue
     assert Queue.objects.get().length == 1
 
 
-@pytest.mark.parametrize("do", [by_hand.delete_queue, by_hand.purge_queue])
+@pytest.mark.parametrize("do", [actions.delete_queue, actions.purge_queue])
 def test_a_404_decides_nothing_and_two_lists_do(queue, alice, amqp, management, vhost, do):
     # A queue whose node stops has a 404 too, and for a moment isn't listed either.
     amqp.queue("another")
     run_pass()
     management.delete_queue(vhost, queue.name)
-    with counted_requests() as sent, pytest.raises(by_hand.Gone, match="doesn't show the queue at the moment"):
+    with counted_requests() as sent, pytest.raises(actions.Gone, match="doesn't show the queue at the moment"):
         do(queue, alice)
     assert len(sent) == 2  # the second asks whether the 404 can be believed
     queue.refresh_from_db()
@@ -71,7 +71,7 @@ def test_a_404_decides_nothing_and_two_lists_do(queue, alice, amqp, management, 
 
 def test_with_the_broker_away_nothing_is_changed(queue, alice, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    for do in (by_hand.delete_queue, by_hand.purge_queue):
+    for do in (actions.delete_queue, actions.purge_queue):
         with pytest.raises(BrokerAway):
             do(queue, alice)
     queue.refresh_from_db()
@@ -84,7 +84,7 @@ def test_where_the_broker_does_not_answer_in_time_it_stays_written_down(queue, a
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
         with pytest.raises(BrokerAway):
-            by_hand.delete_queue(queue, alice)
+            actions.delete_queue(queue, alice)
     assert events_with_owner(queue) == [("removing", "alice@example.org")]
 
 
@@ -111,7 +111,7 @@ def test_a_connection_that_never_came_about_leaves_nothing_written_down_even_by_
     run_pass()
     settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
     with pytest.raises(BrokerAway):
-        by_hand.delete_queue(Queue.objects.get(), operator)
+        actions.delete_queue(Queue.objects.get(), operator)
     assert not QueueEvent.objects.exists()
 
 
@@ -119,9 +119,9 @@ def test_a_crash_right_after_the_decision_leaves_it_written_down(queue, alice, m
     def crash(queue):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(by_hand, "_delete_on_broker", crash)
+    monkeypatch.setattr(actions, "_delete_on_broker", crash)
     with pytest.raises(KeyboardInterrupt):
-        by_hand.delete_queue(queue, alice)
+        actions.delete_queue(queue, alice)
     assert events_with_owner(queue) == [("removing", "alice@example.org")]
     assert queue_names(management, vhost) == {queue.name}
 
@@ -131,7 +131,7 @@ def test_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, mana
     run_pass()
     queue = Queue.objects.get()
     with pytest.raises(Refused) as refused:
-        by_hand.delete_queue(queue, alice)
+        actions.delete_queue(queue, alice)
     assert "exclusive" in refused.value.reason
     assert events_with_owner(queue) == []
     assert queue_names(management, vhost) == {"queue/alice/mine"}
@@ -141,7 +141,7 @@ def test_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, mana
 def test_a_name_that_no_url_can_have_goes_by_amqp(amqp, operator, management, vhost, name):
     amqp.queue(name)
     run_pass()
-    by_hand.delete_queue(Queue.objects.get(), operator)
+    actions.delete_queue(Queue.objects.get(), operator)
     assert queue_names(management, vhost) == set()
     assert Queue.objects.get().state == "gone"
 
@@ -155,16 +155,16 @@ def test_any_name_can_be_emptied_and_deleted(amqp, alice, management, vhost, nam
     amqp.queue(name, 2)
     run_pass()
     queue = Queue.objects.get()
-    by_hand.purge_queue(queue, alice)
+    actions.purge_queue(queue, alice)
     run_pass()
     assert Queue.objects.get().length == 0
-    by_hand.delete_queue(queue, alice)
+    actions.delete_queue(queue, alice)
     assert queue_names(management, vhost) == set()
 
 
 def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amqp):
     amqp.channel.basic_get(queue.name)  # one is unacknowledged now
-    by_hand.purge_queue(queue, alice)
+    actions.purge_queue(queue, alice)
     run_pass()
     queue.refresh_from_db()
     assert (queue.ready, queue.unacknowledged) == (0, 1)
@@ -174,8 +174,8 @@ def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amq
 def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, management, vhost):
     def delete(by):
         try:
-            by_hand.delete_queue(Queue.objects.get(), by)
-        except by_hand.Gone:
+            actions.delete_queue(Queue.objects.get(), by)
+        except actions.Gone:
             return "gone"
         return "deleted"
 
@@ -192,11 +192,11 @@ def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, mana
 def test_only_operators_destroy_what_an_agent_registered(queue, alice, operator, management, vhost):
     Queue.objects.update(registered=True)
     queue.refresh_from_db()
-    for do in (by_hand.delete_queue, by_hand.purge_queue):
+    for do in (actions.delete_queue, actions.purge_queue):
         with pytest.raises(PermissionDenied, match="registration"):
             do(queue, alice)
     assert queue_names(management, vhost) == {queue.name}
-    by_hand.delete_queue(queue, operator)
+    actions.delete_queue(queue, operator)
     assert queue_names(management, vhost) == set()
 
 
@@ -204,7 +204,7 @@ def test_only_operators_destroy_what_an_agent_registered(queue, alice, operator,
 
 
 def test_operators_set_limits_and_it_is_written_down(queue, operator):
-    by_hand.set_limits(queue, operator, unbounded=True, warn_length=4, max_length=None)
+    actions.set_limits(queue, operator, unbounded=True, warn_length=4, max_length=None)
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 4, None)
     event = QueueEvent.objects.get(kind="adjusted")
@@ -216,19 +216,19 @@ def test_operators_set_limits_and_it_is_written_down(queue, operator):
 
 
 def test_limits_that_are_as_they_were_are_no_event(queue, operator):
-    by_hand.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
+    actions.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
     assert events_with_owner(queue) == []
 
 
 def test_owners_set_no_limits(queue, alice):
     with pytest.raises(PermissionDenied):
-        by_hand.set_limits(queue, alice, unbounded=True, warn_length=None, max_length=None)
+        actions.set_limits(queue, alice, unbounded=True, warn_length=None, max_length=None)
 
 
 @pytest.mark.parametrize(("warn", "most"), [(10, None), (5, 5), (0, 8), (None, 5), (-1, 8), (2**63, 2**63 + 1)])
 def test_limits_that_delete_before_they_warn_are_refused(queue, operator, warn, most):
     with pytest.raises(ValidationError):
-        by_hand.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
+        actions.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
     queue.refresh_from_db()
     assert (queue.warn_length, queue.max_length, events_with_owner(queue)) == (None, None, [])
 
@@ -236,25 +236,25 @@ def test_limits_that_delete_before_they_warn_are_refused(queue, operator, warn, 
 def test_an_empty_limit_is_held_against_the_one_of_the_pulse_user(queue, operator):
     PulseUser.objects.update(warn_length=2, max_length=4)
     with pytest.raises(ValidationError):
-        by_hand.set_limits(queue, operator, unbounded=False, warn_length=4, max_length=None)
-    by_hand.set_limits(queue, operator, unbounded=False, warn_length=3, max_length=None)
+        actions.set_limits(queue, operator, unbounded=False, warn_length=4, max_length=None)
+    actions.set_limits(queue, operator, unbounded=False, warn_length=3, max_length=None)
     queue.refresh_from_db()
     assert queue.warn_length == 3
 
 
 def test_limits_leave_what_a_pass_wrote_meanwhile(queue, operator):
     Queue.objects.update(state="deleting", ready=11)
-    by_hand.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
+    actions.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
     queue.refresh_from_db()
     assert (queue.state, queue.ready, queue.unbounded) == ("deleting", 11, True)
 
 
 def test_limits_that_are_left_out_stay_as_the_database_has_them(queue, operator):
     Queue.objects.update(unbounded=True, warn_length=3)
-    by_hand.set_limits(queue, operator, max_length=9)
+    actions.set_limits(queue, operator, max_length=9)
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 3, 9)
-    by_hand.set_limits(queue, operator, warn_length=None)
+    actions.set_limits(queue, operator, warn_length=None)
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, None, 9)
 
@@ -266,7 +266,7 @@ def test_live_tells_what_the_broker_says_now(queue, amqp):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.channel.queue_bind(queue.name, "exchange/alice/events", "build.#")
     amqp.publish(queue.name, 2)
-    live = by_hand.live(queue)
+    live = actions.live(queue)
     assert (live.ready, live.consumers, live.arguments) == (5, 0, {})
     assert [(binding.source, binding.routing_key) for binding in live.bindings] == [
         ("exchange/alice/events", "build.#")
@@ -275,10 +275,10 @@ def test_live_tells_what_the_broker_says_now(queue, amqp):
 
 def test_live_has_gaps_where_the_broker_is_away(queue, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    assert by_hand.live(queue) == (None, None, None, None)
+    assert actions.live(queue) == (None, None, None, None)
 
 
 def test_live_knows_by_amqp_what_no_url_can_name(amqp, alice):
     amqp.queue("..", 2)
     run_pass()
-    assert by_hand.live(Queue.objects.get()) == (2, 0, None, None)
+    assert actions.live(Queue.objects.get()) == (2, 0, None, None)
