@@ -263,7 +263,7 @@ class Proposal(NamedTuple):
     guess: str
     queues: int
     messages: int | None
-    broker: int
+    connections: int
 
 
 class Proposals(NamedTuple):

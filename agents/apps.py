@@ -8,7 +8,7 @@ class AgentsConfig(AppConfig):
 
     def ready(self) -> None:
         """Listen to deletions of what stands for something on the broker, and tell passes what is registered."""
-        from agents import receivers  # noqa: F401 - models can't be imported before
+        from agents import kinds, receivers  # noqa: F401 - models can't be imported before
         from agents.registered import RegisteredByAgents
         from agents.reports import old_reports
         from queues import pruning

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
+from agents import kinds
 from agents.models import Sweep
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from notifications import enqueue
@@ -166,11 +167,11 @@ def _news(report: Report) -> Iterator[Telling]:
                 "seen": report.seen,
                 "stale": report.kind == Sweep.Kind.STALE,
             }
-            yield Telling(Notification.Kind.SWEEP_BRAKE, facts)
+            yield Telling(kinds.SWEEP_BRAKE, facts)
     if report.in_use and report.kind == Sweep.Kind.ORPHANS:
         names = sorted((one["vhost"], one["queue"]) for one in report.in_use)
         digest = hashlib.sha256(repr(names).encode()).hexdigest()
-        told = Notification.objects.filter(kind=Notification.Kind.ORPHANS_IN_USE).order_by("-id").first()
+        told = Notification.objects.filter(kind=kinds.ORPHANS_IN_USE).order_by("-id").first()
         is_news = told is None or told.facts["digest"] != digest
         if told is not None and not is_news:
             is_news = earlier.filter(at__gt=told.created, kept=0, brake_held=False, errors=[]).exists()
@@ -181,7 +182,7 @@ def _news(report: Report) -> Iterator[Telling]:
                 "more": max(0, len(names) - MOST_NAMED),
                 "digest": digest,
             }
-            yield Telling(Notification.Kind.ORPHANS_IN_USE, facts)
+            yield Telling(kinds.ORPHANS_IN_USE, facts)
 
 
 def named(name: QueueName) -> dict[str, str]:

@@ -272,7 +272,7 @@ class Goes(NamedTuple):
     queues: list[str]
     messages: int | None
     users: list[str]
-    broker: int | None
+    connections: int | None
 
 
 @signed_in

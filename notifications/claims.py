@@ -8,13 +8,13 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, Value
-from django.db.models.lookups import Exact
+from django.db.models import Exists, OuterRef, Q
+from django.db.models.lookups import In
 from django.utils import timezone
 
 from accounts.models import Owner
 from core import bulk
-from notifications import mails, subjects
+from notifications import kinds, subjects
 from notifications.audience import EMAIL, Whose, operators, recipients_of
 from notifications.models import Notification
 
@@ -32,8 +32,6 @@ GIVE_UP_AFTER = timedelta(hours=24)
 GIVE_UP_ATTEMPTS = 100
 """So many attempts take a day. Both have to be over: a clock that jumps a day ahead is no day of trying."""
 
-TO_AN_OWNER = (Notification.Kind.WEEKLY, Notification.Kind.VOUCHED)
-"""What is about a person, and not about a queue or the broker."""
 
 T = TypeVar("T")
 
@@ -66,7 +64,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     """
     now = timezone.now()
     is_free = Q(held_until=None) | Q(held_until__lte=now)
-    is_before_deletion = Q(Exact(OuterRef("kind"), Value(Notification.Kind.DELETION.value)))
+    is_before_deletion = Q(In(OuterRef("kind"), kinds.final()))
     wanted = Unsent & (~Q(channel=EMAIL) if to_channels else Q(channel=EMAIL))
     earlier = Notification.objects.filter(
         Unsent,
@@ -111,11 +109,11 @@ def still_to_tell(batch: list[Notification]) -> list[Notification]:
     for one in batch:
         if one.channel == EMAIL and one.recipient in copies:
             still.append(one)
-        elif not owners.get(one.recipient, one.kind not in TO_AN_OWNER):
+        elif not owners.get(one.recipient, not kinds.get(one.kind).is_to_a_person):
             finish(one, state=Notification.State.FAILED, last_error="The recipient can't sign in any more.")
         elif (
             one.subject is None
-            or (one.kind == Notification.Kind.DELETION and one.subject.whose == Whose())
+            or (kinds.get(one.kind).is_final and one.subject.whose == Whose())
             or (one.subject.whose, one.recipient, one.channel) in told
         ):
             still.append(one)
@@ -129,7 +127,7 @@ def note_sent(sent: Sequence[Notification], delivery: Delivery) -> None:
     if not sent:
         return
     for deletion in sent:
-        if deletion.kind != Notification.Kind.DELETION:
+        if not kinds.get(deletion.kind).is_final:
             continue
         # Held until after it, as ``claim`` tells: it would not be true any more.
         before = Notification.objects.filter(
@@ -150,7 +148,7 @@ def in_words(notification: Notification, words: Callable[[], T], delivery: Deliv
     """Return what ``words`` does, or None where there is nothing to send any more, which is written down."""
     try:
         return words()
-    except mails.Obsolete as error:
+    except kinds.Obsolete as error:
         finish(notification, state=Notification.State.FAILED, last_error=str(error))
     except Exception as error:  # a template that can't be filled in never will be; the others must not wait for it
         logger.exception("Notification %s can't be put into words.", notification.uuid)

@@ -10,7 +10,7 @@ from typing import Any
 from celery import current_app
 
 from core import bulk
-from notifications import claims
+from notifications import claims, kinds
 from notifications.audience import EMAIL, Recipient, Whose, operators, recipients_of
 from notifications.models import Notification
 from notifications.preferences import held_until
@@ -65,7 +65,7 @@ def tell(tellings: Sequence[Telling], now: datetime) -> int:
     for telling in tellings:
         told = people.get(telling.whose, [])
         owners = [one.address for one in told if one.channel == EMAIL and not one.account]
-        is_deletion = telling.kind == Notification.Kind.DELETION
+        is_deletion = kinds.get(telling.kind).is_final
         for to in _recipients(telling, told, copies):
             held = telling.held_until
             if not is_deletion and (to.channel != EMAIL or to.address not in copies):

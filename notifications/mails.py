@@ -9,9 +9,8 @@ from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
 from django.urls import reverse
 
-from accounts import addresses
-from accounts.models import NotificationAddress
 from core.formatting import duration, pace
+from notifications import kinds
 from notifications.models import Notification
 from rabbit.names import readable
 
@@ -20,10 +19,6 @@ NAME_IN_SUBJECT = 80
 UNSAID = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings"), "")
 """Facts that most notifications lack. To templates, a name that is nowhere is dearer than one that stands for nothing:
 with these, a warning takes a fifth less to put into words."""
-
-
-class Obsolete(Exception):
-    """What the notification is about isn't there any more, or was done in the meantime: there is nothing to say."""
 
 
 def compose(notification: Notification) -> EmailMultiAlternatives:
@@ -85,32 +80,8 @@ def _context(notification: Notification) -> dict[str, Any]:
         "url": "" if "account" in facts else _url(notification),  # it is no page of theirs
         "quiet_minutes": settings.GUARDIAN_QUIET_SECONDS // 60,
     }
-    if notification.kind == Notification.Kind.CONFIRM_ADDRESS:
-        context["confirm_url"] = _confirm_url(facts["address"])
-    if notification.kind == Notification.Kind.VOUCH_REQUEST:
-        context |= {"reason": _readable_lines(facts["reason"]), "owners_url": f"{base_url}{reverse('owners')}"}
-    if notification.kind == Notification.Kind.VOUCHED:
-        context["pulse_users_url"] = f"{base_url}{reverse('pulse_users')}"
-    if notification.kind == Notification.Kind.ORPHANS_IN_USE:
-        context["orphans"] = [{name: readable(value) for name, value in one.items()} for one in facts["orphans"]]
-    if notification.kind == Notification.Kind.WEEKLY:
-        context["queues_url"] = f"{base_url}{reverse('queues')}"
-        for name in ("longest", "unattended", "happened"):
-            context[name] = [{**line, "queue": readable(line["queue"])} for line in facts[name]]
+    context |= kinds.get(notification.kind).context(notification)
     return context
-
-
-def _confirm_url(uuid: str) -> str:
-    """Return the link that confirms an added address. It signs for whoever has it, so it is stored nowhere."""
-    address = NotificationAddress.objects.filter(uuid=uuid, confirmed_at=None).first()
-    if address is None:
-        raise Obsolete("The address was confirmed or removed in the meantime.")
-    link = reverse("confirm_address", args=[addresses.confirmation_token(address)])
-    return f"{settings.GUARDIAN_BASE_URL}{link}"
-
-
-def _readable_lines(text: str) -> str:
-    return "\n".join(readable(line) for line in text.splitlines())
 
 
 def _shortened(name: str) -> str:

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.functional import cached_property
 
-from notifications import subjects
+from notifications import kinds, subjects
 
 
 class Notification(models.Model):
@@ -20,33 +20,8 @@ class Notification(models.Model):
         SENT = "sent", "sent"
         FAILED = "failed", "given up"
 
-    class Kind(models.TextChoices):
-        """What it says. Each has a template in ``templates/mails/``."""
-
-        WARNING = "warning", "a queue passed its warn length"
-        RECOVERY = "recovery", "a queue is back to normal"
-        SUMMARY = "summary", "what a queue did during its quiet period"
-        DELETION = "deletion", "a queue was deleted"
-        OUTAGE = "outage", "the broker can't be asked"
-        OUTAGE_OVER = "outage-over", "the broker answers again"
-        BRAKE = "brake", "the brake on bulk deletion holds"
-        SHORT_LIST = "short-list", "the broker lists far fewer queues than before"
-        REFUSED = "refused", "the broker refuses to delete a queue"
-        UNRESPONSIVE = "unresponsive", "a queue's process doesn't answer"
-        RESPONSIVE = "responsive", "all queues answer again"
-        NO_CONSUMERS = "no-consumers", "a queue has no consumer"
-        CONSUMERS_BACK = "consumers-back", "a queue has a consumer again"
-        STALLED = "stalled", "a queue's consumers acknowledge nothing"
-        STALL_OVER = "stall-over", "a queue's consumers are at work again"
-        WEEKLY = "weekly", "an owner's week"
-        CONFIRM_ADDRESS = "confirm-address", "whether an address may be told of an account's queues"
-        VOUCH_REQUEST = "vouch-request", "somebody asks to be vouched for"
-        VOUCHED = "vouched", "somebody may use the broker now"
-        SWEEP_BRAKE = "sweep-brake", "the brake holds a sweep of agents' queues"
-        ORPHANS_IN_USE = "orphans-in-use", "somebody reads from queues that nobody registered"
-
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
-    kind = models.CharField(max_length=20, choices=Kind.choices)
+    kind = models.CharField(max_length=20, choices=kinds.choices)
     about = models.CharField(
         max_length=40,
         help_text="What it is about, such as “queue 7”. Messages about one thing reach one recipient in order.",

@@ -8,4 +8,4 @@ class QueuesConfig(AppConfig):
 
     def ready(self) -> None:
         """Listen to what happens to owners and their accounts."""
-        from queues import receivers, subject  # noqa: F401 - models can't be imported before
+        from queues import kinds, receivers, subject  # noqa: F401 - models can't be imported before

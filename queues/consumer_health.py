@@ -19,8 +19,7 @@ from core import broker, bulk
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from notifications import enqueue
 from notifications.enqueue import Telling
-from notifications.models import Notification
-from queues import thresholds
+from queues import kinds, thresholds
 from queues.comparison import Known, QueueName
 from queues.facts import Facts
 from queues.listing import should_have_consumer
@@ -256,12 +255,12 @@ def _telling(queue: Queue, before: Attendance, after: Attendance, news: _News, n
         if exact == 0:
             return None
         since = before.unattended_since  # unknown where the queue was gone in between
-        kind, seen = Notification.Kind.CONSUMERS_BACK, exact or after.consumers
+        kind, seen = kinds.CONSUMERS_BACK, exact or after.consumers
     else:
         if exact != 0:  # None: it isn't there any more, or doesn't answer
             return None
         since = after.unattended_since
-        kind, seen = Notification.Kind.NO_CONSUMERS, 0
+        kind, seen = kinds.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
     facts = {**told, "consumers": seen, "seconds": seconds}
     return Telling(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
@@ -275,9 +274,9 @@ def _stall_telling(
     if after.stalled_told_at:
         if not told["consumers"]:  # none is there any more, which is another matter; or it doesn't answer
             return None
-        kind, since = Notification.Kind.STALLED, after.stalled_since
+        kind, since = kinds.STALLED, after.stalled_since
     else:
-        kind, since = Notification.Kind.STALL_OVER, before.stalled_since  # unknown where its consumers were gone
+        kind, since = kinds.STALL_OVER, before.stalled_since  # unknown where its consumers were gone
     length = None if count.ready is None or count.unacknowledged is None else count.ready + count.unacknowledged
     facts = {
         **told,

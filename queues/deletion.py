@@ -21,8 +21,7 @@ from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
 from notifications.enqueue import Telling
-from notifications.models import Notification
-from queues import registered
+from queues import kinds, registered
 from queues.comparison import Condemned, Known, Rules, settled, with_ready
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent
@@ -184,9 +183,7 @@ class Deletion:
             registered_since = [_name(queue) for queue in ours if queue.owner_id is not None]
             if registered_since:
                 registered.provider().vanished(registered_since)
-            tellings = [
-                Telling(Notification.Kind.DELETION, facts[queue.id], about(queue.id), *queue.whose) for queue in ours
-            ]
+            tellings = [Telling(kinds.DELETION, facts[queue.id], about(queue.id), *queue.whose) for queue in ours]
             outcome.told += enqueue.tell(tellings, now)
         outcome.deleted += len(ours)
 

@@ -24,8 +24,7 @@ from core import broker, bulk
 from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from notifications import audience, enqueue
 from notifications.enqueue import Telling
-from notifications.models import Notification
-from queues import registered
+from queues import kinds, registered
 from queues.brake import after_pass, is_news, released_queues
 from queues.comparison import (
     NO_AGENTS,
@@ -343,7 +342,7 @@ def _note_refusals(watch: Watch, outcome: Outcome, held: HeldLease, now: datetim
         if not outcome.refused:
             return 0
         facts = {"count": outcome.refused, "error": outcome.errors[0]}
-        return enqueue.tell([Telling(Notification.Kind.REFUSED, facts)], now)
+        return enqueue.tell([Telling(kinds.REFUSED, facts)], now)
 
 
 def _note_outage(report: Report, watch: Watch, error: str, held: HeldLease | None) -> None:
@@ -363,7 +362,7 @@ def _note_outage(report: Report, watch: Watch, error: str, held: HeldLease | Non
         held.renew()
         Watch.objects.filter(id=watch.id).update(**news)
         if watch.outage_since is None:
-            report.told = enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": error})], report.at)
+            report.told = enqueue.tell([Telling(kinds.OUTAGE, {"error": error})], report.at)
 
 
 def _wait(failures: int) -> float:
@@ -610,16 +609,16 @@ def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: dat
     news = []
     if watch.outage_since is not None:
         seconds = (now - watch.outage_since).total_seconds()
-        news.append(Telling(Notification.Kind.OUTAGE_OVER, {"seconds": seconds}))
+        news.append(Telling(kinds.OUTAGE_OVER, {"seconds": seconds}))
     if is_news(watch, changes.braked):
-        news.append(Telling(Notification.Kind.BRAKE, {"count": changes.braked, "seen": changes.seen}))
+        news.append(Telling(kinds.BRAKE, {"count": changes.braked, "seen": changes.seen}))
     if _short_is_news(changes, watch, now):
-        news.append(Telling(Notification.Kind.SHORT_LIST, {"missing": changes.short, "seen": changes.seen}))
+        news.append(Telling(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.seen}))
     if not seen.exact and watch.unresponsive_since is None:
-        news.append(Telling(Notification.Kind.UNRESPONSIVE, {}))
+        news.append(Telling(kinds.UNRESPONSIVE, {}))
     if seen.exact and watch.unresponsive_since is not None:
         seconds = (now - watch.unresponsive_since).total_seconds()
-        news.append(Telling(Notification.Kind.RESPONSIVE, {"seconds": seconds}))
+        news.append(Telling(kinds.RESPONSIVE, {"seconds": seconds}))
     return news
 
 

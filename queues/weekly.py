@@ -17,8 +17,8 @@ from core import bulk
 from notifications import enqueue
 from notifications.audience import Whose
 from notifications.enqueue import Telling
-from notifications.models import Notification
 from notifications.preferences import held_until, zone_of
+from queues import kinds
 from queues.listing import UNATTENDED
 from queues.models import Queue, QueueEvent
 
@@ -93,7 +93,7 @@ def _tell(owners: Sequence[Subscriber], now: datetime) -> int:
         bulk.update(Owner, ("weekly_summary_at",), [(owner.id, now) for owner in mine])
         tellings = [
             Telling(
-                Notification.Kind.WEEKLY,
+                kinds.WEEKLY,
                 weeks[owner.id],
                 recipients=[owner.email],
                 held_until=held_until(owner.quiet_from, owner.quiet_until, owner.time_zone, now),

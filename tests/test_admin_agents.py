@@ -72,7 +72,7 @@ def test_the_name_of_an_offering_is_refused_as_the_command_refuses_it(admin, com
 
 
 def test_members_are_found_by_their_address_as_it_is_typed(admin, alice, bob):
-    query = {"app_label": "queues", "model_name": "offering", "field_name": "members", "term": "ali"}
+    query = {"app_label": "agents", "model_name": "offering", "field_name": "members", "term": "ali"}
     found = admin.get("/admin/autocomplete/", query).json()["results"]
     assert [one["text"] for one in found] == ["alice@example.org"]
 
@@ -105,21 +105,25 @@ def test_deleting_an_offering_asks_names_what_goes_and_takes_it_along(admin, com
     }
 
 
+def list_of(model):
+    return f"/admin/{MODELS[model]._meta.app_label}/{model}/"
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_each_is_looked_at_and_not_changed(admin, world, model):
     row = world[model]
-    listed = admin.get(f"/admin/queues/{model}/")
-    page = admin.get(f"/admin/queues/{model}/{row.pk}/change/")
+    listed = admin.get(list_of(model))
+    page = admin.get(f"{list_of(model)}{row.pk}/change/")
     assert (listed.status_code, page.status_code) == (200, 200)
     for text in (listed.text, page.text):
         assert "sealed" not in text
         assert 'name="_save"' not in text
-    assert admin.get(f"/admin/queues/{model}/add/").status_code == 403
-    assert admin.post(f"/admin/queues/{model}/{row.pk}/change/", {"name": "x"}).status_code == 403
+    assert admin.get(f"{list_of(model)}add/").status_code == 403
+    assert admin.post(f"{list_of(model)}{row.pk}/change/", {"name": "x"}).status_code == 403
     allowed = model in DELETABLE
-    assert admin.get(f"/admin/queues/{model}/{row.pk}/delete/").status_code == (200 if allowed else 403)
+    assert admin.get(f"{list_of(model)}{row.pk}/delete/").status_code == (200 if allowed else 403)
     assert ("delete_selected" in listed.text) is allowed
-    answer = admin.post(f"/admin/queues/{model}/{row.pk}/delete/", {"post": "yes"})
+    answer = admin.post(f"{list_of(model)}{row.pk}/delete/", {"post": "yes"})
     assert answer.status_code == (302 if allowed else 403)
     assert MODELS[model].objects.filter(pk=row.pk).exists() is not allowed
 
@@ -144,11 +148,11 @@ def test_several_are_deleted_at_once_and_go_from_the_broker(admin, world):
 )  # fmt: skip
 def test_each_is_found(admin, world, model, search):
     told = search.format(**world)
-    page = admin.get(f"/admin/queues/{model}/", {"q": told}).text
-    assert f"/admin/queues/{model}/{world[model].pk}/change/" in page
-    missed = admin.get(f"/admin/queues/{model}/", {"q": "nothing-like-this"})
+    page = admin.get(list_of(model), {"q": told}).text
+    assert f"{list_of(model)}{world[model].pk}/change/" in page
+    missed = admin.get(list_of(model), {"q": "nothing-like-this"})
     assert missed.status_code == 200
-    assert f"/admin/queues/{model}/{world[model].pk}/change/" not in missed.text
+    assert f"{list_of(model)}{world[model].pk}/change/" not in missed.text
 
 
 def test_an_owner_is_deleted_with_all_agents_once_the_list_of_them_was_shown(admin, alice, operator, world):

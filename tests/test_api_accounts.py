@@ -414,7 +414,7 @@ def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, shared_accou
     began = timezone.now()
     time_machine.move_to(began, tick=False)
     program, path = Program(alice), "pulse-users/alice/"
-    asked = Notification.objects.filter(kind=Notification.Kind.CONFIRM_ADDRESS, recipient="stranger@example.org")
+    asked = Notification.objects.filter(kind="confirm-address", recipient="stranger@example.org")
     assert program.patch(path, {"notification_emails": ["stranger@example.org"]}).status_code == 200
     for _ in range(3):
         again = program.post(f"{path}ask-again/", {"email": "stranger@example.org"})

@@ -22,8 +22,7 @@ from accounts.pulse_users import make_pulse_user
 from agents import events, registration
 from agents.models import Consumer, Offering
 from guardian_site.checks import check_settings
-from notifications import channels
-from notifications.models import Notification
+from notifications import channels, kinds
 from queues import monitor, thresholds
 from queues.models import Queue
 from tools import pages, pictures
@@ -166,7 +165,7 @@ def test_every_file_and_function_of_the_map_is_there():
             assert re.search(rf"^(?:def |class ){name}\b", (PROJECT / path).read_text(), re.MULTILINE), (path, name)
 
 
-@pytest.mark.parametrize("kind", Notification.Kind.values)
+@pytest.mark.parametrize("kind", kinds.names())
 def test_what_to_do_about_a_mail_is_told(kind):
     subject = (PROJECT / "templates" / "mails" / f"{kind}.subject.txt").read_text()
     said = re.sub(r"\{%.*?%\}|\{\{.*?\}\}", "|", subject).replace("[Guardian]", "|")

@@ -113,7 +113,7 @@ def test_what_others_wrote_about_somebody_who_left_stays(agents, operator, guard
     assert store().find("shop", "theirs").principals == (f"bid:{ADDRESS}",)
 
 
-@pytest.mark.parametrize("kind", [Notification.Kind.WEEKLY, Notification.Kind.VOUCHED])
+@pytest.mark.parametrize("kind", ["weekly", "vouched"])
 def test_what_was_to_be_told_somebody_is_not_told_once_they_left(agents, mailbox, guarded, settings, kind):
     owner = agents.owner("leaving")
     now = timezone.now()

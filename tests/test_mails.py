@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from accounts import addresses
 from accounts.models import NotificationAddress, Owner, PulseUser
 from core.formatting import duration, pace
-from notifications.mails import Obsolete, compose, in_text
+from notifications import kinds
+from notifications.kinds import Obsolete
+from notifications.mails import compose, in_text
 from notifications.models import Notification
 from rabbit.names import readable
 
@@ -52,7 +54,7 @@ def address(db):
     return NotificationAddress.objects.create(pulse_user=pulse_user, email="team@example.org", added_by=alice)
 
 
-@pytest.mark.parametrize("kind", Notification.Kind.values)
+@pytest.mark.parametrize("kind", kinds.names())
 @pytest.mark.parametrize("form", ["plain", "html"])
 def test_every_kind_of_notification_can_be_put_into_words(kind, form, address):
     mail = compose(notification(kind, address=str(address.uuid)))

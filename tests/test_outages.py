@@ -108,7 +108,7 @@ def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_o
     monkeypatch.setattr(mail_sending, "MAILS_TOGETHER", 1)  # so that it is known how many are on their way
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     with transaction.atomic():
-        enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
+        enqueue.tell([Telling("outage", {"error": "x"})], timezone.now())
     note, noted = claims.note_sent, []
 
     def stop_before_the_second_note(*arguments):
@@ -117,7 +117,7 @@ def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_o
             cluster.halt()
         note(*arguments)
 
-    monkeypatch.setattr(claims, "note_sent", stop_before_the_second_note)
+    monkeypatch.setattr(mail_sending, "note_sent", stop_before_the_second_note)
     with pytest.raises(Error):
         sending.send_due()
     assert len(mailbox.mails) == 2
@@ -340,7 +340,7 @@ def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_
         cuts = range(0, 200, 7)  # the server says some 180 bytes
         for count in cuts:
             with transaction.atomic():
-                enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": str(count)})], timezone.now())
+                enqueue.tell([Telling("outage", {"error": str(count)})], timezone.now())
             between.cut_after(count)
             sending.send_due()
             between.forward()

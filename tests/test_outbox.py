@@ -44,7 +44,7 @@ def operators(settings):
 
 def tell(*errors):
     with transaction.atomic():
-        enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": error}) for error in errors], timezone.now())
+        enqueue.tell([Telling("outage", {"error": error}) for error in errors], timezone.now())
 
 
 def write(state, number, to_channels=False):
@@ -82,7 +82,7 @@ def test_what_is_told_twice_to_one_person_is_one_mail_each(mailbox, settings):
 
 def test_nothing_is_told_of_what_was_rolled_back(mailbox):
     with transaction.atomic():
-        enqueue.tell([Telling(Notification.Kind.OUTAGE, {"error": "x"})], timezone.now())
+        enqueue.tell([Telling("outage", {"error": "x"})], timezone.now())
         transaction.set_rollback(True)
     assert send_due().sent == 0
 

@@ -242,8 +242,8 @@ def test_no_secret_stands_where_it_does_not_belong(
         for model in (
             "accounts/auditentry",
             "accounts/authtoken",
-            "queues/notification",
-            "queues/channel",
+            "notifications/notification",
+            "notifications/channel",
             "queues/pass",
         ):
             ask(office, "GET", f"/admin/{model}/", status=200)

@@ -129,7 +129,7 @@ def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_
     found = {}
     for number in (claims.BATCH, FEW, MANY):
         with transaction.atomic():
-            tellings = [enqueue.Telling(Notification.Kind.OUTAGE, {"error": f"{one}"}) for one in range(number)]
+            tellings = [enqueue.Telling("outage", {"error": f"{one}"}) for one in range(number)]
             enqueue.tell(tellings, timezone.now())
         Notification.objects.filter(state="due").update(about=Concat(Value("about "), Cast("id", CharField())))
         delivery, found[number], _, _ = counted(sending.send_due)

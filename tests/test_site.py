@@ -45,7 +45,7 @@ def test_not_ready_without_the_broker_and_the_password_is_not_told(guarded, clie
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("page", ["accounts/owner", "accounts/pulseuser", "queues/queue", "queues/queueevent",
-                                  "queues/notification", "queues/pass"])  # fmt: skip
+                                  "notifications/notification", "queues/pass"])  # fmt: skip
 def test_operators_see_everything_in_the_administration_and_nobody_else_does(page):
     visitor = Client()
     assert visitor.get(f"/admin/{page}/").status_code == 302

@@ -110,7 +110,7 @@ def test_nobody_gets_into_a_private_redis_without_its_password_and_it_leaves_not
     [(PrivateNode, "rabbitmq.SCRIPTS", "rabbitmq-server"), (PrivateRedis, "redis.PROGRAM", "redis-server")],
 )
 def test_a_missing_server_is_named_with_its_package(monkeypatch, tmp_path, server, program_, package):
-    monkeypatch.setattr(f"local.{program_}", tmp_path / "missing")
+    monkeypatch.setattr(f"tools.{program_}", tmp_path / "missing")
     with pytest.raises(StartError, match=f"apt-get install {package}"):
         server()
 

@@ -13,6 +13,7 @@ from django.test import Client, override_settings
 from django.urls import path
 from kombu import Connection
 
+from core import broker
 from guardian_site import tracing, urls
 from rabbit.management import Management
 from rabbit.threads import Threads
@@ -72,12 +73,12 @@ urlpatterns = [path("broken/", broken), path("api/broken/", broken), *urls.urlpa
 
 
 def test_the_broker_is_told_the_id(settings):
-    with Recorder(answer=LISTED) as broker:
-        settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:secret@127.0.0.1:{broker.port}"
+    with Recorder(answer=LISTED) as recorder:
+        settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:secret@127.0.0.1:{recorder.port}"
         with tracing.begun("from-a-request"):
             broker.management().whoami()
         broker.management().whoami()
-    first, second = broker.asked
+    first, second = recorder.asked
     assert first.headers["X-Request-ID"] == "from-a-request"
     assert "X-Request-ID" not in second.headers
 

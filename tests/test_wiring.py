@@ -41,7 +41,7 @@ def name_of(function: Any) -> str:
 
 def is_ours(function: Any) -> bool:
     return getattr(function, "__module__", type(function).__module__).split(".")[0] in {
-        path.parent.name for path in Path(settings.BASE_DIR).glob("*/__init__.py")
+        path.parent.name for path in Path(settings.BASE_DIR).glob("*/__init__.py") if path.parent.name != "tests"
     }
 
 
@@ -79,7 +79,7 @@ def wiring() -> dict[str, Any]:
     models = [model for model in apps.get_models(include_auto_created=True) if model._meta.app_label in OUR_APPS]
     return {
         "receivers": sorted(receivers()),
-        "tasks": sorted(name.rpartition(".")[2] for name in app.tasks if not name.startswith("celery.")),
+        "tasks": sorted(name.rpartition(".")[2] for name, task in app.tasks.items() if is_ours(task)),
         "beat": {
             key: [entry["task"].rpartition(".")[2], entry["schedule"], entry.get("options")]
             for key, entry in sorted(app.conf.beat_schedule.items())

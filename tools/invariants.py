@@ -103,7 +103,7 @@ def _untold_deletions() -> list[str]:
     deleted = Counter(
         QueueEvent.objects.filter(kind=QueueEvent.Kind.DELETED).order_by().values_list("vhost", "queue_name")
     )
-    deletions = Notification.objects.filter(kind=Notification.Kind.DELETION, channel=audience.EMAIL).order_by()
+    deletions = Notification.objects.filter(kind="deletion", channel=audience.EMAIL).order_by()
     told = Counter((to, facts["vhost"], facts["queue"]) for to, facts in deletions.values_list("recipient", "facts"))
     return [
         f"{name} in {vhost} was deleted {times} times, and {told[operator, vhost, name]} notifications tell {operator}"

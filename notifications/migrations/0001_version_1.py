@@ -1,4 +1,5 @@
 import django.db.models.deletion
+import notifications.kinds
 import uuid
 from django.conf import settings
 from django.db import migrations, models
@@ -18,7 +19,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('uuid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
-                ('kind', models.CharField(choices=[('warning', 'a queue passed its warn length'), ('recovery', 'a queue is back to normal'), ('summary', 'what a queue did during its quiet period'), ('deletion', 'a queue was deleted'), ('outage', "the broker can't be asked"), ('outage-over', 'the broker answers again'), ('brake', 'the brake on bulk deletion holds'), ('short-list', 'the broker lists far fewer queues than before'), ('refused', 'the broker refuses to delete a queue'), ('unresponsive', "a queue's process doesn't answer"), ('responsive', 'all queues answer again'), ('no-consumers', 'a queue has no consumer'), ('consumers-back', 'a queue has a consumer again'), ('stalled', "a queue's consumers acknowledge nothing"), ('stall-over', "a queue's consumers are at work again"), ('weekly', "an owner's week"), ('confirm-address', "whether an address may be told of an account's queues"), ('vouch-request', 'somebody asks to be vouched for'), ('vouched', 'somebody may use the broker now'), ('sweep-brake', "the brake holds a sweep of agents' queues"), ('orphans-in-use', 'somebody reads from queues that nobody registered')], max_length=20)),
+                ('kind', models.CharField(choices=notifications.kinds.choices, max_length=20)),
                 ('about', models.CharField(help_text='What it is about, such as “queue 7”. Messages about one thing reach one recipient in order.', max_length=40)),
                 ('channel', models.CharField(default='email', help_text='email, or the hex UUID of a channel.', max_length=40)),
                 ('recipient', models.CharField(max_length=254)),
