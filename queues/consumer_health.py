@@ -24,7 +24,7 @@ from queues.comparison import Known, QueueName
 from queues.facts import Facts
 from queues.listing import should_have_consumer
 from queues.models import Queue, Watch
-from queues.monitor import guarded_vhosts
+from queues.pass_run import guarded_vhosts
 from queues.subject import about
 from rabbit.management import BrokerError, Management, Row
 

@@ -43,7 +43,7 @@ from core.masking import without_secrets
 from core.models import Lease
 from notifications import claims
 from notifications.models import Notification
-from queues import monitor
+from queues import monitor, pass_run
 from queues.models import Pass, Watch
 from rabbit import checkup
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Row
@@ -453,7 +453,7 @@ def _as_administrator(management: Management, overview: Row, account: str) -> Fi
     if "listeners" in overview:  # not without statistics
         yield _stomp(overview, has_agents)
     there = {vhost.name: vhost.running for vhost in management.vhosts()}
-    guarded = monitor.guarded_vhosts(agents)
+    guarded = pass_run.guarded_vhosts(agents)
     yield _vhosts(there, guarded, agents)
     vhosts = [vhost for vhost in guarded or there if vhost in there]
     yield _permissions(management, account, vhosts, agents)
@@ -579,7 +579,7 @@ def _broker_over_amqp() -> Findings:
         return  # the settings' findings have it
     try:
         said = checkup.greeting(url)
-        vhosts = (monitor.guarded_vhosts(_agents()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
+        vhosts = (pass_run.guarded_vhosts(_agents()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
         refused = {vhost: reason for vhost in vhosts if (reason := _refused(url, vhost))}
     except OSError as error:
         advice = "See RABBIT_URL, its port (5672, or 5671 for amqps) and the firewall. Events can't be published."

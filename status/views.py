@@ -25,7 +25,7 @@ from accounts.models import Owner
 from agents import reports, stale, sweep
 from agents.models import Sweep
 from core.formatting import duration
-from queues import brake, monitor
+from queues import brake, monitor, pass_run
 from queues.thresholds import brake_limit
 from queues.views import Request
 from rabbit.names import readable
@@ -101,7 +101,7 @@ def operate_pass(request: Request) -> HttpResponse:
     return _page(request, "admin/operate/pass.html", "Run a pass now", told)
 
 
-def pass_in_words(report: monitor.Report) -> Told:
+def pass_in_words(report: pass_run.Report) -> Told:
     """Return what became of a pass."""
     errors = [readable(error) for error in report.errors]
     if report.another_pass:

@@ -26,7 +26,7 @@ from rabbit.management import Management
 
 STEPS = {
     "the list": (snapshot, "take"),
-    "the decision": (monitor, "_write"),
+    "the decision": (monitor, "write"),
     "the second look": (Deletion, "look_again"),
     "the announcement": (Deletion, "_announce"),
     "the deletion": (Management, "delete_queue"),

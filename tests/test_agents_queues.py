@@ -15,7 +15,7 @@ from agents.models import AgentVhost, Consumer, Offering, SubscriptionQueue
 from agents.registration import create_queue, make_again, register_consumer, register_subscription
 from notifications.mails import compose
 from notifications.models import Notification
-from queues import actions, consumer_health, monitor
+from queues import actions, consumer_health, monitor, pass_run, persistence
 from queues.models import Queue
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
@@ -84,11 +84,11 @@ def test_by_default_the_vhosts_of_agents_are_guarded_once_they_are_ready(guarded
     for name in ("alice", "bob"):
         owner = Owner.objects.create_user(f"{name}@example.org")
         AgentVhost.objects.create(owner=owner, name=name, ready=name == "alice")
-    assert monitor.guarded_vhosts() == ["/", "pulse", "alice"]
+    assert pass_run.guarded_vhosts() == ["/", "pulse", "alice"]
     settings.GUARDIAN_VHOSTS = ["mine"]
-    assert monitor.guarded_vhosts() == ["mine"]
+    assert pass_run.guarded_vhosts() == ["mine"]
     settings.GUARDIAN_VHOSTS = ["*"]
-    assert monitor.guarded_vhosts() is None
+    assert pass_run.guarded_vhosts() is None
 
 
 def test_what_agents_registered_belongs_to_their_owner_and_is_never_misnamed(registered, theirs, open_theirs, amqp):
@@ -289,14 +289,14 @@ def test_an_owner_may_delete_an_orphan_in_the_vhost_of_their_agents(theirs, open
 
 def before_the_pass_writes(monkeypatch, do):
     """Have this done once, right before a pass writes what it found."""
-    write = monitor._write
+    write = monitor.write
 
     def do_and_write(*arguments):
-        monkeypatch.setattr(monitor, "_write", write)
+        monkeypatch.setattr(monitor, "write", write)
         do()
         return write(*arguments)
 
-    monkeypatch.setattr(monitor, "_write", do_and_write)
+    monkeypatch.setattr(monitor, "write", do_and_write)
 
 
 def test_an_owner_who_is_deleted_during_a_pass_owns_nothing_and_the_pass_goes_on(
@@ -313,14 +313,14 @@ def test_an_owner_who_is_deleted_during_a_pass_owns_nothing_and_the_pass_goes_on
 
 def test_an_owner_who_is_deleted_while_a_pass_writes_waits_for_it(registered, theirs, open_theirs, alice, monkeypatch):
     open_theirs.queue("subscription_of_nobody", 6)
-    insert, deletions = monitor._insert, []
+    insert, deletions = persistence._insert, []
 
     def begin_and_insert(*arguments):
         deletions.append(in_background(alice.delete))
         wait_until_blocked(deletions[0])
         return insert(*arguments)
 
-    monkeypatch.setattr(monitor, "_insert", begin_and_insert)
+    monkeypatch.setattr(persistence, "_insert", begin_and_insert)
     report = monitor.run_pass()
     deletions[0].result()
     assert report.errors == []

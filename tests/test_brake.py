@@ -6,7 +6,7 @@ from django.utils import timezone
 
 from accounts.models import AuditEntry
 from notifications.models import Notification
-from queues import brake, monitor
+from queues import brake, monitor, persistence
 from queues.deletion import Deletion
 from queues.models import Queue, Watch
 from rabbit.management import Management
@@ -95,7 +95,7 @@ def die(*arguments, **options):
 def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, step):
     brake.release_brake(operator, long_ones(held))
     with monkeypatch.context() as patch:
-        patch.setattr(*((monitor, "_remember", die) if step == "the decision" else (Deletion, "carry_out", die)))
+        patch.setattr(*((persistence, "_remember", die) if step == "the decision" else (Deletion, "carry_out", die)))
         with pytest.raises(Killed):
             monitor.run_pass()
     assert brake.brake().released == (3 if step == "the decision" else 0)
@@ -106,14 +106,14 @@ def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, s
 
 def test_a_release_that_is_given_during_a_pass_is_for_the_next_one(held, operator, monkeypatch):
     brake.release_brake(operator, long_ones(held, 1))
-    remember = monitor._remember
+    remember = persistence._remember
 
     def release_another(*arguments):
         brake.release_brake(operator, long_ones(held))
         remember(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(monitor, "_remember", release_another)
+        patch.setattr(persistence, "_remember", release_another)
         assert monitor.run_pass().deleted == 3  # the others are two, which the brake allows
     assert brake.brake().released == 3
 

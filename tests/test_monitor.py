@@ -349,14 +349,14 @@ def test_a_name_that_no_database_keeps_is_an_error_in_the_report_and_stops_nothi
 
 def before_the_pass_writes(monkeypatch, do):
     """Have this done once, right before a pass writes what it found."""
-    write = monitor._write
+    write = monitor.write
 
     def do_and_write(*arguments):
-        monkeypatch.setattr(monitor, "_write", write)
+        monkeypatch.setattr(monitor, "write", write)
         do()
         return write(*arguments)
 
-    monkeypatch.setattr(monitor, "_write", do_and_write)
+    monkeypatch.setattr(monitor, "write", do_and_write)
 
 
 def test_an_account_that_is_removed_during_a_pass_owns_nothing_and_the_pass_goes_on(
@@ -401,14 +401,14 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
     queue = Queue.objects.get(name="queue/alice/builds")
-    known = monitor._known
+    known = monitor.known_queues
 
     def delete_and_read():
-        monkeypatch.setattr(monitor, "_known", known)
+        monkeypatch.setattr(monitor, "known_queues", known)
         actions.delete_queue(queue, alice)
         return known()
 
-    monkeypatch.setattr(monitor, "_known", delete_and_read)
+    monkeypatch.setattr(monitor, "known_queues", delete_and_read)
     for _ in range(3):
         monitor.run_pass()
     queue.refresh_from_db()

@@ -20,7 +20,7 @@ from agents.models import AgentVhost, Consumer, EventSubscription, Registration,
 from core.models import Removal
 from notifications import audience, claims
 from notifications.models import Notification
-from queues import monitor, quiet
+from queues import pass_run, quiet
 from queues.models import Pass, Queue, QueueEvent
 from rabbit import snapshot
 from rabbit.management import Management
@@ -216,7 +216,7 @@ def disagreements(management: Management, vhosts: Collection[str]) -> list[str]:
 
 
 def _guarded_disagreements(there: dict[tuple[str, str], int | None], vhosts: Collection[str]) -> list[str]:
-    rules = monitor.rules(monitor.guarded_vhosts())
+    rules = pass_run.rules(pass_run.guarded_vhosts())
     guarded = {key: length for key, length in there.items() if not rules.leaves_alone(*key)}
     rows = {
         (row.vhost, row.name): row

@@ -13,7 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from accounts.models import PulseUser
 from core import broker
 from queues.models import Queue, QueueSample
-from queues.monitor import Report, run_pass
+from queues.monitor import run_pass
+from queues.pass_run import Report
 from rabbit import snapshot
 from rabbit.http import Answer, PooledClient
 from rabbit.management import Management

@@ -11,7 +11,7 @@ from django.db import Error, close_old_connections
 
 from accounts import audit
 from queues import monitor
-from queues.monitor import Report
+from queues.pass_run import Report
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,117 @@
+"""One pass: its report, the settings that it goes by, and what it carries from step to step."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+
+from core.leases import HeldLease
+from queues import registered
+from queues.comparison import Rules
+from queues.models import Pass, Watch
+from queues.thresholds import policy
+from rabbit.management import Management
+
+
+@dataclass
+class Report:
+    """What one pass did. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
+
+    Of a dry run, ``condemned`` are the queues that are to go, also where the brake keeps them, and ``would_delete``
+    those that would go: the second look confirms them, or has yet to.
+    """
+
+    at: datetime
+    queues: int = 0
+    new: int = 0
+    changed: int = 0
+    gone: int = 0
+    unknown: int = 0
+    warned: int = 0
+    recovered: int = 0
+    deleted: int = 0
+    kept: int = 0
+    brake_held: bool = False
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    listing_seconds: float = 0.0
+    misnamed: list[str] = field(default_factory=list)
+    misnamed_exchanges: list[str] = field(default_factory=list)
+    unpatterned: int = 0
+    dry_run: bool = False
+    condemned: list[dict[str, str]] = field(default_factory=list)
+    would_delete: list[dict[str, str]] = field(default_factory=list)
+    another_pass: bool = False
+    away: bool = False
+    given_up: bool = False
+    told: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it in the form that ``--json`` prints."""
+        return {**asdict(self), "at": self.at.isoformat()}
+
+
+def guarded_vhosts(agents: Iterable[str] | None = None) -> list[str] | None:
+    """Return the vhosts that are guarded; None: all there are.
+
+    ``agents`` are the agents' vhosts, where they are known; else they are read. A list in the settings is all there is.
+    """
+    if settings.GUARDIAN_VHOSTS == ["*"]:
+        return None
+    if settings.GUARDIAN_VHOSTS:
+        return list(settings.GUARDIAN_VHOSTS)
+    if agents is None:
+        agents = registered.provider().vhosts()
+    return list(dict.fromkeys(["/", settings.GUARDIAN_PULSE_VHOST, *agents]))
+
+
+def rules(vhosts: Iterable[str] | None) -> Rules:
+    """Return the settings that a pass over these vhosts goes by; None: over all there are."""
+    ignored = settings.GUARDIAN_IGNORED_QUEUES
+    return Rules(
+        policy=policy(),
+        pulse_vhost=settings.GUARDIAN_PULSE_VHOST,
+        vhosts=frozenset(vhosts) if vhosts is not None else None,
+        ignored=re.compile(ignored) if ignored else None,
+        namespace_policy=settings.GUARDIAN_NAMESPACE_POLICY,
+        brake=settings.GUARDIAN_DELETE_BRAKE,
+        quiet_seconds=settings.GUARDIAN_QUIET_SECONDS,
+    )
+
+
+@dataclass(frozen=True)
+class PassRun:
+    """What the steps of one pass share. A run without a lease is a dry run, which writes nothing."""
+
+    report: Report
+    watch: Watch
+    management: Management
+    rules: Rules
+    agents_vhosts: Mapping[str, int]
+    lease: HeldLease | None
+    force: bool
+
+    @property
+    def now(self) -> datetime:
+        """When the pass began."""
+        return self.report.at
+
+    @property
+    def vhosts(self) -> list[str] | None:
+        """The vhosts to list; None: all."""
+        return None if self.rules.vhosts is None else sorted(self.rules.vhosts)
+
+    def keep_lease(self) -> None:
+        """Renew the lease if it is time to."""
+        if self.lease is not None:
+            self.lease.keep()
+
+
+def save_report(report: Report) -> None:
+    """Save the report as a row."""
+    lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
+    left_out = ("dry_run", "condemned", "would_delete", "another_pass", "away", "given_up", "told", *lists)
+    Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in left_out})
