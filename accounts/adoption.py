@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from django.conf import settings
-from django.core.cache import cache
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 
@@ -225,9 +224,8 @@ def adopt(steps: Sequence[Step]) -> None:
 
 
 def _adopt(steps: Sequence[Step]) -> None:
-    keys = {locks.key_of(step.name): step.name for step in steps}
-    for key in cache.get_many(keys):
-        raise MadeMeanwhile(f"Somebody is changing '{keys[key]}' right now.")
+    for name in locks.locked([step.name for step in steps]):
+        raise MadeMeanwhile(f"Somebody is changing '{name}' right now.")
     try:
         with transaction.atomic():
             emails = {email for step in steps for email in step.owners}

@@ -118,7 +118,7 @@ def _remove(management: Management, pulse_user: PulseUser) -> str:
     """Remove what is marked from the broker, and then its row. Return what is left and keeps the row; empty: nothing.
 
     Raises:
-        hold.Taken: somebody else is changing it right now, or this was so slow that somebody else went on with it.
+        locks.Taken: somebody else is changing it right now, or this was so slow that somebody else went on with it.
         BrokerError: the broker is away, or refused to delete the account or to list what it has.
     """
     with locks.held(pulse_user.username) as ours:

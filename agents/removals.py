@@ -534,7 +534,7 @@ class _Batch:
 
         Raises:
             NotThere: there is no such user.
-            hold.Taken: somebody is changing it right now.
+            locks.Taken: somebody is changing it right now.
         """
         name = removal.name
         with locks.held(name) as ours:
@@ -642,7 +642,7 @@ def _delete_user(management: Management, name: str) -> None:
 
     Raises:
         NotThere: there is no such user.
-        hold.Taken: somebody is changing it right now.
+        locks.Taken: somebody is changing it right now.
     """
     with locks.held(name) as ours:
         ours.renewed_by(management).delete_user(name)
@@ -682,4 +682,4 @@ _STANDING: Mapping[str, Callable[[Sequence[Removal]], set[QueueName]]] = {
     Removal.Kind.VHOST: _with_owner,
     Removal.Kind.QUEUE: _registered,
 }
-"""Which of these things a row stands for, by kind. A password is looked at under its hold."""
+"""Which of these things a row stands for, by kind. A password is looked at under its lock."""

@@ -1,7 +1,7 @@
 """One at a time: a lease that expires, taken by a conditional update.
 
 The clock is the database's, so that machines needn't agree about the time. A lease is free when it has expired, and
-when it was taken before the clock was set back (`core.locks.max_remaining`).
+when it was taken before the clock was set back (:func:`max_remaining`).
 """
 
 import time
@@ -13,74 +13,96 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from core.locks import max_remaining
 from core.models import Lease
 
-SECONDS = 90
+SECONDS = 90.0
 """How long a lease lasts unless it is renewed: longer than any step of a pass between two renewals."""
 
-
-class LeaseTaken(Exception):
-    """Somebody else holds the lease."""
-
-
-class LeaseLost(Exception):
-    """The lease ran out, as after a long stop. Somebody else may have it, so nothing more may be done under it."""
+CLOCK_SLACK_SECONDS = 60
+"""How far the clocks of two processes may differ. PostgreSQL's time of a statement that waited is that of its start."""
 
 
-def is_held() -> Q:
-    """Return the condition that somebody holds a lease."""
-    return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + max_remaining(SECONDS))
+class Taken(Exception):
+    """Another process has the lease."""
+
+
+class LeaseTaken(Taken):
+    """Another process had the lease before this one."""
+
+
+class LeaseLost(Taken):
+    """The lease expired, as after a long stop. Another process may have it, so nothing more may be done under it."""
+
+
+def is_held(seconds: float = SECONDS) -> Q:
+    """Return the condition that a process has a lease, which lasts this long unless it is renewed."""
+    return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + max_remaining(seconds))
+
+
+def max_remaining(length: float) -> timedelta:
+    """Return the longest time for which a lease of this length, in seconds, can still last.
+
+    A lease that expires later was taken before the clock was set back. Without this limit, a lease that a crash left
+    behind would last longer by as much as the clock was set back.
+    """
+    return timedelta(seconds=length + CLOCK_SLACK_SECONDS)
 
 
 class HeldLease:
-    """A lease that this process holds."""
+    """A lease that this process has."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, seconds: float = SECONDS) -> None:
         self.name = name
         self.holder = uuid.uuid4()
+        self._seconds = seconds
         self._written_at = 0.0
 
     def take(self) -> bool:
-        """Take the lease where it is free, and return whether it was."""
-        if self._write(Lease.objects.filter(~is_held(), name=self.name)):
+        """Take the lease if it is free, and return whether it was."""
+        if self._write(self._free()):
             return True
         Lease.objects.bulk_create([Lease(name=self.name)], ignore_conflicts=True)
-        return self._write(Lease.objects.filter(~is_held(), name=self.name))
+        return self._write(self._free())
 
     def renew(self) -> None:
         """Make the lease last its whole length again.
 
         Raises:
-            LeaseLost: it ran out; whatever was about to be done must not be done.
+            LeaseLost: it expired; whatever was about to be done must not be done.
         """
-        if not self._write(Lease.objects.filter(name=self.name, holder=self.holder, expires_at__gt=Now())):
+        if not self._write(self._mine()):
             raise LeaseLost(f"the lease '{self.name}' ran out while it was in use; the next pass goes on from here")
 
     def keep(self) -> None:
-        """Renew the lease where a third of it has gone by.
+        """Renew the lease if a third of it has gone by.
 
         Raises:
-            LeaseLost: it ran out.
+            LeaseLost: it expired.
         """
-        if time.monotonic() - self._written_at > SECONDS / 3:
+        if time.monotonic() - self._written_at > self._seconds / 3:
             self.renew()
 
     def release(self) -> None:
         """Let the next one have it."""
         Lease.objects.filter(name=self.name, holder=self.holder).update(holder=None)
 
+    def _free(self) -> QuerySet[Lease]:
+        return Lease.objects.filter(~is_held(self._seconds), name=self.name)
+
+    def _mine(self) -> QuerySet[Lease]:
+        return Lease.objects.filter(name=self.name, holder=self.holder, expires_at__gt=Now())
+
     def _write(self, rows: QuerySet[Lease]) -> bool:
         self._written_at = time.monotonic()
-        return bool(rows.update(holder=self.holder, expires_at=Now() + timedelta(seconds=SECONDS)))
+        return bool(rows.update(holder=self.holder, expires_at=Now() + timedelta(seconds=self._seconds)))
 
 
 @contextmanager
 def lease(name: str) -> Iterator[HeldLease]:
-    """Hold the lease of this name.
+    """Have the lease of this name for a while.
 
     Raises:
-        LeaseTaken: somebody else holds it.
+        LeaseTaken: another process has it.
     """
     held = HeldLease(name)
     if not held.take():

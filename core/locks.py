@@ -1,173 +1,139 @@
-"""One at a time: whoever changes an account on the broker holds its name meanwhile.
+"""Locks of accounts and vhosts on the broker: one process at a time changes a name.
 
-A hold that a crash leaves behind runs out by itself. One that its holder still needs doesn't: it is renewed before each
-request to the broker, and lasts longer than any request can take.
+A lock is a lease that is renewed before each request to the broker and outlasts any request. One that a crash leaves
+behind expires. Its row is deleted when it is released, as names are many.
 """
 
 import contextlib
-import hashlib
 import logging
-import secrets
 import time
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 from django.conf import settings
-from django.core.cache import cache
 from django.db import DatabaseError
-from django.utils import timezone
 
-from core import limits
+from core.leases import HeldLease, LeaseLost, LeaseTaken, Taken, is_held
+from core.models import Lease
 from rabbit.management import BODY_READ_TIMEOUTS, Management
+
+__all__ = ["Lock", "Taken", "held", "locked", "name_of", "seconds"]
 
 logger = logging.getLogger(__name__)
 
-TOUCHED_EVERY = timedelta(seconds=10)
-"""A holder looks before each request whether the hold is still its own, and prolongs it this often."""
+RENEWED_EVERY_SECONDS = 10.0
+"""A lock is looked at before each request, and prolonged this often."""
 
 SLACK_SECONDS = 30
 """For all that isn't waiting for the broker: connecting, the database, and what was not prolonged just now."""
 
-CLOCK_SLACK_SECONDS = 60
-"""How far the clocks of two processes may differ. PostgreSQL's time of a statement that waited is that of its start."""
-
 POLL_SECONDS = 0.05
-"""How often somebody who waits for a name looks whether it is free."""
+"""How often a process that waits for a lock tries to take it."""
 
-PREFIX = "hold-"
-"""With this the names of all holds in the cache begin."""
-
-
-class Taken(Exception):
-    """Somebody else is changing this account right now, maybe since this holder was too slow."""
+PREFIX = "lock "
+"""With this the names of the leases begin that are locks."""
 
 
-class Hold:
-    """What its holder has of an account's name."""
+class Lock(HeldLease):
+    """The lock of a name on the broker."""
 
-    def __init__(self, username: str) -> None:
-        self._username = username
-        self._key = key_of(username)
-        self._token = _token(secrets.token_hex(16))
-        self._touched_at = timezone.now()
+    def __init__(self, name: str) -> None:
+        super().__init__(name_of(name), seconds())
+        self._locked = name
 
-    def take(self, wait: float = 0) -> None:
-        """Begin to hold the name. Where somebody holds it, wait up to so many seconds for them to be done.
+    def acquire(self, wait: float = 0) -> None:
+        """Take the lock. If another process has it, wait up to so many seconds for it.
 
         Raises:
-            Taken: somebody holds it.
-            OperationalError: nothing can be written to the database.
+            Taken: another process has it.
+            DatabaseError: nothing can be written to the database.
         """
         until = time.monotonic() + wait
-        while not limits.add(self._key, self._token, seconds()):
-            self._shorten_lease_of_later_clock()
+        while not self.take():
             if time.monotonic() >= until:
-                raise self._taken()
+                raise LeaseTaken(self._text())
             time.sleep(POLL_SECONDS)
-        self._touched_at = timezone.now()
 
     def renew(self) -> None:
-        """Make sure that the name is still held, and for as long as a request can take.
+        """Make sure that the lock is still this process's, for as long as a request can take.
 
         Raises:
-            Taken: it isn't; whatever there is under this name may be somebody else's by now.
+            Taken: it isn't; whatever has this name by now may be another owner's.
         """
-        if not self._is_ours():
-            raise self._taken()
-        now = timezone.now()
-        if now - self._touched_at >= TOUCHED_EVERY:
-            if not cache.touch(self._key, seconds()):
-                raise self._taken()
-            self._touched_at = now
+        if time.monotonic() - self._written_at < RENEWED_EVERY_SECONDS:
+            is_ours = self._mine().exists()
+        else:
+            is_ours = self._write(self._mine())
+        if not is_ours:
+            raise LeaseLost(self._text())
 
     def renewed_by(self, management: Management) -> Management:
-        """Return this client so that the hold is renewed before each of its requests, and none is made without it."""
+        """Return this client so that the lock is renewed before each of its requests, and none is made without it."""
         return cast("Management", _Renewing(management, self))
 
     def release(self) -> None:
-        """Hold the name no longer; where another holds it by now, that stays.
+        """Give up the lock. One that another process has by now stays.
 
-        What was done is done, so a database that is away now is no error: the hold runs out by itself.
+        What was done is done, so a database that is away now is no error: the lock expires.
         """
         try:
-            if self._is_ours():
-                cache.delete(self._key)
+            Lease.objects.filter(name=self.name, holder=self.holder).delete()
         except DatabaseError as error:
-            logger.warning("The hold of '%s' could not be released, and runs out by itself: %s", self._username, error)
+            logger.warning("The lock of '%s' could not be released, and expires: %s", self._locked, error)
 
-    def _shorten_lease_of_later_clock(self) -> None:
-        """Let a lease that was taken before the clock was set back expire as if it were taken now.
-
-        A holder that still runs loses it at its next request. The request under way has its whole time.
-        """
-        _, _, expires_at = str(cache.get(self._key) or "").partition(" ")
-        if expires_at and float(expires_at) > time.time() + max_remaining(seconds()).total_seconds():
-            cache.set(self._key, _token("nobody"), seconds())
-
-    def _is_ours(self) -> bool:
-        return bool(cache.get(self._key) == self._token)
-
-    def _taken(self) -> Taken:
-        return Taken(f"Somebody is changing '{self._username}' right now; try again in some minutes.")
+    def _text(self) -> str:
+        return f"Somebody is changing '{self._locked}' right now; try again in some minutes."
 
 
 class _Renewing:
-    """A management client that renews the hold at each call. Its methods make one request each."""
+    """A management client that renews the lock at each call. Its methods make one request each."""
 
-    def __init__(self, management: Management, hold: Hold) -> None:
+    def __init__(self, management: Management, lock: Lock) -> None:
         self._management = management
-        self._hold = hold
+        self._lock = lock
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._management, name)
 
         def renewed(*args: Any, **kwargs: Any) -> Any:
-            self._hold.renew()
+            self._lock.renew()
             return method(*args, **kwargs)
 
         return renewed
 
 
 @contextlib.contextmanager
-def held(username: str, wait: float = 0) -> Iterator[Hold]:
-    """Hold an account's name, so that nobody else makes, changes or removes it on the broker at the same time.
+def held(name: str, wait: float = 0) -> Iterator[Lock]:
+    """Lock a name on the broker, so that no other process creates, changes or removes it at the same time.
 
-    Where somebody holds it, they get up to ``wait`` seconds to be done.
-
-    What was read of the account before may be out of date: read it again.
+    If another process has it, wait up to ``wait`` seconds for it. What was read of the account before may be out of
+    date: read it again.
 
     Raises:
-        Taken: somebody holds it.
+        Taken: another process has it.
     """
-    hold = Hold(username)
-    hold.take(wait)
+    lock = Lock(name)
+    lock.acquire(wait)
     try:
-        yield hold
+        yield lock
     finally:
-        hold.release()
+        lock.release()
 
 
-def key_of(username: str) -> str:
-    """Return the name of the hold in the cache, which not every account's name can be."""
-    return f"{PREFIX}{hashlib.sha256(username.encode()).hexdigest()}"
+def locked(names: Collection[str]) -> list[str]:
+    """Return those of these names that are locked. One statement."""
+    by_lease = {name_of(name): name for name in names}
+    leases = Lease.objects.filter(is_held(seconds()), name__in=by_lease).values_list("name", flat=True)
+    return sorted(by_lease[lease] for lease in leases)
 
 
-def max_remaining(length: float) -> timedelta:
-    """Return the longest time for which a lease of this length, in seconds, can still last.
-
-    A lease that expires later was taken before the clock was set back. Without this limit, a lease that a crash left
-    behind would last longer by as much as the clock was set back.
-    """
-    return timedelta(seconds=length + CLOCK_SLACK_SECONDS)
-
-
-def _token(holder: str) -> str:
-    return f"{holder} {time.time() + seconds():.0f}"
+def name_of(name: str) -> str:
+    """Return the name of the lease that is the lock of this name on the broker."""
+    return f"{PREFIX}{name}"
 
 
 def seconds() -> float:
-    """Return how long a hold lasts that isn't renewed: longer than a request takes, and its only repetition.
+    """Return how long a lock lasts that isn't renewed: longer than a request takes, and its only repetition.
 
     Each may wait for a connection, for being sent, for the answer's first piece, as often as that for its body, and for
     the piece of the body that comes too late.

@@ -14,7 +14,9 @@ from django.db.models.functions import TruncHour, TruncMinute
 from django.utils import timezone
 
 from accounts.models import AuditEntry
+from core import locks
 from core.leases import LeaseTaken, lease
+from core.models import Lease
 from notifications.models import Notification
 from queues.models import Pass, Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import GONE
@@ -26,6 +28,7 @@ KEEP_SAMPLES_WHOLE = timedelta(hours=2)
 KEEP_SAMPLES_BY_MINUTE = timedelta(days=2)
 KEEP_PASSES = timedelta(days=7)
 KEEP_NOTIFICATIONS = timedelta(days=90)
+KEEP_LOCKS = timedelta(hours=1)  # since they expired: a crash left them
 KEEP_EVENTS = timedelta(days=365)
 KEEP_AUDIT = timedelta(days=365)
 
@@ -52,6 +55,7 @@ def _prune(now: datetime) -> int:
         + _thin(now)
         + _remove(Pass.objects.filter(at__lt=now - KEEP_PASSES))
         + _remove(Notification.objects.filter(state__in=delivered, created__lt=now - KEEP_NOTIFICATIONS))
+        + _remove(Lease.objects.filter(name__startswith=locks.PREFIX, expires_at__lt=now - KEEP_LOCKS))
         + sum(_remove(old(now)) for old in also_pruned)
         + _remove(QueueEvent.objects.filter(at__lt=now - KEEP_EVENTS))
         + _remove(AuditEntry.objects.filter(timestamp__lt=now - KEEP_AUDIT))

@@ -46,8 +46,8 @@ CACHE_TABLE = django_settings.CACHES["default"]["LOCATION"]
 """No model's: how often somebody did something."""
 
 ON_SQLITE_TOO = {
-    "test_backup", "test_bulk", "test_kills", "test_limits", "test_message_store", "test_migrations", "test_monitor",
-    "test_outages", "test_outbox", "test_pruning", "test_work_store",
+    "test_backup", "test_bulk", "test_kills", "test_limits", "test_locks", "test_message_store",
+    "test_migrations", "test_monitor", "test_outages", "test_outbox", "test_pruning", "test_work_store",
 }  # fmt: skip
 """What depends on how a database locks, upserts, migrates or fails. All run on PostgreSQL, and these on SQLite too."""
 

@@ -250,7 +250,7 @@ def test_what_is_asked_of_the_broker_is_there_with_its_outcome(queue, alice, bro
 
 def test_what_was_not_asked_since_somebody_else_holds_the_account_is_not_done(account, monkeypatch):
     forget()
-    renew, times = locks.Hold.renew, []
+    renew, times = locks.Lock.renew, []
 
     def late(self):
         times.append(self)
@@ -258,7 +258,7 @@ def test_what_was_not_asked_since_somebody_else_holds_the_account_is_not_done(ac
             raise locks.Taken("too slow")
         renew(self)
 
-    monkeypatch.setattr(locks.Hold, "renew", late)
+    monkeypatch.setattr(locks.Lock, "renew", late)
     with pytest.raises(ValidationError):
         pulse_users.rotate_password(account)
     assert [entry[1:] for entry in trail()] == [("gave another password", ACCOUNT, "not-done")]

@@ -1,5 +1,6 @@
 """What is old goes; what is needed stays."""
 
+import uuid
 from datetime import timedelta
 
 import pytest
@@ -7,6 +8,7 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.utils import timezone
 
 from accounts.models import AuditEntry, Owner
+from core.models import Lease
 from notifications.models import Notification
 from queues import pruning
 from queues.models import Pass, Queue, QueueEvent, QueueSample
@@ -114,3 +116,12 @@ def test_the_documents_say_for_how_long_each_thing_is_kept():
         pruning.KEEP_SAMPLES, pruning.KEEP_PASSES, pruning.KEEP_NOTIFICATIONS, pruning.KEEP_EVENTS, pruning.KEEP_AUDIT,
     ):  # fmt: skip
         assert f"{days.days} days" in kept
+
+
+def test_a_lock_that_a_crash_left_behind_goes_once_it_has_expired_and_a_lease_stays(db):
+    now = timezone.now()
+    for name, ago in (("lock alice", 2), ("lock bob", 0), ("pass", 2)):
+        Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=now - timedelta(hours=ago))
+    prune()
+    assert set(Lease.objects.values_list("name", flat=True)) >= {"lock bob", "pass"}
+    assert not Lease.objects.filter(name="lock alice").exists()

@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from django.core.cache import cache
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.management import call_command
 from django.core.signing import BadSignature, SignatureExpired
 from django.db import connection, transaction
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from accounts import removal, signals, vouching
@@ -54,6 +54,7 @@ from accounts.tasks import finish_removals as removals_task
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from core import locks
+from core.models import Lease
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
 from rabbit.names import BadName
 from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user, in_words
@@ -558,7 +559,7 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
     amqp.queue(f"queue/{name}/builds", 1)
     PulseUser.objects.update(removing_since=timezone.now())
     with paused(monkeypatch, removal, place, finish_removals) as slow:
-        cache.delete(locks.key_of(name))  # as if it had run out
+        Lease.objects.filter(name=locks.name_of(name)).delete()  # as if it had run out
         remove_pulse_user(pulse_user)
         made, _ = make_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
@@ -579,7 +580,7 @@ def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them
 
     def delete(self, *arguments):
         real(self, *arguments)
-        cache.set(locks.key_of(name), "another's")
+        Lease.objects.filter(name=locks.name_of(name)).update(holder=uuid.uuid4())
 
     monkeypatch.setattr(Management, "delete_queue", delete)
     assert finish_removals() == 0
@@ -610,7 +611,7 @@ def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, b
 
     def lost(self, *arguments):
         monkeypatch.setattr(Management, "put_user", real)
-        cache.delete(locks.key_of(name))
+        Lease.objects.filter(name=locks.name_of(name)).delete()
         made.append(make_pulse_user(name, [alice]))
         raise BrokerAway("no answer in time", timed_out=True)
 
@@ -622,55 +623,14 @@ def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, b
     assert can_log_in(broker, guarded, name, made[0][1])
 
 
-def test_what_a_kill_leaves_held_runs_out_and_the_same_owner_finishes_it(alice, name, management, time_machine):
+def test_what_a_kill_leaves_locked_expires_and_the_same_owner_finishes_it(alice, name, management):
     PulseUser.objects.create(username=name).owners.add(alice)
     management.put_user(name, "half made")
-    began = timezone.now()
-    locks.Hold(name).take()
-    for wait, outcome in ((locks.seconds() - 2, NameTaken), (locks.seconds() + 2, None)):
-        time_machine.move_to(began + timedelta(seconds=wait))
-        if outcome:
-            with pytest.raises(outcome):
-                make_pulse_user(name, [alice])
-        else:
-            assert make_pulse_user(name, [alice])[0].ready
-
-
-def test_a_hold_that_a_crash_left_behind_lasts_no_longer_since_the_clock_was_set_back(db, time_machine):
-    left = locks.Hold("alice")
-    left.take()
-    back = timezone.now() - timedelta(hours=1)
-    time_machine.move_to(back)
-    with pytest.raises(locks.Taken):
-        locks.Hold("alice").take()
-    with pytest.raises(locks.Taken):
-        left.renew()
-    time_machine.move_to(back + timedelta(seconds=locks.seconds() + 2))
-    with locks.held("alice"):
-        pass
-
-
-def test_a_hold_outlasts_every_request_and_is_only_its_holders(db, settings):
-    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20.0
-    assert locks.seconds() > 2 * (2 + 3 * 20)
-    with locks.held("alice") as first:
-        first.renew()
-        cache.set(locks.key_of("alice"), "another's", 60)
-        with pytest.raises(locks.Taken):
-            first.renew()
-    assert cache.get(locks.key_of("alice")) == "another's"
-    with locks.held("Alice"), pytest.raises(locks.Taken), locks.held("alice"):
-        pass
-    cache.delete(locks.key_of("alice"))
-
-
-def test_a_hold_is_prolonged_by_who_works_on(db, time_machine):
-    began = timezone.now()
-    time_machine.move_to(began, tick=False)
-    with locks.held("alice") as ours:
-        for step in range(1, 5):
-            time_machine.move_to(began + timedelta(seconds=step * (locks.seconds() - locks.SLACK_SECONDS)), tick=False)
-            ours.renew()
+    locks.Lock(name).acquire()
+    with pytest.raises(NameTaken):
+        make_pulse_user(name, [alice])
+    Lease.objects.update(expires_at=Now() - timedelta(seconds=1))
+    assert make_pulse_user(name, [alice])[0].ready
 
 
 # Adopting

@@ -1278,22 +1278,3 @@ def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
     assert alice.uuid.hex not in agents.vhosts()
     with pytest.raises(NotThere):
         management.delete_vhost(alice.uuid.hex)
-
-
-# Waiting for a hold
-
-
-def test_a_name_that_is_held_can_be_waited_for(guarded, monkeypatch):
-    with locks.held("alice") as first:
-        monkeypatch.setattr("core.locks.time.sleep", lambda _: first.release())
-        with locks.held("alice", wait=10):
-            assert not first._is_ours()
-
-
-def test_the_wait_for_a_name_is_bounded(guarded):
-    with locks.held("alice"):
-        for wait in (0, 0.3):
-            began = timezone.now()
-            with pytest.raises(locks.Taken), locks.held("alice", wait=wait):
-                raise AssertionError
-            assert timedelta(seconds=wait) <= timezone.now() - began < timedelta(seconds=wait + 1)

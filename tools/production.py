@@ -118,11 +118,10 @@ def happens(what: Callable[[], bool], timeout: float) -> bool:
 
 
 def expire_abandoned(seconds: float) -> None:
-    """Expire the leases, claims and locks that nobody used for so many seconds, which is longer than any work takes.
+    """Expire the leases and claims that nobody used for so many seconds, which is longer than any work takes.
 
-    Otherwise they expire after 90, 300 and 100 seconds.
+    Otherwise they expire after 90, 100 and 300 seconds.
     """
-    from django.core.cache import cache
     from django.utils import timezone
 
     from core.models import Lease
@@ -131,8 +130,7 @@ def expire_abandoned(seconds: float) -> None:
 
     leases = list(Lease.objects.exclude(holder=None).values_list("name", "holder", "expires_at"))
     claims = list(Notification.objects.filter(state="sending").values_list("id", "claim"))
-    locks = _locks()
-    if not leases and not claims and not locks:
+    if not leases and not claims:
         return
     time.sleep(seconds)
     for name, holder, expires_at in leases:
@@ -141,25 +139,8 @@ def expire_abandoned(seconds: float) -> None:
     expired = 0
     for id_, claim in claims:
         expired += Notification.objects.filter(id=id_, claim=claim, state="sending").update(due_at=timezone.now())
-    for key, _, _ in locks & _locks():
-        cache.delete(key)
     if expired:
         enqueue.nudge()
-
-
-def _locks() -> set[tuple[str, str, str]]:
-    """Return key, value and expiry of the locks of accounts; Django's cache has no method that lists keys."""
-    from django.conf import settings
-    from django.core.cache import cache
-    from django.db import connection
-
-    from core.locks import PREFIX
-
-    table = connection.ops.quote_name(str(settings.CACHES["default"]["LOCATION"]))
-    key = cache.make_key("")
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT cache_key, value, expires FROM {table} WHERE cache_key LIKE %s", [f"{key}{PREFIX}%"])
-        return {(name.removeprefix(key), value, str(expires)) for name, value, expires in cursor.fetchall()}
 
 
 def sweep(*, patience: bool) -> list[str]:
