@@ -437,6 +437,7 @@ class TestLengthsThatLag:
             ((0, 40), Depth(40, 0), 40),  # requeued, which is not 80
             ((0, 40), Depth(0, 1), 40),
             ((40, 0), None, 40),  # not shorter than before: as listed
+            ((20, 15), None, 35),  # not shorter than before with what is unacknowledged
             ((1, 0), None, None),  # shorter than before, and nobody confirms it
         ],
     )

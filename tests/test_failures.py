@@ -15,7 +15,7 @@ from core.models import Lease
 from notifications.models import Notification
 from queues import deletion, monitor, tasks
 from queues.models import Pass, Queue, Watch
-from rabbit.management import BrokerAway, Management
+from rabbit.management import BrokerAway, Management, NotThere
 from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
@@ -465,6 +465,17 @@ def test_a_holder_that_lost_its_lease_stops_and_deletes_nothing(amqp, alice, mon
     assert report.deleted == 0
     assert "lease" in report.errors[-1]
     assert queue_names(management, guarded) == {"queue/alice/builds"}
+
+
+def test_a_holder_that_lost_its_lease_records_nothing_of_a_queue_that_was_not_there(amqp, alice, monkeypatch):
+    amqp.queue("queue/alice/builds", 11)
+
+    def gone(*_, **__):
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        raise NotThere("no such queue")
+
+    monkeypatch.setattr(Management, "delete_queue", gone)
+    assert "lease" in monitor.run_pass().errors[-1]
 
 
 def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(

@@ -10,7 +10,7 @@ import uuid
 from datetime import UTC, timedelta
 
 import pytest
-from django.core.mail import EmailMultiAlternatives
+from django.core.mail import EmailMultiAlternatives, get_connection
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
@@ -167,6 +167,13 @@ def test_a_sender_that_is_no_address_holds_mails_back_and_breaks_nothing(mailbox
     tell("one")
     assert send_due().postponed == 1
     assert "Invalid address" in Notification.objects.get().last_error
+
+
+def test_once_a_connection_failed_no_further_one_is_opened():
+    first, second, third = (get_connection() for _ in range(3))
+    usable = mail_sending.Usable(standing=set(), spare={first, second, third})
+    usable.note([first, second], [second])
+    assert usable.first(3) == [first]
 
 
 def test_a_mail_server_that_hangs_is_waited_for_once_and_not_once_for_each_mail(settings, mailbox):

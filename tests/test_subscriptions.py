@@ -10,13 +10,13 @@ from functools import partial
 import pika
 import pytest
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
 from accounts.vouching import NotVouched
-from agents import identities, records, registration, removals
+from agents import credentials, identities, records, registration, removals
 from agents.identities import (
     NoSuchOffering,
     NoSuchType,
@@ -50,7 +50,7 @@ from tests.agents import make_due
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, in_parallel
+from tests.toolbox import AWAY, Killed, in_background, in_parallel, wait_until_blocked
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -803,6 +803,17 @@ def test_a_token_that_is_revoked_while_it_is_set_does_not_stay_the_password(
     removals.finish()
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         open_amqp(subscription.rmq_username, newer.key, alice.uuid.hex)
+
+
+def test_a_registration_waits_for_a_revocation_before_it_locks_the_login(subscription, presented):
+    login = EventSubscription.objects.get()
+    EventSubscription.objects.update(token=None, next_token=presented.token)
+    with transaction.atomic():
+        AuthToken.objects.select_for_update().get(pk=presented.token.pk)  # a revocation does this first
+        confirming = in_background(credentials._confirm, EventSubscription.objects.filter(pk=login.pk), presented.token)
+        wait_until_blocked(confirming)
+        EventSubscription.objects.select_for_update(nowait=True).get(pk=login.pk)  # and then this
+    assert confirming.result(timeout=10)
 
 
 def only_hex(users):
