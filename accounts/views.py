@@ -12,14 +12,14 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Page, Paginator
 from django.core.signing import BadSignature, SignatureExpired
-from django.db.models import Count, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from accounts import addresses, forms, pulse_users, removal, tokens, vouching, withdrawal
+from accounts import addresses, forms, pulse_users, queue_counts, removal, tokens, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, people_like
 from core import broker, limits
 from rabbit.management import BrokerError, NotThere, Refused
@@ -62,10 +62,7 @@ def _pulse_users(
     trouble: str = "",
     status: int = 200,
 ) -> HttpResponse:
-    # Counted for the accounts of this page alone: a plain annotation groups all there are.
-    itself = PulseUser.objects.filter(pk=OuterRef("pk")).order_by().values("pk")
-    queues = itself.annotate(number=Count("queues", filter=~Q(queues__state="gone"))).values("number")
-    accounts = PulseUser.objects.seen_by(request.user).annotate(number_of_queues=Subquery(queues))
+    accounts = PulseUser.objects.seen_by(request.user)
     accounts = accounts.prefetch_related("owners")
     search = _search(request)
     if search:
@@ -75,11 +72,15 @@ def _pulse_users(
             adopt_form = forms.AdoptForm(adoptable=pulse_users.adoptable())
         except BrokerError as error:
             trouble, status = _broker_trouble(request, error, "So what could be adopted isn't known."), 503
+    page = _page(request, accounts)
+    numbers = queue_counts.of([account.pk for account in page])
+    for account in page:
+        account.number_of_queues = numbers.get(account.pk, 0)
     return render(
         request,
         "accounts/pulse_users.html",
         {
-            "page": _page(request, accounts),
+            "page": page,
             "search": search,
             "may_make": _may_make(request.user),
             "form": form or forms.PulseUserForm(),

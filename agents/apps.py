@@ -8,7 +8,8 @@ class AgentsConfig(AppConfig):
 
     def ready(self) -> None:
         """Listen to deletions of what stands for something on the broker, and tell passes what is registered."""
-        from agents import kinds, receivers  # noqa: F401 - models can't be imported before
+        # Models can't be imported before. The receivers in removals.py keep queues from being left on the broker.
+        from agents import kinds, receivers, removals  # noqa: F401
         from agents.registered import RegisteredByAgents
         from agents.reports import old_reports
         from queues import pruning

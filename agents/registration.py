@@ -10,10 +10,9 @@ the request to the broker, that token is stored as the next one, beside the curr
 password may be either, so revoking either takes the password.
 """
 
-import logging
 import uuid as uuids
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import transaction
@@ -45,18 +44,6 @@ from core import broker
 from core.models import Removal
 from rabbit import arguments, names
 from rabbit.management import BrokerAway, BrokerError, Malformed, Management
-
-logger = logging.getLogger(__name__)
-
-
-T = TypeVar("T")
-
-
-# What is asked for
-
-
-# Identities
-
 
 # Subscriptions
 
@@ -292,12 +279,6 @@ def _undo(row: SubscriptionQueue | Consumer, is_new: bool, *, has_queue: bool = 
             remove_later(Removal(kind=Removal.Kind.USER, name=row.rmq_username))
 
 
-# Rows
-
-
-# The broker
-
-
 def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
     """Declare the queue, and return whether the broker did not have it."""
     return in_vhost(
@@ -305,9 +286,6 @@ def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
         management,
         lambda: make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management),
     )
-
-
-# Logins
 
 
 def _may_be_done(error: Exception) -> bool:
@@ -318,6 +296,3 @@ def _may_be_done(error: Exception) -> bool:
 def _is_nothing_done(error: Exception) -> bool:
     """Return whether the broker has certainly got nothing of what failed so, not even a part."""
     return isinstance(error, BrokerAway) and error.never_reached
-
-
-# What is registered

@@ -1,10 +1,8 @@
-"""The sweep of queues that no registration stands for, and the clean-up of subscriptions whose owner is gone.
+"""The sweep: delete agents' queues without a registration, and declare registered queues again that are missing.
 
-``sweep_orphans`` and ``clean_up_stale`` are what the Celery tasks and the management commands call. Both delete under
-the brake, and each leaves a row that says what it did.
+``sweep_orphans`` is what the Celery task, the page and the command call. It deletes under the brake.
 """
 
-import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
@@ -25,8 +23,6 @@ from rabbit import amqp
 from rabbit.management import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, is_agents_queue, readable
 from rabbit.snapshot import Present
-
-logger = logging.getLogger(__name__)
 
 
 def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collection[QueueName] | None = None) -> Report:
@@ -180,9 +176,3 @@ def _remove(report: Report, names: Sequence[QueueName], held: HeldLease, force: 
 def _keep(report: Report, name: QueueName) -> None:
     report.kept += 1
     report.in_use.append(named(name))
-
-
-# The clean-up
-
-
-# What both leave behind

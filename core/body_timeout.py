@@ -1,4 +1,7 @@
-"""A bound on how long the body of a request may take to arrive."""
+"""A bound on how long the body of a request may take to arrive.
+
+Servers wait for a body as long as the connection stays, and a few that never end would take all their threads.
+"""
 
 import socket
 import threading

@@ -13,7 +13,7 @@ STARTED_ANEW = ("accounts", "queues", "message_store")
 
 REMEDY = (
     "Create an empty database, set DATABASE_URL to it, and run manage.py migrate. Then take over what the broker has "
-    "with manage.py adopt_broker; the queues are listed again by the next pass."
+    "with manage.py adopt_broker; the next pass lists the queues again. Create tokens and channels anew."
 )
 
 

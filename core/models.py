@@ -1,4 +1,4 @@
-"""Leases: which process may do what only one may do at a time."""
+"""Leases, and what is to be removed from the broker."""
 
 from django.db import models
 from django.db.models.functions import Now

@@ -66,7 +66,7 @@ class Json(BaseParser):
         Raises:
             ParseError: it isn't JSON.
         """
-        body = stream.read()  # which is not too large: door.py has seen to that
+        body = stream.read()  # which is not too large: middleware.py has seen to that
         try:
             orjson.loads(body)
             return json.loads(body)

@@ -91,7 +91,7 @@ RABBITMQ_MANAGEMENT_URL = env.str(
 )
 RABBIT_URL = env.str("RABBIT_URL", default="amqp://guest:guest@127.0.0.1:5672" if DEBUG else "")
 
-# What is guarded, and how. The rules that these feed are in queues/.
+# What is guarded, and how. The rules that these feed are in queues/ and notifications/.
 GUARDIAN_VHOSTS = items("GUARDIAN_VHOSTS", [])
 GUARDIAN_PULSE_VHOST = env.str("GUARDIAN_PULSE_VHOST", default="/")
 GUARDIAN_POLL_SECONDS = read("GUARDIAN_POLL_SECONDS", env.float, 5.0)
@@ -111,7 +111,7 @@ GUARDIAN_STALLED_MINUTES = read("GUARDIAN_STALLED_MINUTES", env.int, 0)
 GUARDIAN_SNAPSHOT = env.str("GUARDIAN_SNAPSHOT", default="management")
 GUARDIAN_PROMETHEUS_URLS = items("GUARDIAN_PROMETHEUS_URLS", [])
 
-# Who may use the broker, and what owners may do by themselves. The rules that these feed are in accounts/ and queues/.
+# Who may use the broker, and what owners may do by themselves. The rules that these feed are in accounts/.
 GUARDIAN_VOUCHED_DOMAINS = [domain.lower() for domain in items("GUARDIAN_VOUCHED_DOMAINS", [])]
 GUARDIAN_OWNERS_MAY_VOUCH = env.bool("GUARDIAN_OWNERS_MAY_VOUCH", default=False)
 GUARDIAN_RESERVED_USERS = items("GUARDIAN_RESERVED_USERS", ["guest", "admin"])

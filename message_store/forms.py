@@ -254,6 +254,3 @@ def _read(stream: Any, length: int) -> bytes:
         pieces.append(piece)
         length -= len(piece)
     return b"".join(pieces)
-
-
-# Servers wait for a body as long as the connection stays, and a few that never end would take all their threads.

@@ -2,10 +2,10 @@ from django.apps import AppConfig
 
 
 class QueuesConfig(AppConfig):
-    """What is guarded, and who is told of it."""
+    """The guarded queues."""
 
     name = "queues"
 
     def ready(self) -> None:
-        """Listen to what happens to owners and their accounts."""
+        """Register what notifications say of queues, and listen to what happens to Pulse users."""
         from queues import kinds, receivers, subject  # noqa: F401 - models can't be imported before

@@ -180,9 +180,9 @@ class Deletion:
             write_states([_deleted(queue) for queue in ours])
             write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in ours], now)
             # Only what was registered since the decision: a registered queue isn't condemned.
-            registered_since = [_name(queue) for queue in ours if queue.owner_id is not None]
-            if registered_since:
-                registered.provider().vanished(registered_since)
+            newly_registered = [_name(queue) for queue in ours if queue.owner_id is not None]
+            if newly_registered:
+                registered.provider().vanished(newly_registered)
             tellings = [Telling(kinds.DELETION, facts[queue.id], about(queue.id), *queue.whose) for queue in ours]
             outcome.told += enqueue.tell(tellings, now)
         outcome.deleted += len(ours)

@@ -2,7 +2,7 @@
 
 The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
 ``comparison.py`` says what follows from a list, ``brake.py`` what an operator released, ``deletion.py`` deletes,
-``outbox.py`` notifies.
+``notifications`` sends.
 """
 
 import logging

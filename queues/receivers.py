@@ -1,12 +1,23 @@
 """What happens to queues when something happens to Pulse users."""
 
+from collections.abc import Collection
 from typing import Any
 
+from django.db.models import Count
 from django.dispatch import receiver
 
-from accounts import signals
+from accounts import queue_counts, signals
 from accounts.models import PulseUser
 from queues import tombstones
+from queues.models import Queue
+
+
+def _count_queues(pulse_users: Collection[int]) -> dict[int, int]:
+    there = Queue.objects.filter(pulse_user__in=pulse_users).exclude(state=Queue.State.GONE).order_by()
+    return dict(there.values_list("pulse_user").annotate(Count("pk")))
+
+
+queue_counts.register(_count_queues)
 
 
 @receiver(signals.pulse_user_removed)

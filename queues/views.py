@@ -452,7 +452,7 @@ class NameForm(forms.Form):
 
 
 class LimitsForm(forms.Form):
-    """A queue's own limits. Which of them can be is said where they are set, in ``by_hand.set_limits``."""
+    """A queue's own limits. Which of them can be is said where they are set, in ``actions.set_limits``."""
 
     unbounded = forms.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
     warn_length = forms.IntegerField(required=False, label="Warn length", help_text="In messages; empty: as usual.")

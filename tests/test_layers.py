@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 
 from tests.plugin import ROOT
 
@@ -17,6 +18,17 @@ PACKAGES = [*LAYERS, *BESIDE]
 DISTRIBUTIONS = ["guardian_consumers", "guardian_store"]
 BY_NAME = re.compile(rf"(?P<package>{'|'.join(PACKAGES)})\.(?:tasks\.\w+|[A-Z]\w+)")
 """A task, or a model as in a foreign key."""
+
+LOADS_BY_NAME = {"import_module", "import_string", "get_model", "get_app_config"}
+
+
+def related_names(package: str) -> set[str]:
+    """Return the names by which queries of this package could join the models of the packages above it."""
+    used = [model for model in apps.get_models() if model._meta.app_label in allowed(package)]
+    related = [field for model in used for field in model._meta.related_objects]
+    upward = {*PACKAGES} - allowed(package)
+    above = {field.name for field in related if field.related_model._meta.app_label in upward}
+    return above - {field.name for field in related if field.related_model._meta.app_label not in upward}
 
 
 def allowed(package: str) -> set[str]:
@@ -34,6 +46,8 @@ def used(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Import):
             for name in node.names:
                 yield node.lineno, name.name.split(".")[0]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in LOADS_BY_NAME and node.args:
+            yield node.lineno, str(getattr(node.args[0], "value", "")).split(".")[0]
         elif isinstance(node, ast.Constant) and (found := BY_NAME.fullmatch(str(node.value))):
             yield node.lineno, found["package"]
 
@@ -48,6 +62,18 @@ def test_a_package_uses_only_what_is_below_it(package):
         for line, other in used(path)
         if other in {*PACKAGES, "tools", "tests"} - allowed(package)
     ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_query_joins_the_tables_of_a_package_above(package):
+    joins = {f"{name}__" for name in related_names(package)}
+    upward = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.arg if isinstance(node, ast.keyword) else getattr(node, "value", None)
+            if isinstance(name, str) and name.startswith(tuple(joins)):
+                upward.append(f"{path.relative_to(ROOT)}:{node.lineno} joins {name}")
     assert upward == []
 
 

@@ -1,4 +1,4 @@
 """What runs on one machine for development, the demo, the tests and the benchmarks.
 
-None of it is part of a running installation, and none of it needs Django.
+None of it is part of a running installation.
 """

@@ -1,0 +1,39 @@
+"""The kinds of notification about owners and their accounts."""
+
+from typing import Any
+
+from django.urls import reverse
+
+from accounts import addresses
+from accounts.models import NotificationAddress
+from core.links import absolute
+from notifications import kinds
+from notifications.models import Notification
+from rabbit.names import readable
+
+
+def _confirm_link(notification: Notification) -> dict[str, Any]:
+    """Return the link that confirms an added address. Whoever has it can use it, so it is stored nowhere."""
+    address = NotificationAddress.objects.filter(uuid=notification.facts["address"], confirmed_at=None).first()
+    if address is None:
+        raise kinds.Obsolete("The address was confirmed or removed in the meantime.")
+    link = reverse("confirm_address", args=[addresses.confirmation_token(address)])
+    return {"confirm_url": absolute(link)}
+
+
+def _request(notification: Notification) -> dict[str, Any]:
+    reason = "\n".join(readable(line) for line in notification.facts["reason"].splitlines())
+    return {"reason": reason, "owners_url": absolute(reverse("owners"))}
+
+
+def _pulse_users_link(notification: Notification) -> dict[str, Any]:
+    return {"pulse_users_url": absolute(reverse("pulse_users"))}
+
+
+CONFIRM_ADDRESS = kinds.register(
+    "confirm-address", "whether an address may be told of an account's queues", context=_confirm_link
+)
+
+VOUCH_REQUEST = kinds.register("vouch-request", "somebody asks to be vouched for", context=_request)
+
+VOUCHED = kinds.register("vouched", "somebody may use the broker now", is_to_a_person=True, context=_pulse_users_link)
