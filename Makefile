@@ -5,12 +5,15 @@ PYTHON = .venv/bin/python
 # A broker that is named is used, and then none has to be installed.
 BROKER = $(if $(RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
 TEST_BROKER = $(if $(GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL),,rabbitmq-server)
+FOR_TESTS = $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages
 
 # The agents in the field, each in a virtual environment of its own: they pin what they need.
 SITE_AGENTS = 1.0.5 1.0.7
 
 # Each has a broker and a database of its own, and waits for others for half of its time.
 WORKERS_OF_TESTS = 4
+
+IN_PARALLEL = -n $(WORKERS_OF_TESTS) --dist loadfile
 
 # Distributions of their own, which the project uses as installed packages.
 PACKAGES = packages/guardian-consumers packages/guardian-store
@@ -28,9 +31,10 @@ help:
 	@echo "make demo    see it work: a broker, real messages, real mails, told line by line"
 	@echo "make run     the pages, the worker and beat, until Ctrl-C; with a broker of its own if none is configured"
 	@echo "             (make run WEB=2 WORKERS=2: two web processes, and two workers of each kind)"
-	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants"
+	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants;"
+	@echo "             then the long tests"
 	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7)"
-	@echo "make test    all tests (make test ONLY=test_thresholds: those of one file)"
+	@echo "make test    all tests but the long ones (make test ONLY=test_thresholds: those of one file)"
 	@echo "make lint    ruff, mypy, and whether a migration is missing"
 	@echo "make audit   look for known holes in the packages that are installed"
 	@echo "make bench   measure (make bench ONLY=name: one of them)"
@@ -47,16 +51,17 @@ demo: setup
 run: setup
 	@$(PYTHON) -m tools.run $(if $(WEB),--web $(WEB)) $(if $(WORKERS),--workers $(WORKERS))
 
-soak: setup rabbitmq-server postgresql redis-server
+soak: setup $(FOR_TESTS)
 	@$(PYTHON) -m tools.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 	@GUARDIAN_TEST_DATABASE=postgresql GUARDIAN_FUZZ_CASES=12500 GUARDIAN_FUZZ_SEED=$(SEED) $(PYTHON) -m pytest tests/test_fuzz.py
+	$(PYTHON) -m pytest $(IN_PARALLEL) -m soak
 
-test: setup $(TEST_BROKER) postgresql redis-server zookeeper chromium site-agents production-packages
+test: setup $(FOR_TESTS)
 ifdef ONLY
-	$(PYTHON) -m pytest $(ONLY:%=tests/%.py)
+	$(PYTHON) -m pytest $(ONLY:%=tests/%.py) -m "not soak"
 else
-	$(PYTHON) -m pytest -n $(WORKERS_OF_TESTS) --dist loadfile
-	GUARDIAN_TEST_DATABASE=sqlite $(PYTHON) -m pytest -n $(WORKERS_OF_TESTS) --dist loadfile -m sqlite
+	$(PYTHON) -m pytest $(IN_PARALLEL) -m "not soak"
+	GUARDIAN_TEST_DATABASE=sqlite $(PYTHON) -m pytest $(IN_PARALLEL) -m "sqlite and not soak"
 endif
 
 lint: setup

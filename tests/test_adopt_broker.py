@@ -147,7 +147,6 @@ def test_agents_logins_are_not_offered(agents, on_broker, management):
 # Adopting
 
 
-@pytest.mark.slow
 def test_a_filled_file_is_shown_first_and_then_done(alice, bob, on_broker, filled, environment, management):
     first, second, third = on_broker("a"), on_broker("b"), on_broker("c")
     before = management.users(), management.all_permissions()

@@ -784,7 +784,6 @@ def test_an_event_reaches_the_agents_that_are_registered(agents, management, ali
     ] == 1  # fmt: skip
 
 
-@pytest.mark.slow
 def test_an_event_whose_outcome_is_unknown_is_answered_with_what_to_repeat(agents, broker, alice, bob, offering):
     if broker.node is None:
         pytest.skip("the broker that was named can't be broken")
@@ -817,8 +816,8 @@ def test_no_field_of_an_event_is_too_strange(away, bob, offering, field):
             assert set(answer.json()) == {field}, value
 
 
-@pytest.mark.slow
-def test_registering_and_deleting_at_the_same_time_end_in_no_server_error(agents):
+@pytest.mark.parametrize("at_least", [2, pytest.param(10, marks=pytest.mark.soak)])
+def test_registering_and_deleting_at_the_same_time_end_in_no_server_error(agents, at_least):
     owner = agents.owner()
     program = Program(owner)
     program.client.raise_request_exception = False
@@ -827,9 +826,9 @@ def test_registering_and_deleting_at_the_same_time_end_in_no_server_error(agents
     began = time.monotonic()
 
     def is_over():
-        """After five seconds, or as soon after as one queue was made: on a busy machine that takes its time."""
+        """Whether the time is up and a queue was created, which takes its time on a busy machine."""
         seconds = time.monotonic() - began
-        return seconds > 30 or (seconds > 5 and answers["create_queue", 201] > 0)
+        return seconds > 30 or (seconds > at_least and answers["create_queue", 201] > 0)
 
     def note(what, answer):
         answers[what, answer.status_code] += 1

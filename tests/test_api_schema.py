@@ -98,7 +98,6 @@ def test_endpoints_with_a_body_say_that_they_need_its_length():
         assert ("411" in operation.definition.raw["responses"]) == bool(operation.body), operation.label
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_the_page_to_read_shows_every_endpoint_within_its_policy(page):
     """The fixture fails the test for a violation of the policy, and for a request to any other host."""

@@ -375,7 +375,6 @@ def test_other_requests_of_this_process_go_where_they_want(webhook, certificate)
 # Time and size
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["silent", "trickling"])
 def test_a_service_that_does_not_answer_in_time_is_left(channel, webhook, how):
     webhook.slowly = trickle() if how == "trickling" else lambda write: time.sleep(20)
@@ -384,7 +383,6 @@ def test_a_service_that_does_not_answer_in_time_is_left(channel, webhook, how):
     assert time.monotonic() - began < 18  # the other end would take 20
 
 
-@pytest.mark.slow
 def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private_channels):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         channel = make_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")

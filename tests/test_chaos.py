@@ -11,7 +11,7 @@ from tools.faults import Fault, is_excused
 from tools.load import Request
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_guard_breaks_no_invariant(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tools.chaos", "--seconds", "3", "--directory", tmp_path],

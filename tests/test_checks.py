@@ -191,7 +191,6 @@ def test_no_password_stands_in_what_is_told(settings):
     assert "secret-word" not in str(check_settings(None))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

@@ -12,7 +12,6 @@ import pytest
 import redis
 from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
-from django.db import connection
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
@@ -121,19 +120,22 @@ def test_sigterm_ends_the_pass_under_way_and_gives_the_lease_back(amqp, environm
     assert Lease.objects.get(name="pass").holder is None
 
 
-@pytest.mark.slow
-def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing_twice(amqp, environment, management):
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.soak)])
+def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing_twice(
+    amqp, environment, management, kills
+):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
-    names = [f"queue/alice/{number}" for number in range(40)]
-    for name in names[:20]:
+    kinds = ("warned", "long", "short")
+    warned, long, short = ([f"queue/alice/{kind}-{number}" for number in range(2 * kills)] for kind in kinds)
+    for name in warned:
         amqp.queue(name, 6)
-    for round_ in range(8):
+    for kill in range(kills):
         holder, passes = Lease.objects.values_list("holder", flat=True).first(), Pass.objects.count()
         process = start(environment, "monitor_queues")
-        for name in names[20 + 2 * round_ : 22 + 2 * round_]:
+        for name in long[2 * kill : 2 * kill + 2]:
             amqp.queue(name, 11)
-        if round_ % 2:
+        if kill % 2:
             wait_until(lambda passes=passes: Pass.objects.count() > passes)
         else:  # in the middle of a pass
             wait_until(lambda holder=holder: Lease.objects.exclude(holder=None).exclude(holder=holder).exists())
@@ -141,16 +143,14 @@ def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing
         process.communicate()
         # As if the time that a killed holder's lease lasts had gone by.
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
-    for name in names[36:]:
+    for name in short:
         amqp.queue(name, 1)
     run(environment, "monitor_queues", "--once")
     assert run(environment, "monitor_queues", "--once")[0] == 0
     told = Notification.objects.filter(recipient="alice@example.org").values_list("kind", "facts__queue")
-    assert sorted(told) == sorted(
-        [("warning", name) for name in names[:20]] + [("deletion", name) for name in names[20:36]]
-    )
+    assert sorted(told) == sorted([("warning", name) for name in warned] + [("deletion", name) for name in long])
     on_broker = queue_names(management, environment["GUARDIAN_VHOSTS"])
-    assert on_broker == {*names[:20], *names[36:]}
+    assert on_broker == {*warned, *short}
     assert set(Queue.objects.exclude(state="gone").values_list("name", flat=True)) == on_broker
 
 
@@ -187,8 +187,13 @@ def celery(environment, *parts):
 WORKER = ["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [[[]], [["guarding"], ["celery"]]], ids=["one for all", "one for guarding"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param([["guarding"], ["celery"]], id="one for guarding"),
+        pytest.param([[]], id="one for all", marks=pytest.mark.soak),
+    ],
+)
 def test_workers_and_beat_on_the_file_system_guard_and_tell(amqp, environment, mailbox, tmp_path, workers):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
@@ -204,12 +209,10 @@ def test_workers_and_beat_on_the_file_system_guard_and_tell(amqp, environment, m
     assert len(mailbox.to("alice@example.org")) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_redis_that_is_emptied_under_worker_and_beat_costs_no_more_than_the_tasks_in_it(
     amqp, environment, guarded, management, mailbox, tmp_path
 ):
-    if connection.vendor != "sqlite":
-        pytest.skip("it is about the task queue")
     environment |= {"EMAIL_URL": mailbox.url, "GUARDIAN_VAR_DIR": str(tmp_path), "GUARDIAN_POLL_SECONDS": "1"}
     with PrivateRedis() as server, celery({**environment, "CELERY_BROKER_URL": server.url}, WORKER, ["beat"]):
         amqp.queue("builds", 6)
@@ -222,8 +225,7 @@ def test_a_redis_that_is_emptied_under_worker_and_beat_costs_no_more_than_the_ta
     assert broken(management, [guarded], mailbox.mails) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["worker", "beat"])
+@pytest.mark.parametrize("part", ["worker", pytest.param("beat", marks=pytest.mark.soak)])
 def test_a_worker_or_beat_with_a_setting_that_cannot_be_read_does_not_start(environment, part, tmp_path):
     environment |= {"GUARDIAN_MAX_QUEUE_LENGTH": "80k", "GUARDIAN_VAR_DIR": str(tmp_path)}
     answer = subprocess.run(

@@ -879,7 +879,6 @@ def test_a_vhost_that_has_all_its_connections_is_tried_again_and_is_no_reason_to
         consumer.close()
 
 
-@pytest.mark.slow
 def test_a_callback_longer_than_three_heartbeats_loses_no_connection(here, amqp):
     with consuming(Consumer(here(url=here().url + "?heartbeat=1"), "orders", lambda m: time.sleep(4))) as consumer:
         put(amqp)
@@ -1157,7 +1156,6 @@ def connect(settings):
     return Amqp(base, vhost)
 
 
-@pytest.mark.slow
 def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_late_ack_is_void(own, own_node):
     calls = []
 
@@ -1180,7 +1178,6 @@ def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_la
     assert consumer.counts["reconnected"] == 1
 
 
-@pytest.mark.slow
 def test_under_an_alarm_it_works_on_and_what_it_would_park_is_kept_in_hand_until_it_can_be(own, own_node):
     fail, tries = threading.Event(), Counter()
 
@@ -1217,7 +1214,6 @@ def test_under_an_alarm_it_works_on_and_what_it_would_park_is_kept_in_hand_until
     assert (tries["slow poison"], tries["slower poison"]) == (1, 1)
 
 
-@pytest.mark.slow
 def test_under_an_alarm_a_callback_that_hangs_keeps_nobody_from_ending(own, own_node):
     release = threading.Event()
     settings = own(time_limit=0.2, publish_timeout=0.3, policy=Policy(Outcome.PARK))
@@ -1255,7 +1251,7 @@ def publishing_is_refused(publisher):
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_restart_of_the_broker_under_load_loses_nothing_and_repeats_only_what_was_unacknowledged(own, own_node):
     handled, published, uncertain = [], [], set()
     numbers = itertools.count()

@@ -82,7 +82,6 @@ GAPS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("guard", ["once", "rewrite"])
 def test_killed_in_any_gap_the_work_is_in_the_database_once_and_all_is_published_at_least_once(
     guard, here, amqp, work, invoices

@@ -107,7 +107,6 @@ def test_what_consumers_park_and_delay_is_not_meant_to_have_a_reader(name, is_to
 # On the broker
 
 
-@pytest.mark.slow
 def test_a_queue_is_told_about_once_and_once_when_it_has_a_consumer_again(alice, amqp, settings, broker):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME, 3)
@@ -408,7 +407,6 @@ def working(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"a
     ).encode()
 
 
-@pytest.mark.slow
 def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_it_is_at_work_again(
     alice, amqp, settings
 ):

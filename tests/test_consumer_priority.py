@@ -555,7 +555,6 @@ def test_the_command_says_what_it_moved_and_its_exit_code_who_has_to_look(here, 
     assert main(["orders"], {**environment, "RABBIT_URL": "amqp://127.0.0.1:1"}) == 1
 
 
-@pytest.mark.slow
 def test_killed_in_the_middle_and_run_again_the_move_has_lost_nothing(here, amqp):
     declared(here(priorities="0-4,5-9"))
     for number in range(3000):

@@ -327,7 +327,6 @@ def test_by_choice_a_process_goes_on_by_itself_while_redis_is_away(caplog):
     assert "takes 50 a second by itself" in caplog.text
 
 
-@pytest.mark.slow
 def test_four_processes_keep_to_one_rate_together(server):
     """For two seconds, where others use the processor too. `make bench ONLY=consumers_rate` takes ten."""
     shared = {"rate": 500, "redis_url": server.url, "name": "four"}

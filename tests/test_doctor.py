@@ -235,7 +235,6 @@ def test_a_vhost_that_is_named_is_missing(good, settings, guarded, setting):
     assert "not on the broker: 'nowhere'" in finding.found
 
 
-@pytest.mark.slow
 def test_the_two_addresses_lead_to_two_brokers_and_the_other_is_not_all_right(good, settings, guarded):
     with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
         another.ctl("set_cluster_name", "another")
@@ -476,7 +475,6 @@ def silent():
         yield listener.getsockname()[1]
 
 
-@pytest.mark.slow
 def test_the_mail_server_hangs(good, settings, silent):
     settings.EMAIL_PORT = silent
     is_problem("mail server", "timed out")
@@ -666,7 +664,6 @@ def test_redis_is_down_and_so_is_the_database(tmp_path):
     assert "migrations" not in found
 
 
-@pytest.mark.slow
 def test_where_nothing_answers_it_ends_in_time(silent, tmp_path):
     began = time.monotonic()
     answer = doctor_of(

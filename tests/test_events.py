@@ -387,7 +387,6 @@ def test_without_an_address_of_the_broker_the_setting_is_named(subscribed, offer
         publish(offering, "order", {})
 
 
-@pytest.mark.slow
 def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_published_again(
     guarded_node, subscribed, offering, alice
 ):
@@ -409,7 +408,6 @@ def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_p
     assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
 
 
-@pytest.mark.slow
 def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events_arrive(
     guarded_node, subscribed, offering
 ):

@@ -146,7 +146,6 @@ def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, broker_p
     assert (Queue.objects.get().state, queue_names(management, guarded)) == ("ok", {"a"})
 
 
-@pytest.mark.slow
 def test_a_management_api_that_is_slow_by_a_second_is_waited_for(
     amqp, alice, broker_proxy, management, guarded, mailbox
 ):
@@ -580,7 +579,6 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
     assert sent("alice@example.org")[-1] == "deletion"
 
 
-@pytest.mark.slow
 def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_guarded_on(guarded_node, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 4
     amqp = Amqp(guarded_node.amqp_url, "/")
@@ -607,7 +605,6 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
 
 
-@pytest.mark.slow
 def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(guarded_node):
     amqp = Amqp(guarded_node.amqp_url, "/")
     for number in range(20):
@@ -621,7 +618,6 @@ def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(
     assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
-@pytest.mark.slow
 def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(guarded_node, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
     Amqp(guarded_node.amqp_url, "/").queue("a")
@@ -635,7 +631,6 @@ def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(guarded_node, set
     assert monitor.run_pass().queues == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alarm", "raised", "usual"),
     [
@@ -658,7 +653,6 @@ def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm, rais
     assert broken(management, ["/"], mailbox.mails) == []
 
 
-@pytest.mark.slow
 def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("short", 1)
@@ -674,7 +668,6 @@ def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarde
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
-@pytest.mark.slow
 def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaws_and_that_is_told_once(
     guarded_node, mailbox, settings, monkeypatch
 ):
@@ -692,7 +685,6 @@ def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaw
     assert queue_names(broker.management(), "/") == {"short"}
 
 
-@pytest.mark.slow
 def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the_look_from_before(
     guarded_node, mailbox, monkeypatch
 ):
@@ -706,7 +698,7 @@ def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the
     assert "deletion" not in sent("ops@example.org")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_list_that_is_half_there_while_a_node_stops_removes_nothing(transactional_db, settings):
     with (
         PrivateNode(plugins=["rabbitmq_management"]) as first,

@@ -48,7 +48,7 @@ from tests.test_api_schema import OPERATIONS
 from tests.test_who_may import ACCOUNT, VISITORS, restore_broker, routes, undone
 
 LONG_FORM = os.environ.get("GUARDIAN_FUZZ_CASES")
-CASES = int(LONG_FORM or 400)
+CASES = int(LONG_FORM or 200)
 SEED = int(os.environ.get("GUARDIAN_FUZZ_SEED") or (secrets.randbelow(10**6) if LONG_FORM else 1))
 
 AS_DOCUMENTED = [
@@ -219,7 +219,6 @@ def takes_something(operation: schemathesis.APIOperation) -> bool:
     return bool(operation.body or operation.query or operation.path_parameters)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_answer_is_one_that_the_schema_tells_of(world, counted, kind):
     """Whatever is sent, sensible or not, by anybody, about what is there or not."""
@@ -250,7 +249,6 @@ def test_every_answer_is_one_that_the_schema_tells_of(world, counted, kind):
         assert sent, operation.label
 
 
-@pytest.mark.slow
 def test_a_broker_that_goes_away_in_the_middle_is_a_503_and_nothing_else(world, counted, broker, settings):
     asks_the_broker = set()
     with Proxy.before(broker.management_url) as http, Proxy.before(broker.amqp_url) as amqp:
@@ -258,7 +256,7 @@ def test_a_broker_that_goes_away_in_the_middle_is_a_503_and_nothing_else(world, 
         settings.RABBIT_URL = amqp.url(broker.amqp_url)
         for operation in OPERATIONS:
 
-            @drawn(5)
+            @drawn(-(-CASES // 100))
             @given(
                 case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
                 requests=st.sampled_from([0, 0, 1, 2, 4]),
@@ -271,7 +269,8 @@ def test_a_broker_that_goes_away_in_the_middle_is_a_503_and_nothing_else(world, 
                 answer = world.send(case, who, "token")
                 http.forward()
                 amqp.forward()
-                world.restore()
+                if case.method != "GET":
+                    world.restore()
                 counted["with a broker that goes away", who, answer.status_code] += 1
                 case.validate_response(answer, checks=AS_DOCUMENTED)
                 if answer.status_code >= 500:
@@ -371,7 +370,6 @@ PLACEHOLDER = re.compile(r"<[^>]+>")
 ROUTES = [route for route in routes() if "^" not in route and route != "api/docs/"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("under", ["api/", "v1/"])
 def test_garbage_is_refused_and_breaks_nothing(guarded, management, counted, under):
     """Whatever comes for an address that there is, or nearly: one of the API, or of the message store."""

@@ -175,7 +175,6 @@ def state():
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
 
 
-@pytest.mark.slow
 def test_it_shows_first_what_it_would_do_and_changes_nothing(filled, source, environment):
     before = state()
     code, out, err = run(environment, "import_pulseguardian", source.url)

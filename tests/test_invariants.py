@@ -53,23 +53,27 @@ def test_nothing_is_broken_where_all_went_well(passed, management, mailbox):
 # What was to be told
 
 
+@pytest.mark.soak
 def test_a_notification_that_was_not_sent_is_lost(passed):
     notification()
     [breach] = invariants.lost()
     assert breach == f"the outage to {OPERATOR} is still due after 0 attempts (no error)"
 
 
+@pytest.mark.soak
 def test_what_is_put_off_is_lost_only_once_it_had_its_time(passed):
     notification(due_at=timezone.now() + timedelta(seconds=30), attempts=1, last_error="451")
     assert invariants.lost(settled=False) == []
     assert len(invariants.lost()) == 1
 
 
+@pytest.mark.soak
 def test_what_waits_for_the_end_of_quiet_hours_is_not_lost(passed):
     notification(held_until=timezone.now() + timedelta(hours=1))
     assert invariants.lost() == []
 
 
+@pytest.mark.soak
 def test_what_was_given_up_for_no_good_reason_is_lost(passed):
     notification(state="failed", last_error=invariants.OUT_OF_DATE)
     assert invariants.lost() == []
@@ -77,6 +81,7 @@ def test_what_was_given_up_for_no_good_reason_is_lost(passed):
     assert invariants.lost() == [f"the outage to {OPERATOR} was given up after 1 attempts: KeyError('queue')"]
 
 
+@pytest.mark.soak
 def test_what_was_tried_for_a_day_may_be_given_up(passed):
     before = timezone.now() - timedelta(hours=25)
     notification(state="failed", last_error="451", attempts=claims.GIVE_UP_ATTEMPTS, created=before)
@@ -89,6 +94,7 @@ def test_a_deletion_that_nobody_is_told_of_is_lost(passed):
     assert breach.startswith(f"queue/alice/too-long in {passed} was deleted 1 times, and 0 notifications tell")
 
 
+@pytest.mark.soak
 def test_a_warning_that_nobody_is_told_of_is_lost(passed):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.lost()
@@ -97,6 +103,7 @@ def test_a_warning_that_nobody_is_told_of_is_lost(passed):
     )
 
 
+@pytest.mark.soak
 def test_a_change_that_was_folded_and_never_told_is_lost(passed):
     queues = Queue.objects.filter(name="queue/alice/long")
     queues.update(state="ok", folded=1)
@@ -106,6 +113,7 @@ def test_a_change_that_was_folded_and_never_told_is_lost(passed):
     assert invariants.lost(settled=False) == []
 
 
+@pytest.mark.soak
 def test_a_mail_that_is_noted_as_sent_and_never_came_is_seen(passed, mailbox):
     notification(state="sent")
     assert invariants.never_arrived(mailbox.mails) == [
@@ -121,12 +129,14 @@ def test_a_mail_that_came_twice_is_seen_unless_its_sender_was_interrupted(passed
     assert invariants.sent_again(mailbox.mails) == 1
 
 
+@pytest.mark.soak
 def test_a_mail_that_no_notification_stands_for_is_seen(passed, mailbox):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.told_twice(mailbox.mails)
     assert breach.endswith("is no notification's")
 
 
+@pytest.mark.soak
 def test_other_mails_such_as_codes_may_come_as_often_as_they_like(passed, mailbox):
     for _ in range(2):
         again(mailbox, Mail("guardian@localhost", (OPERATOR,), b"Subject: Your code\n\nBCDF-GHJK\n"))
@@ -136,6 +146,7 @@ def test_other_mails_such_as_codes_may_come_as_often_as_they_like(passed, mailbo
 # What was deleted
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("details", "why"),
     [
@@ -150,6 +161,7 @@ def test_a_deletion_that_was_not_due_is_seen(passed, details, why):
     assert why in breach
 
 
+@pytest.mark.soak
 def test_a_deletion_for_its_name_is_all_right_where_the_policy_says_so(passed, settings):
     QueueEvent.objects.filter(kind="deleted").update(queue_name="exchange/alice/q", details={"length": 0, "max": 10})
     assert len(invariants.deleted_below_maximum()) == 1
@@ -160,6 +172,7 @@ def test_a_deletion_for_its_name_is_all_right_where_the_policy_says_so(passed, s
 # Database and broker
 
 
+@pytest.mark.soak
 def test_a_queue_without_its_row_is_seen(passed, management, amqp):
     amqp.queue("queue/alice/new")
     assert invariants.disagreements(management, [passed]) == [
@@ -174,6 +187,7 @@ def test_a_row_without_its_queue_is_seen(passed, management):
     ]
 
 
+@pytest.mark.soak
 def test_a_row_that_tells_another_length_is_seen(passed, management, amqp):
     amqp.publish("queue/alice/short", 2)
     assert invariants.disagreements(management, [passed]) == [
@@ -181,12 +195,14 @@ def test_a_row_that_tells_another_length_is_seen(passed, management, amqp):
     ]
 
 
+@pytest.mark.soak
 def test_a_queue_that_is_left_alone_is_nobodys_business(passed, management, amqp, settings):
     settings.GUARDIAN_IGNORED_QUEUES = "^ignored"
     amqp.queue("ignored")
     assert invariants.disagreements(management, [passed]) == []
 
 
+@pytest.mark.soak
 class TestWhatAgentsRegistered:
     """A registered queue, and each way in which the broker may have something else."""
 
@@ -241,6 +257,7 @@ class TestWhatAgentsRegistered:
         assert breach.endswith("is still to be removed (away)")
 
 
+@pytest.mark.soak
 def test_passes_at_the_same_time_are_seen(db):
     now = timezone.now()
     Pass.objects.create(at=now, seconds=2)

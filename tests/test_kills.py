@@ -20,7 +20,7 @@ from tests.conftest import Amqp
 from tests.faults import follow, killed_after, let_time_pass
 from tools.invariants import broken, sent_again
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("guarded", "account")]
+pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 class Agent:
@@ -89,7 +89,7 @@ def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, al
     assert QueueEvent.objects.filter(kind="gone").count() == kills + 1
 
 
-@pytest.mark.parametrize(("together", "mails"), [(1, 3), (8, 12)])
+@pytest.mark.parametrize(("together", "mails"), [(1, 3), pytest.param(8, 12, marks=pytest.mark.soak)])
 def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where_nobody_noted_it(
     settings, guarded, management, mailbox, monkeypatch, together, mails
 ):

@@ -767,7 +767,6 @@ def said(*request):
     return status, sorted(orjson.loads(body).get("error_msg", {}))
 
 
-@pytest.mark.slow
 def test_a_body_that_lies_about_its_length_never_ends_or_has_none_holds_nobody_up(served):
     shop = Program()
     shop.ok("POST", "", "queue_name=one")

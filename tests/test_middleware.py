@@ -57,7 +57,6 @@ def test_a_length_that_is_none_is_taken_for_no_body(client, db):
         assert client.generic("POST", "/signin/", b"", FORM, CONTENT_LENGTH=length).status_code in (200, 403)
 
 
-@pytest.mark.slow
 def test_bodies_that_never_end_hold_nobody_up(served):
     head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}"
     assert raw(served, f"{head}\nContent-Length: 10000000000")[0] == 413
@@ -75,7 +74,6 @@ def test_bodies_that_never_end_hold_nobody_up(served):
     assert httpx.get(f"http://127.0.0.1:{served}/signin/", trust_env=False, timeout=30).status_code == 200
 
 
-@pytest.mark.slow
 def test_a_body_that_broke_off_is_not_carried_out(served):
     head = f"POST /signin/ HTTP/1.1\nHost: 127.0.0.1\nContent-Type: {FORM}\nContent-Length: 100"
     assert raw(served, head, b"email=alice@example.org", None)[0] == 400

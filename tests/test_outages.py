@@ -246,7 +246,7 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
 
     def run():
         with connection.cursor() as cursor:
-            cursor.execute("SET deadlock_timeout = '5s'")  # by then the other one waits, too
+            cursor.execute("SET deadlock_timeout = '2s'")  # by then the other one waits, too
         monitor.run_pass()
 
     with transaction.atomic(), connection.cursor() as cursor:
@@ -397,7 +397,7 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
 # Many at once
 
 
-@pytest.mark.parametrize("count", [2, 5, 10])
+@pytest.mark.parametrize("count", [2, 5, pytest.param(10, marks=pytest.mark.soak)])
 def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_everything_once(
     amqp, agents, alice, guarded, management, mailbox, count
 ):

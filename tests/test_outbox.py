@@ -379,7 +379,6 @@ def test_a_mail_that_has_to_go_out_again_has_the_same_message_id(mailbox):
     assert len({mail.message["Message-ID"] for mail in mailbox.mails}) == 1
 
 
-@pytest.mark.slow
 def test_many_senders_at_once_send_each_row_once(mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(60)]
     tell("one")
@@ -717,7 +716,6 @@ def test_a_sender_that_is_killed_sends_to_a_channel_again(account, room, webhook
     assert len(webhook.received) == 1
 
 
-@pytest.mark.slow
 def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
     account, alice, webhook, mailbox, certificate
 ):
@@ -866,7 +864,6 @@ def test_what_arrived_is_noted_while_the_next_message_to_the_channel_is_on_its_w
     background.result()
 
 
-@pytest.mark.slow
 def test_many_senders_at_once_send_each_row_to_its_channel_once(account, alice, webhook, mailbox):
     for number in range(10):
         channels.make_channel(alice, f"room {number}", webhook.url(f"/{number}"))

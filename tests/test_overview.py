@@ -437,7 +437,6 @@ def test_an_owner_who_is_no_operator_is_sent_away(client, transactional_db):
     assert client.get("/admin/").status_code == 302
 
 
-@pytest.mark.slow
 def test_everybody_can_read_it_in_trouble_and_out_of_it_and_it_refreshes_itself(
     page: Page, guarded, amqp, operator, settings
 ):

@@ -444,7 +444,6 @@ def check(**settings):
     )
 
 
-@pytest.mark.slow
 def test_production_settings_pass_the_checks_for_deployment(tmp_path):
     good = check(GUARDIAN_VAR_DIR=str(tmp_path))
     assert good.returncode == 0, good.stderr
@@ -473,7 +472,6 @@ def installed(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installed, tmp_path):
     program = PRODUCTION / "bin"
     for absent in ("pytest", "hatchling"):

@@ -246,7 +246,6 @@ def test_many_queues_that_are_new_or_gone_have_the_list_asked_for(figures, guard
             scrape._replace(depths=depths).complete(management, known, lambda *_: False, lambda: None)
 
 
-@pytest.mark.slow
 def test_a_pass_by_figures_takes_as_many_statements_and_requests_for_many_queues_as_for_few(
     figures, guarded, management, amqp
 ):

@@ -436,7 +436,6 @@ def test_an_address_that_is_none_is_said_without_the_password(url, settings):
     assert raised.value.never_reached
 
 
-@pytest.mark.slow
 def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_bound_and_after_it_all_is_well(breakable):
     management = Management(breakable.management_url)
     publisher = Publisher(breakable.amqp_url)
@@ -460,7 +459,6 @@ def test_under_a_memory_alarm_the_outcome_is_unknown_within_a_bound_and_after_it
     publisher.close()
 
 
-@pytest.mark.slow
 def test_connections_of_the_pool_are_closed_without_hanging_under_an_alarm(breakable):
     publisher = Publisher(breakable.amqp_url)
     publisher.publish([("/", "a")], message())
@@ -474,7 +472,6 @@ def test_connections_of_the_pool_are_closed_without_hanging_under_an_alarm(break
         breakable.ctl("set_vm_memory_high_watermark", "0.4")
 
 
-@pytest.mark.slow
 def test_a_broker_that_was_restarted_gets_the_next_message_over_a_fresh_connection(breakable):
     publisher = Publisher(breakable.amqp_url)
     queues = [("/", name) for name in "abc"]
@@ -485,7 +482,6 @@ def test_a_broker_that_was_restarted_gets_the_next_message_over_a_fresh_connecti
     publisher.close()
 
 
-@pytest.mark.slow
 def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
     publisher, idle = Publisher(breakable.amqp_url, seconds=1), Publisher(breakable.amqp_url)
     publisher.publish([("/", "a")], message())
@@ -509,7 +505,6 @@ def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
     publisher.close()
 
 
-@pytest.mark.slow
 def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(breakable, owners):
     publisher = Publisher(breakable.amqp_url, most_connections=4)
     breakable.ctl("set_vm_memory_high_watermark", "0")
@@ -523,7 +518,6 @@ def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(brea
         breakable.ctl("set_vm_memory_high_watermark", "0.4")
 
 
-@pytest.mark.slow
 def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, owners):
     management = Management(breakable.management_url)
     before = [queue_lengths(management, owner)["a"] for owner in owners]
@@ -541,8 +535,7 @@ def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, o
     assert [queue_lengths(management, owner)["a"] for owner in owners] == [number + 2 for number in before]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("most", "seconds"), [(32, 1), (2, 4)])
+@pytest.mark.parametrize(("most", "seconds"), [(32, 1), pytest.param(2, 4, marks=pytest.mark.soak)])
 def test_queues_that_hang_in_several_vhosts_keep_the_message_from_no_other(breakable, owners, most, seconds):
     queues = [(owner, "a") for owner in owners[:12]]
     publisher = Publisher(breakable.amqp_url, most_connections=most, seconds=seconds)
@@ -558,7 +551,6 @@ def test_queues_that_hang_in_several_vhosts_keep_the_message_from_no_other(break
     publisher.close()
 
 
-@pytest.mark.slow
 def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
     management = Management(breakable.management_url)
     for vhost in ("one", "two"):
@@ -573,7 +565,6 @@ def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
     publisher.close()
 
 
-@pytest.mark.slow
 def test_a_vhost_that_is_down_is_told_and_the_others_get_the_message(breakable):
     management = Management(breakable.management_url)
     management.make_vhost("down")

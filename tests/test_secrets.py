@@ -135,7 +135,6 @@ def of_mails(mails):
         yield f"a mail to {mail.recipients}: {mail.subject}", text, *belonging
 
 
-@pytest.mark.slow
 def test_no_secret_stands_where_it_does_not_belong(
     guarded, agents, amqp, broker, management, mailbox, room, search, log, ask, settings, capfd
 ):

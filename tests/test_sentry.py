@@ -68,7 +68,6 @@ def events_in(asked):
     return [json.loads(what) for header, what in items if json.loads(header)["type"] == "event"]
 
 
-@pytest.mark.slow
 def test_errors_of_a_view_and_of_its_task_are_reported_with_one_id_and_without_a_secret(environment):
     with Recorder() as sentry:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{sentry.port}/1"
@@ -98,7 +97,6 @@ def test_errors_of_a_view_and_of_its_task_are_reported_with_one_id_and_without_a
     assert len(events) == 3  # none twice
 
 
-@pytest.mark.slow
 def test_a_sentry_that_never_answers_holds_nobody_up(environment):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment["SENTRY_DSN"] = f"http://publickey@127.0.0.1:{silent.getsockname()[1]}/1"

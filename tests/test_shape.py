@@ -86,7 +86,6 @@ def filled(guarded, alice, make, amqp, settings):
     return fill
 
 
-@pytest.mark.slow
 def test_warning_takes_as_many_statements_and_requests_for_many_queues_as_for_few(filled, settings):
     found = []
     for number in (FEW, MANY):
@@ -122,7 +121,6 @@ def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
 def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_due(db, mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
     sending.send_due()  # the first one makes the lease
@@ -139,7 +137,6 @@ def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_
     assert found[MANY] - found[FEW] == a_claim * (MANY - FEW) / claims.BATCH
 
 
-@pytest.mark.slow
 def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(filled, settings):
     found = []
     for number in (FEW, MANY):
@@ -183,7 +180,6 @@ def subscribed(agents, alice, make, management):
     return subscribe
 
 
-@pytest.mark.slow
 def test_a_cascade_takes_one_request_for_each_queue_and_as_many_statements_for_many_as_for_few(subscribed, management):
     found = []
     for number in (FEW - 1, MANY - 1):  # and the account
@@ -194,7 +190,6 @@ def test_a_cascade_takes_one_request_for_each_queue_and_as_many_statements_for_m
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
 def test_a_sweep_takes_as_many_statements_and_requests_for_many_registered_queues_as_for_few(subscribed):
     found = []
     for number in (FEW, MANY):
@@ -206,7 +201,6 @@ def test_a_sweep_takes_as_many_statements_and_requests_for_many_registered_queue
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
 def test_publishing_takes_as_many_statements_for_many_queues_as_for_few(guarded, agents, alice, make):
     found = []
     for number in (FEW, MANY):
@@ -229,7 +223,6 @@ def test_publishing_takes_as_many_statements_for_many_queues_as_for_few(guarded,
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
 def test_a_registration_takes_as_much_beside_many_queues_as_beside_few(subscribed, agents, alice):
     presented = agents.token(alice)
     found = []

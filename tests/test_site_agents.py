@@ -120,7 +120,6 @@ def tell(agent, order):
     agent.wait_until_it_says(f"Skipping order {order} with finished state done")
 
 
-@pytest.mark.slow
 def test_both_register_are_told_start_again_and_are_removed(agents_in_the_field, management):
     for agent in agents_in_the_field:
         agent.start()

@@ -9,17 +9,15 @@ import pytest
 from django.conf import settings
 from kombu import Connection, Exchange, Queue
 
-MESSAGES = 2000
-
 
 def connection(folder: Path) -> Connection:
     options = {"data_folder_in": str(folder), "data_folder_out": str(folder), "control_folder": str(folder / "control")}
     return Connection("filesystem://", transport="guardian_site.spool:Transport", transport_options=options)
 
 
-def publish(folder: Path, sender: int) -> None:
+def publish(folder: Path, sender: int, messages: int) -> None:
     with connection(folder) as spool, spool.Producer() as producer:
-        for number in range(MESSAGES):
+        for number in range(messages):
             producer.publish({"number": [sender, number]}, exchange="", routing_key="tasks")
 
 
@@ -38,16 +36,16 @@ def in_processes(function: object, *calls: tuple[object, ...]) -> None:
         assert process.exitcode == 0
 
 
-@pytest.mark.slow
-def test_a_reader_that_looks_all_the_time_gets_every_message_once_and_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("messages", [100, pytest.param(2000, marks=pytest.mark.soak)])
+def test_a_reader_that_looks_all_the_time_gets_every_message_once_and_whole(tmp_path: Path, messages: int) -> None:
     spawn = multiprocessing.get_context("spawn")
-    senders = [spawn.Process(target=publish, args=(tmp_path, sender)) for sender in range(2)]
+    senders = [spawn.Process(target=publish, args=(tmp_path, sender, messages)) for sender in range(2)]
     for sender in senders:
         sender.start()
     seen = []
     with connection(tmp_path) as spool, spool.channel() as channel:
         deadline = time.monotonic() + 60
-        while len(seen) < 2 * MESSAGES and time.monotonic() < deadline:
+        while len(seen) < 2 * messages and time.monotonic() < deadline:
             try:
                 message = channel._get("tasks")  # what a worker does five times a second
             except Empty:
@@ -55,10 +53,9 @@ def test_a_reader_that_looks_all_the_time_gets_every_message_once_and_whole(tmp_
             seen.append(tuple(spool.channel().message_to_python(message).decode()["number"]))
     for sender in senders:
         sender.join(10)
-    assert sorted(seen) == [(sender, number) for sender in range(2) for number in range(MESSAGES)]
+    assert sorted(seen) == [(sender, number) for sender in range(2) for number in range(messages)]
 
 
-@pytest.mark.slow
 def test_two_workers_that_bind_at_their_first_start_are_both_bound(tmp_path: Path) -> None:
     in_processes(bind, (tmp_path, "one"), (tmp_path, "two"))
     with connection(tmp_path) as spool, spool.channel() as channel:
@@ -70,5 +67,5 @@ def test_an_installation_without_redis_uses_it() -> None:
 
 
 def test_nothing_unfinished_is_left(tmp_path: Path) -> None:
-    publish(tmp_path, 1)
+    publish(tmp_path, 1, 10)
     assert not list(tmp_path.glob("*.unfinished"))

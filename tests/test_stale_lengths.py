@@ -94,7 +94,6 @@ def test_a_quorum_queue_that_the_list_shows_shorter_than_it_is_is_not_reported_a
     assert sent("ops@example.org") == ["warning", "recovery"]
 
 
-@pytest.mark.slow
 def test_a_quorum_queue_whose_leader_does_not_answer_is_neither_deleted_nor_back_to_normal(guarded_node):
     amqp = Amqp(guarded_node.amqp_url, "/")
     for name in ("shrinking", "long"):

@@ -24,6 +24,8 @@ from tools.rabbitmq import PrivateNode
 from tools.redis import PrivateRedis
 from tools.stack import Stack
 
+pytestmark = pytest.mark.soak
+
 
 def processes_of(directory):
     """Return the ids of the live processes with this directory in their environment."""
@@ -115,7 +117,6 @@ def test_a_missing_server_is_named_with_its_package(monkeypatch, tmp_path, serve
         server()
 
 
-@pytest.mark.slow
 def test_servers_end_when_the_program_that_started_them_is_killed(tmp_path):
     text = """
         import pathlib, sys, time

@@ -168,7 +168,6 @@ HAND_OVER = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_an_id_goes_from_a_command_through_a_worker_to_the_broker_and_its_log_is_json_once(tmp_path):
     database = connection.settings_dict

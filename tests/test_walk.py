@@ -25,8 +25,6 @@ from tests.conftest import Amqp, Broker
 from tests.test_subscription_pages import ODD, make_agent, make_consumer, make_subscription, see
 from tests.toolbox import queue_names
 
-pytestmark = pytest.mark.slow
-
 SIGN_IN_CODE = re.compile(r"^\s*([A-Z0-9]{4}-?[A-Z0-9]{4})\s*$", re.MULTILINE)
 
 

@@ -823,8 +823,7 @@ def check(notes, lost):
             open_jobs.add((pid, body))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kept_by", ["database", "zookeeper"])
+@pytest.mark.parametrize("kept_by", ["database", pytest.param("zookeeper", marks=pytest.mark.soak)])
 def test_of_three_workers_one_is_killed_and_one_cut_off_and_each_partition_is_still_one_workers(
     database_store, request, tmp_path, kept_by
 ):
