@@ -19,6 +19,7 @@ from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType
 from agents.serializers import compatibility
 from rabbit.arguments import FOR_AGENTS
 from tests.api import Program
+from tests.toolbox import memory_alarm
 
 PATHS = ["marketplace-site-agent-identities/", "agent-identities/"]
 under_both = pytest.mark.parametrize("path", PATHS)
@@ -790,11 +791,8 @@ def test_an_event_whose_outcome_is_unknown_is_answered_with_what_to_repeat(agent
     identity = agents.identity(alice, offering)
     Program(alice).post(f"agent-identities/{identity.uuid}/register_queue/", {})
     path, body = f"offerings/{offering.uuid}/events/", {"object_type": "order", "payload": {}}
-    broker.node.ctl("set_vm_memory_high_watermark", "0")
-    try:
+    with memory_alarm(broker.node):
         answer = Program(bob).post(path, {**body, "message_id": str(MESSAGE)})
-    finally:
-        broker.node.ctl("set_vm_memory_high_watermark", "0.4")
     assert (answer.status_code, "Retry-After" in answer) == (503, True)
     assert answer["Content-Type"] == "application/problem+json"
     assert "outcome is unknown" in answer.json()["detail"]

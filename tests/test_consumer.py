@@ -49,7 +49,7 @@ from rabbit.management import Management
 from rabbit.permissions import for_pulse_user
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import queue_names, wait_until
+from tests.toolbox import memory_alarm, queue_names, wait_until
 
 PROJECT = Path(__file__).resolve().parent.parent
 QUEUE = "shop_test_orders"
@@ -1162,7 +1162,7 @@ def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_la
     def callback(message):
         calls.append(message.redelivered)
         if len(calls) == 1:
-            time.sleep(6)
+            wait_until(lambda: consumer.counts["reconnected"] == 1)
 
     # The configuration file knows the first and not the second, which says how often it looks.
     own_node.eval("[application:set_env(rabbit, Key, 1000) || Key <- [consumer_timeout, channel_tick_interval]]")
@@ -1198,15 +1198,12 @@ def test_under_an_alarm_it_works_on_and_what_it_would_park_is_kept_in_hand_until
         wait_until(lambda: consumer.counts["done"] == 50)
         wait_until(lambda: consumer.counts["park"] == 1)
         taken(amqp, PARKED)
-        own_node.ctl("set_vm_memory_high_watermark", "0")
-        try:
+        with memory_alarm(own_node):
             wait_until(lambda: publishing_is_refused(consumer.publisher))
             assert consumer.connected
             fail.set()
             assert consumer.wait(1.5) == (False, None)  # three times as long as the broker has to confirm
             assert (consumer.figures()["in_hand"], length(amqp, PARKED)) == (2, 0)
-        finally:
-            own_node.ctl("set_vm_memory_high_watermark", "0.4")
         wait_until(lambda: consumer.counts["park"] == 3, 30)
         assert {taken(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
         assert length(amqp, PARKED) == 0
@@ -1221,21 +1218,19 @@ def test_under_an_alarm_a_callback_that_hangs_keeps_nobody_from_ending(own, own_
     ended = []
     with consuming(consumer), Publisher(settings) as other:
         amqp = connect(own())
-        own_node.ctl("set_vm_memory_high_watermark", "0")
-        try:
+        with memory_alarm(own_node):
             wait_until(lambda: publishing_is_refused(other))
-            own_node.ctl("set_vm_memory_high_watermark", "0.4")
-            put(amqp)
-            wait_until(lambda: consumer.figures()["in_hand"])
-            own_node.ctl("set_vm_memory_high_watermark", "0")
-            waiter = threading.Thread(target=lambda: ended.append(consumer.wait()))
-            waiter.start()
-            wait_until(lambda: consumer._time_limit.threads)
-            consumer.stop()
-            waiter.join(5)
-            assert ended == [(True, None)]
+        put(amqp)
+        wait_until(lambda: consumer.figures()["in_hand"])
+        try:
+            with memory_alarm(own_node):
+                waiter = threading.Thread(target=lambda: ended.append(consumer.wait()))
+                waiter.start()
+                wait_until(lambda: consumer._time_limit.threads)
+                consumer.stop()
+                waiter.join(5)
+                assert ended == [(True, None)]
         finally:
-            own_node.ctl("set_vm_memory_high_watermark", "0.4")
             release.set()
         wait_until(lambda: length(amqp, PARKED) == 1)
         assert isinstance(consumer.wait(10)[1], Hung)

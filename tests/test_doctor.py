@@ -31,11 +31,12 @@ from core.models import Lease
 from notifications.models import Notification
 from queues.models import Pass, Watch
 from rabbit import amqp, checkup
-from rabbit.management import Node
+from rabbit.management import Management, Node
 from rabbit.permissions import EVERYTHING, Permissions
 from status import doctor
 from status.doctor import Finding, Status
 from tests.proxy import Proxy
+from tests.toolbox import memory_alarm
 from tests.webhooks import make_certificate
 from tools.benchmarks.passes import counted_requests
 from tools.processes import free_port
@@ -238,8 +239,8 @@ def test_a_vhost_that_is_named_is_missing(good, settings, guarded, setting):
 def test_the_two_addresses_lead_to_two_brokers_and_the_other_is_not_all_right(good, settings, guarded):
     with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
         another.ctl("set_cluster_name", "another")
-        another.ctl("add_vhost", guarded)
-        another.ctl("set_permissions", "-p", guarded, "guardian", ".*", ".*", ".*")
+        management = Management(another.management_url)
+        management.make_vhost(guarded)
         settings.RABBIT_URL = another.amqp_url
         is_problem("one broker", "'another'")
         # And the same node, asked by HTTP too: no agent can connect to it.
@@ -251,8 +252,8 @@ def test_the_two_addresses_lead_to_two_brokers_and_the_other_is_not_all_right(go
         identity = AgentIdentity.objects.create(owner=owner, offering=offering, name="cellar")
         EventSubscription.objects.create(owner=owner, identity=identity, object_type="order")
         is_problem("broker plugins")
-        another.ctl("set_vm_memory_high_watermark", "0")
-        is_problem_of = {finding.name: finding for finding in doctor.examine() if finding.status is Status.PROBLEM}
+        with memory_alarm(another):
+            is_problem_of = {finding.name: finding for finding in doctor.examine() if finding.status is Status.PROBLEM}
         assert "memory on another@localhost" in is_problem_of["alarms"].found
         # As management.disable_stats in its configuration.
         another.eval("application:set_env(rabbitmq_management, disable_management_stats, true)")

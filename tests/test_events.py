@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -20,10 +21,10 @@ from core import broker
 from queues.models import QueueEvent
 from rabbit import arguments
 from rabbit.management import BrokerAway, Management
-from rabbit.publishing import OutcomeUnknown
+from rabbit.publishing import OutcomeUnknown, Publisher
 from tests.api import Program
 from tests.conftest import Amqp
-from tests.toolbox import in_parallel, queue_lengths, stored_queue, wait_until_equal
+from tests.toolbox import in_parallel, memory_alarm, queue_lengths, stored_queue, wait_until_equal
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -387,8 +388,16 @@ def test_without_an_address_of_the_broker_the_setting_is_named(subscribed, offer
         publish(offering, "order", {})
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Return a function that has Guardian publish with these timeouts."""
+    broker._publisher.cache_clear()
+    yield lambda **timeouts: monkeypatch.setattr(broker, "Publisher", partial(Publisher, **timeouts))
+    broker._publisher.cache_clear()
+
+
 def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_published_again(
-    guarded_node, subscribed, offering, alice
+    guarded_node, subscribed, offering, alice, impatient
 ):
     management = Management(guarded_node.management_url)
     for name in ("one", "hung"):
@@ -396,12 +405,13 @@ def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_p
     for name in ("one", "hung", "gone"):
         subscribed(name, there=False, vhost="/")
     given = uuid.uuid4().hex
+    impatient(seconds=1)
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     guarded_node.eval(f"sys:suspend({pid}).")
     began = time.monotonic()
     with pytest.raises(OutcomeUnknown, match=given) as raised:
         publish(offering, "order", {}, message_id=given)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 4
     assert sorted(name for _, name in raised.value.results) == ["gone", "one"]
     assert noted() == [("gone", "skipped", 1, events.NOT_THERE)]
     guarded_node.eval(f"sys:resume({pid}).")
@@ -409,18 +419,18 @@ def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_p
 
 
 def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events_arrive(
-    guarded_node, subscribed, offering
+    guarded_node, subscribed, offering, impatient
 ):
+    impatient(blocked_seconds=0.5)
     Management(guarded_node.management_url).make_queue("/", "one")
     subscribed("one", there=False, vhost="/")
     assert publish(offering, "order", {}).delivered == 1
-    guarded_node.ctl("set_vm_memory_high_watermark", "0")
-    began = time.monotonic()
-    with pytest.raises(OutcomeUnknown):
-        publish(offering, "order", {})
-    assert time.monotonic() - began < 4
-    assert broker.publisher().connections == 0
-    guarded_node.ctl("set_vm_memory_high_watermark", "0.4")
+    with memory_alarm(guarded_node):
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            publish(offering, "order", {})
+        assert time.monotonic() - began < 3
+        assert broker.publisher().connections == 0
     assert publish(offering, "order", {}).delivered == 1
 
 

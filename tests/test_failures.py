@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 import uuid
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -21,7 +22,7 @@ from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.fixtures import guard
 from tests.proxy import Proxy, http_answer
-from tests.toolbox import Killed, in_parallel, queue_events, queue_names, sent, wait_until_equal
+from tests.toolbox import Killed, in_parallel, memory_alarm, queue_events, queue_names, sent, wait_until_equal
 from tools.invariants import broken
 from tools.rabbitmq import PrivateNode
 
@@ -146,11 +147,9 @@ def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, broker_p
     assert (Queue.objects.get().state, queue_names(management, guarded)) == ("ok", {"a"})
 
 
-def test_a_management_api_that_is_slow_by_a_second_is_waited_for(
-    amqp, alice, broker_proxy, management, guarded, mailbox
-):
+def test_a_slow_management_api_is_waited_for(amqp, alice, broker_proxy, management, guarded, mailbox):
     amqp.queue("queue/alice/builds", 11)
-    broker_proxy.delay(1)
+    broker_proxy.delay(0.3)
     assert monitor.run_pass().deleted == 1
     broker_proxy.forward()
     follow()
@@ -579,8 +578,11 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
     assert sent("alice@example.org")[-1] == "deletion"
 
 
-def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_guarded_on(guarded_node, settings):
-    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 4
+def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_guarded_on(
+    guarded_node, settings, monkeypatch
+):
+    settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 2
+    monkeypatch.setattr(rabbit.amqp, "SECONDS", 1)
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("hung")
     amqp.queue("long", 7)
@@ -610,7 +612,8 @@ def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(
     for number in range(20):
         amqp.queue(f"q{number}", 1)
     monitor.run_pass()
-    guarded_node.halt()  # killed, it might have lost what was declared last
+    guarded_node.eval("mnesia:sync_log()")  # write the declared queues to disk
+    guarded_node.kill()
     assert monitor.run_pass().away
     guarded_node.start()
     report = monitor.run_pass()
@@ -631,24 +634,23 @@ def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(guarded_node, set
     assert monitor.run_pass().queues == 1
 
 
-@pytest.mark.parametrize(
-    ("alarm", "raised", "usual"),
-    [
-        ("memory", ["set_vm_memory_high_watermark", "0"], ["set_vm_memory_high_watermark", "0.4"]),
-        ("disk", ["set_disk_free_limit", "1000000GB"], ["set_disk_free_limit", "50MB"]),
-    ],
-    ids=["memory", "disk"],
-)
-def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm, raised, usual):
+@contextmanager
+def disk_alarm(node):
+    node.eval('rabbit_disk_monitor:set_disk_free_limit("1000000GB"), rabbit_alarm:get_alarms()')
+    try:
+        yield
+    finally:
+        node.eval('rabbit_disk_monitor:set_disk_free_limit("50MB")')
+
+
+@pytest.mark.parametrize("alarm", ["memory", "disk"])
+def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm):
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("long", 11)
     management = broker.management()
-    guarded_node.ctl(*raised)
-    try:
+    with memory_alarm(guarded_node) if alarm == "memory" else disk_alarm(guarded_node):
         assert any(alarm in one for one in management.alarms())
         assert monitor.run_pass().deleted == 1
-    finally:
-        guarded_node.ctl(*usual)
     follow()
     assert broken(management, ["/"], mailbox.mails) == []
 

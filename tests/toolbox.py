@@ -18,6 +18,7 @@ from django.utils import timezone
 from notifications.models import Notification
 from queues.models import Queue, QueueEvent
 from rabbit.management import Management
+from tools.rabbitmq import PrivateNode
 
 AWAY = "http://guest:guest@127.0.0.1:1"
 """The URL of a broker where nothing listens."""
@@ -113,6 +114,21 @@ def in_parallel(*calls: Callable[[], Any]) -> list[Any]:
 
     futures = [in_background(run, call) for call in calls]
     return [future.exception() or future.result() for future in futures]
+
+
+@contextmanager
+def memory_alarm(node: PrivateNode) -> Iterator[None]:
+    """Raise the memory alarm of a node: it blocks each connection that publishes."""
+
+    def set_watermark(fraction: float) -> None:
+        # The second call returns when each connection has been told.
+        node.eval(f"vm_memory_monitor:set_vm_memory_high_watermark({fraction}), rabbit_alarm:get_alarms()")
+
+    set_watermark(0.0)
+    try:
+        yield
+    finally:
+        set_watermark(0.4)
 
 
 def sent(recipient: str) -> list[str]:
