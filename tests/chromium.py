@@ -3,10 +3,11 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
 
 from accounts.models import Owner
@@ -24,6 +25,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+NARROW_AND_WIDE: tuple[tuple[int, Literal["light", "dark"]], ...] = ((360, "light"), (1600, "dark"))
 LOADED = {"stylesheet", "image", "font", "script", "other"}
 TELL_VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) => {
@@ -100,6 +102,21 @@ def page(browser: Browser, live_server: Any, other_hosts: set[str]) -> Iterator[
     """Give a page on the live server, whose paths can be gone to as they are: ``page.goto("/queues/")``."""
     with watched(browser, live_server.url, other_hosts) as opened:
         yield opened
+
+
+def violations(page: Page, address: str) -> Iterator[str]:
+    """Yield what axe-core finds on a page, narrow and light, then wide and dark; and whether it is too wide."""
+    page.goto(address)
+    for width, scheme in NARROW_AND_WIDE:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        # Django's administration fades from one colour into another.
+        page.evaluate("() => Promise.all(document.getAnimations().map((animation) => animation.finished))")
+        for one in Axe().run(page).response["violations"]:
+            for node in one["nodes"]:
+                yield f"{address}, {width}, {scheme}: {one['help']}: {node['html'][:150]}"
+        if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+            yield f"{address}: {wide} wide on {width}"
 
 
 def sign_in(page: Page, owner: Owner) -> None:

@@ -20,7 +20,7 @@ from django.utils import timezone
 from accounts.models import NotificationAddress, Owner, PulseUser
 from core import bulk
 from core.leases import lease
-from notifications import audience, channel_sending, channels, claims, enqueue, mail_sending, mails
+from notifications import audience, channel_sending, channels, claims, enqueue, mail_sending, mails, public_https
 from notifications.audience import Whose
 from notifications.enqueue import Telling
 from notifications.models import Channel, Notification
@@ -717,8 +717,9 @@ def test_a_sender_that_is_killed_sends_to_a_channel_again(account, room, webhook
 
 
 def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
-    account, alice, webhook, mailbox, certificate
+    account, alice, webhook, mailbox, certificate, monkeypatch
 ):
+    monkeypatch.setattr(public_https, "READ_SECONDS", 2)
     with Webhook(certificate) as stuck:
         stuck.slowly = lambda write: time.sleep(60)
         for number in range(5):
@@ -730,7 +731,7 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
         mailbox.wait_for(lambda mail: "alice@example.org" in mail.recipients, timeout=3)
         wait_until(lambda: webhook.received, seconds=3)
         background.result()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 9
         assert Notification.objects.filter(state="due", attempts=1).count() == 5
 
 
