@@ -13,7 +13,8 @@ SITE_AGENTS = 1.0.5 1.0.7
 # Each has a broker and a database of its own, and waits for others for half of its time.
 WORKERS_OF_TESTS = 4
 
-IN_PARALLEL = -n $(WORKERS_OF_TESTS) --dist loadfile
+# The order of the files is that of tests/conftest.py.
+IN_PARALLEL = -n $(WORKERS_OF_TESTS) --dist loadfile --no-loadscope-reorder
 
 # Distributions of their own, which the project uses as installed packages.
 PACKAGES = packages/guardian-consumers packages/guardian-store
@@ -21,6 +22,9 @@ PYPROJECTS = pyproject.toml $(PACKAGES:%=%/pyproject.toml)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 
 AS_LOCK = --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
+
+# Compiled modules are kept, whatever the environment says: without them each process of the tests compiles all anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL = help
 .PHONY: help setup demo run soak test lint audit bench docs pictures lock clean \
