@@ -22,15 +22,13 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import amqp
-from celery import current_app
 from django.conf import settings
 from django.core.checks import ERROR, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.mail import get_connection
 from django.db import Error, connection
 from django.db.migrations.executor import MigrationExecutor
-from django.db.models import Q
-from django.db.models.functions import Coalesce, Now
+from django.db.models.functions import Now
 from django.http.request import split_domain_port, validate_host
 from django.utils import timezone
 
@@ -41,14 +39,14 @@ from core.addresses import split_address
 from core.checks import REMEDY, is_older_than_version_1
 from core.masking import without_secrets
 from core.models import Lease
-from notifications import claims
-from notifications.models import Notification
-from queues import monitor, pass_run
-from queues.models import Pass, Watch
+from queues import pass_run
 from rabbit import checkup
-from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Row
+from rabbit.management import BrokerError, Management, NotThere, Row
 from rabbit.names import readable
 from rabbit.permissions import allows
+from status import facts, rules
+from status.facts import Measurement
+from status.rules import Level, Rule, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +57,6 @@ BROKER_SECONDS = 4.0
 """How long one answer of the management API may take."""
 
 OLDEST_RABBITMQ = (3, 10)
-CLOCKS_DIFFER = timedelta(seconds=5)
-CLOCKS_DISAGREE = timedelta(seconds=30)
-WAITS = timedelta(minutes=15)
-STUCK = timedelta(hours=1)
-COUNTED_EVERY = timedelta(minutes=5)
-"""Consumers are counted each minute, by the worker that does everything beside passes."""
-
-FORGOTTEN_LEASE = timedelta(hours=25)
-"""Whatever needs a lease runs once a day at least, and takes one that ran out."""
-
 ON_THIS_MACHINE = "this machine"
 AMQP = ("amqp", "amqps", "pyamqp")
 ALWAYS_THERE = ("queue/alice/builds", "subscription_0_order", "consumer_0", "amq.default", "exchange/alice/events")
@@ -93,6 +81,25 @@ class Finding(NamedTuple):
 
 
 Findings = Iterator[Finding]
+
+STATUSES = {Level.OK: Status.OK, Level.WARNING: Status.WARNING, Level.CRITICAL: Status.PROBLEM}
+
+
+def _findings(verdicts: Iterable[Verdict]) -> Findings:
+    """Return what the rules say: a finding for each wrong fact, and one for each rule by which all is healthy."""
+    by_rule: dict[Rule, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_rule.setdefault(verdict.rule, []).append(verdict)
+    for same in by_rule.values():
+        known = [verdict for verdict in same if verdict.value is not None]
+        highest = sorted(known, key=lambda verdict: verdict.value or 0)[-1:]
+        for verdict in [verdict for verdict in known if verdict.is_wrong] or highest:
+            yield _finding(verdict)
+
+
+def _finding(verdict: Verdict, name: str = "") -> Finding:
+    advice = f"{verdict.next_step} See docs/operators.md#{verdict.rule.runbook}." if verdict.is_wrong else ""
+    return Finding(name or verdict.rule.name, STATUSES[verdict.level], verdict.sentence, advice)
 
 
 def examine() -> list[Finding]:
@@ -277,46 +284,9 @@ def _pending_migrations() -> Finding:
 
 def _rows() -> Findings:
     now = timezone.now()
-    watch = Watch.objects.filter(id=1).first() or Watch()
-    last = Pass.objects.order_by("-id").first()
-    yield _passes(last, watch, now)
-    if last is not None and watch.outage_since is None:
-        yield _other_tasks(watch, now)
-    if watch.brake_since is not None:
-        advice = "Look with manage.py monitor_queues --once --dry-run, and release the brake if they are to go."
-        found = f"the brake on bulk deletion holds since {_moment(watch.brake_since)}"
-        yield Finding("brake", Status.WARNING, found, advice)
+    yield from _findings(facts.measure_guardian(now).verdicts())
     yield _operators()
-    yield _outbox(now)
-    yield _leases()
-
-
-def _passes(last: Pass | None, watch: Watch, now: datetime) -> Finding:
-    advice = "Are worker and beat running? manage.py monitor_queues guards without them."
-    if last is None:
-        return Finding("passes", Status.WARNING, "there was no pass yet, so no queue is guarded", advice)
-    wait = max(settings.GUARDIAN_POLL_SECONDS, monitor.seconds_to_wait())
-    # Its row comes at its end, and tells when it began.
-    patience = timedelta(seconds=3 * settings.GUARDIAN_POLL_SECONDS + wait + 2 * last.seconds + 5)
-    if now - last.at > patience:
-        return Finding("passes", Status.PROBLEM, f"no pass since {_moment(last.at)}", advice)
-    found = f"the last one began {_moment(last.at)} and took {last.seconds:.2f} s"
-    if watch.outage_since is not None:
-        found += f"; none could ask the broker since {_moment(watch.outage_since)}"
-        return Finding("passes", Status.WARNING, found, "See what is said of the broker.")
-    return Finding("passes", Status.OK, found)
-
-
-def _other_tasks(watch: Watch, now: datetime) -> Finding:
-    counted = watch.consumers_counted_at
-    if counted is not None and now - counted < COUNTED_EVERY:
-        return Finding("other tasks", Status.OK, f"consumers were counted {_moment(counted)}")
-    found = f"not run since {_moment(counted)}" if counted else "never run"
-    advice = (
-        "Mails, sweeps and what else isn't a pass is the work of the worker for the queue 'celery'. See that it runs; "
-        "without Celery, manage.py send_notifications sends the mails."
-    )
-    return Finding("other tasks", Status.WARNING, f"the tasks beside passes were {found}", advice)
+    yield from _findings(one.verdict for one in _leases(now))
 
 
 def _operators() -> Finding:
@@ -326,29 +296,12 @@ def _operators() -> Finding:
     return Finding("operators", Status.WARNING, "no owner is an operator, so nobody can do anything in /admin/", advice)
 
 
-def _outbox(now: datetime) -> Finding:
-    free = Q(held_until=None) | Q(held_until__lte=now)
-    waiting = Notification.objects.filter(claims.Unsent, free).annotate(since=Coalesce("held_until", "created"))
-    late = waiting.filter(since__lt=now - WAITS)
-    oldest = late.order_by("since").first()
-    if oldest is None:
-        return Finding("outbox", Status.OK, f"nothing waits for longer than {WAITS.seconds // 60} minutes")
-    found = f"{late.count()} notifications wait to be sent, the oldest since {_moment(oldest.since)}"
-    if oldest.last_error:
-        found += f" ({oldest.last_error})"
-    status = Status.PROBLEM if now - oldest.since > STUCK else Status.WARNING
-    return Finding(
-        "outbox", status, found, "See the mail server and the worker; manage.py send_notifications sends too."
-    )
-
-
-def _leases() -> Finding:
-    forgotten = Lease.objects.filter(holder__isnull=False, expires_at__lt=Now() - FORGOTTEN_LEASE)
-    names = list(forgotten.order_by("name").values_list("name", flat=True)[:5])
-    if not names:
-        return Finding("leases", Status.OK, "none is left behind")
-    advice = "Whoever held them was killed, and what they are for has not run since: see worker and beat."
-    return Finding("leases", Status.WARNING, f"left behind for more than a day: {', '.join(names)}", advice)
+def _leases(now: datetime) -> Iterator[Measurement]:
+    """Return how long ago the leases expired that nobody released; 0: there is none."""
+    expired = Lease.objects.filter(holder__isnull=False, expires_at__lt=Now()).order_by("expires_at")
+    yield Measurement(rules.LEASE, 0)
+    for lease in expired[:5]:
+        yield Measurement(rules.LEASE, (now - lease.expires_at).total_seconds(), {"lease": lease.name})
 
 
 # The task queue
@@ -365,8 +318,7 @@ def _task_queue() -> Findings:
         yield Finding("task queue", Status.PROBLEM, found, advice)
         return
     try:
-        with current_app.connection_for_write(connect_timeout=2) as tasks:
-            tasks.ensure_connection(max_retries=1, timeout=2)
+        facts.connect_to_task_queue()
     except Exception as error:  # whatever the transport raises
         advice = "See that it runs, and CELERY_BROKER_URL. Without it nothing is handed to workers; passes stop."
         yield Finding("task queue", Status.PROBLEM, f"it does not answer: {_words(error)}", advice)
@@ -430,21 +382,25 @@ def _broker() -> Findings:
         yield Finding("broker", Status.PROBLEM, f"RABBITMQ_MANAGEMENT_URL can't be used: {why}", advice)
         return
     with closing(management):
+        account, answer = facts.time_answer(management.whoami, BROKER_SECONDS)
+        if account is None:
+            yield _finding(answer.verdict)
+            return
         try:
             overview = management.overview()
             version = overview["rabbitmq_version"]
-            yield Finding("broker", Status.OK, f"RabbitMQ {version} answers, cluster '{overview.get('cluster_name')}'")
+            if answer.verdict.is_wrong:
+                yield _finding(answer.verdict)
+            else:
+                cluster = overview.get("cluster_name")
+                yield Finding("broker", Status.OK, f"RabbitMQ {version} answers, cluster '{cluster}'")
             yield _version(version)
-            account = management.whoami()
             tagged = _tag(account.name, account.tags)
             yield tagged
             if tagged.status is Status.OK:
                 yield from _as_administrator(management, overview, account.name)
         except BrokerError as error:
-            advice = (
-                "Nothing is guarded meanwhile." if isinstance(error, BrokerAway) else "See RABBITMQ_MANAGEMENT_URL."
-            )
-            yield Finding("broker", Status.PROBLEM, str(error), advice)
+            yield Finding("broker", Status.PROBLEM, str(error), rules.BROKER.next_step)
 
 
 def _as_administrator(management: Management, overview: Row, account: str) -> Findings:
@@ -462,8 +418,7 @@ def _as_administrator(management: Management, overview: Row, account: str) -> Fi
         by_amqp = unquote(over_amqp.username or "guest")
         if by_amqp != account:
             yield _permissions(management, by_amqp, vhosts, agents, over="AMQP")
-    yield _nodes(management)
-    yield _alarms(management)
+    yield from _findings(one.verdict for node in facts.ask_nodes(management) for one in facts.of_node(node))
 
 
 def _version(text: str) -> Finding:
@@ -552,25 +507,6 @@ def _permissions(
     return Finding(name, Status.PROBLEM, f"'{account}' may not do everything on {_names(lacking)}: {what}", advice)
 
 
-def _nodes(management: Management) -> Finding:
-    nodes = management.nodes()
-    if lost := [node.name for node in nodes if node.partitions]:
-        advice = "The cluster is split in two that don't know of each other: see RabbitMQ's guide to partitions."
-        return Finding("nodes", Status.PROBLEM, f"partitioned: {_names(lost)}", advice)
-    if stopped := [node.name for node in nodes if not node.running]:
-        advice = "Start them, or remove them: rabbitmqctl forget_cluster_node. Their queues are not guarded."
-        return Finding("nodes", Status.WARNING, f"not running: {_names(stopped)}", advice)
-    return Finding("nodes", Status.OK, f"all run: {_names([node.name for node in nodes])}")
-
-
-def _alarms(management: Management) -> Finding:
-    alarms = management.alarms()
-    if not alarms:
-        return Finding("alarms", Status.OK, "none")
-    advice = "Everybody who publishes is blocked until there is memory or disk again. Guardian guards on meanwhile."
-    return Finding("alarms", Status.PROBLEM, ", ".join(alarms), advice)
-
-
 def _broker_over_amqp() -> Findings:
     name = "broker over AMQP"
     url = settings.RABBIT_URL.rstrip("/")
@@ -633,12 +569,8 @@ def _clock(name: str, theirs: datetime, before: datetime) -> Finding:
     after = timezone.now()
     # Told in whole seconds, it may be one behind.
     apart = max(before - theirs - timedelta(seconds=1), theirs - after, timedelta(0))
-    if apart <= CLOCKS_DIFFER:
-        return Finding(name, Status.OK, "it shows what this machine's shows")
-    status = Status.PROBLEM if apart > CLOCKS_DISAGREE else Status.WARNING
     way = "behind" if theirs < before else "ahead of"
-    found = f"it is {apart.total_seconds():.0f} s {way} this machine's"
-    return Finding(name, status, found, "Set both by NTP: waits, quiet periods and expiries go by the clock.")
+    return _finding(Measurement(rules.CLOCK, apart.total_seconds(), {"way": way}).verdict, name)
 
 
 # Mail
@@ -667,10 +599,6 @@ def _mail_server() -> Findings:
 
 
 # Words
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment:%F %T} UTC"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable
 
-from celery import current_app
 from django.db import connection
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from core import broker
+from status import facts, rules
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def alive(request: HttpRequest) -> JsonResponse:
 @require_safe
 def ready(request: HttpRequest) -> JsonResponse:
     """Answer 200 when the database, the task queue and the broker answer, else 503 and which of them doesn't."""
-    parts = {"database": _database, "task_queue": _task_queue, "broker": _broker}
+    parts = {"database": _database, "task_queue": facts.connect_to_task_queue, "broker": _broker}
     answers = {name: _answers(name, ask) for name, ask in parts.items()}
     return JsonResponse(answers, status=200 if all(answers.values()) else 503)
 
@@ -44,10 +44,8 @@ def _database() -> None:
         cursor.execute("SELECT 1")
 
 
-def _task_queue() -> None:
-    with current_app.connection_for_write(connect_timeout=2) as celery_connection:
-        celery_connection.ensure_connection(max_retries=1, timeout=2)
-
-
 def _broker() -> None:
-    broker.management().whoami()
+    patience = rules.BROKER_PATIENCE_SECONDS
+    _, answer = facts.time_answer(lambda: broker.management(read_timeout=patience).whoami(), patience)
+    if answer.verdict.is_wrong:
+        raise ConnectionError(answer.verdict.sentence)

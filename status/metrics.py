@@ -6,15 +6,13 @@ only a process knows is counted there, and is in ``counters.py``. No queue and n
 
 import logging
 import secrets
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
 from django.conf import settings
 from django.db import Error
-from django.db.models import Case, Count, F, Max, Min, Q, QuerySet, Sum, Value, When
-from django.db.models.functions import Coalesce
+from django.db.models import Case, Count, F, Max, Q, QuerySet, Sum, Value, When
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
@@ -27,21 +25,18 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from accounts.authentication import TokenAuthentication
-from accounts.models import PulseUser
 from agents.models import Consumer, EventSubscription, Registration, SubscriptionQueue
 from core.models import Removal
-from notifications import claims
 from notifications.models import Notification
 from queues.listing import STALLED
-from queues.models import Pass, Queue, Watch
-from status import counters
+from queues.models import Queue
+from status import counters, facts, rules
+from status.facts import GuardianFacts
 
 logger = logging.getLogger(__name__)
 
 STATES = (Queue.State.OK, Queue.State.WARNED, Queue.State.DELETING)
 OWNERS = ("account", "agents", "nobody")
-ACCOUNT = "account"
-LATELY = timedelta(days=2)
 
 
 class Families(Collector):
@@ -119,25 +114,29 @@ def from_database() -> Iterator[Metric]:
     Raises:
         django.db.Error: the database can't be read.
     """
-    yield from _passes()
-    yield from _broker()
+    guardian = facts.measure_guardian(timezone.now())
+    yield from _passes(guardian)
+    yield from _broker(guardian)
     yield from _queues()
-    yield from _outbox()
-    yield from _removals()
+    yield from _outbox(guardian)
+    yield from _removals(guardian)
     yield from _agents()
 
 
-def _passes() -> Iterator[Metric]:
+def _passes(guardian: GuardianFacts) -> Iterator[Metric]:
     # Rows are pruned, and what was counted in them would go down then; the last one's number never does.
-    last = Pass.objects.order_by("-id").first()
+    last = guardian.last_pass
     yield CounterMetricFamily("guardian_passes", "Passes that were recorded.", last.pk if last else 0)
     at = last.at.timestamp() if last else 0
     yield _gauge("guardian_last_pass_timestamp_seconds", "When the last pass began; 0: there was none.", at)
-    seconds, listing = (last.seconds, last.listing_seconds) if last else (0, 0)
-    yield _gauge("guardian_last_pass_seconds", "How long the last pass took.", seconds)
+    yield _gauge("guardian_last_pass_seconds", "How long the last pass took.", guardian.value(rules.PASS_SECONDS))
+    listing = last.listing_seconds if last else 0
     yield _gauge("guardian_last_pass_listing_seconds", "How long the broker took to list the queues for it.", listing)
-    errors = len(last.errors) if last else 0
-    yield _gauge("guardian_last_pass_errors", "What the last pass did not succeed in, as a number of things.", errors)
+    yield _gauge(
+        "guardian_last_pass_errors",
+        "Errors of the last pass; 0 while an outage, the brake, a refusal, a short list or a queue explains them.",
+        guardian.value(rules.PASS_ERRORS),
+    )
     poll = settings.GUARDIAN_POLL_SECONDS
     yield _gauge("guardian_poll_seconds", "GUARDIAN_POLL_SECONDS: the time between two passes.", poll)
     yield _gauge(
@@ -147,20 +146,19 @@ def _passes() -> Iterator[Metric]:
     )
 
 
-def _broker() -> Iterator[Metric]:
-    watches = list(Watch.objects.all())
+def _broker(guardian: GuardianFacts) -> Iterator[Metric]:
     yield _gauge(
         "guardian_passes_failed_in_a_row",
         "Passes in a row that could not ask the broker; 0: the last one could.",
-        max((watch.failures for watch in watches), default=0),
+        guardian.watch.failures,
     )
-    for name, what, field in (
-        ("guardian_outage", "1 while the broker can't be asked, else 0.", "outage_since"),
-        ("guardian_brake_held", "1 while the brake on bulk deletion holds, else 0.", "brake_since"),
-        ("guardian_deletions_refused", "1 while the broker refuses to delete a queue, else 0.", "refused_since"),
-        ("guardian_queue_unresponsive", "1 while a queue's process does not respond, else 0.", "unresponsive_since"),
+    for name, what, rule in (
+        ("guardian_outage", "1 while the broker can't be asked, else 0.", rules.OUTAGE),
+        ("guardian_brake_held", "1 while the brake blocks deletions and nobody released it, else 0.", rules.BRAKE),
+        ("guardian_deletions_refused", "1 while the broker refuses to delete a queue, else 0.", rules.REFUSED),
+        ("guardian_queue_unresponsive", "1 while a queue's process does not respond, else 0.", rules.UNRESPONSIVE),
     ):
-        yield _gauge(name, what, int(any(getattr(watch, field) for watch in watches)))
+        yield _gauge(name, what, guardian.value(rule))
 
 
 def _queues() -> Iterator[Metric]:
@@ -207,37 +205,35 @@ def _queues() -> Iterator[Metric]:
     )
 
 
-def _outbox() -> Iterator[Metric]:
-    now = timezone.now()
+def _outbox(guardian: GuardianFacts) -> Iterator[Metric]:
     yield _by_label(
         "guardian_notifications",
         "Notifications in the outbox, for 90 days. Those that became pointless are among the failed.",
         "state",
         Notification.State.values,
-        _counted(Notification.objects.all(), "state"),
-    )
-    tried = Notification.objects.filter(
-        state=Notification.State.FAILED, due_at__gt=now - LATELY, attempts__gte=claims.GIVE_UP_ATTEMPTS
+        guardian.outbox._asdict(),
     )
     yield _gauge(
-        "guardian_notifications_given_up", "Notifications given up in the last two days, after a day.", tried.count()
+        "guardian_notifications_given_up",
+        "Notifications given up in the last two days, after a day.",
+        guardian.value(rules.NOTIFICATIONS_GIVEN_UP),
     )
-    free = Q(held_until=None) | Q(held_until__lte=now)
-    waiting = Notification.objects.filter(claims.Unsent, free)
-    oldest = waiting.aggregate(since=Min(Coalesce("held_until", "created")))["since"]
-    seconds = max((now - oldest).total_seconds(), 0) if oldest else 0
     yield _gauge(
         "guardian_oldest_notification_seconds",
         "How long the oldest notification waits to be sent, without the quiet hours of whom it is for.",
-        seconds,
+        guardian.value(rules.NOTIFICATIONS_WAIT),
     )
 
 
-def _removals() -> Iterator[Metric]:
-    counted = _counted(Removal.objects.all(), "kind")
-    counted[ACCOUNT] = PulseUser.objects.filter(removing_since__isnull=False).count()
-    kinds = (*Removal.Kind.values, ACCOUNT)
+def _removals(guardian: GuardianFacts) -> Iterator[Metric]:
+    kinds = (*Removal.Kind.values, facts.ACCOUNT)
+    counted = guardian.removals.numbers
     yield _by_label("guardian_removals_pending", "What is still to go from the broker.", "kind", kinds, counted)
+    yield _gauge(
+        "guardian_oldest_removal_seconds",
+        "How long the oldest removal from the broker has waited.",
+        guardian.value(rules.REMOVALS),
+    )
 
 
 def _agents() -> Iterator[Metric]:
@@ -255,7 +251,7 @@ def _gauge(name: str, what: str, value: float) -> Metric:
     return GaugeMetricFamily(name, what, value)
 
 
-def _by_label(name: str, what: str, label: str, there_are: Any, counted: dict[str, int]) -> Metric:
+def _by_label(name: str, what: str, label: str, there_are: Any, counted: Mapping[str, Any]) -> Metric:
     """Return a number for each value of the label that there is, those that nothing has too."""
     family = GaugeMetricFamily(name, what, labels=(label,))
     for value in there_are:

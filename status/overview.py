@@ -1,101 +1,61 @@
-"""The front page of the administration: is the broker all right, is Guardian all right, and the figures of both.
+"""The front page of the administration: are the broker and Guardian healthy, and the figures of both.
 
-``overview`` gathers it in a fixed number of statements and two requests to the broker, which get little time: the page
-is wanted most when the broker is in trouble. What the figures mean is said by ``of_broker`` and ``of_guardian``, which
-are pure.
+``overview`` gathers it in a fixed number of statements and three requests to the broker, which get little time: the
+page is needed most while the broker is in trouble. ``facts.py`` measures what ``rules.py`` judges.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import IntEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Count, F, Min, OuterRef, Q, QuerySet, Subquery
-from django.template.defaultfilters import filesizeformat
+from django.db.models import F, OuterRef, QuerySet, Subquery
 
 from accounts.models import PulseUser
-from agents.models import Sweep
-from core import broker
 from core.formatting import duration, pace
-from core.leases import is_held
-from core.models import Lease, Removal
-from notifications.claims import GIVE_UP_ATTEMPTS
-from notifications.models import Notification
+from core.models import Removal
 from queues import charts, growth, thresholds
-from queues.brake import released
 from queues.listing import LENGTH, STALLED, standing
-from queues.models import Pass, Queue, QueueSample, Watch
-from queues.monitor import LEASE
-from queues.thresholds import MemoryPressure, Thresholds
-from rabbit.management import BrokerAway, BrokerError, Node, Row
+from queues.models import Pass, Queue, QueueSample
+from queues.thresholds import Thresholds
+from rabbit.management import Node, Row
 from rabbit.names import Kind, kind_of_queue, readable
+from status import facts, rules
+from status.facts import BrokerFacts, GuardianFacts
+from status.rules import Level, Verdict
 
-logger = logging.getLogger(__name__)
-
-BROKER_SECONDS = 2.0
-"""For so long the page waits for each answer of the broker, and for no second one where the first didn't come."""
-
-LATE_AFTER_POLLS = 3
 CHART_SPAN = charts.SPANS["hour"]
 
-PASSES_SHOWN = 6
-SWEEPS_SHOWN = 2
 QUEUES_SHOWN = 8
 NAMES_SHOWN = 5
-STUCK_SHOWN = 5
-
-STUCK_AFTER = timedelta(minutes=10)
-"""What is to go from the broker goes within a minute, where nothing is in its way."""
-
-WAITING_AFTER = timedelta(minutes=5)
-"""A message that is due for longer than this has nobody who sends it: that is looked for every half minute."""
-
-RETRIED_OFTEN = 3
-"""A message that was tried so often waits for a mail server, or a channel, that doesn't take it."""
-
-NEAR_MEMORY = MemoryPressure.RELIEF
-NEAR_DISK = 0.5
-NEAR_FILES = 0.9
-"""From these parts of its limit on, a figure of a node is worth a look."""
+REMOVALS_SHOWN = 5
 
 GONE = Queue.State.GONE
 
-
-class Level(IntEnum):
-    """How bad it is."""
-
-    GOOD = 0
-    WARY = 1
-    BAD = 2
-
-    @property
-    def word(self) -> str:
-        """The word that says it."""
-        return ("All right", "Worth a look", "Trouble")[self]
+PAGES = {
+    rules.BRAKE.name: "operate_brake",
+    rules.ORPHANS_BRAKE.name: "operate_orphans",
+    rules.STALE_BRAKE.name: "operate_stale",
+}
+"""Where something can be done about a verdict, by its rule: names of URLs."""
 
 
-class Finding(NamedTuple):
-    """Something that isn't as it should be: what, and what to do about it. ``to`` is the name of a page's URL."""
-
-    level: Level
-    what: str
-    do: str
-    to: str = ""
-
-
-class Verdict(NamedTuple):
-    """The answer to "is it all right?": the worst finding first, and the others. ``error`` is what the broker said."""
+class Line(NamedTuple):
+    """A verdict as the page shows it. ``page`` is the name of the URL where something can be done; empty: none."""
 
     level: Level
     sentence: str
-    do: str = ""
-    to: str = ""
-    others: Sequence[Finding] = ()
-    error: str = ""
+    next_step: str = ""
+    page: str = ""
+
+
+class Summary(NamedTuple):
+    """The answer to "is it healthy?": the worst line, and the others."""
+
+    worst: Line
+    others: Sequence[Line] = ()
 
 
 class Gauge(NamedTuple):
@@ -118,100 +78,13 @@ class NodeShown(NamedTuple):
     uptime: str
 
 
-class Broker(NamedTuple):
-    """What the broker says of itself. ``error`` says why it doesn't; ``slow``: it only didn't in time."""
+class RemovalsShown(NamedTuple):
+    """What is still to be removed from the broker: the oldest of it with its last error, and Pulse users by name."""
 
-    nodes: Sequence[Node] = ()
-    version: str = ""
-    cluster: str = ""
-    totals: Sequence[tuple[str, int]] = ()
-    error: str = ""
-    slow: bool = False
-
-
-class PassSeen(NamedTuple):
-    """A report of a pass, as the page shows it; the fields are those of ``queues.models.Pass``."""
-
-    id: int
-    at: datetime
-    queues: int
-    warned: int
-    deleted: int
-    errors: Sequence[str]
-    seconds: float
-
-
-class SweepSeen(NamedTuple):
-    """A report of a sweep, as the page shows it; the fields are those of ``agents.models.Sweep``."""
-
-    id: int
-    kind: str
-    at: datetime
-    found: int
-    deleted: int
-    kept: int
-    repaired: int
-    brake_held: bool
-    errors: Sequence[str]
-    seconds: float
-
-    @property
-    def what(self) -> str:
-        """Which of the two, in words."""
-        return {Sweep.Kind.ORPHANS.value: "orphans", Sweep.Kind.STALE.value: "stale subscriptions"}[self.kind]
-
-
-class Outbox(NamedTuple):
-    """How many messages are in which state.
-
-    ``held`` of the due ones wait for the end of somebody's quiet hours. ``oldest`` is since when the first of the
-    others is due, ``retried`` how many were tried several times, ``given_up`` how many were given up after a day of
-    trying, in the last two days.
-    """
-
-    due: int = 0
-    sending: int = 0
-    sent: int = 0
-    failed: int = 0
-    held: int = 0
-    retried: int = 0
-    given_up: int = 0
-    oldest: datetime | None = None
-
-
-class Removals(NamedTuple):
-    """What is still to go from the broker. ``stuck`` of it are there for too long; some of those are shown, and why."""
-
-    waiting: int = 0
-    stuck: int = 0
-    shown: Sequence[tuple[str, str]] = ()
-    accounts: Sequence[str] = ()
-
-
-class Guardian(NamedTuple):
-    """What is known of Guardian's own work. The moments are those of ``queues.models.Watch``.
-
-    ``running``: a pass is being made right now. ``braked`` is how many queues the brake keeps, ``released`` how many
-    ``released_by`` named that the next pass may delete. ``misnamed_exchanges`` are those of the last look at them.
-    """
-
-    poll_seconds: float
-    passes: Sequence[PassSeen] = ()
-    sweeps: Sequence[SweepSeen] = ()
-    running: bool = False
-    listed_at: datetime | None = None
-    next_pass_at: datetime | None = None
-    outage_since: datetime | None = None
-    brake_since: datetime | None = None
-    braked: int = 0
-    released: int = 0
-    released_by: str = ""
-    short_lists: int = 0
-    refused_since: datetime | None = None
-    unresponsive_since: datetime | None = None
-    misnamed_exchanges: Sequence[str] = ()
-    outbox: Outbox = Outbox()
-    removals: Removals = Removals()
+    waiting: int
+    lasts: str
+    shown: Sequence[tuple[str, str]]
+    accounts: Sequence[str]
 
 
 class QueueLine(NamedTuple):
@@ -265,12 +138,16 @@ class Overview:
     """All that the front page shows."""
 
     at: datetime
-    broker: Verdict
-    guardian: Verdict
+    broker: Summary
+    guardian: Summary
     nodes: Sequence[NodeShown]
-    cluster: Broker
-    watched: Guardian
+    cluster: str
+    totals: Sequence[tuple[str, int]]
+    facts: GuardianFacts
+    poll_seconds: float
+    misnamed_exchanges: Sequence[str]
     passes: Passes | None
+    removals: RemovalsShown
     states: Sequence[tuple[str, str, int]]
     longest: Sequence[QueueLine]
     growing: Sequence[QueueLine]
@@ -283,17 +160,21 @@ class Overview:
 
 def overview(now: datetime) -> Overview:
     """Gather the front page. Where the broker doesn't answer it says so, and the rest is there all the same."""
-    cluster = _ask_broker()
-    watched = _guardian(now)
+    cluster = facts.measure_broker()
+    guardian = facts.measure_guardian(now)
     unowned, misnamed, unpatterned = _unowned()
     return Overview(
         at=now,
         broker=of_broker(cluster),
-        guardian=of_guardian(watched, now),
+        guardian=of_guardian(guardian),
         nodes=[show_node(node) for node in cluster.nodes],
-        cluster=cluster,
-        watched=watched,
-        passes=_passes(now, watched.poll_seconds),
+        cluster=readable(str(cluster.overview.get("cluster_name", ""))),
+        totals=_totals(cluster.overview),
+        facts=guardian,
+        poll_seconds=settings.GUARDIAN_POLL_SECONDS,
+        misnamed_exchanges=[readable(name) for name in guardian.watch.misnamed_exchanges],
+        passes=_passes(now),
+        removals=_removals(guardian),
         states=_states(),
         longest=_longest(),
         growing=_growing(now),
@@ -304,213 +185,36 @@ def overview(now: datetime) -> Overview:
     )
 
 
-# What the figures mean
+# The verdicts
 
 
-def of_broker(broker: Broker) -> Verdict:
-    """Say whether the broker is all right."""
-    if broker.slow:
-        return Verdict(
-            Level.WARY,
-            f"The broker did not answer within {BROKER_SECONDS:.0f} seconds.",
-            "Guardian itself waits longer: see when it last looked. If that is a while ago, see what keeps RabbitMQ "
-            "busy.",
-            error=broker.error,
-        )
-    if broker.error:
-        return Verdict(
-            Level.BAD,
-            "The broker can't be asked.",
-            "See that RabbitMQ runs and that its management plugin answers; 'manage.py doctor' tells more. Nothing is "
-            "guarded until then, and nothing is removed.",
-            error=broker.error,
-        )
-    found = [finding for node in broker.nodes for finding in _of_node(node)]
-    nodes = f"{len(broker.nodes)} node{' runs' if len(broker.nodes) == 1 else 's run'}"
-    return _verdict(found, f"The broker is all right: {nodes} RabbitMQ {broker.version}, without an alarm.")
+def of_broker(cluster: BrokerFacts) -> Summary:
+    """Say whether the broker is healthy."""
+    nodes = f"{len(cluster.nodes)} node{' runs' if len(cluster.nodes) == 1 else 's run'}"
+    version = readable(str(cluster.overview.get("rabbitmq_version", "")))
+    return _summary(cluster.verdicts(), f"The broker is healthy: {nodes} RabbitMQ {version}, without an alarm.")
 
 
-def _of_node(node: Node) -> list[Finding]:
-    name = readable(node.name)
-    if not node.running:
-        how = "Start it. Its queues can't be reached until then, and Guardian deletes none of the agents' queues."
-        return [Finding(Level.BAD, f"{name} does not run.", how)]
-    found = []
-    if node.partitions:
-        lost = ", ".join(map(readable, node.partitions))
-        how = "Mend the network between them, then restart the nodes of the smaller side."
-        found.append(Finding(Level.BAD, f"{name} has lost {lost}: the cluster is split.", how))
-    shown = show_node(node)
-    blocked = "whoever publishes is blocked, on all nodes."
-    if node.mem_alarm:
-        how = "Guardian guards on. Empty or delete the longest queues, or give the node more memory."
-        found.append(Finding(Level.BAD, f"The memory alarm is raised on {name}: {blocked}", how))
-    elif shown.memory and shown.memory.level:
-        how = "Past its watermark the broker blocks whoever publishes. See which queues are long, and which grow."
-        found.append(Finding(Level.WARY, f"Memory on {name} is at {shown.memory.full:.0f} % of its watermark.", how))
-    if node.disk_alarm:
-        how = "Guardian guards on. Make room on that node's disk, or empty the longest queues."
-        found.append(Finding(Level.BAD, f"The disk alarm is raised on {name}: {blocked}", how))
-    elif shown.disk and shown.disk.level:
-        how = "Below its limit the broker blocks whoever publishes. Make room on that node's disk."
-        found.append(Finding(Level.WARY, f"The disk of {name} is nearly full: {shown.disk.words}.", how))
-    if shown.files and shown.files.level:
-        how = "Without any left, nobody can connect. See who has so many connections, or raise the limit."
-        found.append(Finding(Level.WARY, f"{name} has few file descriptors left: {shown.files.words}.", how))
-    return found
+def of_guardian(guardian: GuardianFacts) -> Summary:
+    """Say whether Guardian is healthy."""
+    healthy = "Guardian is healthy."
+    if last := guardian.last_pass:
+        ago = duration((guardian.at - last.at).total_seconds())
+        queues = f"{last.queues:,} queue{'' if last.queues == 1 else 's'}"
+        healthy = f"Guardian is healthy: it listed {queues} {ago} ago, in {last.seconds:.2f} s."
+    return _summary(guardian.verdicts(), healthy)
 
 
-def of_guardian(guardian: Guardian, now: datetime) -> Verdict:
-    """Say whether Guardian is all right."""
-    found = [
-        *_of_passes(guardian, now),
-        *_of_watch(guardian, now),
-        *_of_sweeps(guardian.sweeps),
-        *_of_outbox(guardian.outbox, now),
-        *_of_removals(guardian.removals),
+def _summary(verdicts: Sequence[Verdict], healthy: str) -> Summary:
+    """Return what is wrong, the worst first, or that all is healthy."""
+    lines = [
+        Line(one.level, one.sentence, one.next_step, PAGES.get(one.rule.name, "")) for one in verdicts if one.is_wrong
     ]
-    if not guardian.passes:
-        return _verdict(found, "")
-    last = guardian.passes[0]
-    queues = f"{last.queues:,} queue{'' if last.queues == 1 else 's'}"
-    ago = duration((now - last.at).total_seconds())
-    return _verdict(found, f"Guardian is all right: it looked at {queues} {ago} ago, in {last.seconds:.2f} s.")
-
-
-def is_late(last: PassSeen, next_pass_at: datetime | None, poll_seconds: float, now: datetime) -> bool:
-    """Return whether a pass should have been made since. After failures to reach the broker the wait is longer."""
-    ended = last.at + timedelta(seconds=last.seconds)
-    due = ended if next_pass_at is None else max(ended, next_pass_at)
-    return now - due > timedelta(seconds=LATE_AFTER_POLLS * poll_seconds)
-
-
-def _of_passes(guardian: Guardian, now: datetime) -> list[Finding]:
-    ask = "See that beat and the worker that guards are running; 'manage.py doctor' tells what is missing."
-    if not guardian.passes:
-        return [Finding(Level.BAD, "Guardian has not looked at the broker yet.", ask)]
-    last = guardian.passes[0]
-    found = []
-    if is_late(last, guardian.next_pass_at, guardian.poll_seconds, now):
-        ago = duration((now - last.at).total_seconds())
-        if guardian.running:
-            how = "The broker may be slow, or a pass was killed and the next one waits for its lease, 90 s at most."
-            found.append(Finding(Level.WARY, f"The last pass is {ago} ago, and one is still under way.", how))
-        else:
-            found.append(Finding(Level.BAD, f"Guardian has not looked for {ago}: is beat running?", ask))
-    if last.seconds > guardian.poll_seconds:
-        what = f"The last pass took {last.seconds:.1f} s, with {guardian.poll_seconds:g} s between two."
-        how = "See what keeps RabbitMQ busy, or have Guardian look less often (GUARDIAN_POLL_SECONDS)."
-        found.append(Finding(Level.WARY, what, how))
-    is_known = (guardian.outage_since or guardian.brake_since or guardian.short_lists or guardian.refused_since) or (
-        guardian.unresponsive_since
-    )
-    if last.errors and not is_known:
-        found.append(Finding(Level.WARY, f"The last pass had trouble: {last.errors[0]}", "Its report has all of it."))
-    return found
-
-
-def _of_watch(guardian: Guardian, now: datetime) -> list[Finding]:
-    def lasts(since: datetime) -> str:
-        return duration(max(0.0, (now - since).total_seconds()))
-
-    found = []
-    if guardian.outage_since:
-        what = f"Guardian could not ask the broker for {lasts(guardian.outage_since)}, so nothing is guarded."
-        how = "It tries again by itself. See what is said of the broker, and the last pass's error."
-        found.append(Finding(Level.BAD, what, how))
-    if guardian.released:
-        number = f"{guardian.released:,} queue{'' if guardian.released == 1 else 's'}"
-        what = f"{guardian.released_by} released the brake for {number}."
-        how = "The next pass deletes those of them that are still too long. For others the brake holds as before."
-        found.append(Finding(Level.WARY, what, how))
-    elif guardian.brake_since:
-        what = f"The brake has held for {lasts(guardian.brake_since)}: {guardian.braked:,} queues would go at once."
-        how = "None is deleted. Look which they are, then release the brake, or mend what made them long."
-        found.append(Finding(Level.BAD, what, how, "operate_brake"))
-    if guardian.short_lists:
-        what = "The broker's list lacks far more known queues than the brake allows, so nothing is removed by it."
-        how = "A node that stops or starts looks like this. If they were removed on purpose, wait for two more passes."
-        found.append(Finding(Level.WARY, what, how))
-    if guardian.refused_since:
-        what = f"The broker has refused to delete a queue for {lasts(guardian.refused_since)}."
-        how = "The last pass says which and why; Guardian's account needs all permissions on each guarded vhost."
-        found.append(Finding(Level.WARY, what, how))
-    if guardian.unresponsive_since:
-        what = f"A queue's process has not answered for {lasts(guardian.unresponsive_since)}; lengths lag by seconds."
-        found.append(Finding(Level.WARY, what, "'rabbitmqctl list_unresponsive_queues' names it."))
-    return found
-
-
-def _of_sweeps(sweeps: Sequence[SweepSeen]) -> list[Finding]:
-    pages = {Sweep.Kind.ORPHANS.value: "operate_orphans", Sweep.Kind.STALE.value: "operate_stale"}
-    last = {sweep.kind: sweep for sweep in reversed(sweeps)}
-    return [
-        Finding(
-            Level.WARY,
-            f"The brake holds the clean-up of {sweep.what}: {sweep.found:,} queues would go at once.",
-            "None is deleted. Look which they are before you let them go.",
-            pages[sweep.kind],
-        )
-        for sweep in last.values()
-        if sweep.brake_held
-    ]
-
-
-def _of_outbox(outbox: Outbox, now: datetime) -> list[Finding]:
-    found = []
-    if outbox.oldest and now - outbox.oldest > WAITING_AFTER:
-        since = duration((now - outbox.oldest).total_seconds())
-        how = "See that beat and the worker for everything but passes are running; 'manage.py doctor' tells more."
-        found.append(Finding(Level.WARY, f"Messages to people have waited for {since}, and nobody sends them.", how))
-    if outbox.retried:
-        many = f"{outbox.retried:,} message{' was' if outbox.retried == 1 else 's were'}"
-        how = "They are tried again for a day. See their last error, and that the mail server answers."
-        found.append(Finding(Level.WARY, f"{many} tried several times in vain.", how))
-    if outbox.given_up:
-        many = f"{outbox.given_up:,} message{' was' if outbox.given_up == 1 else 's were'}"
-        how = "See their last error; what was mended can be sent again from there."
-        found.append(Finding(Level.WARY, f"{many} given up after a day of trying.", how))
-    return found
-
-
-def _of_removals(removals: Removals) -> list[Finding]:
-    found = []
-    if removals.stuck:
-        things = f"{removals.stuck:,} thing{' was' if removals.stuck == 1 else 's were'}"
-        how = "It is tried again by itself; each says below why it could not be done."
-        found.append(Finding(Level.WARY, f"{things} to go from the broker, and stayed for over 10 minutes.", how))
-    if removals.accounts:
-        names = ", ".join(removals.accounts)
-        how = "Guardian goes on with it each minute; its page says how far it got."
-        found.append(Finding(Level.WARY, f"The removal of Pulse users isn't finished: {names}.", how))
-    return found
-
-
-def _verdict(found: Sequence[Finding], good: str) -> Verdict:
-    """Return the worst of these first, or that all is good where there are none."""
-    if not found:
-        return Verdict(Level.GOOD, good)
-    worst, *others = sorted(found, key=lambda finding: -finding.level)
-    return Verdict(worst.level, worst.what, worst.do, worst.to, others)
+    worst, *others = sorted(lines, key=lambda line: -line.level) or [Line(Level.OK, healthy)]
+    return Summary(worst, others)
 
 
 # The broker
-
-
-def _ask_broker() -> Broker:
-    try:
-        management = broker.management(read_timeout=BROKER_SECONDS)
-        nodes = management.nodes()
-        told = management.overview()
-    except BrokerError as error:
-        logger.warning("The front page could not ask the broker: %s", error)
-        return Broker(error=readable(str(error)), slow=isinstance(error, BrokerAway) and error.timed_out)
-    return Broker(
-        nodes=sorted(nodes),
-        version=readable(told["rabbitmq_version"]),
-        cluster=readable(str(told.get("cluster_name", ""))),
-        totals=_totals(told),
-    )
 
 
 def _totals(told: Row) -> list[tuple[str, int]]:
@@ -529,112 +233,62 @@ def _totals(told: Row) -> list[tuple[str, int]]:
 def show_node(node: Node) -> NodeShown:
     """Return what the page shows of a node."""
     alarms = [name for name, raised in (("memory", node.mem_alarm), ("disk", node.disk_alarm)) if raised]
-    state, level = "runs, no alarm", Level.GOOD
+    state = "runs, no alarm"
     if not node.running:
-        state, level = "does not run", Level.BAD
+        state = "does not run"
     elif node.partitions:
-        state, level = "the cluster is split", Level.BAD
+        state = "the cluster is split"
     elif alarms:
-        state, level = f"{' and '.join(alarms)} alarm", Level.BAD
-    memory = disk = files = None
-    if node.mem_used is not None and node.mem_limit is not None:
-        words = f"{filesizeformat(node.mem_used)} of {filesizeformat(node.mem_limit)}"
-        memory = _gauge(node.mem_used / max(node.mem_limit, 1), words, NEAR_MEMORY, alarm=node.mem_alarm)
-    if node.disk_free is not None and node.disk_free_limit is not None:
-        words = f"{filesizeformat(node.disk_free)} free, at least {filesizeformat(node.disk_free_limit)} needed"
-        disk = _gauge(node.disk_free_limit / max(node.disk_free, 1), words, NEAR_DISK, alarm=node.disk_alarm)
-    if node.fd_used is not None and node.fd_total:
-        words = f"{node.fd_used:,} of {node.fd_total:,}"
-        files = _gauge(node.fd_used / node.fd_total, words, NEAR_FILES, alarm=False)
-    return NodeShown(readable(node.name), state, level, memory, disk, files, duration(node.uptime))
+        state = f"{' and '.join(alarms)} alarm"
+    gauges = {one.rule: _gauge(one) for one in facts.shares_of_node(node)}
+    for rule, alarm in ((rules.MEMORY, node.mem_alarm), (rules.DISK, node.disk_alarm)):
+        if (gauge := gauges[rule]) and alarm:
+            gauges[rule] = gauge._replace(level=Level.CRITICAL)
+    return NodeShown(
+        name=readable(node.name),
+        state=state,
+        level=Level.OK if state == "runs, no alarm" else Level.CRITICAL,
+        memory=gauges[rules.MEMORY],
+        disk=gauges[rules.DISK],
+        files=gauges[rules.FILES],
+        uptime=duration(node.uptime),
+    )
 
 
-def _gauge(share: float, words: str, near: float, *, alarm: bool) -> Gauge:
-    level = Level.BAD if alarm else Level.WARY if share >= near else Level.GOOD
-    return Gauge(round(min(share, 1) * 100, 1), words.replace("\N{NO-BREAK SPACE}", " "), level)
+def _gauge(one: facts.Measurement) -> Gauge | None:
+    if one.value is None:
+        return None
+    level = one._replace(details={"node": "", **one.details}).verdict.level
+    return Gauge(round(min(one.value, 1) * 100, 1), one.details["figures"], level)
 
 
 # Guardian
 
 
-def _guardian(now: datetime) -> Guardian:
-    """Read what is known of Guardian's own work, in a fixed number of statements."""
-    watch = Watch.objects.filter(id=1).first() or Watch()
-    passes = Pass.objects.values_list(*PassSeen._fields)[:PASSES_SHOWN]
-    sweeps = [
-        SweepSeen._make(row)._replace(errors=[readable(error) for error in row[-2]])
-        for kind in Sweep.Kind.values
-        for row in Sweep.objects.filter(kind=kind).values_list(*SweepSeen._fields)[:SWEEPS_SHOWN]
+def _removals(guardian: GuardianFacts) -> RemovalsShown:
+    numbers, oldest = guardian.removals
+    shown = [
+        (readable(str(one)), readable(one.last_error) or "not tried yet")
+        for one in Removal.objects.all()[:REMOVALS_SHOWN]
     ]
-    return Guardian(
-        poll_seconds=settings.GUARDIAN_POLL_SECONDS,
-        passes=[_readable(PassSeen._make(row)) for row in passes],
-        sweeps=sorted(sweeps, key=lambda sweep: sweep.at, reverse=True),
-        running=Lease.objects.filter(is_held(), name=LEASE).exists(),
-        listed_at=watch.listed_at,
-        next_pass_at=watch.next_pass_at,
-        outage_since=watch.outage_since,
-        brake_since=watch.brake_since,
-        braked=watch.braked,
-        released=released(watch, now),
-        released_by=watch.released_by,
-        short_lists=watch.short_lists,
-        refused_since=watch.refused_since,
-        unresponsive_since=watch.unresponsive_since,
-        misnamed_exchanges=[readable(name) for name in watch.misnamed_exchanges],
-        outbox=_outbox(now),
-        removals=_removals(now),
+    accounts = PulseUser.objects.filter(removing_since__isnull=False).order_by("username")
+    return RemovalsShown(
+        waiting=sum(number for kind, number in numbers.items() if kind != facts.ACCOUNT),
+        lasts=duration((guardian.at - oldest).total_seconds()) if oldest else "",
+        shown=shown,
+        accounts=list(accounts.values_list("username", flat=True)[:REMOVALS_SHOWN]),
     )
 
 
-def _readable(one: PassSeen) -> PassSeen:
-    return one._replace(errors=[readable(error) for error in one.errors])
+def _passes(now: datetime) -> Passes | None:
+    """Return the passes of the last hour as a chart; None: there were none.
 
-
-def _outbox(now: datetime) -> Outbox:
-    states = Notification.State
-    held = Q(held_until__gt=now)
-    given_up = Q(attempts__gte=GIVE_UP_ATTEMPTS, created__gt=now - timedelta(days=2))
-    rows = Notification.objects.order_by().values("state")
-    counted = rows.annotate(
-        number=Count("id"),
-        held=Count("id", filter=held),
-        retried=Count("id", filter=Q(attempts__gte=RETRIED_OFTEN)),
-        given_up=Count("id", filter=given_up),
-        oldest=Min("due_at", filter=~held | Q(held_until=None)),
-    )
-    by_state = {row["state"]: row for row in counted}
-    unsent = [by_state[state] for state in (states.DUE, states.SENDING) if state in by_state]
-    due, failed = by_state.get(states.DUE), by_state.get(states.FAILED)
-    return Outbox(
-        **{state: by_state[state]["number"] for state in states.values if state in by_state},
-        held=sum(row["held"] for row in unsent),
-        retried=sum(row["retried"] for row in unsent),
-        given_up=failed["given_up"] if failed else 0,
-        oldest=due["oldest"] if due else None,
-    )
-
-
-def _removals(now: datetime) -> Removals:
-    is_old = Q(created__lt=now - STUCK_AFTER)
-    counts = Removal.objects.aggregate(waiting=Count("id"), stuck=Count("id", filter=is_old))
-    oldest = Removal.objects.filter(is_old)[:STUCK_SHOWN]
-    shown = [(readable(str(one)), readable(one.last_error) or "not tried yet") for one in oldest]
-    accounts = PulseUser.objects.filter(removing_since__lt=now - STUCK_AFTER).order_by("username")
-    return Removals(**counts, shown=shown, accounts=list(accounts.values_list("username", flat=True)[:STUCK_SHOWN]))
-
-
-def _passes(now: datetime, poll_seconds: float) -> Passes | None:
-    """Return the passes of the last hour as a chart; None: there were none."""
+    In an outage passes wait longer, so a gap is what is too long in an outage.
+    """
     began = now - CHART_SPAN.long
     rows = Pass.objects.filter(at__gt=began, at__lte=now).order_by("at").values_list("at", "seconds")
-    return chart_of_passes(list(rows), began, now, longest_wait(poll_seconds))
-
-
-def longest_wait(poll_seconds: float) -> timedelta:
-    """Return how long it may be from one pass to the next: while the broker is away, the wait grows."""
-    longest = max(poll_seconds, settings.GUARDIAN_POLL_MAX_SECONDS)
-    return timedelta(seconds=longest + LATE_AFTER_POLLS * poll_seconds)
+    longest = rules.PASS_AGE_IN_OUTAGE.limit(Level.WARNING, settings) or 0.0
+    return chart_of_passes(list(rows), began, now, timedelta(seconds=longest))
 
 
 def chart_of_passes(

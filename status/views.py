@@ -30,7 +30,7 @@ from queues.thresholds import brake_limit
 from queues.views import Request
 from rabbit.names import readable
 from status import overview
-from status.overview import Level
+from status.rules import Level
 
 NAMES_SHOWN = 100
 
@@ -106,13 +106,13 @@ def pass_in_words(report: pass_run.Report) -> Told:
     errors = [readable(error) for error in report.errors]
     if report.another_pass:
         what = "Another pass is being made right now, so nothing was done. It does the same."
-        return Told(Level.WARY, what, errors=errors, status=HTTPStatus.CONFLICT)
+        return Told(Level.WARNING, what, errors=errors, status=HTTPStatus.CONFLICT)
     if report.away:
         what = "The broker could not be asked, so nothing was done. Guardian tries again by itself."
-        return Told(Level.BAD, what, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return Told(Level.CRITICAL, what, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
     if report.given_up:
         what = "The pass took so long that its lease ran out. The next one goes on from there."
-        return Told(Level.BAD, what, errors=errors)
+        return Told(Level.CRITICAL, what, errors=errors)
     did = [
         f"{_queues(report.queues)} in {report.seconds:.2f} s; the list took {report.listing_seconds:.2f} s of it",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
@@ -121,15 +121,15 @@ def pass_in_words(report: pass_run.Report) -> Told:
     ]
     if report.brake_held:
         return Told(
-            Level.WARY,
+            Level.WARNING,
             "The pass is done, and the brake held: too many queues would go at once.",
             did,
             errors,
             to="operate_brake",
         )
     if errors:
-        return Told(Level.WARY, "The pass is done, and not all went well.", did, errors)
-    return Told(Level.GOOD, "The pass is done.", did)
+        return Told(Level.WARNING, "The pass is done, and not all went well.", did, errors)
+    return Told(Level.OK, "The pass is done.", did)
 
 
 # What was shown, and is agreed to
@@ -166,7 +166,7 @@ def _place(by: Owner, deed: str, key: UUID) -> str:
 
 
 TOO_LATE = Told(
-    Level.WARY,
+    Level.WARNING,
     "What you agreed to was shown too long ago, or was agreed to already, so nothing was done. This is how it is now.",
     status=HTTPStatus.CONFLICT,
 )
@@ -296,7 +296,7 @@ def sweep_in_words(report: reports.Report) -> Told:
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:
         what = "Another process is at it right now, so nothing was done here. Its report is on the front page soon."
-        return Told(Level.WARY, what, status=HTTPStatus.CONFLICT)
+        return Told(Level.WARNING, what, status=HTTPStatus.CONFLICT)
     did = [f"{_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
         did += [f"{report.repaired:,} made again", f"{report.users:,} RabbitMQ users removed"]
@@ -306,16 +306,18 @@ def sweep_in_words(report: reports.Report) -> Told:
     did.append(f"{report.seconds:.1f} s")
     if report.away:
         what = "The broker could not be asked, or went away in the middle. What was begun goes on by itself."
-        return Told(Level.BAD, what, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE)
+        return Told(Level.CRITICAL, what, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE)
     if report.given_up:
-        return Told(Level.BAD, "It took so long that its lease ran out. The next one goes on from there.", did, errors)
+        return Told(
+            Level.CRITICAL, "It took so long that its lease ran out. The next one goes on from there.", did, errors
+        )
     if report.brake_held:
-        return Told(Level.WARY, "The brake held: too many queues would go at once, so none did.", did, errors)
+        return Told(Level.WARNING, "The brake held: too many queues would go at once, so none did.", did, errors)
     if errors:
-        return Told(Level.WARY, "It is done, and not all went well.", did, errors)
+        return Told(Level.WARNING, "It is done, and not all went well.", did, errors)
     if report.left_out:
-        return Told(Level.WARY, "It is done, and what came since you were shown it was left alone. Look again.", did)
-    return Told(Level.GOOD, "It is done.", did)
+        return Told(Level.WARNING, "It is done, and what came since you were shown it was left alone. Look again.", did)
+    return Told(Level.OK, "It is done.", did)
 
 
 def _queues(number: int) -> str:

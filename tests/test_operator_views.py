@@ -70,7 +70,7 @@ def test_a_pass_is_run_by_a_post_alone_and_says_what_it_did(ops, guarded, amqp):
     assert Pass.objects.count() == 0
     page = ops.post(PASS)
     assert page.status_code == 200
-    assert "All right The pass is done." in words(page)
+    assert "OK The pass is done." in words(page)
     assert "1 queue in " in words(page)
     assert "1 warned about, 0 back to normal" in words(page)
     assert Queue.objects.get().state == "warned"
@@ -89,7 +89,7 @@ def test_a_pass_without_the_broker_says_so_with_the_reason(ops, guarded, setting
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = ops.post(PASS)
     assert page.status_code == 503
-    assert "Trouble The broker could not be asked, so nothing was done." in words(page)
+    assert "Critical The broker could not be asked, so nothing was done." in words(page)
     assert "Connection refused" in words(page)
 
 
@@ -210,7 +210,7 @@ def test_a_sweep_is_shown_first_and_does_then_what_was_shown(ops, agent, reader)
     assert "subscription_in_use" in agent.names
     assert Sweep.objects.count() == 0
     page = ops.post(ORPHANS, {"shown": key(page)})
-    assert "All right It is done. 1 queue deleted of 5 1 kept" in words(page)
+    assert "OK It is done. 1 queue deleted of 5 1 kept" in words(page)
     assert "Kept as long as somebody reads from them subscription_in_use" in words(page)
     assert agent.names == {*agent.registered, "subscription_in_use"}
     assert deeds()[-1] == ("ops@example.org", "asked for a sweep of orphans")

@@ -1,0 +1,445 @@
+"""The rules that say whether the broker and Guardian are healthy. Pure: no database, no broker, no clock.
+
+Each fact has one rule, and no limit stands anywhere else. The front page, ``doctor`` and ``/readyz`` judge by these
+rules what ``facts.py`` measures. ``/metrics`` exports the measured values, and the alerts in ``deploy/prometheus``
+compare them with the same limits, which ``tests/test_rules.py`` checks.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple
+
+from core.formatting import duration
+from queues.thresholds import MemoryPressure
+
+
+class Level(IntEnum):
+    """How bad it is. Critical means: queues are not guarded, or publishers are blocked."""
+
+    OK = 0
+    UNKNOWN = 1
+    WARNING = 2
+    CRITICAL = 3
+
+    @property
+    def word(self) -> str:
+        """The word for it on a page."""
+        return "OK" if self is Level.OK else self.name.capitalize()
+
+
+class Unit(StrEnum):
+    """What a value is a number of. Flags are 0 or 1."""
+
+    SECONDS = "seconds"
+    SHARE = "share"
+    COUNT = "count"
+    FLAG = "flag"
+
+
+Limit = float | Callable[[Any], float] | None
+"""A number, a function of the settings, or None: there is no such limit."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One fact and its limits. A value reaches a limit by being equal to it or greater.
+
+    ``sentence`` says what is wrong. It has ``{value}`` in words, and the details that ``facts.py`` measures with it.
+    ``never`` replaces it for an infinite value. ``runbook`` is an anchor in docs/operators.md. ``alert`` is the name of
+    the alert with the same limit; empty: Prometheus can't see this fact.
+    """
+
+    name: str
+    measures: str
+    unit: Unit
+    sentence: str
+    next_step: str
+    runbook: str
+    warning: Limit = None
+    critical: Limit = None
+    noun: str = ""
+    never: str = ""
+    alert: str = ""
+
+    def judge(self, value: float | None, settings: Any, **details: str) -> "Verdict":
+        """Return the verdict on a measured value; None: it could not be measured."""
+        if value is None:
+            return Verdict(self, value, Level.UNKNOWN, f"unknown: {self.measures}", "")
+        level = self._level(value, settings)
+        if level is Level.OK:
+            return Verdict(self, value, level, f"{self.measures}: {self.in_words(value)}", "")
+        sentence = self.never if math.isinf(value) else self.sentence
+        return Verdict(self, value, level, sentence.format(value=self.in_words(value), **details), self.next_step)
+
+    def _level(self, value: float, settings: Any) -> Level:
+        for level in (Level.CRITICAL, Level.WARNING):
+            limit = self.limit(level, settings)
+            if limit is not None and value >= limit:
+                return level
+        return Level.OK
+
+    def limit(self, level: Level, settings: Any) -> float | None:
+        """Return the limit for a warning or a critical verdict; None: there is none."""
+        limit = self.critical if level is Level.CRITICAL else self.warning
+        return limit(settings) if callable(limit) else limit
+
+    def in_words(self, value: float) -> str:
+        """Return the value with its unit."""
+        if math.isinf(value):
+            return "never"
+        if self.unit is Unit.SECONDS:
+            return duration(value) if value >= 10 else f"{round(value, 1):g} s"
+        if self.unit is Unit.SHARE:
+            return f"{value * 100:.0f} %"
+        if self.unit is Unit.FLAG:
+            return "yes" if value else "no"
+        return f"{value:,.0f} {self.noun}{'' if value == 1 else 's'}"
+
+
+class Verdict(NamedTuple):
+    """What a rule says about a measured value. ``next_step`` is empty where nothing is wrong."""
+
+    rule: Rule
+    value: float | None
+    level: Level
+    sentence: str
+    next_step: str
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether somebody has to act."""
+        return self.level >= Level.WARNING
+
+
+# The broker
+
+BROKER_PATIENCE_SECONDS = 2.0
+"""How long pages and ``/readyz`` wait for each of the broker's answers: later ones reach the limit anyway."""
+
+BROKER = Rule(
+    name="broker",
+    measures="time that the management API takes to answer",
+    unit=Unit.SECONDS,
+    warning=BROKER_PATIENCE_SECONDS,
+    critical=lambda settings: settings.GUARDIAN_BROKER_TIMEOUT_SECONDS,
+    sentence="The broker takes {value} or longer to answer.",
+    never="The broker can't be queried: {error}",
+    next_step=(
+        "See that RabbitMQ and its management plugin run and are not overloaded, and that RABBITMQ_MANAGEMENT_URL has "
+        "the right address, account and password. While Guardian's passes get no answer, nothing is guarded and "
+        "nothing is removed."
+    ),
+    runbook="the-broker-cant-be-asked",
+)
+
+NODE_STOPPED = Rule(
+    name="nodes",
+    measures="a node is stopped",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="{node} is not running.",
+    next_step=(
+        "Start it. Until then its queues are not guarded, and Guardian deletes none of the agents' queues. If it is "
+        "gone permanently: rabbitmqctl forget_cluster_node."
+    ),
+    runbook="a-node-is-not-running",
+)
+
+CLUSTER_SPLIT = Rule(
+    name="partitions",
+    measures="a node has lost others",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="{node} has lost {lost}: the cluster is split.",
+    next_step="Repair the network between them, then restart the nodes of the smaller side.",
+    runbook="the-cluster-is-split",
+)
+
+MEMORY_ALARM = Rule(
+    name="memory alarm",
+    measures="a node's memory alarm is raised",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="The memory alarm is raised on {node}: publishers are blocked on all nodes.",
+    next_step="Guardian still guards. Purge or delete the longest queues, or give the node more memory.",
+    runbook="a-resource-alarm-is-raised",
+)
+
+DISK_ALARM = Rule(
+    name="disk alarm",
+    measures="a node's disk alarm is raised",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="The disk alarm is raised on {node}: publishers are blocked on all nodes.",
+    next_step="Guardian still guards. Free space on that node's disk, or purge the longest queues.",
+    runbook="a-resource-alarm-is-raised",
+)
+
+MEMORY = Rule(
+    name="memory",
+    measures="used memory, of a node's watermark",
+    unit=Unit.SHARE,
+    warning=MemoryPressure.RELIEF,
+    sentence="The memory of {node} is at {value} of its watermark.",
+    next_step="Above its watermark the broker blocks publishers. See which queues are long, and which grow.",
+    runbook="a-resource-alarm-is-raised",
+)
+
+DISK = Rule(
+    name="disk",
+    measures="free disk space that a node needs, of what it has",
+    unit=Unit.SHARE,
+    warning=0.5,
+    sentence="The disk of {node} is nearly full: {figures}.",
+    next_step="Below its limit the broker blocks publishers. Free space on that node's disk.",
+    runbook="a-resource-alarm-is-raised",
+)
+
+FILES = Rule(
+    name="file descriptors",
+    measures="used file descriptors, of a node's limit",
+    unit=Unit.SHARE,
+    warning=0.9,
+    sentence="{node} has few file descriptors left: {figures}.",
+    next_step="Without any left, no client can connect. See which clients have many connections, or raise the limit.",
+    runbook="file-descriptors-run-out",
+)
+
+# Guardian
+
+PASS_SECONDS = Rule(
+    name="pass duration",
+    measures="duration of the last pass",
+    unit=Unit.SECONDS,
+    warning=30,
+    sentence="The last pass took {value}.",
+    next_step="See what keeps RabbitMQ or the database busy, or run passes less often (GUARDIAN_POLL_SECONDS).",
+    runbook="passes-are-slow",
+    alert="GuardianPassSlow",
+)
+
+PASS_AGE = Rule(
+    name="passes",
+    measures="time since the last pass began",
+    unit=Unit.SECONDS,
+    # A pass may take half a minute before it counts as slow, and its report comes at its end.
+    warning=lambda settings: 30 + 3 * settings.GUARDIAN_POLL_SECONDS,
+    critical=lambda settings: 60 + 3 * settings.GUARDIAN_POLL_SECONDS,
+    sentence="The last pass began {value} ago.",
+    never="No pass has run yet, so no queue is guarded.",
+    next_step=(
+        "See that beat and the worker for the queue 'guarding' are running. Until they are, run "
+        "'manage.py monitor_queues': it guards without them."
+    ),
+    runbook="no-pass-is-made",
+    alert="GuardianNoPass",
+)
+
+PASS_AGE_IN_OUTAGE = replace(
+    PASS_AGE,
+    name="passes in an outage",
+    # Passes wait up to GUARDIAN_POLL_MAX_SECONDS, and some for the broker's answer.
+    warning=lambda settings: 30 + 3 * settings.GUARDIAN_POLL_SECONDS + 2 * settings.GUARDIAN_POLL_MAX_SECONDS,
+    critical=lambda settings: 60 + 3 * settings.GUARDIAN_POLL_SECONDS + 2 * settings.GUARDIAN_POLL_MAX_SECONDS,
+)
+
+PASS_ERRORS = Rule(
+    name="pass errors",
+    measures="errors of the last pass that no other line explains",
+    unit=Unit.COUNT,
+    noun="error",
+    warning=1,
+    sentence="The last pass reported {value}: {error}",
+    next_step="See its report under 'Passes' in /admin/.",
+    runbook="passes-report-errors",
+    alert="GuardianPassErrors",
+)
+
+OUTAGE = Rule(
+    name="outage",
+    measures="passes can't query the broker",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="Passes could not query the broker for {duration}, so no queue is guarded.",
+    next_step="Guardian tries again by itself. See the errors of the last pass, and what is said about the broker.",
+    runbook="the-broker-cant-be-asked",
+    alert="GuardianBrokerAway",
+)
+
+BRAKE = Rule(
+    name="brake",
+    measures="the brake blocks deletions",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="The brake has blocked deletions for {duration}: {queues} would be deleted at once.",
+    next_step=(
+        "None is deleted. List them with 'manage.py monitor_queues --once --dry-run', then release the brake in "
+        "/admin/, or start the consumers of these queues."
+    ),
+    runbook="the-brake-holds",
+    alert="GuardianBrakeHeld",
+)
+
+BRAKE_RELEASE = Rule(
+    name="brake release",
+    measures="queues for which the brake is released",
+    unit=Unit.COUNT,
+    noun="queue",
+    warning=1,
+    sentence="{by} released the brake for {value}.",
+    next_step="The next pass deletes those that are still too long. The brake still blocks all others.",
+    runbook="the-brake-holds",
+)
+
+SHORT_LISTS = Rule(
+    name="short lists",
+    measures="lists in a row that lack far too many queues",
+    unit=Unit.COUNT,
+    noun="list",
+    warning=1,
+    sentence="The broker's list lacks far more stored queues than the brake allows, so none of them is removed.",
+    next_step=(
+        "A node that stops or starts looks like this. If the queues were removed on purpose, wait for two more passes."
+    ),
+    runbook="the-brokers-list-lacks-queues",
+)
+
+REFUSED = Rule(
+    name="refused deletions",
+    measures="the broker refuses to delete a queue",
+    unit=Unit.FLAG,
+    critical=1,
+    sentence="The broker has refused to delete a queue for {duration}.",
+    next_step=(
+        "The last pass names the queue and the reason. Guardian's account needs all permissions on each guarded vhost."
+    ),
+    runbook="the-broker-refuses-to-delete-a-queue",
+    alert="GuardianDeletionsRefused",
+)
+
+UNRESPONSIVE = Rule(
+    name="unresponsive queues",
+    measures="a queue's process does not respond",
+    unit=Unit.FLAG,
+    warning=1,
+    sentence="A queue's process has not responded for {duration}; lengths lag by seconds.",
+    next_step="Find it with 'rabbitmqctl list_unresponsive_queues'. Restart its node, or delete the queue.",
+    runbook="a-queues-process-does-not-respond",
+    alert="GuardianQueueUnresponsive",
+)
+
+ORPHANS_BRAKE = Rule(
+    name="brake on orphans",
+    measures="queues that the brake keeps from the sweep of orphans",
+    unit=Unit.COUNT,
+    noun="queue",
+    warning=1,
+    sentence="The brake blocks the sweep of orphans: {value} would be deleted at once.",
+    next_step="None is deleted. See which they are in /admin/ before you delete them there.",
+    runbook="the-brake-holds-a-sweep",
+)
+
+STALE_BRAKE = replace(
+    ORPHANS_BRAKE,
+    name="brake on stale subscriptions",
+    measures="queues that the brake keeps from the clean-up of stale subscriptions",
+    sentence="The brake blocks the clean-up of stale subscriptions: {value} would be deleted at once.",
+)
+
+OTHER_TASKS = Rule(
+    name="other tasks",
+    measures="time since the tasks beside passes ran",
+    unit=Unit.SECONDS,
+    warning=300,  # consumers are counted each minute
+    sentence="The tasks beside passes last ran {value} ago.",
+    never="The tasks beside passes have never run.",
+    next_step=(
+        "See that the worker for the queue 'celery' runs: it sends mails and does what is not a pass. Without Celery, "
+        "'manage.py send_notifications' sends the mails."
+    ),
+    runbook="notifications-wait",
+)
+
+NOTIFICATIONS_WAIT = Rule(
+    name="outbox",
+    measures="time that the oldest notification has waited",
+    unit=Unit.SECONDS,
+    warning=900,
+    sentence="The oldest notification has waited for {value}.{error}",
+    next_step=(
+        "See that beat and the worker for the queue 'celery' are running, and that the mail server answers. Until they "
+        "do, 'manage.py send_notifications --once' sends what is due."
+    ),
+    runbook="notifications-wait",
+    alert="GuardianNotificationsWait",
+)
+
+NOTIFICATIONS_GIVEN_UP = Rule(
+    name="given-up notifications",
+    measures="notifications given up within the last two days",
+    unit=Unit.COUNT,
+    noun="notification",
+    warning=1,
+    sentence="Guardian gave up {value} after a day of attempts.",
+    next_step="See their last error under 'Notifications' in /admin/. Once it is solved, send them again from there.",
+    runbook="notifications-were-given-up",
+    alert="GuardianNotificationsGivenUp",
+)
+
+REMOVALS = Rule(
+    name="removals",
+    measures="time that the oldest removal from the broker has waited",
+    unit=Unit.SECONDS,
+    warning=1800,
+    sentence="The oldest removal from the broker has waited for {value}.",
+    next_step="Guardian tries again each minute. 'Removals' in /admin/ has the reason on each.",
+    runbook="removals-are-pending",
+    alert="GuardianRemovalsPending",
+)
+
+# What doctor alone can see
+
+CLOCK = Rule(
+    name="clock",
+    measures="difference to this machine's clock",
+    unit=Unit.SECONDS,
+    warning=5,
+    critical=30,
+    sentence="It is {value} {way} this machine's.",
+    next_step="Set both by NTP: waits, quiet periods and expiries depend on the clock.",
+    runbook="the-doctor",
+)
+
+LEASE = Rule(
+    name="leases",
+    measures="time since an unreleased lease expired",
+    unit=Unit.SECONDS,
+    warning=25 * 3600,  # whatever needs a lease runs at least once a day, and takes over an expired one
+    sentence="A process that held the lease '{lease}' was killed {value} ago, and none has taken it since.",
+    next_step="See that beat and both workers run.",
+    runbook="the-doctor",
+)
+
+OF_BROKER = (BROKER, NODE_STOPPED, CLUSTER_SPLIT, MEMORY_ALARM, DISK_ALARM, MEMORY, DISK, FILES)
+OF_GUARDIAN = (
+    PASS_AGE,
+    PASS_AGE_IN_OUTAGE,
+    PASS_SECONDS,
+    PASS_ERRORS,
+    OUTAGE,
+    BRAKE,
+    BRAKE_RELEASE,
+    SHORT_LISTS,
+    REFUSED,
+    UNRESPONSIVE,
+    ORPHANS_BRAKE,
+    STALE_BRAKE,
+    OTHER_TASKS,
+    NOTIFICATIONS_WAIT,
+    NOTIFICATIONS_GIVEN_UP,
+    REMOVALS,
+)
+OF_DOCTOR = (CLOCK, LEASE)
+RULES = (*OF_BROKER, *OF_GUARDIAN, *OF_DOCTOR)
