@@ -163,6 +163,7 @@ def post(channel: Channel, title: str, body: str) -> None:
         raise ChannelFailed(str(error).rstrip(".")) from error
     if sender.service != WEBHOOK:
         title, body = (CALL.sub("@\N{ZERO WIDTH SPACE}", text) for text in (title, body))
+    public_https.confine(sender.plugin)
     arrived, attempt = public_https.limited(
         lambda: sender.plugin.notify(body, title, body_format=NotifyFormat.TEXT, overflow=OverflowMode.TRUNCATE)
     )

@@ -1,14 +1,15 @@
-"""Requests to addresses that people typed in: over HTTPS, to public addresses alone, and soon over.
+"""Requests to addresses that owners enter: over HTTPS, to public addresses only, finished within 12 seconds.
 
-Apprise sends with ``requests``, whose sessions it makes itself. So for as long as a thread is inside ``limited`` every
-session in it gets an adapter that looks at the address it really connects to, after the name was resolved: a name that
-leads elsewhere the second time, and a redirect, get no further than the first. All other users of ``requests`` in this
-process, such as the sign-in by OpenID Connect, keep theirs.
+Apprise's plugins call ``requests.post`` and the like. ``confine`` puts ``client`` in the place of ``requests`` in the
+plugin's own module, so that each of its requests goes through an adapter that checks the address it connects to, after
+the name was resolved. A name that resolves to another address the second time, and a redirect, get no further. The
+module ``requests`` itself stays as it is: sign-in by OpenID Connect uses it, too.
 """
 
 import ipaddress
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -72,9 +73,9 @@ _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 
 def limited(action: Callable[[], bool]) -> tuple[bool, Attempt]:
-    """Return what this returns, which makes its requests in this thread of its own, and what became of them.
+    """Return the result of an action that sends requests through ``client``, and what became of them.
 
-    It is over within 12 seconds, whatever answers, and however slowly.
+    It runs in a thread of its own, and returns within 12 seconds, however slow the other end is.
     """
     attempt = Attempt()
     done: list[bool] = []
@@ -219,12 +220,46 @@ class _Adapter(HTTPAdapter):
         return response
 
 
-def _adapter_of(self: requests.Session, url: str) -> BaseAdapter:
-    return _usual_adapter(self, url) if _attempt.get() is None else _Adapter()
+class _Session(requests.Session):
+    def get_adapter(self, url: str | bytes) -> BaseAdapter:
+        return _Adapter()
 
 
-_usual_adapter = requests.Session.get_adapter
-requests.Session.get_adapter = _adapter_of  # type: ignore[method-assign]
+class Client:
+    """What apprise's plugins use of ``requests``; the rest is missing, so that a plugin which uses more fails.
+
+    It works inside ``limited`` only.
+    """
+
+    codes = requests.codes
+    RequestException = requests.RequestException
+
+    def request(self, method: str, url: str, **options: Any) -> requests.Response:
+        """Send a request, and return the answer."""
+        with _Session() as session:
+            return session.request(method, url, **options)
+
+    def get(self, url: str, **options: Any) -> requests.Response:
+        """Send a GET request, and return the answer."""
+        return self.request("GET", url, **options)
+
+    def post(self, url: str, data: Any = None, **options: Any) -> requests.Response:
+        """Send a POST request, and return the answer."""
+        return self.request("POST", url, data=data, **options)
+
+
+client = Client()
+
+
+def confine(plugin: object) -> None:
+    """Have this plugin of apprise send all its requests through ``client``.
+
+    Raises:
+        KeyError: the plugin's module does not use ``requests``.
+    """
+    names = vars(sys.modules[type(plugin).__module__])
+    names["requests"]  # it would send by something else
+    names["requests"] = client
 
 
 def _is_not_ours(_: logging.LogRecord) -> bool:

@@ -1,13 +1,18 @@
 """Channels: what can be one, that no message goes where it may not, and that no secret gets out. Over real HTTPS."""
 
+import ast
 import gzip
 import logging
 import socket
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import requests
+from apprise.manager_plugins import NotificationManager
+from apprise.plugins import custom_json
 from django.core.exceptions import ValidationError
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -345,7 +350,7 @@ def test_a_request_that_follows_redirects_all_the_same_gets_no_further(
     with Webhook(None) as plain:
         webhook.status, webhook.headers = 307, {"Location": f"http://localhost:{plain.port}/elsewhere"}
         url = webhook.url()
-        arrived, attempt = public_https.limited(lambda: requests.post(url, data="{}", timeout=5).ok)
+        arrived, attempt = public_https.limited(lambda: public_https.client.post(url, data="{}", timeout=5).ok)
         assert not arrived
         assert "plain http://" in attempt.reason
         assert plain.connections == 0
@@ -354,7 +359,9 @@ def test_a_request_that_follows_redirects_all_the_same_gets_no_further(
 def test_a_request_that_would_not_verify_a_certificate_does_all_the_same(settings, webhook):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
     url = webhook.url()
-    arrived, attempt = public_https.limited(lambda: requests.post(url, data="{}", verify=False, timeout=5).ok)
+    arrived, attempt = public_https.limited(
+        lambda: public_https.client.post(url, data="{}", verify=False, timeout=5).ok
+    )
     assert not arrived
     assert "certificate" in attempt.reason
 
@@ -365,8 +372,38 @@ def test_a_proxy_of_the_environment_is_not_used(channel, webhook, monkeypatch):
     assert len(webhook.received) == 1
 
 
-def test_other_requests_of_this_process_go_where_they_want(webhook, certificate):
+@pytest.mark.parametrize("schema", channels.SERVICES)
+def test_each_service_sends_by_nothing_but_what_is_confined(schema):
+    plugin = NotificationManager()[schema]
+    module = sys.modules[plugin.__module__]
+    assert [cls.__module__ for cls in plugin.__mro__[1:]] == ["apprise.plugins.base", "apprise.url", "builtins"]
+    tree = ast.parse(Path(module.__file__).read_text())
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported & {"requests", "urllib.request", "http.client", "httpx", "aiohttp", "socket", "urllib3"} == {
+        "requests"
+    }
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "requests"]
+    used = [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "requests"
+    ]
+    assert len(used) == len(names)
+    assert all(hasattr(public_https.client, name) for name in used)
+
+
+def test_a_plugin_that_sends_by_something_else_is_not_used(channel, webhook, monkeypatch):
+    monkeypatch.delattr(custom_json, "requests")
+    with pytest.raises(KeyError):
+        channels.send(channel, "title", "body")
+    assert webhook.connections == 0
+
+
+def test_other_requests_of_this_process_go_where_they_want(channel, webhook, certificate):
     # Such as the sign-in by OpenID Connect, whose provider may well be at a private address.
+    channels.send(channel, "title", "body")
+    assert requests.Session.get_adapter.__module__ == "requests.sessions"
     assert requests.post(webhook.url(), data="{}", verify=str(certificate), timeout=5).ok
     with Webhook(None) as plain:
         assert requests.post(f"http://127.0.0.1:{plain.port}/", data="{}", timeout=5).ok
