@@ -20,7 +20,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from allauth.core.internal.httpkit import get_client_ip
 from auditlog.cid import get_cid
 from auditlog.registry import auditlog
 from auditlog.signals import pre_log
@@ -34,6 +33,7 @@ from django.db.models.signals import pre_save
 from django.dispatch import receiver
 from django.http import HttpRequest, HttpResponse
 
+from accounts.allauth_private import client_address
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser
 from core import locks
 from rabbit.management import BrokerError, was_not_done
@@ -204,7 +204,7 @@ def _by_what(request: HttpRequest | None) -> dict[str, str]:
 def _address(request: HttpRequest) -> str | None:
     """Return where a request came from, as far as the proxies that are trusted say so; None: not known."""
     try:
-        found = get_client_ip(request) or ""
+        found = client_address(request)
     except (ImproperlyConfigured, PermissionDenied):  # fewer proxies than GUARDIAN_PROXIES says, or no address
         return None
     return found.partition("%")[0] or None  # no column takes the interface of a link-local address

@@ -18,15 +18,10 @@ from typing import Any
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.fields import EmailField
 from allauth.account.forms import ConfirmLoginCodeForm, RequestLoginCodeForm
-from allauth.account.internal.flows.login import get_authentication_records, record_authentication
-from allauth.account.internal.flows.login_by_code import LoginCodeVerificationProcess
 from allauth.account.models import EmailAddress
-from allauth.account.stages import LoginByCodeStage, LoginStageController
 from allauth.account.utils import get_next_redirect_url, passthrough_next_redirect_url, perform_login
-from allauth.account.views import ConfirmLoginCodeView, LogoutView, RequestLoginCodeView
+from allauth.account.views import LogoutView
 from allauth.core.exceptions import ImmediateHttpResponse, RateLimited
-from allauth.core.internal import ratelimit
-from allauth.core.internal.httpkit import get_client_ip
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from allauth.socialaccount.adapter import get_adapter as social_adapter
 from allauth.socialaccount.models import SocialAccount, SocialToken
@@ -52,7 +47,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from requests import RequestException
 
-from accounts import audit, vouching
+from accounts import allauth_private, audit, vouching
 from accounts.models import LONGEST_ADDRESS, NO_ADDRESS, Owner, SignInLink, check_address, normal_address
 
 log = logging.getLogger(__name__)
@@ -190,14 +185,12 @@ def send_code(request: HttpRequest, address: str) -> None:
         RateLimited: too many codes were asked for from here, or for this address.
         MailRefused, MailAway: nothing was sent.
     """
-    ratelimit.consume(
-        request, app="allauth.account", action="request_login_code", key=address, limit_get=True, raise_exception=True
-    )
+    allauth_private.count_code_request(request, address)
     owner = owner_of(address)
     try:
         if not owner.is_active:
             AccountAdapter(request).send_mail("account/email/closed", address, {})
-        LoginCodeVerificationProcess.initiate(request=request, user=owner if owner.is_active else None, email=address)
+        allauth_private.start_code(request, owner if owner.is_active else None, address)
     except SMTPRecipientsRefused as error:
         if any(code < 500 for code, _ in error.recipients.values()):
             raise MailAway from error
@@ -208,14 +201,11 @@ def send_code(request: HttpRequest, address: str) -> None:
 
 
 @method_decorator(never_cache, name="dispatch")
-class SignInView(RequestLoginCodeView):
+class SignInView(allauth_private.AskForAddressView):
     """Ask for an address, and send a code to it."""
 
     form_class = AddressForm
     template_name = "signin/signin.html"
-
-    def _redirect_to_pending_stage(self, request: HttpRequest, stage: object) -> None:
-        """Show the form also where a code is waited for: it may be for another address."""
 
     def form_valid(self, form: AddressForm) -> HttpResponse:
         """Send the code and go to where it is entered."""
@@ -234,7 +224,7 @@ class SignInView(RequestLoginCodeView):
 
 
 @method_decorator(never_cache, name="dispatch")
-class CodeView(ConfirmLoginCodeView):
+class CodeView(allauth_private.EnterCodeView):
     """Take the code that was sent, or send another one."""
 
     form_class = CodeForm
@@ -242,10 +232,8 @@ class CodeView(ConfirmLoginCodeView):
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Begin anew where no code is waited for, or no longer."""
-        if not request.user.is_authenticated:
-            stage = LoginStageController.enter(request, LoginByCodeStage.key)
-            if stage is None or not LoginCodeVerificationProcess(stage).is_valid():
-                return self.begin_anew()
+        if not request.user.is_authenticated and not allauth_private.expects_code(request):
+            return self.begin_anew()
         return super().dispatch(request, *args, **kwargs)
 
     def begin_anew(self) -> HttpResponse:
@@ -264,7 +252,7 @@ class CodeView(ConfirmLoginCodeView):
         if request.POST.get("action") != "resend":
             return super().post(request, *args, **kwargs)
         try:
-            send_code(request, self._process.state["email"])
+            send_code(request, self.address)
         except RateLimited:
             return too_many(request)
         except (MailAway, MailRefused):
@@ -275,8 +263,8 @@ class CodeView(ConfirmLoginCodeView):
 
     def form_valid(self, form: CodeForm) -> HttpResponse:
         """Sign in, unless the owner was removed in the meantime."""
-        if self._process.user is None:
-            self._process.abort()
+        if self.user is None:
+            self.abort()
             return self.begin_anew()
         return super().form_valid(form)
 
@@ -298,13 +286,12 @@ class AccountAdapter(DefaultAccountAdapter):
     }
 
     def get_client_ip(self, request: HttpRequest) -> str:
-        """Return what attempts are counted by: the client's address, or nothing where the server can't tell it.
+        """Return what attempts are counted by: the client's address, or nothing if the server does not know it.
 
-        Behind a proxy it is the last of X-Forwarded-For, which that proxy put there; what a client sends in the same
-        header comes before it and isn't believed (ALLAUTH_TRUSTED_PROXY_COUNT). A server on a Unix socket without
-        a proxy's header knows none: then all are counted together, instead of nobody getting in.
+        A server on a Unix socket without a proxy's header knows none. Then all clients are counted together; allauth's
+        own method would refuse them all.
         """
-        return get_client_ip(request) or ""
+        return allauth_private.client_address(request)
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
         """Send a mail that names this installation as it is configured, whatever host the request named."""
@@ -316,7 +303,7 @@ class AccountAdapter(DefaultAccountAdapter):
 
     def login(self, request: HttpRequest, user: Any) -> None:
         """Begin a session. What was somebody else's is emptied for it, so what is needed of that is taken first."""
-        self.method = get_authentication_records(request, user)[-1]["method"]
+        self.method = allauth_private.last_method(request, user)
         self.waiting = request.session.pop(WAITING_KEY, None)
         super().login(request, user)
 
@@ -370,7 +357,7 @@ def sign_in_link(request: HttpRequest, token: str) -> HttpResponse:
         return render(request, "signin/link.html", status=410)
     if request.user.is_authenticated:
         AccountAdapter(request).logout(request)
-    record_authentication(request, link.owner, method="link")
+    allauth_private.record_method(request, link.owner, "link")
     response: HttpResponse = perform_login(request, link.owner, email=link.owner.email)
     return response
 

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable
 from http import HTTPStatus
 
-from allauth.core.internal.ratelimit import get_ip
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 
+from accounts.allauth_private import client_network
 from core import limits
 from core.body_timeout import in_time
 from guardian_site.errors import refused
@@ -78,6 +78,6 @@ def _place(request: HttpRequest) -> str:
     Where fewer proxies are named than GUARDIAN_PROXIES says, it is that of who is connected.
     """
     try:
-        return get_ip(request)
+        return client_network(request)
     except ImproperlyConfigured:
         return str(request.META.get("REMOTE_ADDR") or "nobody")

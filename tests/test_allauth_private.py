@@ -1,0 +1,121 @@
+"""What Guardian uses of allauth's private API is there, takes what it is given, and does what Guardian relies on."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from allauth.account.views import ConfirmLoginCodeView, RequestLoginCodeView
+from allauth.core.context import request_context
+from allauth.core.exceptions import RateLimited
+from django.contrib.auth.models import AnonymousUser
+from django.contrib.messages.storage.fallback import FallbackStorage
+from django.contrib.sessions.backends.db import SessionStore
+from django.core.cache import cache
+from django.core.exceptions import ImproperlyConfigured
+
+from accounts import allauth_private
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def request_(rf, db):
+    """A visitor's request, with a session."""
+    cache.clear()
+    request = rf.post("/signin/", REMOTE_ADDR="192.0.2.7")
+    request.session, request.user = SessionStore(), AnonymousUser()
+    request._messages = FallbackStorage(request)
+    with request_context(request):  # as allauth's middleware does
+        yield request
+
+
+def test_no_other_module_imports_what_is_private():
+    for app in (
+        "accounts",
+        "agents",
+        "core",
+        "guardian_site",
+        "message_store",
+        "notifications",
+        "queues",
+        "status",
+        "tools",
+    ):
+        for path in (ROOT / app).rglob("*.py"):
+            imported = {
+                f"{node.module}.{name.name}"
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allauth")
+                for name in node.names
+            }
+            private = {name for name in imported if re.search(r"\.(internal\b|_)", name)}
+            assert not private or path == Path(allauth_private.__file__), (path, private)
+
+
+def test_the_address_of_a_client_is_the_last_that_a_trusted_proxy_names(rf, settings):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
+    request = rf.get("/", HTTP_X_FORWARDED_FOR="203.0.113.1, 192.0.2.7")
+    assert allauth_private.client_address(request) == "192.0.2.7"
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 3
+    with pytest.raises(ImproperlyConfigured):
+        allauth_private.client_address(request)
+
+
+def test_the_address_of_a_client_on_a_socket_is_empty(rf, settings):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 0
+    assert allauth_private.client_address(rf.get("/", REMOTE_ADDR="")) == ""
+
+
+def test_clients_of_one_ipv6_network_are_counted_together(rf, settings):
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 0
+    networks = {
+        allauth_private.client_network(rf.get("/", REMOTE_ADDR=address)) for address in ("2001:db8::1", "2001:db8::2")
+    }
+    assert networks == {"2001:db8::"}
+    assert allauth_private.client_network(rf.get("/", REMOTE_ADDR="192.0.2.7")) == "192.0.2.7"
+
+
+def test_the_fourth_request_for_a_code_in_a_minute_is_refused(request_):
+    for _ in range(3):
+        allauth_private.count_code_request(request_, "alice@example.org")
+    with pytest.raises(RateLimited):
+        allauth_private.count_code_request(request_, "alice@example.org")
+    allauth_private.count_code_request(request_, "bob@example.org")
+
+
+def test_a_code_is_mailed_and_expected(request_, alice, mailbox):
+    assert not allauth_private.expects_code(request_)
+    allauth_private.start_code(request_, alice, "alice@example.org")
+    assert len(mailbox.to("alice@example.org")) == 1
+    assert allauth_private.expects_code(request_)
+
+
+def test_without_a_user_no_code_is_mailed_and_one_is_expected(request_, mailbox):
+    allauth_private.start_code(request_, None, "alice@example.org")
+    assert mailbox.to("alice@example.org") == []
+    assert allauth_private.expects_code(request_)
+
+
+def test_the_form_for_a_code_knows_its_address_and_user_and_can_be_aborted(request_, alice, mailbox):
+    allauth_private.start_code(request_, alice, "alice@example.org")
+    assert allauth_private.expects_code(request_)
+    view = allauth_private.EnterCodeView()
+    view.setup(request_)
+    view.dispatch(request_)
+    assert (view.address, view.user) == ("alice@example.org", alice)
+    view.abort()
+    assert not allauth_private.expects_code(request_)
+
+
+def test_the_forms_override_what_allauth_has():
+    assert callable(RequestLoginCodeView._redirect_to_pending_stage)
+    assert not hasattr(ConfirmLoginCodeView, "address")
+    assert not hasattr(ConfirmLoginCodeView, "user")
+    assert not hasattr(ConfirmLoginCodeView, "abort")
+
+
+def test_the_last_method_is_the_one_recorded_last(request_, alice):
+    allauth_private.record_method(request_, alice, "code")
+    allauth_private.record_method(request_, alice, "link")
+    assert allauth_private.last_method(request_, alice) == "link"
