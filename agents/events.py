@@ -24,7 +24,8 @@ from agents.identities import check_type
 from agents.models import Consumer, Offering, Registration, SubscriptionQueue
 from core import broker, bulk, limits
 from queues.models import Queue, QueueEvent
-from rabbit.publishing import Message, OutcomeUnknown, QueueName, Result
+from rabbit.names import QueueName
+from rabbit.publishing import Message, OutcomeUnknown, Result
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from accounts.models import PulseUser
 from agents import removals
 from agents.look import Look
 from agents.models import Consumer, EventSubscription
-from agents.reports import UNDER_WAY, QueueName, Report, batches, most
+from agents.reports import UNDER_WAY, Report, batches, most
 from core import bulk
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit.management import BrokerError, User
-from rabbit.names import is_agents_login
+from rabbit.names import QueueName, is_agents_login
 from rabbit.permissions import Permissions, allows, for_consumer, for_subscription
 
 _USERNAME = re.compile("[0-9a-f]{32}")

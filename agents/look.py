@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from agents import registered
 from agents.models import Consumer, SubscriptionQueue
-from agents.reports import QueueName, Report
+from agents.reports import Report
 from core import broker
 from core.leases import HeldLease
 from rabbit import snapshot
 from rabbit.management import Management
+from rabbit.names import QueueName
 from rabbit.snapshot import Present
 
 

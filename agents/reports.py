@@ -20,13 +20,13 @@ from notifications import enqueue
 from notifications.enqueue import Telling
 from notifications.models import Notification
 from queues.thresholds import brake_limit
+from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
 
-QueueName = tuple[str, str]
 
 KEEP_REPORTS = timedelta(days=90)
 

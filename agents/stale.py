@@ -13,8 +13,9 @@ from django.utils import timezone
 from accounts.models import AuthToken, Owner
 from agents import removals
 from agents.models import Consumer, EventSubscription, SubscriptionQueue, Sweep
-from agents.reports import QueueName, Report, batches, hold_the_brake, named, run
+from agents.reports import Report, batches, hold_the_brake, named, run
 from core.leases import HeldLease
+from rabbit.names import QueueName
 
 
 def clean_up_stale(*, force: bool = False, dry_run: bool = False, only: Collection[str] | None = None) -> Report:

@@ -15,13 +15,13 @@ from agents.logins import settle_logins
 from agents.look import Look, observe
 from agents.models import Consumer, Registration, SubscriptionQueue, Sweep
 from agents.repair import repair
-from agents.reports import UNDER_WAY, QueueName, Report, batches, hold_the_brake, most, named, run
+from agents.reports import UNDER_WAY, Report, batches, hold_the_brake, most, named, run
 from core import broker, bulk
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit import amqp
 from rabbit.management import BrokerError
-from rabbit.names import DEAD_LETTER_QUEUE, is_agents_queue, readable
+from rabbit.names import DEAD_LETTER_QUEUE, QueueName, is_agents_queue, readable
 from rabbit.snapshot import Present
 
 

@@ -15,10 +15,10 @@ from django.utils import timezone
 from accounts import audit
 from accounts.models import Owner
 from queues.models import Watch
+from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)
 
-QueueName = tuple[str, str]
 
 RELEASE_HOLDS = timedelta(minutes=10)
 

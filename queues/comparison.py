@@ -30,13 +30,11 @@ from queues.thresholds import (
     resolve,
 )
 from rabbit.amqp import Depth
-from rabbit.names import Kind, kind_of_queue, user_of_queue
+from rabbit.names import Kind, QueueName, kind_of_queue, user_of_queue
 from rabbit.snapshot import CLASSIC, QueueSeen, Snapshot
 
 LISTS_TO_BE_GONE = 2
 SHORT_LISTS_TO_BELIEVE = 3
-
-QueueName = tuple[str, str]
 
 
 class Known(NamedTuple):

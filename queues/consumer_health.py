@@ -20,13 +20,14 @@ from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
 from notifications import enqueue
 from notifications.enqueue import Telling
 from queues import kinds, thresholds
-from queues.comparison import Known, QueueName
+from queues.comparison import Known
 from queues.facts import Facts
 from queues.listing import should_have_consumer
 from queues.models import Queue, Watch
 from queues.pass_run import guarded_vhosts
 from queues.subject import about
 from rabbit.management import BrokerError, Management, Row
+from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)
 

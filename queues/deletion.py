@@ -30,6 +30,7 @@ from queues.subject import about
 from queues.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
+from rabbit.names import QueueName
 from rabbit.snapshot import CLASSIC, Snapshot
 from rabbit.threads import Threads
 
@@ -49,8 +50,6 @@ LIST_SECONDS = 20
 """How long its list may take. What is over its maximum by the ready messages alone can then still be deleted by it."""
 
 TOO_LATE = "too late"
-
-QueueName = tuple[str, str]
 
 
 class Look(NamedTuple):

@@ -18,7 +18,7 @@ from queues.thresholds import Thresholds
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, MOST_MESSAGES, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management, NotThere, Refused
-from rabbit.names import DEAD_LETTER_QUEUE
+from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 from rabbit.threads import Threads
 
 ONE_BY_ONE = 10
@@ -37,7 +37,6 @@ them."""
 
 BINDINGS_TOLD = 20
 
-QueueName = tuple[str, str]
 Sample = tuple[datetime, int]
 
 

@@ -25,7 +25,6 @@ from queues.comparison import (
     Changes,
     Known,
     Observation,
-    QueueName,
     compare,
     confirmed,
 )
@@ -36,7 +35,7 @@ from queues.pass_run import PassRun, Report, guarded_vhosts, rules, save_report
 from queues.persistence import known_queues, load, write
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerError
-from rabbit.names import DEAD_LETTER_QUEUE, Kind, kind_of_exchange
+from rabbit.names import DEAD_LETTER_QUEUE, Kind, QueueName, kind_of_exchange
 from rabbit.prometheus import NotUsable
 from rabbit.snapshot import Snapshot
 

@@ -15,7 +15,7 @@ from notifications import enqueue
 from notifications.enqueue import Telling
 from queues import kinds, registered
 from queues.brake import after_pass, is_news, released_queues
-from queues.comparison import NO_AGENTS, Agents, Changes, Earlier, Known, Message, Observation, PulseAccount, QueueName
+from queues.comparison import NO_AGENTS, Agents, Changes, Earlier, Known, Message, Observation, PulseAccount
 from queues.deletion import write_events
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent, QueueSample, Watch
@@ -24,6 +24,7 @@ from queues.subject import about
 from queues.thresholds import GONE
 from rabbit import snapshot
 from rabbit.management import Management
+from rabbit.names import QueueName
 from rabbit.snapshot import Snapshot
 
 SHORT_TOLD_EVERY = timedelta(hours=1)

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-QueueName = tuple[str, str]
-"""A vhost, and the name of a queue there."""
+from rabbit.names import QueueName
 
 
 class RegisteredQueues(Protocol):

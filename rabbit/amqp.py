@@ -13,6 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 import amqp
 
+from rabbit.names import QueueName
+
 SECONDS = 5.0
 """How long a connection may take to open, and one answer to come."""
 
@@ -21,8 +23,6 @@ ALL_SECONDS = 20.0
 
 LEADER_TIMEOUT_SECONDS = 0.25
 """A quorum queue whose leader does not answer is reported with 0 messages after this long."""
-
-QueueName = tuple[str, str]
 
 
 class Depth(NamedTuple):

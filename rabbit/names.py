@@ -8,6 +8,9 @@ import re
 import unicodedata
 from enum import Enum
 
+QueueName = tuple[str, str]
+"""A vhost and the name of a queue in it."""
+
 MOST_BYTES = 100
 """How long the name of a Pulse user may be. All its characters are ASCII, so these are characters too."""
 

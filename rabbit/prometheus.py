@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
 from rabbit.management import MOST_BYTES, BrokerAway, BrokerError, Call, Malformed, Management, NotThere
+from rabbit.names import QueueName
 from rabbit.snapshot import QueueSeen, Snapshot, can_be_kept, members, seen_as
 from rabbit.threads import Threads
 
@@ -37,8 +38,6 @@ READY, UNACKNOWLEDGED = "rabbitmq_detailed_queue_messages_ready", "rabbitmq_deta
 PLAIN = r'\{vhost="([^"\\\n]*)",queue="([^"\\\n]*)"\} (\d{1,18})(?=\n)'
 SAMPLES = {name: re.compile(f"\n{name}{PLAIN}") for name in (READY, UNACKNOWLEDGED)}
 IDENTITY = re.compile(r'rabbitmq_identity_info\{[^\n]*?rabbitmq_node="([^"\\\n]+)"')
-
-QueueName = tuple[str, str]
 
 
 class NotUsable(BrokerError):

@@ -25,6 +25,7 @@ from pika.exceptions import (
 )
 
 from rabbit.management import BrokerAway, BrokerError, Refused
+from rabbit.names import QueueName
 from rabbit.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,6 @@ NO_TIME = "there was no time left for them"
 
 UNCONFIRMED_BYTES = 4 * 1024 * 1024
 """How much is sent to one vhost before its confirmations are waited for."""
-
-QueueName = tuple[str, str]
 
 
 class Result(Enum):

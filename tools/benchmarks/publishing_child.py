@@ -14,7 +14,7 @@ from agents import events
 from agents.models import EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
 from rabbit import arguments
-from rabbit.publishing import QueueName
+from rabbit.names import QueueName
 from tools.benchmarks.passes import timed
 
 OBJECT_TYPE = "order"
