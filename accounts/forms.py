@@ -7,7 +7,7 @@ from django import forms
 from django.http import QueryDict
 
 from accounts import pulse_users, tokens, vouching
-from accounts.models import MOST_MESSAGES, Owner
+from accounts.models import MAX_THRESHOLD, Owner
 from rabbit.names import BadName
 
 
@@ -146,9 +146,9 @@ class ThresholdsForm(Form):
     """The lengths at which owners are warned of an account's queues, and past which these are deleted, in messages."""
 
     about = "thresholds"
-    warn_length = forms.IntegerField(label="Warned at (messages)", required=False, min_value=1, max_value=MOST_MESSAGES)
+    warn_length = forms.IntegerField(label="Warned at (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD)
     max_length = forms.IntegerField(
-        label="Deleted past (messages)", required=False, min_value=1, max_value=MOST_MESSAGES
+        label="Deleted past (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
     )
 
 

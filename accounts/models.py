@@ -101,8 +101,8 @@ def has_control_characters(text: str) -> bool:
     return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
 
 
-MOST_MESSAGES = 2**31 - 1
-"""What the columns of thresholds hold on PostgreSQL, and so the most that they are set to anywhere."""
+MAX_THRESHOLD = 2**31 - 1
+"""The largest value of an integer column on PostgreSQL, and so of a threshold in messages."""
 
 
 def check_thresholds(warn: int | None, most: int | None) -> None:
@@ -122,8 +122,8 @@ def check_thresholds(warn: int | None, most: int | None) -> None:
             f"It would be warned about at {warned_at} messages and deleted past {deleted_past}. "
             "The first has to be 1 at least, and below the second."
         )
-    if max(warn or 0, most or 0) > MOST_MESSAGES:
-        raise ValidationError(f"No threshold can be above {MOST_MESSAGES} messages.")
+    if max(warn or 0, most or 0) > MAX_THRESHOLD:
+        raise ValidationError(f"No threshold can be above {MAX_THRESHOLD} messages.")
 
 
 class Owner(AbstractBaseUser, PermissionsMixin):

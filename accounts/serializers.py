@@ -9,7 +9,7 @@ from rest_framework import serializers
 from accounts.addresses import MOST_ADDRESSES
 from accounts.models import (
     LONGEST_ADDRESS,
-    MOST_MESSAGES,
+    MAX_THRESHOLD,
     AuthToken,
     NotificationAddress,
     Owner,
@@ -108,7 +108,7 @@ class MessagesField(serializers.IntegerField):
     """A threshold of one's own, in messages; null: the policy's holds."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(min_value=1, max_value=MOST_MESSAGES, allow_null=True, required=False, **kwargs)
+        super().__init__(min_value=1, max_value=MAX_THRESHOLD, allow_null=True, required=False, **kwargs)
 
 
 class AddressesField(serializers.ListField):

@@ -16,7 +16,7 @@ from queues.comparison import Known
 from queues.models import QueueSample
 from queues.thresholds import Thresholds
 from rabbit import amqp
-from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, MOST_MESSAGES, TTL_MILLISECONDS
+from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management, NotThere, Refused
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 from rabbit.threads import Threads
@@ -148,7 +148,7 @@ def _agents_told(queue: Known) -> dict[str, Any]:
     if queue.registered:
         dead_letters = queue.name == DEAD_LETTER_QUEUE
         milliseconds = DEAD_LETTER_TTL_MILLISECONDS if dead_letters else TTL_MILLISECONDS
-        told |= {"dead_letters": dead_letters, "holds": MOST_MESSAGES, "seconds_kept": milliseconds / 1000}
+        told |= {"dead_letters": dead_letters, "holds": REGISTERED_MAX_LENGTH, "seconds_kept": milliseconds / 1000}
     return told
 
 

@@ -28,7 +28,7 @@ from queues.exchanges import OwnExchange
 from queues.listing import ORDERINGS, QueueFilter, Standing, should_have_consumer, standing
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
-from rabbit.arguments import MOST_MESSAGES
+from rabbit.arguments import REGISTERED_MAX_LENGTH
 from rabbit.management import Binding, BrokerError, Refused, was_not_done
 from rabbit.names import DEAD_LETTER_QUEUE, readable
 
@@ -255,7 +255,7 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             **context,
             "there": there,
             "owners": _owners(queue),
-            "holds": MOST_MESSAGES if queue.registered else None,
+            "holds": REGISTERED_MAX_LENGTH if queue.registered else None,
             "live": live,
             "bindings": _bindings_shown(live.bindings),
             "arguments": _arguments_shown(live),
@@ -356,7 +356,8 @@ def outlook(row: Row, grows: growth.Growth | None) -> str:
         if queue.registered:
             return (
                 "It is over its warn length: its agent doesn't keep up. It is not deleted for its length, but messages "
-                f"past {MOST_MESSAGES:,}, or that wait for too long, go to the dead-letter queue instead of the agent."
+                f"past {REGISTERED_MAX_LENGTH:,}, or that wait for too long, go to the dead-letter queue instead of "
+                "the agent."
             )
         if row.spared:
             return (

@@ -8,14 +8,15 @@ from rabbit.names import DEAD_LETTER_QUEUE
 
 QUEUE_TYPE = "x-queue-type"
 
-MOST_MESSAGES = 10_000
+REGISTERED_MAX_LENGTH = 10_000
+"""The limit on messages of each queue registered by agents, dead-letter queues included."""
 TTL_MILLISECONDS = 3_600_000
 DEAD_LETTER_TTL_MILLISECONDS = 7 * 24 * 3_600_000
 
 FOR_AGENTS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",  # whatever the vhost's default is
     "x-message-ttl": TTL_MILLISECONDS,
-    "x-max-length": MOST_MESSAGES,
+    "x-max-length": REGISTERED_MAX_LENGTH,
     "x-overflow": "reject-publish-dlx",
     "x-dead-letter-exchange": "",
     "x-dead-letter-routing-key": DEAD_LETTER_QUEUE,
@@ -25,7 +26,7 @@ FOR_AGENTS: Mapping[str, Any] = {
 FOR_DEAD_LETTERS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",
     "x-message-ttl": DEAD_LETTER_TTL_MILLISECONDS,
-    "x-max-length": MOST_MESSAGES,
+    "x-max-length": REGISTERED_MAX_LENGTH,
     "x-overflow": "drop-head",  # the newest tell most about what is wrong
 }
 """What the dead-letter queue of an agents' vhost is declared with."""
