@@ -105,18 +105,18 @@ class _Known(NamedTuple):
     owners: frozenset[str]
 
 
-class Look(NamedTuple):
-    """What is known here and on the broker at one moment: ``known`` accounts, the broker's with their tags.
+class AccountLists(NamedTuple):
+    """The accounts stored here (``known``) and those listed by the broker, with their tags.
 
-    What is here was read first: an account that is being removed has its row for longer than its place on the broker.
+    The rows are read first: an account that is being removed keeps its row after it is gone from the broker.
     """
 
     known: Mapping[str, _Known]
     tags: Mapping[str, frozenset[str]]
 
     @classmethod
-    def take(cls) -> "Look":
-        """Look: two queries, and one request to the broker.
+    def fetch(cls) -> "AccountLists":
+        """Return the accounts of both sides, by two queries and one request to the broker.
 
         Raises:
             BrokerError: the broker is away or refused.
@@ -149,7 +149,7 @@ def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
     Raises:
         BrokerError: the broker is away or refused.
     """
-    look = Look.take()
+    lists = AccountLists.fetch()
     granted = broker.management().all_permissions()
     steps: list[Step] = []
     planned = set()
@@ -159,9 +159,9 @@ def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
         notes = [f"{names.readable(email)} can't own it." for email in owners if email not in usable]
         if username in planned:
             steps.append(Step("account", username, LEFT_OUT, notes=("It stands there twice.",)))
-        elif (known := look.known.get(username)) is not None:
+        elif (known := lists.known.get(username)) is not None:
             steps.append(Step("account", username, *_as_it_is(known, may)))
-        elif reason := look.why_not(username):
+        elif reason := lists.why_not(username):
             steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
         elif not may:
             steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "Nobody would own it.")))
@@ -280,13 +280,13 @@ def propose() -> Proposals:
     Raises:
         BrokerError: the broker is away or refused.
     """
-    look = Look.take()
+    lists = AccountLists.fetch()
     management = broker.management()
     # By their names queues belong to accounts in this vhost alone.
     seen = snapshot.take(management, [settings.GUARDIAN_PULSE_VHOST]).queues
     connected = Counter(client.user for client in management.clients(None))
-    free = sorted(look.tags.keys() - look.known.keys())
-    left_out = {name: reason for name in free if (reason := look.why_not(name))}
+    free = sorted(lists.tags.keys() - lists.known.keys())
+    left_out = {name: reason for name in free if (reason := lists.why_not(name))}
     lengths: dict[str, list[int | None]] = {name: [] for name in free if name not in left_out}
     parts: dict[str, set[str]] = {name: {name.casefold()} for name in lengths}
     for queue in seen:

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from accounts.models import PulseUser
 from agents import removals
-from agents.look import Look
+from agents.broker_view import BrokerView
 from agents.models import Consumer, EventSubscription
 from agents.reports import UNDER_WAY, Report, batches, most
 from core import bulk
@@ -25,7 +25,7 @@ _READS_A_CONSUMERS = re.compile(re.escape(for_consumer("*").read).replace(re.esc
 
 
 def settle_logins(
-    report: Report, look: Look, held: HeldLease | None, force: bool, going: Collection[QueueName]
+    report: Report, view: BrokerView, held: HeldLease | None, force: bool, going: Collection[QueueName]
 ) -> None:
     """Hold the logins against the broker's users, both ways; without a lease, look and decide only.
 
@@ -41,14 +41,14 @@ def settle_logins(
     if held is not None:
         held.keep()
     try:
-        users = look.management.users()
-        permissions = look.management.all_permissions()
+        users = view.management.users()
+        permissions = view.management.all_permissions()
         _forget_passwords(report, logins, {user.name for user in users}, permissions, held)
         kept = {(one["vhost"], one["queue"]) for one in report.in_use}
-        spare = _spare(users, permissions, look.vhosts, look.queues.keys() - look.rows.keys() - (set(going) - kept))
+        spare = _spare(users, permissions, view.vhosts, view.queues.keys() - view.rows.keys() - (set(going) - kept))
         if spare:
             # As for queues: what was removed meanwhile is gone by now.
-            there = {user.name for user in look.management.users()}
+            there = {user.name for user in view.management.users()}
             spare = [name for name in spare if name in there]
     except BrokerError as error:
         report.note(f"the users could not be listed: {error}")

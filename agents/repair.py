@@ -8,7 +8,7 @@ from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 
 from accounts.models import Owner
 from agents import registration, vhosts
-from agents.look import Look
+from agents.broker_view import BrokerView
 from agents.models import Consumer, SubscriptionQueue
 from agents.reports import Report
 from core.leases import HeldLease
@@ -23,16 +23,20 @@ MOST_TIMEOUTS = 3
 
 
 def repair(
-    report: Report, look: Look, missing: Sequence[SubscriptionQueue | Consumer], bare: Sequence[str], held: HeldLease
+    report: Report,
+    view: BrokerView,
+    missing: Sequence[SubscriptionQueue | Consumer],
+    bare: Sequence[str],
+    held: HeldLease,
 ) -> None:
     """Make again what the broker lacks. One that fails doesn't stop the others; a broker that is away does."""
     timeouts = 0
     steps: Iterable[tuple[str, Callable[[], None]]] = chain(
         (
-            (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _dead_letters(owner, look.management))
-            for owner in Owner.objects.filter(pk__in=[look.vhosts[vhost] for vhost in bare])
+            (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _dead_letters(owner, view.management))
+            for owner in Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in bare])
         ),
-        ((f"{row.queue_name} in {row.vhost}", _again(row, look.management)) for row in missing),
+        ((f"{row.queue_name} in {row.vhost}", _again(row, view.management)) for row in missing),
     )
     for what, make in steps:
         held.keep()

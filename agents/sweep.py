@@ -11,8 +11,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from agents import removals
+from agents.broker_view import BrokerView, observe
 from agents.logins import settle_logins
-from agents.look import Look, observe
 from agents.models import Consumer, Registration, SubscriptionQueue, Sweep
 from agents.repair import repair
 from agents.reports import UNDER_WAY, Report, batches, hold_the_brake, most, named, run
@@ -42,22 +42,22 @@ def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collectio
 def _sweep(report: Report, held: HeldLease | None, force: bool, *, only: Collection[QueueName] | None) -> None:
     """Sweep under this lease; without one, look and decide only."""
     try:
-        look = observe(report, held)
-        orphans = _agreed(report, _orphans(report, look), only)
-        if len(orphans) > most(len(look.queues)) and not force:
+        view = observe(report, held)
+        orphans = _agreed(report, _orphans(report, view), only)
+        if len(orphans) > most(len(view.queues)) and not force:
             # What was removed while it was listed was there, and has neither a row nor a Removal any more. It is gone
             # by now, and no reason for the brake to hold. Under the brake it costs a DELETE that is answered 404.
-            look = observe(report, held)
+            view = observe(report, held)
             at_first = {(queue.vhost, queue.name) for queue in orphans}
-            orphans = [queue for queue in _orphans(report, look) if (queue.vhost, queue.name) in at_first]
+            orphans = [queue for queue in _orphans(report, view) if (queue.vhost, queue.name) in at_first]
     except BrokerError as error:
         report.away = True
         report.note(str(error))
         return
-    report.seen = len(look.queues)
+    report.seen = len(view.queues)
     report.found = len(orphans)
     hold_the_brake(report, force)
-    missing, bare = _missing(look, report.at), _without_dead_letters(look)
+    missing, bare = _missing(view, report.at), _without_dead_letters(view)
     names = []
     for queue in orphans:
         if force or queue.type == "classic":
@@ -68,31 +68,31 @@ def _sweep(report: Report, held: HeldLease | None, force: bool, *, only: Collect
                 f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, of which the broker can't tell in "
                 "time whether anybody reads from it; see for yourself, then use --force"
             )
-    if names and look.stopped:
-        report.note(f"{look.stopped}; nothing is deleted, the next sweep looks again")
+    if names and view.stopped:
+        report.note(f"{view.stopped}; nothing is deleted, the next sweep looks again")
         names = []
     if held is None:
         _foresee(report, names, force)
         report.would_repair = [named((row.vhost, row.queue_name)) for row in missing]
         report.would_repair += [named((vhost, DEAD_LETTER_QUEUE)) for vhost in bare]
         report.repaired = len(report.would_repair)
-        settle_logins(report, look, None, force, names)
+        settle_logins(report, view, None, force, names)
         return
     if report.brake_held:
         report.would_delete = [named(name) for name in names]
     else:
         _remove(report, names, held, force)
     if not report.away:
-        repair(report, look, missing, bare, held)
-    settle_logins(report, look, held, force, names)
+        repair(report, view, missing, bare, held)
+    settle_logins(report, view, held, force, names)
 
 
-def _orphans(report: Report, look: Look) -> list[Present]:
+def _orphans(report: Report, view: BrokerView) -> list[Present]:
     """Return the queues that no row stands for. What is being removed already has its reason to be there."""
     orphans = [
         queue
-        for name, queue in look.queues.items()
-        if queue.vhost in look.vhosts and is_agents_queue(queue.name) and not queue.exclusive and name not in look.rows
+        for name, queue in view.queues.items()
+        if queue.vhost in view.vhosts and is_agents_queue(queue.name) and not queue.exclusive and name not in view.rows
     ]
     pending = removals.pending() if orphans else set()
     for queue in orphans:
@@ -109,16 +109,16 @@ def _agreed(report: Report, orphans: list[Present], only: Collection[QueueName] 
     return [queue for queue in orphans if (queue.vhost, queue.name) in only]
 
 
-def _missing(look: Look, at: datetime) -> list[SubscriptionQueue | Consumer]:
+def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consumer]:
     """Return what is ready without its queue, and what was left in the making: whole rows, in two statements at most.
 
     What came in after the list was taken isn't in that, and is too young to be among these.
     """
-    if not look.steady:
+    if not view.steady:
         return []
     lacking: dict[type[SubscriptionQueue] | type[Consumer], list[tuple[int]]] = {}
-    for name, row in look.rows.items():
-        is_lost = name not in look.queues and row.vhost in look.vhosts and row.vhost not in look.unlisted
+    for name, row in view.rows.items():
+        is_lost = name not in view.queues and row.vhost in view.vhosts and row.vhost not in view.unlisted
         if is_lost or row.state == Registration.CREATING:
             lacking.setdefault(row.model, []).append((row.id,))
     missing: list[SubscriptionQueue | Consumer] = []
@@ -129,12 +129,12 @@ def _missing(look: Look, at: datetime) -> list[SubscriptionQueue | Consumer]:
     return missing
 
 
-def _without_dead_letters(look: Look) -> list[str]:
+def _without_dead_letters(view: BrokerView) -> list[str]:
     """Return the vhosts that lack their dead-letter queue, or aren't there at all."""
-    if not look.steady:
+    if not view.steady:
         return []
     return [
-        vhost for vhost in look.vhosts if vhost not in look.unlisted and (vhost, DEAD_LETTER_QUEUE) not in look.queues
+        vhost for vhost in view.vhosts if vhost not in view.unlisted and (vhost, DEAD_LETTER_QUEUE) not in view.queues
     ]
 
 

@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 BATCH = 500
 """Queues between two renewals of the lease. So many take the broker half a second. However long it takes, none is asked
-for once the look at the batch has lost its hold."""
+for once the recheck of the batch is out of date."""
 
 SIDE_BY_SIDE = 8
 """Deletions under way at once."""
 
-LOOK_HOLDS_SECONDS = 30
-"""How long the second look may be relied on. A process that was stopped in between must not go on deleting by it."""
+RECHECK_VALID_SECONDS = 30
+"""A process that was stopped in between must not go on deleting by an old recheck."""
 
 LIST_SECONDS = 20
 """How long its list may take. What is over its maximum by the ready messages alone can then still be deleted by it."""
@@ -52,10 +52,10 @@ LIST_SECONDS = 20
 TOO_LATE = "too late"
 
 
-class Look(NamedTuple):
-    """The second look: what is over its maximum, what is not (with its length now), and what couldn't be looked at.
+class Recheck(NamedTuple):
+    """The result of a recheck: what is over its limit, what is not (with its length now), and what is not known.
 
-    What is in none of them was not there any more; the next list decides about it.
+    What is in none of them no longer existed; the next list decides about it.
     """
 
     over: list[Condemned]
@@ -86,9 +86,9 @@ class Deletion:
     rules: Rules
     facts: Facts
 
-    def look_again(
+    def recheck(
         self, condemned: Sequence[Condemned], *, exact: bool, between: Callable[[], None] = lambda: None
-    ) -> Look:
+    ) -> Recheck:
         """Read the lengths of these again, right before anything is done about them.
 
         ``between`` is called between two requests, and raises a BrokerError where there is no more time for the list.
@@ -97,43 +97,43 @@ class Deletion:
         more list, unless ``exact`` is False: then a queue's process hangs, and so would the list. Other types are
         listed as of their last tick: they go only if every list for ``UNACKED_MINIMUM`` has shown them over.
         """
-        look = Look([one for one in condemned if one.for_its_name], [], [])
+        recheck = Recheck([one for one in condemned if one.for_its_name], [], [])
         by_length = [one for one in condemned if not one.for_its_name]
         depths = amqp.ask(self.amqp_url, [_name(one.queue) for one in by_length])
         doubtful: list[Condemned] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
             if depth is not None and depth.ready > one.thresholds.max:
-                look.over.append(one)
+                recheck.over.append(one)
             elif depth is None or one.queue.type == CLASSIC:
                 doubtful.append(one)
             else:
                 least = depth.ready + (one.queue.unacknowledged or 0)
                 if one.queue.over_unacked_since is not None and least > one.thresholds.max:
-                    look.over.append(one)
+                    recheck.over.append(one)
                 else:
                     kept = with_ready(one.queue, depth.ready)._replace(over_unacked_since=None)
-                    look.kept.append(one._replace(queue=kept))
+                    recheck.kept.append(one._replace(queue=kept))
         if not doubtful:
-            return look
+            return recheck
         listed = self._list({one.queue.vhost for one in doubtful}, between) if exact else None
         lengths = {(seen.vhost, seen.name): seen for seen in listed.queues} if listed else {}
         for one in doubtful:
             seen = lengths.get(_name(one.queue))
             if seen is None:
                 if listed is None or one.queue.vhost in listed.unlisted:
-                    look.unsure.append(one)
+                    recheck.unsure.append(one)
             elif seen.length is None or seen.type != CLASSIC:
-                look.unsure.append(one)
+                recheck.unsure.append(one)
             elif seen.length > one.thresholds.max:
-                look.over.append(one)
+                recheck.over.append(one)
             else:
                 now = one.queue._replace(ready=seen.ready, unacknowledged=seen.unacknowledged)
-                look.kept.append(one._replace(queue=now))
-        return look
+                recheck.kept.append(one._replace(queue=now))
+        return recheck
 
     def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
-        """Look again at these, delete what is still over its maximum, and record what became of each.
+        """Recheck these queues, delete those still over their limit, and record what became of each.
 
         Raises:
             LeaseLost: the lease ran out; the next pass goes on.
@@ -142,13 +142,13 @@ class Deletion:
         for start in range(0, len(condemned), BATCH):
             lease.renew()
             began = time.monotonic()
-            until = began + LOOK_HOLDS_SECONDS
+            until = began + RECHECK_VALID_SECONDS
             in_time = partial(_keep_in_time, lease, began + LIST_SECONDS)
-            look = self.look_again(condemned[start : start + BATCH], exact=exact, between=in_time)
-            self._keep(look.kept, lease, outcome)
-            self._leave(look.unsure, lease, outcome)
-            outcome.kept += len(look.unsure)
-            asked = self._announce(look.over, lease, outcome)
+            recheck = self.recheck(condemned[start : start + BATCH], exact=exact, between=in_time)
+            self._keep(recheck.kept, lease, outcome)
+            self._leave(recheck.unsure, lease, outcome)
+            outcome.kept += len(recheck.unsure)
+            asked = self._announce(recheck.over, lease, outcome)
             gone = self._delete(asked, until, lease, outcome)
             facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in gone}
             self._record([one.queue for one in gone], facts, lease, outcome)
@@ -190,7 +190,7 @@ class Deletion:
         try:
             listed = snapshot.take(self.management, sorted(vhosts), between)
         except BrokerError as error:
-            logger.warning("The second look could not list the queues: %s", error)
+            logger.warning("The recheck could not list the queues: %s", error)
             return None
         return listed if listed.exact else None
 

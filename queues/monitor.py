@@ -28,7 +28,7 @@ from queues.comparison import (
     compare,
     confirmed,
 )
-from queues.deletion import Deletion, Look, Outcome
+from queues.deletion import Deletion, Outcome, Recheck
 from queues.facts import Facts
 from queues.models import QueueEvent, Watch
 from queues.pass_run import PassRun, Report, guarded_vhosts, rules, save_report
@@ -119,7 +119,7 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     facts = _gather_facts(run, changes)
     deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
     if held is None:
-        _preview(report, changes, deletion.look_again(changes.condemned, exact=observation.snapshot.exact))
+        _preview(report, changes, deletion.recheck(changes.condemned, exact=observation.snapshot.exact))
         return
     write(run, held, observation, changes, facts, exchanges)
     _act(run, held, changes, deletion, exact=observation.snapshot.exact)
@@ -182,11 +182,11 @@ def _fetch_figures(run: PassRun, known: Mapping[QueueName, Known]) -> Snapshot |
     return None
 
 
-def _preview(report: Report, changes: Changes, look: Look) -> None:
+def _preview(report: Report, changes: Changes, recheck: Recheck) -> None:
     """Put into the report of a dry run what is to be deleted, and what would be."""
     report.condemned = [_named(key) for key in sorted({one.key for one in changes.condemned} | set(changes.kept))]
-    report.would_delete = [_named(one.key) for one in look.over]
-    report.kept = len(look.kept)
+    report.would_delete = [_named(one.key) for one in recheck.over]
+    report.kept = len(recheck.kept)
 
 
 def _act(run: PassRun, held: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:

@@ -27,7 +27,7 @@ from rabbit.management import Management
 STEPS = {
     "the list": (snapshot, "take"),
     "the decision": (monitor, "write"),
-    "the second look": (Deletion, "look_again"),
+    "the recheck": (Deletion, "recheck"),
     "the announcement": (Deletion, "_announce"),
     "the deletion": (Management, "delete_queue"),
 }

@@ -278,14 +278,14 @@ def test_a_broker_that_goes_away_halfway_leaves_nothing_half_done(
     path = filled(f"username,owners\n{name},alice@example.org\n")
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
-        take = adoption.Look.take
+        take = adoption.AccountLists.fetch
 
         def then_away():
             look = take()
             proxy.close_next(100)
             return look
 
-        monkeypatch.setattr(adoption.Look, "take", then_away)
+        monkeypatch.setattr(adoption.AccountLists, "fetch", then_away)
         for arguments in ([], [path, "--apply"]):
             with pytest.raises(CommandError, match="Nothing was done"):
                 called(*arguments)

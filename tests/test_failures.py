@@ -337,7 +337,7 @@ def test_a_queue_made_unbounded_at_the_last_moment_is_told_to_be_back_to_normal_
 
 def test_a_look_is_as_old_as_its_first_question(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 11)
-    monkeypatch.setattr(deletion, "LOOK_HOLDS_SECONDS", 0.2)
+    monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", 0.2)
     between_look_and_act(monkeypatch, lambda: time.sleep(0.3))
     report = monitor.run_pass()
     assert report.deleted == 0
@@ -480,7 +480,7 @@ def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
     amqp, alice, monkeypatch, management, guarded
 ):
     amqp.queue("queue/alice/builds", 11)
-    monkeypatch.setattr(deletion, "LOOK_HOLDS_SECONDS", -1)
+    monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     report = monitor.run_pass()
     assert report.deleted == 0
     assert "too old" in report.errors[0]
@@ -491,7 +491,7 @@ def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
 
 def test_a_look_that_is_too_old_to_act_on_forgets_no_earlier_request(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 11)
-    monkeypatch.setattr(deletion, "LOOK_HOLDS_SECONDS", -1)
+    monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     monitor.run_pass()
     assert Queue.objects.get().delete_sent_at is None
     earlier = timezone.now() - timedelta(seconds=40)

@@ -574,7 +574,7 @@ def test_a_broker_that_goes_away_leaves_everything_as_it_was(filled, source, bro
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         module, name = {
             "nothing": (pulseguardian, "read"),
-            "the accounts were listed": (adoption.Look, "take"),
+            "the accounts were listed": (adoption.AccountLists, "fetch"),
             "the permissions were listed": (pulseguardian, "plan"),
         }[after]
         step = getattr(module, name)

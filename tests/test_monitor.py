@@ -416,7 +416,7 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
     assert queue_events(queue.name) == ["warned", "removing", "removed"]
 
 
-@pytest.mark.parametrize("step", ["look_again", "_announce", "_delete", "_record"])
+@pytest.mark.parametrize("step", ["recheck", "_announce", "_delete", "_record"])
 def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amqp, alice, monkeypatch, step):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 11)

@@ -24,7 +24,7 @@ class Registered(NamedTuple):
     state: str
 
 
-class Look(NamedTuple):
+class BrokerView(NamedTuple):
     """What a sweep sees: queues and rows. The queues were listed first, so that what came in between has its row.
 
     ``unlisted`` are the vhosts that could not be listed. ``stopped`` says why the list may lack queues of any vhost,
@@ -40,7 +40,7 @@ class Look(NamedTuple):
     steady: bool
 
 
-def observe(report: Report, held: HeldLease | None) -> Look:
+def observe(report: Report, held: HeldLease | None) -> BrokerView:
     """List the broker, then read the rows.
 
     Raises:
@@ -62,7 +62,7 @@ def observe(report: Report, held: HeldLease | None) -> Look:
         stopped = f"a node is down ({', '.join(sorted(members[1]))}), and its queues can't be told from deleted ones"
     rows = {(row.vhost, row.name): row for row in _registered_rows()}
     after = registered.agent_vhosts()
-    return Look(
+    return BrokerView(
         management,
         {(queue.vhost, queue.name): queue for queue in there},
         rows,
