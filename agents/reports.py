@@ -137,7 +137,7 @@ def most(seen: int) -> int:
     return brake_limit(settings.GUARDIAN_DELETE_BRAKE, seen)
 
 
-def hold_the_brake(report: Report, force: bool) -> None:
+def apply_brake(report: Report, force: bool) -> None:
     """Note whether so many queues may be deleted at once."""
     limit = most(report.seen)
     if report.found > limit and not force:

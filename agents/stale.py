@@ -13,7 +13,7 @@ from django.utils import timezone
 from accounts.models import AuthToken, Owner
 from agents import removals
 from agents.models import Consumer, EventSubscription, SubscriptionQueue, Sweep
-from agents.reports import Report, batches, hold_the_brake, named, run
+from agents.reports import Report, apply_brake, batches, named, run
 from core.leases import HeldLease
 from rabbit.names import QueueName
 
@@ -55,7 +55,7 @@ def _clean_up(report: Report, held: HeldLease | None, force: bool, *, only: Coll
     report.found = len(names)
     report.owners = sorted(owners)
     report.stale = sorted(stale)
-    hold_the_brake(report, force)
+    apply_brake(report, force)
     expired = AuthToken.objects.filter(removals.is_over())
     if held is None or report.brake_held:
         report.would_delete = [named(name) for name in names]

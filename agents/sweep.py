@@ -15,7 +15,7 @@ from agents.broker_view import BrokerView, observe
 from agents.logins import settle_logins
 from agents.models import Consumer, Registration, SubscriptionQueue, Sweep
 from agents.repair import repair
-from agents.reports import UNDER_WAY, Report, batches, hold_the_brake, most, named, run
+from agents.reports import UNDER_WAY, Report, apply_brake, batches, most, named, run
 from core import broker, bulk
 from core.leases import HeldLease
 from core.models import Removal
@@ -56,7 +56,7 @@ def _sweep(report: Report, held: HeldLease | None, force: bool, *, only: Collect
         return
     report.seen = len(view.queues)
     report.found = len(orphans)
-    hold_the_brake(report, force)
+    apply_brake(report, force)
     missing, bare = _missing(view, report.at), _without_dead_letters(view)
     names = []
     for queue in orphans:

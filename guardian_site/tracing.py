@@ -84,8 +84,8 @@ def take_over(task_id: str, task: Any, **_: Any) -> None:
 
 
 @signals.task_postrun.connect
-def let_go(task_id: str, **_: Any) -> None:
-    """End what ``take_over`` began."""
+def forget_id(task_id: str, **_: Any) -> None:
+    """Forget the id of a task that has ended."""
     if token := _running.pop(task_id, None):
         _current.reset(token)
 

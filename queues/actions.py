@@ -63,7 +63,7 @@ def delete_queue(queue: Queue, by: Owner) -> None:
     require_may_destroy(queue, by)
     with _announced(queue, QueueEvent.Kind.REMOVING, by), audit.deed(by, DELETED, queue):
         _delete_on_broker(queue)
-    _let_go(queue, by)
+    _record_deletion(queue, by)
     logger.info("%s in %s was deleted by %s", queue.name, queue.vhost, by)
 
 
@@ -248,8 +248,8 @@ def _announced(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
         raise
 
 
-def _let_go(queue: Queue, by: Owner) -> None:
-    """Note that a queue is gone by somebody's hand."""
+def _record_deletion(queue: Queue, by: Owner) -> None:
+    """Record that this owner deleted a queue."""
     with transaction.atomic():
         who = _who(by)
         row = Queue.objects.select_for_update().get(pk=queue.pk)

@@ -63,8 +63,8 @@ def release_brake(by: Owner, queues: Collection[QueueName]) -> None:
         raise ValueError("name the queues that the brake is to let go")
     now = timezone.now()
     with transaction.atomic():
-        held = Watch.objects.filter(id=1, brake_since__isnull=False)
-        if not held.update(released=names, released_at=now, released_by=by.email):
+        blocked = Watch.objects.filter(id=1, brake_since__isnull=False)
+        if not blocked.update(released=names, released_at=now, released_by=by.email):
             return
         audit.note(by, "released the brake", None, queues=len(names))
     logger.warning("%s released the brake: the next pass may delete %d queues", by.email, len(names))

@@ -125,8 +125,8 @@ class Agents:
         """Return whose agents have this queue, by its registration or its vhost; None: no agents do."""
         return self.queues.get(queue, self.vhosts.get(queue[0]))
 
-    def let_go(self, queue: Known) -> bool:
-        """Return whether it is no wonder that this queue is gone: no registration stands for it any more."""
+    def was_unregistered(self, queue: Known) -> bool:
+        """Return whether this queue lost its registration, which explains that it is gone."""
         name = (queue.vhost, queue.name)
         return name in self.leaving or (queue.registered and name not in self.queues)
 
@@ -432,7 +432,7 @@ class _Comparison:
     def _is_unexplained(self, row: Known) -> bool:
         """Return whether a missing queue did not go with its account or registration."""
         with_account = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
-        return not with_account and not self.observation.agents.let_go(row)
+        return not with_account and not self.observation.agents.was_unregistered(row)
 
     def _gone(self, row: Known) -> None:
         """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""

@@ -754,13 +754,13 @@ def test_the_brake_counts_the_queues_that_go_with_the_subscriptions(agent, setti
 
 def test_a_token_made_while_it_looks_saves_its_owner(agent, monkeypatch):
     AuthToken.objects.all().delete()
-    look = stale.hold_the_brake
+    look = stale.apply_brake
 
     def look_slowly(*arguments):
         look(*arguments)
         make_token(agent.owner, "new")
 
-    monkeypatch.setattr(stale, "hold_the_brake", look_slowly)
+    monkeypatch.setattr(stale, "apply_brake", look_slowly)
     report = clean_up_stale()
     assert (report.found, report.deleted, report.subscriptions) == (2, 0, 0)
     assert agent.names == agent.registered

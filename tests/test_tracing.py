@@ -158,7 +158,7 @@ def test_a_message_without_an_id_or_with_a_strange_one_has_a_new_one():
         Task.request = {} if given is None else {tracing.TASK_HEADER: given}
         tracing.take_over(task_id="1", task=Task)
         assert NEW.fullmatch(tracing.current())
-        tracing.let_go(task_id="1")
+        tracing.forget_id(task_id="1")
     assert tracing.current() == ""
 
 
