@@ -40,13 +40,13 @@ class BrokerView(NamedTuple):
     steady: bool
 
 
-def observe(report: Report, held: HeldLease | None) -> BrokerView:
+def observe(report: Report, lease: HeldLease | None) -> BrokerView:
     """List the broker, then read the rows.
 
     Raises:
         BrokerError: nothing could be listed, or the list can't be believed.
     """
-    keep = held.keep if held else lambda: None
+    keep = lease.keep if lease else lambda: None
     management = broker.management()
     before = registered.agent_vhosts()
     snapshot.require_administrator(management)

@@ -25,7 +25,7 @@ _READS_A_CONSUMERS = re.compile(re.escape(for_consumer("*").read).replace(re.esc
 
 
 def settle_logins(
-    report: Report, view: BrokerView, held: HeldLease | None, force: bool, going: Collection[QueueName]
+    report: Report, view: BrokerView, lease: HeldLease | None, force: bool, going: Collection[QueueName]
 ) -> None:
     """Hold the logins against the broker's users, both ways; without a lease, look and decide only.
 
@@ -38,12 +38,12 @@ def settle_logins(
     if report.away:
         return
     logins = _logins()
-    if held is not None:
-        held.keep()
+    if lease is not None:
+        lease.keep()
     try:
         users = view.management.users()
         permissions = view.management.all_permissions()
-        _forget_passwords(report, logins, {user.name for user in users}, permissions, held)
+        _forget_passwords(report, logins, {user.name for user in users}, permissions, lease)
         kept = {(one["vhost"], one["queue"]) for one in report.in_use}
         spare = _spare(users, permissions, view.vhosts, view.queues.keys() - view.rows.keys() - (set(going) - kept))
         if spare:
@@ -59,10 +59,10 @@ def settle_logins(
             f"{len(spare)} RabbitMQ users are named as an agent's login and have none here, which is more than the "
             f"brake allows ({limit}), so none was deleted; look, then use --force"
         )
-    elif held is None:
+    elif lease is None:
         report.users = len(spare)
     elif not report.brake_held:
-        _remove_users(report, spare, held)
+        _remove_users(report, spare, lease)
 
 
 class _Login(NamedTuple):
@@ -93,7 +93,7 @@ def _forget_passwords(
     logins: Iterable[_Login],
     users: Collection[str],
     permissions: Mapping[str, Mapping[str, Permissions]],
-    held: HeldLease | None,
+    lease: HeldLease | None,
 ) -> None:
     """Note of each login that the broker lacks its user or its permission: the next registration makes these anew."""
     lacking: dict[type[EventSubscription] | type[Consumer], list[tuple[int]]] = {}
@@ -101,7 +101,7 @@ def _forget_passwords(
         if login.name not in users or permissions.get(login.name, {}).get(login.vhost) != login.permissions:
             lacking.setdefault(login.model, []).append((login.id,))
     for model, ids in lacking.items():
-        if held is None:
+        if lease is None:
             report.logins += len(ids)
         else:
             rows = model._default_manager.filter(bulk.among(model, ("id",), ids), password_set=True)
@@ -150,11 +150,11 @@ def _is_a_logins(name: str, granted: Permissions) -> bool:
     return reads_one and granted._replace(read="") == for_consumer(name)._replace(read="")
 
 
-def _remove_users(report: Report, names: Sequence[str], held: HeldLease) -> None:
+def _remove_users(report: Report, names: Sequence[str], lease: HeldLease) -> None:
     """Delete these users, decided and written first, as with queues."""
     for batch in batches(names):
         with transaction.atomic():
-            held.renew()
+            lease.renew()
             removals.write(
                 [Removal(kind=Removal.Kind.USER, name=name) for name in batch], due_at=timezone.now() + UNDER_WAY
             )

@@ -27,7 +27,7 @@ def repair(
     view: BrokerView,
     missing: Sequence[SubscriptionQueue | Consumer],
     bare: Sequence[str],
-    held: HeldLease,
+    lease: HeldLease,
 ) -> None:
     """Make again what the broker lacks. One that fails doesn't stop the others; a broker that is away does."""
     timeouts = 0
@@ -39,7 +39,7 @@ def repair(
         ((f"{row.queue_name} in {row.vhost}", _again(row, view.management)) for row in missing),
     )
     for what, make in steps:
-        held.keep()
+        lease.keep()
         try:
             make()
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:

@@ -15,7 +15,8 @@ from django.db.models import QuerySet
 
 from agents import kinds
 from agents.models import Sweep
-from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
+from core import leases
+from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
 from notifications.enqueue import Telling
 from notifications.models import Notification
@@ -105,11 +106,11 @@ def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], fo
         do(report, None, force)
     else:
         try:
-            with lease(report.kind) as held:
-                do(report, held, force)
+            with leases.lease(report.kind) as lease:
+                do(report, lease, force)
                 report.seconds = time.monotonic() - began
                 with transaction.atomic():
-                    held.renew()
+                    lease.renew()
                     _file(report)
         except LeaseTaken:
             report.another_sweep = True

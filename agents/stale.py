@@ -29,7 +29,7 @@ def clean_up_stale(*, force: bool = False, dry_run: bool = False, only: Collecti
     return run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), partial(_clean_up, only=agreed), force)
 
 
-def _clean_up(report: Report, held: HeldLease | None, force: bool, *, only: Collection[str] | None) -> None:
+def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Collection[str] | None) -> None:
     """Clean up under this lease; without one, look and decide only."""
     owners = list(_stale().values_list("email", flat=True))
     subscribed = SubscriptionQueue.objects.filter(subscription__owner__in=_stale())
@@ -57,18 +57,18 @@ def _clean_up(report: Report, held: HeldLease | None, force: bool, *, only: Coll
     report.stale = sorted(stale)
     apply_brake(report, force)
     expired = AuthToken.objects.filter(removals.is_over())
-    if held is None or report.brake_held:
+    if lease is None or report.brake_held:
         report.would_delete = [named(name) for name in names]
-    if held is None:
+    if lease is None:
         report.subscriptions = len(stale)
         report.tokens = expired.count()
         return
     if not report.brake_held:
         for batch in batches(sorted(stale.items(), key=itemgetter(1))):
-            _remove_subscriptions(report, dict(batch), held)
+            _remove_subscriptions(report, dict(batch), lease)
     for batch in batches(list(expired.order_by("pk").values_list("pk", flat=True))):
         with transaction.atomic():
-            held.renew()
+            lease.renew()
             gone = AuthToken.objects.filter(removals.is_over(), pk__in=batch).delete()[1]
             report.tokens += gone.get(AuthToken._meta.label, 0)
 
@@ -86,11 +86,11 @@ def _stale() -> QuerySet[Owner]:
     return _without_token().filter(Exists(subscribed) | Exists(consuming))
 
 
-def _remove_subscriptions(report: Report, these: Mapping[str, int], held: HeldLease) -> None:
+def _remove_subscriptions(report: Report, these: Mapping[str, int], lease: HeldLease) -> None:
     """Remove these subscriptions and consumers, given as UUIDs with their owners, unless one has a token by now."""
     gone: Counter[str] = Counter()
     with transaction.atomic():
-        held.renew()
+        lease.renew()
         # Whoever makes a token locks its owner, too. Looked at in a statement of its own: on PostgreSQL the one that
         # waits for a lock doesn't see what was written meanwhile.
         locked = list(

@@ -39,15 +39,15 @@ def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collectio
 # The sweep
 
 
-def _sweep(report: Report, held: HeldLease | None, force: bool, *, only: Collection[QueueName] | None) -> None:
+def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collection[QueueName] | None) -> None:
     """Sweep under this lease; without one, look and decide only."""
     try:
-        view = observe(report, held)
+        view = observe(report, lease)
         orphans = _agreed(report, _orphans(report, view), only)
         if len(orphans) > most(len(view.queues)) and not force:
             # What was removed while it was listed was there, and has neither a row nor a Removal any more. It is gone
             # by now, and no reason for the brake to hold. Under the brake it costs a DELETE that is answered 404.
-            view = observe(report, held)
+            view = observe(report, lease)
             at_first = {(queue.vhost, queue.name) for queue in orphans}
             orphans = [queue for queue in _orphans(report, view) if (queue.vhost, queue.name) in at_first]
     except BrokerError as error:
@@ -71,7 +71,7 @@ def _sweep(report: Report, held: HeldLease | None, force: bool, *, only: Collect
     if names and view.stopped:
         report.note(f"{view.stopped}; nothing is deleted, the next sweep looks again")
         names = []
-    if held is None:
+    if lease is None:
         _foresee(report, names, force)
         report.would_repair = [named((row.vhost, row.queue_name)) for row in missing]
         report.would_repair += [named((vhost, DEAD_LETTER_QUEUE)) for vhost in bare]
@@ -81,10 +81,10 @@ def _sweep(report: Report, held: HeldLease | None, force: bool, *, only: Collect
     if report.brake_held:
         report.would_delete = [named(name) for name in names]
     else:
-        _remove(report, names, held, force)
+        _remove(report, names, lease, force)
     if not report.away:
-        repair(report, view, missing, bare, held)
-    settle_logins(report, view, held, force, names)
+        repair(report, view, missing, bare, lease)
+    settle_logins(report, view, lease, force, names)
 
 
 def _orphans(report: Report, view: BrokerView) -> list[Present]:
@@ -148,11 +148,11 @@ def _foresee(report: Report, names: Sequence[QueueName], force: bool) -> None:
             report.would_delete.append(named(name))
 
 
-def _remove(report: Report, names: Sequence[QueueName], held: HeldLease, force: bool) -> None:
+def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force: bool) -> None:
     """Delete these: decided and written first, so that what a crash leaves is finished as any other removal."""
     for batch in batches(names):
         with transaction.atomic():
-            held.renew()
+            lease.renew()
             removals.write(
                 [
                     Removal(kind=Removal.Kind.QUEUE, vhost=vhost, name=name, if_unused=not force)

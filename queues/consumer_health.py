@@ -15,8 +15,8 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from core import broker, bulk
-from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
+from core import broker, bulk, leases
+from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
 from notifications.enqueue import Telling
 from queues import kinds, thresholds
@@ -121,8 +121,8 @@ def count_consumers() -> int:
     known of it. Where the broker is away, or another process is counting, nothing changes.
     """
     try:
-        with lease(LEASE) as held:
-            told = _count(held)
+        with leases.lease(LEASE) as lease:
+            told = _count(lease)
     except (LeaseTaken, LeaseLost):
         return 0
     if told:
@@ -130,7 +130,7 @@ def count_consumers() -> int:
     return told
 
 
-def _count(held: HeldLease) -> int:
+def _count(lease: HeldLease) -> int:
     now = timezone.now()
     watch, _ = Watch.objects.get_or_create(id=1)
     try:
@@ -154,7 +154,7 @@ def _count(held: HeldLease) -> int:
     if not settings.GUARDIAN_STALLED_MINUTES:
         stalls = set()  # nobody looks any more: that is no news of the queues
     told = _gather_facts(management, lonely | stalls, now)
-    held.keep()
+    lease.keep()
     tellings: dict[tuple[int, bool], Telling] = {}
     for queue in told.queues:
         telling = _telling(queue, before[queue.id], after[queue.id], told, now) if queue.id in lonely else None
@@ -167,7 +167,7 @@ def _count(held: HeldLease) -> int:
         if telling is not None:
             tellings[queue.id, True] = telling
     with transaction.atomic():
-        held.renew()
+        lease.renew()
         there = _still_there([id_ for id_, one in after.items() if one != before[id_]])
         tellings = {which: telling for which, telling in tellings.items() if which[0] in there}
         for news, is_stall, names in ((lonely, False, ATTENDED), (stalls, True, WORKED_ON)):

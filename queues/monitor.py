@@ -15,8 +15,8 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from core import broker
-from core.leases import HeldLease, LeaseLost, LeaseTaken, lease
+from core import broker, leases
+from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import audience, enqueue
 from notifications.enqueue import Telling
 from queues import kinds, registered
@@ -83,9 +83,9 @@ def _run(report: Report, force: bool) -> None:
     """Run a pass under the lease, save its report, and have people notified."""
     began = time.monotonic()
     try:
-        with lease(LEASE) as held:
+        with leases.lease(LEASE) as lease:
             report.at, began = timezone.now(), time.monotonic()  # so that no two reports overlap
-            _pass(report, held, force)
+            _pass(report, lease, force)
             report.seconds = time.monotonic() - began
             save_report(report)
     except LeaseTaken:
@@ -101,16 +101,16 @@ def _run(report: Report, force: bool) -> None:
     report.seconds = time.monotonic() - began
 
 
-def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
+def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     """Run one pass: fetch, load, compare, write, act. Without a lease, stop after the comparison."""
-    watch = Watch.objects.get_or_create(id=1)[0] if held else Watch.objects.filter(id=1).first() or Watch()
+    watch = Watch.objects.get_or_create(id=1)[0] if lease else Watch.objects.filter(id=1).first() or Watch()
     agents_vhosts = registered.provider().vhosts()
     going_by = rules(guarded_vhosts(agents_vhosts))
     try:
-        run = PassRun(report, watch, broker.management(), going_by, agents_vhosts, held, force)
+        run = PassRun(report, watch, broker.management(), going_by, agents_vhosts, lease, force)
         observation, changes = _observe(run)
     except BrokerError as error:
-        _note_outage(report, watch, str(error), held)
+        _note_outage(report, watch, str(error), lease)
         return
     exchanges = _misnamed_exchanges(run)
     run.keep_lease()
@@ -118,11 +118,11 @@ def _pass(report: Report, held: HeldLease | None, force: bool) -> None:
     _note_errors(report, changes, observation)
     facts = _gather_facts(run, changes)
     deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
-    if held is None:
+    if lease is None:
         _preview(report, changes, deletion.recheck(changes.condemned, exact=observation.snapshot.exact))
         return
-    write(run, held, observation, changes, facts, exchanges)
-    _act(run, held, changes, deletion, exact=observation.snapshot.exact)
+    write(run, lease, observation, changes, facts, exchanges)
+    _act(run, lease, changes, deletion, exact=observation.snapshot.exact)
 
 
 def _observe(run: PassRun) -> tuple[Observation, Changes]:
@@ -189,23 +189,23 @@ def _preview(report: Report, changes: Changes, recheck: Recheck) -> None:
     report.kept = len(recheck.kept)
 
 
-def _act(run: PassRun, held: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:
+def _act(run: PassRun, lease: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:
     """Record the deletions that an earlier pass asked for, and delete the condemned queues."""
     report = run.report
-    finished = deletion.finish(changes.deleted, held)
-    outcome = deletion.carry_out(changes.condemned, held, exact=exact)
+    finished = deletion.finish(changes.deleted, lease)
+    outcome = deletion.carry_out(changes.condemned, lease, exact=exact)
     report.deleted = finished.deleted + outcome.deleted
     report.kept = outcome.kept
-    report.told += finished.told + outcome.told + _note_refusals(run.watch, outcome, held, run.now)
+    report.told += finished.told + outcome.told + _note_refusals(run.watch, outcome, lease, run.now)
     report.errors += outcome.errors
 
 
-def _note_refusals(watch: Watch, outcome: Outcome, held: HeldLease, now: datetime) -> int:
+def _note_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: datetime) -> int:
     """Notify the operators once while the broker refuses to delete queues; return the number of notifications."""
     if bool(outcome.refused) == bool(watch.refused_since):
         return 0
     with transaction.atomic():
-        held.renew()
+        lease.renew()
         Watch.objects.filter(id=watch.id).update(refused_since=now if outcome.refused else None)
         if not outcome.refused:
             return 0
@@ -213,12 +213,12 @@ def _note_refusals(watch: Watch, outcome: Outcome, held: HeldLease, now: datetim
         return enqueue.tell([Telling(kinds.REFUSED, facts)], now)
 
 
-def _note_outage(report: Report, watch: Watch, error: str, held: HeldLease | None) -> None:
+def _note_outage(report: Report, watch: Watch, error: str, lease: HeldLease | None) -> None:
     """Note that the broker could not be asked, and tell the operators once for each outage."""
     report.away = True
     report.errors.append(error)
     logger.error("The broker could not be asked: %s", error)
-    if held is None:
+    if lease is None:
         return
     failures = watch.failures + 1
     news = {
@@ -227,7 +227,7 @@ def _note_outage(report: Report, watch: Watch, error: str, held: HeldLease | Non
         "outage_since": watch.outage_since or report.at,
     }
     with transaction.atomic():
-        held.renew()
+        lease.renew()
         Watch.objects.filter(id=watch.id).update(**news)
         if watch.outage_since is None:
             report.told = enqueue.tell([Telling(kinds.OUTAGE, {"error": error})], report.at)

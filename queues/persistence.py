@@ -103,7 +103,7 @@ WRITTEN = tuple(name for name in Known._fields if name not in ("id", "vhost", "n
 
 def write(
     run: PassRun,
-    held: HeldLease,
+    lease: HeldLease,
     observation: Observation,
     changes: Changes,
     facts: Facts,
@@ -112,7 +112,7 @@ def write(
     """Write everything that changed in one transaction, but for concurrent edits, and give new queues their ids."""
     returned = {row.id for row in observation.known.values() if row.state == GONE}
     with transaction.atomic():
-        held.renew()
+        lease.renew()
         _drop_concurrent_edits(changes, returned, run.now)
         _insert(changes, run.now)
         _update(changes, run.watch.listed_at or run.now, run.now)

@@ -9,8 +9,8 @@ from django.utils import timezone
 
 from accounts import audit
 from accounts.adoption import LEFT_OUT, THERE, Step
-from core import broker, bulk
-from core.leases import LeaseTaken, lease
+from core import broker, bulk, leases
+from core.leases import LeaseTaken
 from queues.actions import LIMITS
 from queues.models import Queue, QueueEvent
 from queues.monitor import LEASE
@@ -80,8 +80,8 @@ def carry_out(steps: Sequence[Step], command: str) -> None:
     until = time.monotonic() + WAIT_SECONDS
     while True:
         try:
-            with lease(LEASE) as held, transaction.atomic():
-                held.renew()
+            with leases.lease(LEASE) as lease, transaction.atomic():
+                lease.renew()
                 _set(wanted, command)
             return
         except LeaseTaken:
