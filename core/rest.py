@@ -66,7 +66,7 @@ class Json(BaseParser):
         Raises:
             ParseError: it isn't JSON.
         """
-        body = stream.read()  # which is not too large: middleware.py has seen to that
+        body = stream.read()  # which is not too large: guardian_site/middleware.py checks that
         try:
             orjson.loads(body)
             return json.loads(body)
@@ -199,19 +199,25 @@ def problem(error: Exception, context: dict[str, Any]) -> Response | None:
         return Response(by_field, HTTPStatus.BAD_REQUEST)
     if not isinstance(error, exceptions.APIException):
         return None
-    details = {
-        "type": "about:blank",
-        "title": HTTPStatus(error.status_code).phrase,
-        "status": error.status_code,
-        "detail": str(error.detail["detail"] if isinstance(error.detail, dict) else error.detail),
-        "instance": iri_to_uri(request.path),
-    }
+    text = str(error.detail["detail"] if isinstance(error.detail, dict) else error.detail)
+    details = problem_details(HTTPStatus(error.status_code), text, request.path)
     headers = {}
     if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
         headers["WWW-Authenticate"] = str(getattr(error, "auth_header", "Token"))
     if isinstance(error, Away | TooMany):
         headers["Retry-After"] = str(retry_after)
     return Response(details, error.status_code, headers=headers, content_type=PROBLEM)
+
+
+def problem_details(status: HTTPStatus, detail: str, path: str) -> dict[str, Any]:
+    """Return the body of a problem (RFC 9457), whose media type is ``PROBLEM``."""
+    return {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": status.value,
+        "detail": detail,
+        "instance": iri_to_uri(path),
+    }
 
 
 def _of_fields(error: InvalidValue) -> exceptions.ValidationError:

@@ -8,7 +8,7 @@ from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import build_bearer_security_scheme_object
 from rest_framework.permissions import SAFE_METHODS, AllowAny
 
-from core.rest import PROBLEM
+from core.rest import PROBLEM, problem_details
 
 PROBLEM_SCHEMA = {
     "type": "object",
@@ -160,13 +160,7 @@ class Schema(AutoSchema):
 
     def _error(self, status: str) -> dict[str, Any]:
         when, detail = WHEN[int(status)]
-        example = {
-            "type": "about:blank",
-            "title": HTTPStatus(int(status)).phrase,
-            "status": int(status),
-            "detail": detail,
-            "instance": self.path,
-        }
+        example = problem_details(HTTPStatus(int(status)), detail, self.path)
         content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}}
         if status == "400":
             content["application/json"] = {"schema": {"$ref": "#/components/schemas/FieldErrors"}}

@@ -9,19 +9,19 @@ from django.db import InterfaceError, InternalError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseServerError, JsonResponse
 from django.shortcuts import render
 from django.template import loader
-from django.utils.encoding import iri_to_uri
 from django.views import defaults
 from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from core.rest import PROBLEM, RETRY_AFTER_SECONDS, problem_details
 from guardian_site import tracing
+from message_store.api import error_answer
 from rabbit.management import BrokerError
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_SECONDS = "30"
 READ_ONLY = "25006"
 """How PostgreSQL calls it that nothing may be written, as on a standby."""
 
@@ -35,7 +35,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
         return _database_away(request)
     detail = f"This is a mistake of Guardian's. Its operators find it in the log under {tracing.current()}."
     if request.path.startswith("/v1/"):
-        return _store_error(HTTPStatus.INTERNAL_SERVER_ERROR, "server", detail)
+        return error_answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"server": detail})
     if request.path.startswith("/api/"):
         return _problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, detail)
     page = loader.render_to_string("500.html", {"request_id": tracing.current()})  # Django's own knows nothing
@@ -53,7 +53,7 @@ def _is_database_away(error: BaseException | None) -> bool:
 def _database_away(request: HttpRequest) -> HttpResponse:
     detail = "The database can't be used at the moment. Try again in a minute."
     if request.path.startswith("/v1/"):
-        answer = _store_error(HTTPStatus.SERVICE_UNAVAILABLE, "storage", detail)
+        answer = error_answer(HTTPStatus.SERVICE_UNAVAILABLE, {"storage": detail})
     elif request.path.startswith("/api/"):
         answer = _problem(request, HTTPStatus.SERVICE_UNAVAILABLE, detail)
     else:  # without the request, whose session is in the database
@@ -76,7 +76,7 @@ def refused(request: HttpRequest, status: HTTPStatus, detail: str, field: str = 
     ``field`` is what clients of the message store find the text under.
     """
     if request.path.startswith("/v1/"):
-        return _store_error(status, field, detail)
+        return error_answer(status, {field: detail})
     if request.path.startswith("/api/"):
         return _problem(request, status, detail)
     return HttpResponse(
@@ -85,18 +85,7 @@ def refused(request: HttpRequest, status: HTTPStatus, detail: str, field: str = 
 
 
 def _problem(request: HttpRequest, status: HTTPStatus, detail: str) -> HttpResponse:
-    body = {
-        "type": "about:blank",
-        "title": status.phrase,
-        "status": status.value,
-        "detail": detail,
-        "instance": iri_to_uri(request.path),
-    }
-    return JsonResponse(body, status=status, content_type="application/problem+json")
-
-
-def _store_error(status: HTTPStatus, field: str, text: str) -> HttpResponse:
-    return JsonResponse({"status": "error", "error_msg": {field: text}}, status=status)
+    return JsonResponse(problem_details(status, detail, request.path), status=status, content_type=PROBLEM)
 
 
 class NothingHere(APIView):

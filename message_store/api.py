@@ -49,38 +49,38 @@ def _calls(**calls: Call) -> Call:
     def view(request: HttpRequest, **named: str) -> HttpResponse:
         call = calls.get("GET" if request.method == "HEAD" else str(request.method))
         if call is None:
-            refused = _error(HTTPStatus.METHOD_NOT_ALLOWED, {"method": f"{request.method} can't be used here"})
+            refused = error_answer(HTTPStatus.METHOD_NOT_ALLOWED, {"method": f"{request.method} can't be used here"})
             refused["Allow"] = ", ".join(calls)
             return refused
         try:
             return call(request, **named)
         except Invalid as invalid:
-            return _error(HTTPStatus.BAD_REQUEST, invalid.errors)
+            return error_answer(HTTPStatus.BAD_REQUEST, invalid.errors)
         except NoQueue:
-            return _error(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
+            return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
         except NoApplication:
-            return _error(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
+            return error_answer(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
         except Denied:
-            return _error(HTTPStatus.FORBIDDEN, {"AccessDenied": "Access was denied"})
+            return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": "Access was denied"})
         except applications.UnknownKey:
             return _unknown("Application", {"InvalidApplicationKey": "There is no such key"})
         except AuthenticationFailed as failed:
             return _unknown("Token", {"InvalidToken": str(failed.detail)})
         except forms.TooLong as too_long:
             text = f"More bytes than maximum value {too_long.args[0]}"
-            return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
+            return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
         except forms.TooSlow:
             text = f"It didn't come within {body_timeout.BODY_SECONDS:g} seconds"
-            return _error(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
+            return error_answer(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
         except forms.NoLength:
-            return _error(HTTPStatus.LENGTH_REQUIRED, {"body": "It needs a Content-Length"})
+            return error_answer(HTTPStatus.LENGTH_REQUIRED, {"body": "It needs a Content-Length"})
         except limits.TooOften as too_often:
-            refused = _error(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
+            refused = error_answer(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
             refused["Retry-After"] = str(too_often.seconds)
             return refused
         except (StoreUnavailable, OperationalError, InterfaceError) as error:
             logger.error("%s %s: the store is away: %s", request.method, request.path, error)
-            away = _error(HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store can't be reached; try again"})
+            away = error_answer(HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store can't be reached; try again"})
             away["Retry-After"] = SECONDS_TO_COME_BACK
             return away
 
@@ -198,7 +198,7 @@ def _remove_positions(request: HttpRequest, application: str, queue: str, consum
 
 
 def _nothing(request: HttpRequest) -> HttpResponse:
-    return _error(HTTPStatus.NOT_FOUND, {"path": "There is nothing at this address"})
+    return error_answer(HTTPStatus.NOT_FOUND, {"path": "There is nothing at this address"})
 
 
 application_queues = _calls(GET=_list, POST=_make)
@@ -343,12 +343,13 @@ def _ok(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> HttpResp
 
 
 def _unknown(scheme: str, errors: dict[str, str]) -> HttpResponse:
-    refused = _error(HTTPStatus.UNAUTHORIZED, errors)
+    refused = error_answer(HTTPStatus.UNAUTHORIZED, errors)
     refused["WWW-Authenticate"] = scheme
     return refused
 
 
-def _error(status: HTTPStatus, errors: dict[str, str]) -> HttpResponse:
+def error_answer(status: HTTPStatus, errors: dict[str, str]) -> HttpResponse:
+    """Return an error in the form that clients of the message store know, with its text at each field."""
     return _answer(status, {"status": "error", "error_msg": errors})
 
 
