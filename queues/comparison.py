@@ -31,7 +31,7 @@ from queues.thresholds import (
 )
 from rabbit.amqp import Depth
 from rabbit.names import Kind, QueueName, kind_of_queue, user_of_queue
-from rabbit.snapshot import CLASSIC, QueueSeen, Snapshot
+from rabbit.snapshot import CLASSIC, QueueSeen, Snapshot, length_of
 
 LISTS_TO_BE_GONE = 2
 SHORT_LISTS_TO_BELIEVE = 3
@@ -68,9 +68,7 @@ class Known(NamedTuple):
     @property
     def length(self) -> int | None:
         """Ready plus unacknowledged messages; None where either is unknown."""
-        if self.ready is None or self.unacknowledged is None:
-            return None
-        return self.ready + self.unacknowledged
+        return length_of(self.ready, self.unacknowledged)
 
     @property
     def stood(self) -> str:

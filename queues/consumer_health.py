@@ -28,6 +28,7 @@ from queues.pass_run import guarded_vhosts
 from queues.subject import about
 from rabbit.management import BrokerError, Management, Row
 from rabbit.names import QueueName
+from rabbit.snapshot import length_of
 
 logger = logging.getLogger(__name__)
 
@@ -278,10 +279,9 @@ def _stall_telling(
         kind, since = kinds.STALLED, after.stalled_since
     else:
         kind, since = kinds.STALL_OVER, before.stalled_since  # unknown where its consumers were gone
-    length = None if count.ready is None or count.unacknowledged is None else count.ready + count.unacknowledged
     facts = {
         **told,
-        "length": length,
+        "length": length_of(count.ready, count.unacknowledged),
         "ready": count.ready,
         "unacknowledged": count.unacknowledged,
         "seconds": max(0.0, (now - since).total_seconds()) if since else None,

@@ -10,6 +10,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
 from accounts.models import Owner, PulseUser, check_thresholds
+from rabbit.snapshot import length_of
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
@@ -118,9 +119,7 @@ class Queue(models.Model):
     @property
     def length(self) -> int | None:
         """Ready plus unacknowledged messages; None where either is unknown."""
-        if self.ready is None or self.unacknowledged is None:
-            return None
-        return self.ready + self.unacknowledged
+        return length_of(self.ready, self.unacknowledged)
 
 
 class QueueSample(models.Model):

@@ -14,6 +14,7 @@ from django.utils import timezone
 from accounts.models import PulseUser
 from core import bulk
 from queues.models import Queue, QueueEvent
+from rabbit.snapshot import length_of
 
 UNREGISTERED = {"why": "unregistered"}
 WITH_VHOST = {"why": "vhost"}
@@ -53,8 +54,7 @@ def as_gone() -> dict[str, Any]:
 
 def figures(ready: int | None, unacknowledged: int | None) -> dict[str, int | None]:
     """Return what an event tells of a queue's length."""
-    known = ready is not None and unacknowledged is not None
-    return {"length": (ready or 0) + (unacknowledged or 0) if known else None}
+    return {"length": length_of(ready, unacknowledged)}
 
 
 def _forget(these: Q, details: dict[str, Any]) -> int:

@@ -50,6 +50,11 @@ class Present(NamedTuple):
     exclusive: bool
 
 
+def length_of(ready: int | None, unacknowledged: int | None) -> int | None:
+    """Return the length of a queue; None if either number of messages is unknown: unknown is not 0."""
+    return None if ready is None or unacknowledged is None else ready + unacknowledged
+
+
 class QueueSeen(NamedTuple):
     """One queue as listed. ``ready`` and ``unacknowledged`` are messages, None where the broker gave none."""
 
@@ -66,9 +71,7 @@ class QueueSeen(NamedTuple):
     @property
     def length(self) -> int | None:
         """Ready plus unacknowledged messages; None where either is unknown."""
-        if self.ready is None or self.unacknowledged is None:
-            return None
-        return self.ready + self.unacknowledged
+        return length_of(self.ready, self.unacknowledged)
 
 
 class Snapshot(NamedTuple):
