@@ -17,6 +17,7 @@ import orjson
 from rabbit.arguments import parse_inequivalent
 from rabbit.http import NoAnswer, PooledClient, TooLarge
 from rabbit.permissions import Permissions
+from rabbit.urls import split_url
 
 Row = dict[str, Any]
 
@@ -707,17 +708,11 @@ _IS_IT_IT = "see that the URL leads to RabbitMQ's management API"
 
 def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
     """Return the address without credentials and without a slash at its end, and the user and the password."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        # Its text may have the password in it, and so may its cause.
-        raise ValueError("it is no URL, or its port is no number from 1 to 65535; " + _URL_FORM) from None
-    if parts.scheme not in ("http", "https"):
-        raise ValueError("it doesn't start with http:// or https://; " + _URL_FORM)
+    parts = split_url(url, ("http", "https"), _URL_FORM)
+    host = parts.hostname
     if not host or re.search(r"[\s%]", host):
         raise ValueError("it names no host; " + _URL_FORM)
-    if port == 0:
+    if parts.port == 0:
         raise ValueError("its port is no number from 1 to 65535; " + _URL_FORM)
     if parts.query or parts.fragment or "@" in parts.path:
         raise ValueError("it has a '?', a '#' or an '@' after the host; in a password these are %3F, %23 and %40")

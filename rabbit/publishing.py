@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pika
 from pika.adapters.select_connection import IOLoop
@@ -27,6 +27,7 @@ from pika.exceptions import (
 from rabbit.management import BrokerAway, BrokerError, Refused
 from rabbit.names import QueueName
 from rabbit.threads import Threads
+from rabbit.urls import split_url
 
 logger = logging.getLogger(__name__)
 
@@ -552,14 +553,8 @@ def _cause(error: BaseException) -> BaseException:
 
 def _read_url(amqp_url: str) -> dict[str, Any]:
     """Return the parameters of pika's connections that the URL holds."""
-    try:
-        url = urlsplit(amqp_url)
-        host, port = url.hostname, url.port
-    except ValueError:
-        # Its text may have the password in it, and so may its cause.
-        raise ValueError("it is no URL, or its port is no number from 1 to 65535; " + _URL_FORM) from None
-    if url.scheme not in ("amqp", "amqps"):
-        raise ValueError("it doesn't start with amqp:// or amqps://; " + _URL_FORM)
+    url = split_url(amqp_url, ("amqp", "amqps"), _URL_FORM)
+    host, port = url.hostname, url.port
     if not host or port == 0:
         raise ValueError("it names no host, or the port 0; " + _URL_FORM)
     encrypted = url.scheme == "amqps"
