@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import queue
 import secrets
@@ -25,6 +26,21 @@ _given: set[int] = set()  # ports that were asked for and may not be in use yet
 
 class StartError(Exception):
     """Something that is needed on this machine is missing, or didn't start; the text says what, and what to do."""
+
+
+def lock_directory(directory: Path, trouble: str) -> IO[str]:
+    """Return the open lock file of this directory, locked until it is closed.
+
+    Raises:
+        StartError: another process has locked it; the text is ``trouble`` and the directory.
+    """
+    lock = (directory / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StartError(f"{trouble} {directory}") from None
+    return lock
 
 
 def free_port(preferred: int | None = None) -> int:

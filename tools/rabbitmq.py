@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import fcntl
 import http.client
 import os
 import secrets
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tools.processes import StartError, end, free_port, kill, port_answers, spawn, tail
+from tools.processes import StartError, end, free_port, kill, lock_directory, port_answers, spawn, tail
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 USER = "guardian"
@@ -212,13 +211,7 @@ class PrivateNode:
         """Keep a second program from using the same directory: it would change this one's configuration."""
         if self._lock is not None:
             return
-        lock = (self.directory / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise StartError(f"another program is running the RabbitMQ node in {self.directory}") from None
-        self._lock = lock
+        self._lock = lock_directory(self.directory, "another program is running the RabbitMQ node in")
 
     def _start_epmd(self) -> None:
         # Without one of our own the node would start a daemon that stays when everything else has ended.

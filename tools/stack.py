@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import fcntl
 import http.client
 import os
 import re
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 import environ
 
 from tools.mail import Mail, MailCatcher
-from tools.processes import Group, StartError, free_port, tail
+from tools.processes import Group, StartError, free_port, lock_directory, tail
 from tools.rabbitmq import PrivateNode
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -114,13 +113,7 @@ class Stack:
 
     def _take_var(self) -> None:
         """Keep a second one from running on the same files: the broker's data and the task queue are one Guardian's."""
-        lock = (self._var / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise StartError(f"another Guardian is running on {self._var}") from None
-        self._lock = lock
+        self._lock = lock_directory(self._var, "another Guardian is running on")
 
     def _empty_var(self) -> None:
         for path in self._var.iterdir():
