@@ -82,7 +82,7 @@ def _pulse_users(
         {
             "page": page,
             "search": search,
-            "may_make": _may_make(request.user),
+            "may_make": vouching.may_use_broker(request.user),
             "form": form or forms.PulseUserForm(),
             "adopt_form": adopt_form,
             "trouble": trouble,
@@ -548,7 +548,7 @@ def _tokens(request: OwnersRequest, form: forms.TokenForm, trouble: str = "", st
         {
             "page": _page(request, AuthToken.objects.filter(user=request.user)),
             "now": timezone.now(),
-            "may_make": _may_make(request.user),
+            "may_make": vouching.may_use_broker(request.user),
             "form": form,
             "trouble": trouble,
         },
@@ -580,15 +580,6 @@ def _search(request: OwnersRequest) -> str:
     """Return what a list is searched for; empty: nothing, or what no name and no address can have in it."""
     form = forms.SearchForm(request.GET)
     return str(form.cleaned_data["search"]) if form.is_valid() else ""
-
-
-def _may_make(visitor: Owner) -> bool:
-    """Return whether this visitor may make accounts and tokens, so that a page shows no form in vain."""
-    try:
-        vouching.require_vouched(visitor)
-    except vouching.NotVouched:
-        return False
-    return True
 
 
 def _posted(request: OwnersRequest) -> QueryDict | None:

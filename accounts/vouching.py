@@ -57,6 +57,15 @@ def require_vouched(owner: Owner) -> None:
         )
 
 
+def may_use_broker(owner: Owner) -> bool:
+    """Return whether this owner may use the broker, so that a page shows no form in vain."""
+    try:
+        require_vouched(owner)
+    except NotVouched:
+        return False
+    return True
+
+
 def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
     """Let an owner use the broker, and record who said so; ``by`` None: a rule, or a command, which the reason names.
 

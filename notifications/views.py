@@ -7,9 +7,8 @@ from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
-from accounts.models import Owner
 from accounts.views import OwnersRequest, page_with_forms
-from accounts.vouching import NotVouched, require_vouched
+from accounts.vouching import NotVouched, may_use_broker
 from notifications import channels, preferences
 from notifications.forms import ChannelForm, QuietHoursForm, WeeklyForm
 from notifications.models import Channel
@@ -112,7 +111,7 @@ def _settings(
         "settings/settings.html",
         {
             "channels": mine,
-            "may_add": _may_use(owner) and len(mine) < channels.MOST_CHANNELS,
+            "may_add": may_use_broker(owner) and len(mine) < channels.MOST_CHANNELS,
             "is_full": len(mine) >= channels.MOST_CHANNELS,
             "channel_form": channel_form or ChannelForm(),
             "quiet_form": quiet_form or QuietHoursForm(initial=hours),
@@ -122,11 +121,3 @@ def _settings(
         },
         status=status,
     )
-
-
-def _may_use(owner: Owner) -> bool:
-    try:
-        require_vouched(owner)
-    except NotVouched:
-        return False
-    return True
