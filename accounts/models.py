@@ -6,7 +6,7 @@ The broker is the truth about which accounts exist; these rows are the truth abo
 import enum
 import unicodedata
 import uuid
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from auditlog.models import AbstractLogEntry
 from django.conf import settings
@@ -235,16 +235,22 @@ class AuthToken(AbstractAuthToken):
         return self.name or str(self.uuid)
 
 
+Rows = TypeVar("Rows", bound=models.QuerySet[Any])
+
+
+def visible_to(rows: Rows, visitor: Owner | AnonymousUser, own: models.Q) -> Rows:
+    """Return the rows that this visitor may see: an operator all, an owner their ``own``, nobody else any."""
+    if visitor.is_staff:
+        return rows.all()
+    return rows.filter(own) if visitor.is_authenticated else rows.none()
+
+
 class PulseUserQuerySet(models.QuerySet["PulseUser"]):
     """RabbitMQ accounts, as different people see them."""
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
         """Return the accounts that this visitor may see: an operator all, an owner their own, nobody else any."""
-        if visitor.is_staff:
-            return self.all()
-        if not visitor.is_authenticated:
-            return self.none()
-        return self.filter(owners=visitor)
+        return visible_to(self, visitor, models.Q(owners=visitor.pk))
 
     def search(self, text: str) -> "PulseUserQuerySet":
         """Return the accounts with this in their name, or in an owner's address."""

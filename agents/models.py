@@ -6,7 +6,7 @@ from typing import Any, Self
 from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
-from accounts.models import AuthToken, Owner, check_line
+from accounts.models import AuthToken, Owner, check_line, visible_to
 from rabbit.permissions import Permissions, for_consumer, for_subscription
 
 LONGEST_OFFERING_NAME = 150
@@ -44,23 +44,16 @@ class OfferingQuerySet(models.QuerySet["Offering"]):
 
     def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
         """Return those whose events this visitor's agents may have: an operator all, an owner as a member."""
-        if visitor.is_staff:
-            return self.all()
-        return self.filter(members=visitor) if visitor.is_authenticated else self.none()
+        return visible_to(self, visitor, models.Q(members=visitor.pk))
 
     def published_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
         """Return those that this visitor may publish events of: an operator all, an owner as a publisher."""
-        if visitor.is_staff:
-            return self.all()
-        return self.filter(publishers=visitor) if visitor.is_authenticated else self.none()
+        return visible_to(self, visitor, models.Q(publishers=visitor.pk))
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
         """Return those that this visitor may subscribe to or publish to."""
-        if visitor.is_staff:
-            return self.all()
-        if not visitor.is_authenticated:
-            return self.none()
-        return self.filter(models.Q(members=visitor) | models.Q(publishers=visitor)).distinct()
+        found = visible_to(self, visitor, models.Q(members=visitor.pk) | models.Q(publishers=visitor.pk))
+        return found if visitor.is_staff else found.distinct()
 
 
 def check_offering_name(name: str) -> None:
@@ -111,9 +104,7 @@ class RegisteredQuerySet(models.QuerySet[Any]):
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
         """Return what this visitor may see: an operator all, an owner their own, nobody else any."""
-        if visitor.is_staff:
-            return self.all()
-        return self.filter(**{self.model.OWNED_BY: visitor}) if visitor.is_authenticated else self.none()
+        return visible_to(self, visitor, models.Q((self.model.OWNED_BY, visitor.pk)))
 
 
 class AgentIdentity(models.Model):

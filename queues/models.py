@@ -9,7 +9,7 @@ from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.db import models
 
-from accounts.models import Owner, PulseUser, check_thresholds
+from accounts.models import Owner, PulseUser, check_thresholds, visible_to
 from rabbit.snapshot import length_of
 
 
@@ -18,11 +18,8 @@ class QueueQuerySet(models.QuerySet["Queue"]):
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
         """Return the queues that this visitor may see: an operator all, an owner their own, nobody else any."""
-        if visitor.is_staff:
-            return self.all()
-        if not visitor.is_authenticated:
-            return self.none()
-        return self.filter(models.Q(pulse_user__in=visitor.pulse_users.all()) | models.Q(owner=visitor))
+        own = models.Q(pulse_user__in=PulseUser.objects.filter(owners=visitor.pk)) | models.Q(owner=visitor.pk)
+        return visible_to(self, visitor, own)
 
 
 class Queue(models.Model):
