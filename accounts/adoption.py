@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Q, QuerySet
 
 from accounts import addresses, audit, pulse_users, vouching
 from accounts.models import Owner, PulseUser, normal_address
@@ -313,15 +312,11 @@ def propose() -> Proposals:
 def _guesses(parts: Mapping[str, Collection[str]]) -> dict[str, str]:
     """Return the owner of each account whose parts fit nobody else, if the owner fits no other account."""
     fitting: dict[str, list[str]] = {}
-    for email in _who_may().values_list("email", flat=True):
+    for email in vouching.possible_owners().values_list("email", flat=True):
         fitting.setdefault(email.rpartition("@")[0], []).append(email)
     of_account = {name: [email for part in its for email in fitting.get(part, ())] for name, its in parts.items()}
     times = Counter(email for emails in of_account.values() for email in emails)
     return {name: emails[0] for name, emails in of_account.items() if len(emails) == 1 and times[emails[0]] == 1}
-
-
-def _who_may() -> QuerySet[Owner]:
-    return Owner.objects.filter(Q(vouched=True) | Q(is_staff=True), vouching.has_signed_in(), is_active=True)
 
 
 def as_csv(proposals: Iterable[Proposal]) -> str:
@@ -373,7 +368,7 @@ def plan_file(path: Path) -> tuple[list[Step], int]:
     filled = {row.username: row for row in rows if row.owners}
     emails = {email for row in filled.values() for email in row.owners}
     askable = [email for email in emails if addresses.is_address(email)]
-    usable = set(_who_may().filter(email__in=askable).values_list("email", flat=True))
+    usable = set(vouching.possible_owners().filter(email__in=askable).values_list("email", flat=True))
     # Wrong addresses are told of below, each with its line.
     steps = plan([Wanted(row.username, row.owners) for row in filled.values()], emails)
     errors = _errors(rows, {step.name: step for step in steps}, usable)

@@ -418,9 +418,8 @@ def find_owners(emails: Iterable[str]) -> list[Owner]:
     wanted = list(dict.fromkeys(normal_address(email) for email in emails))
     if len(wanted) > MOST_OWNERS:
         raise ValidationError(f"An account can have {MOST_OWNERS} owners, and these are {len(wanted)}.")
-    may = models.Q(vouched=True) | models.Q(is_staff=True)
     askable = [email for email in wanted if addresses.is_address(email)]
-    there = Owner.objects.filter(may, vouching.has_signed_in(), is_active=True, email__in=askable)
+    there = vouching.possible_owners().filter(email__in=askable)
     found = {owner.email: owner for owner in there}
     missing = [email for email in wanted if email not in found]
     if missing:

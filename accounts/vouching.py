@@ -189,6 +189,11 @@ def lock_those(owners: Iterable[Owner]) -> list[Owner]:
     return list(these.select_for_update(no_key=True).order_by("pk"))
 
 
+def possible_owners() -> QuerySet[Owner]:
+    """Return those who may use the broker and have signed in: they can own an account."""
+    return Owner.objects.filter(Q(vouched=True) | Q(is_staff=True), has_signed_in(), is_active=True)
+
+
 def has_signed_in() -> Q:
     """Return the condition that somebody has proven the address, or is an operator: who merely typed it has not."""
     proven = EmailAddress.objects.filter(user=OuterRef("pk"), email=OuterRef("email"), verified=True)

@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts.models import Owner
+from accounts.vouching import may_use_broker
 from agents import removals
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
@@ -100,7 +101,7 @@ def subscriptions_page(request: Request) -> HttpResponse:
             "looked_at": timezone.now(),
             "being_made": any(shown.being_made for reader in readers for shown in reader.queues),
             "token_gone": any(reader.row.token_id is None for reader in readers),
-            "may_register": request.user.vouched or request.user.is_staff,
+            "may_register": may_use_broker(request.user),
             "offerings": offerings[:OFFERINGS_SHOWN],
             "more_offerings": len(offerings) > OFFERINGS_SHOWN,
             "address": absolute("/"),
