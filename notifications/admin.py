@@ -15,8 +15,8 @@ class NotificationAdmin(ReadOnly):
     """The outbox."""
 
     list_display = [
-        "created", "kind", "recipient", "channel", "about_what", "state", "held_until", "attempts", "due_at", "sent_at",
-        "last_error",
+        "created", "kind", "recipient", "channel", "about_what", "state", "deferred_until", "attempts", "due_at",
+        "sent_at", "last_error",
     ]  # fmt: skip
     list_filter = ["state", "kind", "created"]
     search_fields = ["recipient", "facts__queue", "channel", "last_error"]

@@ -63,7 +63,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     that, but can't see what another process has written and not committed.
     """
     now = timezone.now()
-    is_free = Q(held_until=None) | Q(held_until__lte=now)
+    is_free = Q(deferred_until=None) | Q(deferred_until__lte=now)
     is_before_deletion = Q(In(OuterRef("kind"), kinds.final()))
     wanted = Unsent & (~Q(channel=EMAIL) if to_channels else Q(channel=EMAIL))
     earlier = Notification.objects.filter(

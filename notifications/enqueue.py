@@ -13,13 +13,13 @@ from core import bulk
 from notifications import claims, kinds
 from notifications.audience import EMAIL, Recipient, Whose, operators, recipients_of
 from notifications.models import Notification
-from notifications.preferences import held_until
+from notifications.preferences import deferred_until
 
 logger = logging.getLogger(__name__)
 
 
 FIELDS = (
-    "uuid", "recipient", "channel", "kind", "about", "facts", "held_until", "state", "created", "due_at",
+    "uuid", "recipient", "channel", "kind", "about", "facts", "deferred_until", "state", "created", "due_at",
     "attempts", "last_error",
 )  # fmt: skip
 
@@ -30,7 +30,7 @@ class Telling:
 
     Whoever is to hear of the queues of ``pulse_user_id`` is told, or the owner ``owner_id`` of the agents whose it is,
     and operators get a copy of everything. Where ``recipients`` are given, these addresses alone are told instead, by
-    mail, once ``held_until`` is over.
+    mail, once ``deferred_until`` is over.
     ``facts`` is what the message says.
     """
 
@@ -40,7 +40,7 @@ class Telling:
     pulse_user_id: int | None = None
     owner_id: int | None = None
     recipients: Sequence[str] = ()
-    held_until: datetime | None = None
+    deferred_until: datetime | None = None
 
     @property
     def whose(self) -> Whose:
@@ -67,13 +67,13 @@ def tell(tellings: Sequence[Telling], now: datetime) -> int:
         owners = [one.address for one in told if one.channel == EMAIL and not one.account]
         is_deletion = kinds.get(telling.kind).is_final
         for to in _recipients(telling, told, copies):
-            held = telling.held_until
+            deferred = telling.deferred_until
             if not is_deletion and (to.channel != EMAIL or to.address not in copies):
-                held = held or held_until(*to.quiet, now)
+                deferred = deferred or deferred_until(*to.quiet, now)
             facts = {**telling.facts, "owners": owners}
             if to.account:
                 facts |= {"account": to.account, "added_by": to.added_by}
-            common = (telling.kind, telling.about, facts, held)
+            common = (telling.kind, telling.about, facts, deferred)
             state = (Notification.State.DUE, now, now, 0, "")
             rows.append((uuid.uuid4(), to.address, to.channel, *common, *state))
             if is_deletion:
@@ -98,8 +98,8 @@ def _release(keys: Sequence[tuple[str, str, str]]) -> None:
     """Hold nothing back any more about these things, given with recipient and channel: what follows can't wait."""
     these = bulk.among(Notification, ("about", "recipient", "channel"), keys)
     # What is just being sent is past its hold. Its sender notes several at once, and would wait for this in a circle.
-    held = Notification.objects.filter(these, state=Notification.State.DUE, held_until__isnull=False)
-    held.update(held_until=None)
+    deferred = Notification.objects.filter(these, state=Notification.State.DUE, deferred_until__isnull=False)
+    deferred.update(deferred_until=None)
 
 
 def nudge(written: int = 1) -> None:

@@ -36,7 +36,7 @@ class Notification(models.Model):
     claim = models.UUIDField(null=True, help_text="Who is sending it.")
     sent_at = models.DateTimeField(null=True)
     last_error = models.TextField(blank=True)
-    held_until = models.DateTimeField(null=True, help_text="The end of its recipient's quiet hours.")
+    deferred_until = models.DateTimeField(null=True, help_text="The end of its recipient's quiet hours.")
 
     class Meta:
         ordering = ["id"]

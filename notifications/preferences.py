@@ -43,10 +43,10 @@ def set_quiet_hours(
         _check_quiet_hours(from_, until, time_zone)
         owner.quiet_from, owner.quiet_until, owner.time_zone = from_, until, time_zone
         owner.save(update_fields=["quiet_from", "quiet_until", "time_zone"])
-        held = Notification.objects.filter(
-            recipient=owner.email, held_until__isnull=False, state=Notification.State.DUE
+        deferred = Notification.objects.filter(
+            recipient=owner.email, deferred_until__isnull=False, state=Notification.State.DUE
         )
-        held.update(held_until=held_until(from_, until, time_zone, timezone.now()))
+        deferred.update(deferred_until=deferred_until(from_, until, time_zone, timezone.now()))
 
 
 def _check_quiet_hours(from_: time | None, until: time | None, time_zone: str) -> None:
@@ -68,7 +68,7 @@ def set_weekly_summary(owner: Owner, wanted: bool) -> None:
     owner.save(update_fields=["weekly_summary"])
 
 
-def held_until(quiet_from: time | None, quiet_until: time | None, time_zone: str, now: datetime) -> datetime | None:
+def deferred_until(quiet_from: time | None, quiet_until: time | None, time_zone: str, now: datetime) -> datetime | None:
     """Return the end of the quiet hours that ``now`` is in, or None where it is in none.
 
     They may cross midnight. A time that the clocks skip is read as if they had not been put forward yet: where 2:00

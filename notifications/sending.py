@@ -49,7 +49,7 @@ def send_again(picked: Collection[int]) -> int:
         again = list(given_up.select_for_update().order_by("pk"))
         if again:
             Notification.objects.filter(pk__in=[one.pk for one in again]).update(
-                state=states.DUE, attempts=0, due_at=timezone.now(), claim=None, held_until=None, last_error=""
+                state=states.DUE, attempts=0, due_at=timezone.now(), claim=None, deferred_until=None, last_error=""
             )
             audit.note(None, "had sent again", again)
             transaction.on_commit(nudge, robust=True)

@@ -17,7 +17,7 @@ from core import bulk
 from notifications import enqueue
 from notifications.audience import Whose
 from notifications.enqueue import Telling
-from notifications.preferences import held_until, zone_of
+from notifications.preferences import deferred_until, zone_of
 from queues import kinds
 from queues.listing import UNATTENDED
 from queues.models import Queue, QueueEvent
@@ -96,7 +96,7 @@ def _tell(owners: Sequence[Subscriber], now: datetime) -> int:
                 kinds.WEEKLY,
                 weeks[owner.id],
                 recipients=[owner.email],
-                held_until=held_until(owner.quiet_from, owner.quiet_until, owner.time_zone, now),
+                deferred_until=deferred_until(owner.quiet_from, owner.quiet_until, owner.time_zone, now),
             )
             for owner in mine
             if owner.id in weeks

@@ -285,7 +285,7 @@ def _readable(report: Report) -> Report:
 
 
 def _measure_outbox(now: datetime) -> Outbox:
-    is_deferred = Q(held_until__gt=now)
+    is_deferred = Q(deferred_until__gt=now)
     given_up = Q(
         state=Notification.State.FAILED,
         attempts__gte=claims.GIVE_UP_ATTEMPTS,
@@ -301,8 +301,8 @@ def _measure_outbox(now: datetime) -> Outbox:
         )
     )
     rows = list(counted)
-    waiting = Notification.objects.filter(claims.Unsent, Q(held_until=None) | Q(held_until__lte=now))
-    oldest = waiting.annotate(since=Coalesce("held_until", "created")).order_by("since").first()
+    waiting = Notification.objects.filter(claims.Unsent, Q(deferred_until=None) | Q(deferred_until__lte=now))
+    oldest = waiting.annotate(since=Coalesce("deferred_until", "created")).order_by("since").first()
     return Outbox(
         **{row["state"]: row["number"] for row in rows},
         deferred=sum(row["deferred"] for row in rows),

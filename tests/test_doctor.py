@@ -420,7 +420,7 @@ def test_messages_are_stuck_in_the_outbox(good, minutes, status):
     now = timezone.now()
     for fields in (
         {"created": now - timedelta(minutes=minutes), "last_error": "Connection refused: smtp://me:secret-word@mail"},
-        {"created": now - timedelta(hours=5), "held_until": now + timedelta(hours=1)},
+        {"created": now - timedelta(hours=5), "deferred_until": now + timedelta(hours=1)},
         {"created": now - timedelta(hours=5), "state": "sent"},
     ):
         row = {"kind": "outage", "recipient": "ops@example.org", "facts": {}, "due_at": now, **fields}

@@ -69,7 +69,7 @@ def test_what_is_put_off_is_lost_only_once_it_had_its_time(passed):
 
 @pytest.mark.soak
 def test_what_waits_for_the_end_of_quiet_hours_is_not_lost(passed):
-    notification(held_until=timezone.now() + timedelta(hours=1))
+    notification(deferred_until=timezone.now() + timedelta(hours=1))
     assert invariants.lost() == []
 
 

@@ -118,7 +118,7 @@ def test_what_was_to_be_told_somebody_is_not_told_once_they_left(agents, mailbox
     owner = agents.owner("leaving")
     now = timezone.now()
     facts = {"longest": [], "unattended": [], "happened": [], "queues": 0, "accounts": 0}
-    enqueue.tell([Telling(kind, facts, recipients=[ADDRESS], held_until=now - timedelta(seconds=1))], now)
+    enqueue.tell([Telling(kind, facts, recipients=[ADDRESS], deferred_until=now - timedelta(seconds=1))], now)
     owner.delete()
     sending.send_due()
     assert mailbox.mails == []

@@ -196,8 +196,8 @@ def test_the_outbox_is_told_by_state_with_the_age_of_what_waits_longest():
     now = timezone.now()
     Notification.objects.bulk_create(
         [
-            make_notification(now - timedelta(hours=9), held_until=now + timedelta(hours=1)),
-            make_notification(now - timedelta(hours=8), held_until=now - timedelta(seconds=50)),
+            make_notification(now - timedelta(hours=9), deferred_until=now + timedelta(hours=1)),
+            make_notification(now - timedelta(hours=8), deferred_until=now - timedelta(seconds=50)),
             make_notification(now - timedelta(seconds=100), due_at=now + timedelta(minutes=10)),
             make_notification(now - timedelta(seconds=20), state="sending"),
             make_notification(now - timedelta(hours=1), state="sent"),

@@ -416,10 +416,10 @@ def test_what_is_due_is_found_without_comparing_each_row_with_each(to_channels):
 def test_the_admin_shows_where_it_goes_and_until_when_it_is_held(client):
     client.force_login(Owner.objects.create_superuser("root@example.org"))
     tell("one")
-    Notification.objects.update(channel="0123abcd", held_until=timezone.now())
+    Notification.objects.update(channel="0123abcd", deferred_until=timezone.now())
     page = client.get(reverse("admin:notifications_notification_changelist")).content.decode()
     assert '<td class="field-channel">0123abcd</td>' in page
-    assert "field-held_until" in page
+    assert "field-deferred_until" in page
 
 
 # Who is told
@@ -529,9 +529,9 @@ def test_the_owner_of_agents_has_quiet_hours_that_a_deletion_breaks(alice):
     queue = agents_queue(alice)
     tell_of_agents(queue, "warning")
     hers = Notification.objects.filter(recipient="alice@example.org").order_by("id")
-    assert hers.get().held_until is not None
+    assert hers.get().deferred_until is not None
     tell_of_agents(queue, "deletion")
-    assert list(hers.values_list("held_until", flat=True)) == [None, None]
+    assert list(hers.values_list("deferred_until", flat=True)) == [None, None]
 
 
 def test_an_owner_whose_agents_have_a_queue_no_longer_is_not_told_of_it_any_more(alice, mailbox):
@@ -888,8 +888,8 @@ def pass_time(**delta):
     """Let so much time pass for everything in the outbox, and the quiet hours with it."""
     moved = timedelta(**delta)
     later(**delta)
-    for row in Notification.objects.filter(held_until__isnull=False):
-        row.held_until -= moved
+    for row in Notification.objects.filter(deferred_until__isnull=False):
+        row.deferred_until -= moved
         row.save()
 
 
@@ -908,7 +908,7 @@ def test_what_is_told_in_quiet_hours_is_held_in_mail_and_channels_and_operators_
 def test_an_operators_copy_is_not_held_when_the_operator_owns_the_queue(account, quiet, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
     tell_of(account, "warning")
-    assert list(Notification.objects.values_list("held_until", flat=True)) == [None]
+    assert list(Notification.objects.values_list("deferred_until", flat=True)) == [None]
 
 
 def test_a_deletion_is_never_held_and_brings_forward_what_came_before_it(account, quiet, room, webhook, mailbox):
@@ -928,10 +928,10 @@ def test_a_deletion_does_not_wait_for_what_was_committed_after_it_and_makes_it_o
     account, quiet, room, webhook, mailbox
 ):
     tell_of(account, "warning")
-    held = Notification.objects.filter(held_until__isnull=False).values_list("held_until", flat=True)[0]
+    held = Notification.objects.filter(deferred_until__isnull=False).values_list("deferred_until", flat=True)[0]
     tell_of(account, "deletion")
     # Another process wrote it before, and committed it after the deletion had released what it saw.
-    Notification.objects.filter(recipient="alice@example.org", kind="warning").update(held_until=held)
+    Notification.objects.filter(recipient="alice@example.org", kind="warning").update(deferred_until=held)
     other = Notification.objects.filter(recipient="alice@example.org", kind="warning")[0]
     other.pk, other.uuid, other.about = None, uuid.uuid4(), "queue 7"
     other.save()
@@ -946,7 +946,7 @@ def test_a_deletion_does_not_wait_for_what_was_committed_after_it_and_makes_it_o
 def test_what_is_no_deletion_waits_for_what_is_held_before_it(account, quiet, mailbox):
     tell_of(account, "warning")
     tell_of(account, "recovery")
-    Notification.objects.filter(kind="recovery").update(held_until=None)
+    Notification.objects.filter(kind="recovery").update(deferred_until=None)
     send_due()
     assert mailbox.to("alice@example.org") == []
 
@@ -955,7 +955,7 @@ def test_a_deletion_brings_forward_nothing_about_other_things(account, quiet):
     tell_of(account, "warning")
     Notification.objects.update(about="queue 7")
     tell_of(account, "deletion")
-    assert Notification.objects.get(recipient="alice@example.org", kind="warning").held_until is not None
+    assert Notification.objects.get(recipient="alice@example.org", kind="warning").deferred_until is not None
 
 
 def test_what_is_told_after_the_quiet_hours_waits_for_what_was_held(account, alice, quiet, mailbox):

@@ -308,10 +308,10 @@ def test_the_outbox_counts_deferred_messages_apart_and_only_what_was_tried_for_a
         Notification.objects.create(**{**given, **fields})
 
     message(created=minutes_ago(2, now), last_error="refused")
-    message(created=minutes_ago(90, now), held_until=now + timedelta(hours=1))
-    message(created=minutes_ago(90, now), held_until=minutes_ago(1, now))
+    message(created=minutes_ago(90, now), deferred_until=now + timedelta(hours=1))
+    message(created=minutes_ago(90, now), deferred_until=minutes_ago(1, now))
     message(state="sending")
-    message(state="sent", held_until=now + timedelta(hours=1))
+    message(state="sent", deferred_until=now + timedelta(hours=1))
     message(state="failed", attempts=100)
     message(state="failed", attempts=0)
     message(state="failed", attempts=100, due_at=now - timedelta(days=3))

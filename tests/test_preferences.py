@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accounts.models import Owner
 from notifications.models import Notification
-from notifications.preferences import held_until, set_quiet_hours, set_weekly_summary, time_zones, zone_of
+from notifications.preferences import deferred_until, set_quiet_hours, set_weekly_summary, time_zones, zone_of
 
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Apia"]
 
@@ -46,23 +46,23 @@ def at(text):
 )
 def test_quiet_hours_are_those_of_the_owners_clock(from_, until, zone, now, end):
     expected = at(end) if end else None
-    assert held_until(time.fromisoformat(from_), time.fromisoformat(until), zone, at(now)) == expected
+    assert deferred_until(time.fromisoformat(from_), time.fromisoformat(until), zone, at(now)) == expected
 
 
 @given(moments, minutes, zones)
 def test_without_quiet_hours_nothing_is_held(now, one, zone):
-    assert held_until(None, None, zone, now) is None
-    assert held_until(one, None, zone, now) is None
-    assert held_until(None, one, zone, now) is None
-    assert held_until(one, one, zone, now) is None
+    assert deferred_until(None, None, zone, now) is None
+    assert deferred_until(one, None, zone, now) is None
+    assert deferred_until(None, one, zone, now) is None
+    assert deferred_until(one, one, zone, now) is None
 
 
 @given(minutes, minutes, zones, moments)
 def test_what_is_held_is_held_for_less_than_a_day_and_an_hour_and_free_at_its_end(from_, until, zone, now):
-    end = held_until(from_, until, zone, now)
+    end = deferred_until(from_, until, zone, now)
     assume(end is not None)
     assert now < end < now + timedelta(hours=25)
-    assert held_until(from_, until, zone, end) is None
+    assert deferred_until(from_, until, zone, end) is None
 
 
 @given(minutes, minutes, zones, moments)
@@ -74,21 +74,21 @@ def test_it_is_quiet_just_when_the_clock_on_the_wall_says_so(from_, until, zone,
     assume(offsets == {timedelta(hours=-36), timedelta(hours=36)})
     wall = local.time()
     is_quiet = from_ <= wall < until if from_ < until else wall >= from_ or wall < until
-    assert (held_until(from_, until, zone, now) is not None) == is_quiet
+    assert (deferred_until(from_, until, zone, now) is not None) == is_quiet
 
 
 @given(minutes, minutes, zones, moments)
-def test_everything_in_one_stretch_of_quiet_is_held_until_the_same_moment(from_, until, zone, now):
-    end = held_until(from_, until, zone, now)
+def test_everything_in_one_stretch_of_quiet_is_deferred_until_the_same_moment(from_, until, zone, now):
+    end = deferred_until(from_, until, zone, now)
     assume(end is not None)
     between = now + (end - now) / 2
-    assert held_until(from_, until, zone, between) in (end, None)
+    assert deferred_until(from_, until, zone, between) in (end, None)
 
 
 def test_a_time_zone_that_is_none_any_more_counts_as_utc():
     assert zone_of("Mars/Olympus").key == "UTC"
     assert zone_of("../../etc/passwd").key == "UTC"
-    assert held_until(time(0), time(12), "Mars/Olympus", at("2026-01-10T06:00:00+00:00")) == at(
+    assert deferred_until(time(0), time(12), "Mars/Olympus", at("2026-01-10T06:00:00+00:00")) == at(
         "2026-01-10T12:00:00+00:00"
     )
 
@@ -126,15 +126,20 @@ def test_what_is_held_goes_by_the_new_quiet_hours(alice):
     now = timezone.now()
     for recipient in ("alice@example.org", "bob@example.org"):
         Notification.objects.create(
-            recipient=recipient, kind="warning", facts={}, created=now, due_at=now, held_until=now + timedelta(hours=5)
+            recipient=recipient,
+            kind="warning",
+            facts={},
+            created=now,
+            due_at=now,
+            deferred_until=now + timedelta(hours=5),
         )
     later = (now + timedelta(hours=2)).time().replace(microsecond=0)
     set_quiet_hours(alice, (now - timedelta(hours=1)).time(), later, "UTC")
-    held = Notification.objects.get(recipient="alice@example.org").held_until
+    held = Notification.objects.get(recipient="alice@example.org").deferred_until
     assert held.time() == later
     set_quiet_hours(alice, None, None, "UTC")
-    assert Notification.objects.get(recipient="alice@example.org").held_until is None
-    assert Notification.objects.get(recipient="bob@example.org").held_until == now + timedelta(hours=5)
+    assert Notification.objects.get(recipient="alice@example.org").deferred_until is None
+    assert Notification.objects.get(recipient="bob@example.org").deferred_until == now + timedelta(hours=5)
 
 
 def test_the_weekly_summary_is_turned_off_and_on(alice):
@@ -161,11 +166,13 @@ def test_what_is_no_place_is_no_time_zone(name, monkeypatch):
 def test_a_time_that_the_clocks_skip_is_read_as_if_they_had_not_been_put_forward():
     # At 01:00 UTC, Berlin's clocks go from 2:00 to 3:00: half past two is then half past three.
     begin, end = time(2, 30), time(6)
-    assert held_until(begin, end, "Europe/Berlin", at("2026-03-29T01:29:59+00:00")) is None
-    assert held_until(begin, end, "Europe/Berlin", at("2026-03-29T01:30:00+00:00")) == at("2026-03-29T04:00:00+00:00")
+    assert deferred_until(begin, end, "Europe/Berlin", at("2026-03-29T01:29:59+00:00")) is None
+    assert deferred_until(begin, end, "Europe/Berlin", at("2026-03-29T01:30:00+00:00")) == at(
+        "2026-03-29T04:00:00+00:00"
+    )
 
 
 def test_a_time_that_comes_twice_is_its_first():
     end = at("2026-10-25T00:30:00+00:00")
-    assert held_until(time(22), time(2, 30), "Europe/Berlin", end - timedelta(seconds=1)) == end
-    assert held_until(time(22), time(2, 30), "Europe/Berlin", end) is None
+    assert deferred_until(time(22), time(2, 30), "Europe/Berlin", end - timedelta(seconds=1)) == end
+    assert deferred_until(time(22), time(2, 30), "Europe/Berlin", end) is None

@@ -172,7 +172,7 @@ def test_in_quiet_hours_it_is_held():
     )
     queue(account, "builds")
     tell_the_week()
-    assert Notification.objects.get().held_until is not None
+    assert Notification.objects.get().deferred_until is not None
 
 
 def test_co_owners_each_get_theirs_and_the_operators_no_copy():

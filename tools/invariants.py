@@ -82,7 +82,7 @@ def lost(*, settled: bool = True) -> list[str]:
     end of the claim of a sender that was killed.
     """
     now = timezone.now()
-    unsent = Notification.objects.filter(claims.Unsent).exclude(held_until__gt=now)
+    unsent = Notification.objects.filter(claims.Unsent).exclude(deferred_until__gt=now)
     if not settled:
         unsent = unsent.filter(due_at__lte=now)
     wrong = [

@@ -31,7 +31,7 @@ class Migration(migrations.Migration):
                 ('claim', models.UUIDField(help_text='Who is sending it.', null=True)),
                 ('sent_at', models.DateTimeField(null=True)),
                 ('last_error', models.TextField(blank=True)),
-                ('held_until', models.DateTimeField(help_text="The end of its recipient's quiet hours.", null=True)),
+                ('deferred_until', models.DateTimeField(help_text="The end of its recipient's quiet hours.", null=True)),
             ],
             options={
                 'ordering': ['id'],
