@@ -357,7 +357,7 @@ def test_the_lists_have_pages_and_their_statements_do_not_grow(people, visit, dj
         tokens.make_token(people["owner"], f"token {n}")
     for who, path in (("owner", "/pulse-users/"), ("operator", "/pulse-users/"), ("owner", "/tokens/")):
         client = visit(who)
-        with django_assert_max_num_queries(6):
+        with django_assert_max_num_queries(7):
             page = client.get(path)
         assert page.text.count("<tr>") == 51
         assert 'rel="next"' in page.text
