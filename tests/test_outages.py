@@ -79,7 +79,7 @@ def read_only():
         connection.close()
 
 
-@pytest.mark.parametrize("step", ["the list", "the second look", "the announcement", "the deletion"])
+@pytest.mark.parametrize("step", ["the list", "the recheck", "the announcement", "the deletion"])
 def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_next_pass_finishes_it(
     cluster, amqp, alice, guarded, management, mailbox, monkeypatch, step
 ):
@@ -89,7 +89,7 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
     once_after(monkeypatch, step, cluster.halt)
     with pytest.raises(Error):
         monitor.run_pass()
-    assert (BUILDS in queue_names(management, guarded)) == (step in ("the list", "the second look"))
+    assert (BUILDS in queue_names(management, guarded)) == (step in ("the list", "the recheck"))
     close_old_connections()
     with pytest.raises(Error):
         monitor.run_pass()
