@@ -1156,6 +1156,7 @@ def connect(settings):
     return Amqp(base, vhost)
 
 
+@pytest.mark.soak
 def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_late_ack_is_void(own, own_node):
     calls = []
 

@@ -687,6 +687,7 @@ def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaw
     assert queue_names(broker.management(), "/") == {"short"}
 
 
+@pytest.mark.soak
 def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the_look_from_before(
     guarded_node, mailbox, monkeypatch
 ):

@@ -256,7 +256,7 @@ def test_a_broker_that_goes_away_in_the_middle_is_a_503_and_nothing_else(world, 
         settings.RABBIT_URL = amqp.url(broker.amqp_url)
         for operation in OPERATIONS:
 
-            @drawn(-(-CASES // 100))
+            @drawn(-(-CASES // 200))
             @given(
                 case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
                 requests=st.sampled_from([0, 0, 1, 2, 4]),

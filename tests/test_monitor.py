@@ -585,7 +585,7 @@ def test_a_pass_takes_as_many_statements_and_requests_for_many_queues_as_for_few
     """The first one, steady ones, and those that find queues missing and gone. Warnings, deletions: test_shape.py."""
     monitor.run_pass()
     found = []
-    for queues in (100, 1_000):
+    for queues in (50, 300):
         names = [f"queue/alice/{queues}-{number}" for number in range(queues)]
         changing = names[::10]
         definitions = {

@@ -466,6 +466,7 @@ def test_connections_of_the_pool_are_closed_without_hanging_under_an_alarm(break
         assert publisher.connections == 0
 
 
+@pytest.mark.soak
 def test_a_broker_that_was_restarted_gets_the_next_message_over_a_fresh_connection(breakable):
     publisher = Publisher(breakable.amqp_url)
     queues = [("/", name) for name in "abc"]
@@ -511,6 +512,7 @@ def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(brea
         assert publisher.connections == 0
 
 
+@pytest.mark.soak
 def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, owners):
     management = Management(breakable.management_url)
     before = [queue_lengths(management, owner)["a"] for owner in owners]
