@@ -22,15 +22,11 @@ CLOCK_SLACK_SECONDS = 60
 """How far the clocks of two processes may differ. PostgreSQL's time of a statement that waited is that of its start."""
 
 
-class Taken(Exception):
+class LeaseTaken(Exception):
     """Another process has the lease."""
 
 
-class LeaseTaken(Taken):
-    """Another process had the lease before this one."""
-
-
-class LeaseLost(Taken):
+class LeaseLost(Exception):
     """The lease expired, as after a long stop. Another process may have it, so nothing more may be done under it."""
 
 

@@ -13,11 +13,9 @@ from typing import Any, cast
 from django.conf import settings
 from django.db import DatabaseError
 
-from core.leases import HeldLease, LeaseLost, LeaseTaken, Taken, is_held
+from core.leases import HeldLease, is_held
 from core.models import Lease
 from rabbit.management import BODY_READ_TIMEOUTS, Management
-
-__all__ = ["Lock", "Taken", "held", "locked", "name_of", "seconds"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +30,13 @@ POLL_SECONDS = 0.05
 
 PREFIX = "lock "
 """With this the names of the leases begin that are locks."""
+
+
+class Taken(Exception):
+    """Another process changes this name right now, maybe since this one was too slow.
+
+    It is no error of a lease: a sweep that changes an account must not take this for the loss of its own lease.
+    """
 
 
 class Lock(HeldLease):
@@ -51,7 +56,7 @@ class Lock(HeldLease):
         until = time.monotonic() + wait
         while not self.take():
             if time.monotonic() >= until:
-                raise LeaseTaken(self._text())
+                raise Taken(self._text())
             time.sleep(POLL_SECONDS)
 
     def renew(self) -> None:
@@ -65,7 +70,7 @@ class Lock(HeldLease):
         else:
             is_ours = self._write(self._mine())
         if not is_ours:
-            raise LeaseLost(self._text())
+            raise Taken(self._text())
 
     def renewed_by(self, management: Management) -> Management:
         """Return this client so that the lock is renewed before each of its requests, and none is made without it."""
