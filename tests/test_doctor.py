@@ -531,7 +531,7 @@ def doctor_of(environment, *arguments, timeout=60):
 # What is secret
 
 
-@pytest.mark.parametrize("password", ["s3cr/hunter2", "123/hunter2", "s3cr#hunter2", "[hunter2"])
+@pytest.mark.parametrize("password", ["s3cr/hunter2", "99999/hunter2", "s3cr#hunter2", "[hunter2"])
 def test_no_part_of_a_password_is_told_that_spoils_its_address(good, settings, password):
     settings.CELERY_BROKER_URL = f"redis://:{password}@127.0.0.1:1/0"
     settings.RABBIT_URL = f"amqp://guardian:{password}@127.0.0.1:1"
@@ -539,7 +539,7 @@ def test_no_part_of_a_password_is_told_that_spoils_its_address(good, settings, p
     findings = doctor.examine()
     problems = [finding for finding in findings if finding.status is Status.PROBLEM]
     assert sorted({finding.name for finding in problems}) == ["broker", "settings"]
-    for part in ("s3cr", "123", "hunter2"):
+    for part in re.findall(r"\w{4,}", password):
         assert part not in str(findings)
     assert "%2F" in str(problems)
 
