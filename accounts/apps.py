@@ -7,5 +7,7 @@ class AccountsConfig(AppConfig):
     name = "accounts"
 
     def ready(self) -> None:
-        """Watch what people change."""
-        from accounts import audit  # noqa: F401 - models can't be imported before
+        """Audit what people change, and register how accounts are removed."""
+        from accounts import audit, removal  # noqa: F401 - models can't be imported before
+
+        removal.register_handler()

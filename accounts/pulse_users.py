@@ -26,7 +26,8 @@ from accounts.models import (
     has_control_characters,
     normal_address,
 )
-from core import broker, locks
+from core import broker, locks, removals
+from core.models import Removal
 from rabbit import names, permissions
 from rabbit.management import BrokerAway, BrokerError, Connection, Management, NotThere
 from rabbit.permissions import Permissions
@@ -222,8 +223,11 @@ def _unmake(management: Management, pulse_user: PulseUser) -> None:
     ours = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
     # A ready one is an account of somebody's by now. Marked as being removed, nobody makes it ready meanwhile.
     marked_at = timezone.now()
-    if not ours.filter(removing_since=None).update(removing_since=marked_at):
-        return
+    with transaction.atomic():
+        if not ours.filter(removing_since=None).update(removing_since=marked_at):
+            return
+        # A crash leaves the row to the task. Without the mark, the task drops the Removal.
+        removals.reserve([Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username)])
     try:
         with contextlib.suppress(NotThere):
             management.delete_user(pulse_user.username)

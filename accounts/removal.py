@@ -1,13 +1,13 @@
-"""Removing RabbitMQ accounts with all they have, on the broker and here together.
+"""Removing Pulse users with all they have, on the broker and in the database.
 
-The row is marked first, then everything goes from the broker, and the row last. What is left of that, by a crash or a
-broker that went away, is finished by :func:`finish_removals`, every minute.
+The row is marked and a Removal written in one transaction. Then everything is deleted from the broker, and the row
+last. ``core/removals.py`` carries out what a crash or a broker that is away leaves.
 """
 
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from django.conf import settings
@@ -18,32 +18,37 @@ from django.utils import timezone
 from accounts import audit, signals
 from accounts.models import PulseUser
 from accounts.pulse_users import may_be_made, why_nobodys
-from core import broker, locks
+from core import broker, locks, removals
+from core.models import Removal
 from rabbit import names, snapshot
 from rabbit.management import BrokerAway, BrokerError, Management, NotThere
 
 logger = logging.getLogger(__name__)
 
 REMOVES = "began to remove"
-"""What the audit trail says of an account that is marked. That its row is deleted says that it is done."""
+"""The audit trail's word for the mark. The deletion of the row is an entry of its own."""
 
 PAUSES = (0.2, 1.0)
-"""Seconds between the rounds of a removal: the broker closes the connections of a deleted account in its own time."""
+"""Seconds between two attempts: the broker takes a moment to close the connections of a deleted user."""
 
 
 class GoesOn(Exception):
-    """It is marked and not all gone yet, and Guardian goes on by itself. The text says what keeps it."""
+    """The account is marked, and Guardian continues to remove it. The text says what is left."""
+
+
+class NotAllGone(BrokerError):
+    """The broker still has something of an account. The text says what."""
 
 
 class Goes(NamedTuple):
-    """The names of what goes with an account when it is removed."""
+    """The names of what is removed with an account."""
 
     queues: list[str]
     exchanges: list[str]
 
 
 def what_goes(pulse_user: PulseUser) -> Goes:
-    """Return what the broker has of this account right now, which goes with it.
+    """Return what the broker has of this account, all of which is removed with it.
 
     Raises:
         BrokerError: the broker is away or refused.
@@ -52,95 +57,83 @@ def what_goes(pulse_user: PulseUser) -> Goes:
 
 
 def remove_pulse_user(pulse_user: PulseUser) -> None:
-    """Remove an account with its queues and exchanges from the broker, and its row after them.
+    """Remove an account with its queues and exchanges from the broker, and then its row.
 
-    The account goes first, and its connections with it, so that nothing of it comes back in the meantime.
+    The RabbitMQ user goes first and its connections with it, so that its clients create nothing meanwhile.
 
     Raises:
-        PermissionDenied: it is Guardian's own account or an administrator's by now; nothing changed.
-        BrokerError: the broker is away or refused. Where that came before anything was done, nothing changed; else
-            ``removing_since`` is set, and the task goes on until all is gone.
-        GoesOn: ``removing_since`` is set, and the task goes on: somebody else is changing the account right now, or
-            something of it is still there.
+        PermissionDenied: it is Guardian's own user, or an administrator by now; nothing changed.
+        BrokerError: the broker is away or refused; nothing changed.
+        GoesOn: the account is marked, and something of it is left; Guardian continues.
     """
     management = broker.management()
     reason = why_nobodys(pulse_user.username, _tags(management, pulse_user.username))
     if reason and pulse_user.ready:
         raise PermissionDenied(reason)
-    now = timezone.now()
     with transaction.atomic():
-        # Also one that is marked already: a making that fails takes its own mark back, and not this one.
-        if PulseUser.objects.filter(pk=pulse_user.pk).update(removing_since=now):
-            pulse_user.removing_since = now
-            audit.note(None, REMOVES, pulse_user)
-    try:
-        left = _remove(management, pulse_user)
-    except locks.Taken as error:
-        raise GoesOn(f"it is being removed, and Guardian goes on by itself: {error}") from error
-    if left:
-        raise GoesOn(f"it is being removed, and Guardian goes on by itself. Still there: {left}")
+        ids = removals.reserve(_mark([pulse_user]))
+    outcome = removals.run(ids)
+    if PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).exists():
+        left = "; ".join(outcome.errors) or "Another process is changing it."
+        raise GoesOn(f"The account is being removed, and Guardian continues until all is gone. {left}")
 
 
-def finish_removals() -> int:
-    """Go on with all removals that were begun, past single failures, until the broker is away.
-
-    Return how many are finished now.
-    """
-    return remove_marked(PulseUser.objects.filter(removing_since__isnull=False).order_by("removing_since"))
+def mark_for_removal(pulse_users: Sequence[PulseUser]) -> None:
+    """Mark accounts in the caller's transaction. They are removed after its commit, or within minutes by the task."""
+    removals.write(_mark(pulse_users))
 
 
-def remove_marked(marked: Iterable[PulseUser]) -> int:
-    """Remove these accounts, which are marked for it, past single failures, until the broker is away.
-
-    Return how many are gone now. What isn't is logged, and stays marked for :func:`finish_removals`; what somebody else
-    is changing right now is left to them and to the next time.
-    """
-    gone = 0
-    for pulse_user in list(marked):
-        try:
-            left = _remove(broker.management(), pulse_user)
-        except BrokerAway as error:
-            logger.warning("Removing '%s' stops here, and goes on in a minute: %s", pulse_user.username, error)
-            break
-        except locks.Taken:
-            continue
-        except BrokerError as error:
-            logger.warning("'%s' can't be removed yet: %s", pulse_user.username, error)
-            continue
-        if left:
-            logger.warning("'%s' is not removed yet; still there: %s", pulse_user.username, left)
-        else:
-            gone += 1
-    return gone
+def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
+    """Mark accounts, and return their removals, unwritten."""
+    now = timezone.now()
+    # Those that are marked already, too: a creation that fails takes back its own mark, and must not take back this.
+    PulseUser.objects.filter(pk__in=[pulse_user.pk for pulse_user in pulse_users]).update(removing_since=now)
+    for pulse_user in pulse_users:
+        pulse_user.removing_since = now
+    if pulse_users:
+        audit.note(None, REMOVES, pulse_users)
+    return [Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username) for pulse_user in pulse_users]
 
 
-def _remove(management: Management, pulse_user: PulseUser) -> str:
-    """Remove what is marked from the broker, and then its row. Return what is left and keeps the row; empty: nothing.
+def register_handler() -> None:
+    """Have accounts removed by :func:`_remove`."""
+    removals.register(Removal.Kind.ACCOUNT, removals.Handler(_remove, needed=_not_marked))
+
+
+def _not_marked(accounts: Sequence[Removal]) -> list[Removal]:
+    """Return the removals whose account is gone, or not marked: another of its name, or one whose creation failed."""
+    names = [removal.name for removal in accounts]
+    marked = PulseUser.objects.filter(username__in=names, removing_since__isnull=False)
+    marked_names = set(marked.values_list("username", flat=True))
+    return [removal for removal in accounts if removal.name not in marked_names]
+
+
+def _remove(management: Management, removal: Removal, until: float) -> None:
+    """Remove a marked account from the broker, and then its row.
 
     Raises:
-        locks.Taken: somebody else is changing it right now, or this was so slow that somebody else went on with it.
-        BrokerError: the broker is away, or refused to delete the account or to list what it has.
+        locks.Taken: another process is changing it, or this one was so slow that it lost the lock.
+        BrokerError: the broker is away, refused, or still has something of it.
     """
-    with locks.held(pulse_user.username) as ours:
-        row = PulseUser.objects.filter(pk=pulse_user.pk, removing_since__isnull=False).first()
+    with locks.held(removal.name) as lock:
+        row = PulseUser.objects.filter(username=removal.name, removing_since__isnull=False).first()
         if row is None:
-            return ""  # somebody else was faster, and the name may be another's by now
-        management = ours.renewed_by(management)
+            return  # another process removed it, and the name may belong to another account by now
+        management = lock.renewed_by(management)
         reason = why_nobodys(row.username, _tags(management, row.username))
         if reason and row.ready:
-            return f"the account itself. {reason}"
-        # One that never was ready may be another's on the broker, made by hand; then only the row goes.
+            raise NotAllGone(f"Still there: the account itself. {reason}")
+        # The user of a row that never was ready may have been created by another client; then only the row is deleted.
         is_its_own = not reason and (row.ready or may_be_made(management, row.username, begun=True))
-        left = _remove_from_broker(management, row.username) if is_its_own else ""
-        if not left:
-            ours.renew()
-            with transaction.atomic():
-                row = PulseUser.objects.select_for_update().filter(pk=pulse_user.pk).first()
-                if row is not None:
-                    if is_its_own:
-                        signals.pulse_user_removed.send(PulseUser, pulse_user=row)
-                    row.delete()
-        return left
+        if is_its_own:
+            _remove_from_broker(management, row.username)
+        lock.renew()
+        with transaction.atomic():
+            row = PulseUser.objects.select_for_update().filter(pk=row.pk).first()
+            if row is not None:
+                if is_its_own:
+                    signals.pulse_user_removed.send(PulseUser, pulse_user=row)
+                row.delete()
 
 
 def _tags(management: Management, username: str) -> frozenset[str]:
@@ -150,7 +143,12 @@ def _tags(management: Management, username: str) -> frozenset[str]:
         return frozenset()
 
 
-def _remove_from_broker(management: Management, username: str) -> str:
+def _remove_from_broker(management: Management, username: str) -> None:
+    """Delete a user with its queues and exchanges.
+
+    Raises:
+        NotAllGone: the broker still lists some, or a list may have been incomplete.
+    """
     with contextlib.suppress(NotThere):
         management.delete_user(username)
     nodes = snapshot.members(management)
@@ -164,20 +162,21 @@ def _remove_from_broker(management: Management, username: str) -> str:
             time.sleep(pause)
             goes = _what_goes(management, username)
     if any(goes):
-        return ", ".join(f"'{name}'" for name in (*goes.queues, *goes.exchanges)[:5])
+        left = ", ".join(f"'{name}'" for name in (*goes.queues, *goes.exchanges)[:5])
+        raise NotAllGone(f"Still there: {left}")
     if snapshot.members(management) != nodes:
-        return "maybe queues of a node that has just stopped or started"  # such lists are short
-    return ""
+        # Such lists are incomplete.
+        raise NotAllGone("Still there: maybe queues of a node that has just stopped or started")
 
 
 def _delete(management: Management, goes: Goes) -> None:
-    """Delete these queues and exchanges, past those that the broker refuses to."""
+    """Delete these queues and exchanges. Log those that the broker refuses to delete, and continue."""
     vhost = settings.GUARDIAN_PULSE_VHOST
     for delete, those in ((management.delete_queue, goes.queues), (management.delete_exchange, goes.exchanges)):
         for name in those:
             try:
                 delete(vhost, name)
-            except NotThere:  # or its node is down: the next list says which
+            except NotThere:  # or its node is down, and the next list shows it
                 continue
             except BrokerAway:
                 raise
@@ -192,7 +191,7 @@ def _what_goes(management: Management, username: str) -> Goes:
         exchanges = management.exchanges(vhost)
     except NotThere as error:
         if vhost in {there.name for there in management.vhosts()}:
-            raise BrokerAway(f"the vhost '{vhost}' is there and can't be listed; ask again later: {error}") from error
+            raise BrokerAway(f"the vhost '{vhost}' exists and can't be listed; try again later: {error}") from error
         return Goes([], [])
     return Goes(
         sorted(row["name"] for row in queues if names.user_of_queue(row["name"]) == username),

@@ -2,13 +2,7 @@
 
 from celery import shared_task
 
-from accounts import removal, signin
-
-
-@shared_task
-def finish_removals() -> None:
-    """Go on with the removals of accounts that were begun."""
-    removal.finish_removals()
+from accounts import signin
 
 
 @shared_task

@@ -1,36 +1,32 @@
-"""Taking the broker away from somebody, and what they have there with it where that is wanted."""
+"""Withdrawing an owner's access to the broker and, if asked for, all that they have there."""
 
 from django.db import transaction
-from django.utils import timezone
 
 from accounts import audit, removal, tokens, vouching
 from accounts.models import Owner, PulseUser
 
 
 def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "") -> None:
-    """Stop an owner from making new accounts and tokens, and record who said so.
+    """Stop an owner from creating accounts and tokens, and record who decided it.
 
-    What they have goes on, unless ``remove``: then their tokens are revoked, the accounts that they alone own are
-    removed with their queues and exchanges, and they are taken off the others. What the broker doesn't remove now is
-    removed by the task.
+    What they have stays, unless ``remove``: then their tokens are revoked, the accounts that they alone own are removed
+    with their queues and exchanges, and they are removed from the others' owners.
 
     Raises:
         PermissionDenied: ``by`` is no operator, or the owner is one.
         ValidationError: the reason is too long, or has control characters in it.
     """
-    marked: list[PulseUser] = []
     with transaction.atomic():
         vouching.unvouch(owner, by, reason)
         if remove:
             tokens.revoke_tokens_of(owner)
-            marked = leave_all(owner)
-    removal.remove_marked(marked)
+            leave_all(owner)
 
 
-def leave_all(owner: Owner) -> list[PulseUser]:
-    """Take an owner off all shared accounts, and mark for removal those that are theirs alone; return these.
+def leave_all(owner: Owner) -> None:
+    """Remove an owner from all shared accounts, and have the accounts removed that are theirs alone.
 
-    In a transaction of the caller's, in as many queries whatever the number of accounts.
+    In the caller's transaction, in the same number of queries for any number of accounts.
     """
     through = PulseUser.owners.through
     theirs = through.objects.filter(owner=owner).values("pulseuser")
@@ -39,11 +35,7 @@ def leave_all(owner: Owner) -> list[PulseUser]:
         through.objects.filter(pulseuser__in=theirs).exclude(owner=owner).values_list("pulseuser_id", flat=True)
     )
     alone = [account for account in accounts if account.pk not in shared]
-    # Those that are marked already, too: a making that fails takes its own mark back, and not this one.
-    PulseUser.objects.filter(pk__in=[account.pk for account in alone]).update(removing_since=timezone.now())
+    removal.mark_for_removal(alone)
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
-    if alone:
-        audit.note(None, removal.REMOVES, alone)
     if left := [account for account in accounts if account.pk in shared]:
         audit.note(None, "took an owner off", left, owner=owner.email)
-    return alone

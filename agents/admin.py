@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from accounts import vouching
 from accounts.admin import Audited, GoesWithItsOwner, OwnerAdmin, ReadOnly, Removable, count
 from accounts.models import Owner
-from agents import removals
+from agents import deletions
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core.models import Removal
 from queues.admin import too_many
@@ -30,12 +30,12 @@ class RemovingAdmin(Audited):
 
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
         """Remove it."""
-        removals.delete(obj)
+        deletions.delete(obj)
         self._tell_what_follows(request)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Remove them."""
-        removals.delete(queryset)
+        deletions.delete(queryset)
         self._tell_what_follows(request)
 
     @admin.action(description="Delete the selected %(verbose_name_plural)s", permissions=["delete"])

@@ -23,7 +23,7 @@ from accounts.api import Request
 from accounts.authentication import key_in
 from accounts.models import AuthToken, Owner
 from accounts.signin import AccountAdapter
-from agents import events, identities, registration, removals
+from agents import deletions, events, identities, registration
 from agents.credentials import Presented
 from agents.identities import NoSuchOffering, TakenName
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
@@ -98,7 +98,7 @@ class Shown(ByUUID[Row]):
 
     def destroy(self, request: Request, uuid: str) -> Response:
         """Remove it."""
-        removals.delete(self.get_object())
+        deletions.delete(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
     def made(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:

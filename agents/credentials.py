@@ -84,7 +84,7 @@ def _note(login: EventSubscription | Consumer, token: AuthToken) -> None:
         type(login)._default_manager.filter(pk=login.pk).update(next_token=token)
         if login.next_token_id not in (None, token.pk):
             # Nobody knows whether the broker has that one, which is written down nowhere from now on.
-            removals.doubt(login.rmq_username)
+            removals.schedule_password_reset(login.rmq_username)
 
 
 def _confirm(rows: QuerySet[Any], token: AuthToken) -> bool:

@@ -5,14 +5,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from django.db import transaction
-from django.utils import timezone
 
 from accounts.models import PulseUser
-from agents import removals
 from agents.broker_view import BrokerView
 from agents.models import Consumer, EventSubscription
-from agents.reports import UNDER_WAY, Report, batches, most
-from core import bulk
+from agents.reports import Report, batches, most
+from core import bulk, removals
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit.management import BrokerError, User
@@ -155,13 +153,9 @@ def _remove_users(report: Report, names: Sequence[str], lease: HeldLease) -> Non
     for batch in batches(names):
         with transaction.atomic():
             lease.renew()
-            removals.write(
-                [Removal(kind=Removal.Kind.USER, name=name) for name in batch], due_at=timezone.now() + UNDER_WAY
-            )
-            written = Removal.objects.filter(kind=Removal.Kind.USER, name__in=batch)
-            ids = list(written.values_list("id", flat=True))
-        outcome = removals.carry_out(ids)
-        report.users += outcome.deleted
+            ids = removals.reserve([Removal(kind=Removal.Kind.USER, name=name) for name in batch])
+        outcome = removals.run(ids)
+        report.users += outcome.removed
         for error in outcome.errors:
             report.note(error)
         if outcome.away:

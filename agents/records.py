@@ -13,7 +13,8 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from accounts.vouching import require_vouched
-from agents import removals
+from agents.deletions import is_deadlock
+from core import removals
 from core.models import Removal
 from rabbit.management import BrokerAway
 
@@ -78,7 +79,7 @@ def insert(insert: Callable[[], T], owner: Owner) -> T:
             raise Owner.DoesNotExist("The owner was removed meanwhile.") from error
         except OperationalError as error:
             # A deletion locks the rows that this one refers to, in another order.
-            if not removals.is_deadlock(error):
+            if not is_deadlock(error):
                 raise
     raise Busy("The database is busy with what this belongs to; ask again")
 

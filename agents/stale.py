@@ -11,7 +11,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from agents import removals
+from agents import deletions, removals
 from agents.models import Consumer, EventSubscription, SubscriptionQueue, Sweep
 from agents.reports import Report, apply_brake, batches, named, run
 from core.leases import HeldLease
@@ -56,7 +56,7 @@ def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Col
     report.owners = sorted(owners)
     report.stale = sorted(stale)
     apply_brake(report, force)
-    expired = AuthToken.objects.filter(removals.is_over())
+    expired = AuthToken.objects.filter(removals.is_expired())
     if lease is None or report.brake_held:
         report.would_delete = [named(name) for name in names]
     if lease is None:
@@ -69,13 +69,13 @@ def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Col
     for batch in batches(list(expired.order_by("pk").values_list("pk", flat=True))):
         with transaction.atomic():
             lease.renew()
-            gone = AuthToken.objects.filter(removals.is_over(), pk__in=batch).delete()[1]
+            gone = AuthToken.objects.filter(removals.is_expired(), pk__in=batch).delete()[1]
             report.tokens += gone.get(AuthToken._meta.label, 0)
 
 
 def _without_token() -> QuerySet[Owner]:
     """Return the owners that no token in force speaks for."""
-    in_force = AuthToken.objects.filter(user=OuterRef("pk")).exclude(removals.is_over())
+    in_force = AuthToken.objects.filter(user=OuterRef("pk")).exclude(removals.is_expired())
     return Owner.objects.filter(~Exists(in_force))
 
 
@@ -100,7 +100,7 @@ def _remove_subscriptions(report: Report, these: Mapping[str, int], lease: HeldL
             .values_list("pk", flat=True)
         )
         stale = list(_without_token().filter(pk__in=locked).values_list("pk", flat=True))
-        gone.update(removals.delete(EventSubscription.objects.filter(uuid__in=these, owner__in=stale)))
-        gone.update(removals.delete(Consumer.objects.filter(uuid__in=these, identity__owner__in=stale)))
+        gone.update(deletions.delete(EventSubscription.objects.filter(uuid__in=these, owner__in=stale)))
+        gone.update(deletions.delete(Consumer.objects.filter(uuid__in=these, identity__owner__in=stale)))
     report.subscriptions += gone[EventSubscription._meta.label] + gone[Consumer._meta.label]
     report.deleted += gone[SubscriptionQueue._meta.label] + gone[Consumer._meta.label]

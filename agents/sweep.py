@@ -10,13 +10,13 @@ from functools import partial
 from django.db import transaction
 from django.utils import timezone
 
-from agents import removals
 from agents.broker_view import BrokerView, observe
 from agents.logins import settle_logins
 from agents.models import Consumer, Registration, SubscriptionQueue, Sweep
+from agents.removals import pending
 from agents.repair import repair
 from agents.reports import UNDER_WAY, Report, apply_brake, batches, most, named, run
-from core import broker, bulk
+from core import broker, bulk, removals
 from core.leases import HeldLease
 from core.models import Removal
 from rabbit import amqp
@@ -94,11 +94,11 @@ def _orphans(report: Report, view: BrokerView) -> list[Present]:
         for name, queue in view.queues.items()
         if queue.vhost in view.vhosts and is_agents_queue(queue.name) and not queue.exclusive and name not in view.rows
     ]
-    pending = removals.pending() if orphans else set()
+    leaving = pending() if orphans else set()
     for queue in orphans:
         if "\0" in queue.name:  # which no database keeps
             report.note(f"{readable(queue.name)} in {queue.vhost} can't be deleted from here; use rabbitmqctl")
-    return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in pending)
+    return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in leaving)
 
 
 def _agreed(report: Report, orphans: list[Present], only: Collection[QueueName] | None) -> list[Present]:
@@ -153,17 +153,11 @@ def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force:
     for batch in batches(names):
         with transaction.atomic():
             lease.renew()
-            removals.write(
-                [
-                    Removal(kind=Removal.Kind.QUEUE, vhost=vhost, name=name, if_unused=not force)
-                    for vhost, name in batch
-                ],
-                due_at=timezone.now() + UNDER_WAY,
+            ids = removals.reserve(
+                [Removal(kind=Removal.Kind.QUEUE, vhost=vhost, name=name, if_unused=not force) for vhost, name in batch]
             )
-            written = Removal.objects.filter(bulk.among(Removal, ("vhost", "name"), batch), kind=Removal.Kind.QUEUE)
-            ids = list(written.values_list("id", flat=True))
-        outcome = removals.carry_out(ids)
-        report.deleted += outcome.deleted
+        outcome = removals.run(ids)
+        report.deleted += outcome.removed
         for name in outcome.kept:
             _keep(report, name)
         for error in outcome.errors:

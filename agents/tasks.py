@@ -18,7 +18,6 @@ def clean_up_stale() -> None:
 
 
 @shared_task
-def finish_removals() -> None:
-    """Go on with what is to go from the broker, and take the passwords of logins whose token has expired."""
-    removals.disarm_expired()
-    removals.finish()
+def revoke_expired_passwords() -> None:
+    """Reset the passwords of logins whose token is no longer valid."""
+    removals.revoke_expired_passwords()

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts.models import Owner
 from accounts.vouching import may_use_broker
-from agents import removals
+from agents import deletions
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
 from core.links import absolute
@@ -336,7 +336,7 @@ def _remove(
     if messages_in_them != 0:
         form = NameForm(name, request.POST if request.method == "POST" else None)
     if request.method == "POST" and (form is None or form.is_valid()):
-        removals.delete(row)
+        deletions.delete(row)
         logger.info("By hand: %s removed the %s %s of %s", request.user, kind, name, owner)
         if Removal.objects.filter(name__in=[*queues, *users]).exists():
             messages.warning(

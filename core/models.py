@@ -16,15 +16,16 @@ class Lease(models.Model):
 
 
 class Removal(models.Model):
-    """What is to go from the broker, since the row that stood for it is gone. Worked off in ``agents/removals.py``."""
+    """A thing to be removed from the broker. Carried out in ``core/removals.py``."""
 
     class Kind(models.TextChoices):
-        """What is to go, in the order in which it goes."""
+        """The kinds of things, in the order in which they are removed."""
 
         PASSWORD = "password", "a RabbitMQ user's password"
         USER = "user", "a RabbitMQ user"
         VHOST = "vhost", "a vhost, with all there is in it"
         QUEUE = "queue", "a queue"
+        ACCOUNT = "account", "a Pulse user, with its queues and exchanges"
 
     kind = models.CharField(max_length=10, choices=Kind.choices)
     vhost = models.CharField(max_length=255, blank=True, help_text="Of a queue.")

@@ -415,8 +415,12 @@ CELERY_BEAT_SCHEDULE = {
     # What runs that seldom isn't put off by restarts: beat's file keeps when it last ran.
     "orphans": {"task": "agents.tasks.sweep_orphans", "schedule": 21_600, "options": {"expires": 21_600}},
     "stale": {"task": "agents.tasks.clean_up_stale", "schedule": 86_400, "options": {"expires": 86_400}},
-    "removals": {"task": "accounts.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
-    "agents-removals": {"task": "agents.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
+    "removals": {"task": "core.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
+    "expired-passwords": {
+        "task": "agents.tasks.revoke_expired_passwords",
+        "schedule": 60,
+        "options": {"expires": 60},
+    },
     "visitors": {"task": "accounts.tasks.prune_visitors", "schedule": 3600, "options": {"expires": 3600}},
     "expired-messages": {"task": "message_store.tasks.remove_expired", "schedule": 60, "options": {"expires": 60}},
 }

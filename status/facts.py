@@ -17,7 +17,6 @@ from django.db.models import Count, Min, Q
 from django.db.models.functions import Coalesce
 from django.template.defaultfilters import filesizeformat
 
-from accounts.models import PulseUser
 from agents.models import Sweep
 from core import broker
 from core.formatting import duration
@@ -181,10 +180,6 @@ class Removals(NamedTuple):
     oldest: datetime | None = None
 
 
-ACCOUNT = "account"
-"""The kind of removal that is a Pulse user's, beside those of ``Removal.Kind``."""
-
-
 @dataclass(frozen=True)
 class GuardianFacts:
     """What the database knows of Guardian's work. ``passes`` and ``sweeps`` of each kind are the last, newest first."""
@@ -314,8 +309,5 @@ def _measure_outbox(now: datetime) -> Outbox:
 
 def _measure_removals() -> Removals:
     rows = Removal.objects.order_by().values("kind").annotate(number=Count("id"), oldest=Min("created"))
-    accounts = PulseUser.objects.filter(removing_since__isnull=False)
-    of_accounts = accounts.aggregate(number=Count("id"), oldest=Min("removing_since"))
-    found = [*rows, {"kind": ACCOUNT, **of_accounts}]
-    moments = [row["oldest"] for row in found if row["oldest"] is not None]
-    return Removals({row["kind"]: row["number"] for row in found}, min(moments, default=None))
+    oldest = min((row["oldest"] for row in rows), default=None)
+    return Removals({row["kind"]: row["number"] for row in rows}, oldest)

@@ -226,9 +226,10 @@ def _outbox(guardian: GuardianFacts) -> Iterator[Metric]:
 
 
 def _removals(guardian: GuardianFacts) -> Iterator[Metric]:
-    kinds = (*Removal.Kind.values, facts.ACCOUNT)
     counted = guardian.removals.numbers
-    yield _by_label("guardian_removals_pending", "What is still to go from the broker.", "kind", kinds, counted)
+    yield _by_label(
+        "guardian_removals_pending", "What is still to go from the broker.", "kind", Removal.Kind.values, counted
+    )
     yield _gauge(
         "guardian_oldest_removal_seconds",
         "How long the oldest removal from the broker has waited.",

@@ -13,7 +13,6 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import F, OuterRef, QuerySet, Subquery
 
-from accounts.models import PulseUser
 from core.formatting import duration, pace
 from core.models import Removal
 from queues import charts, growth, thresholds
@@ -79,12 +78,11 @@ class NodeShown(NamedTuple):
 
 
 class RemovalsShown(NamedTuple):
-    """What is still to be removed from the broker: the oldest of it with its last error, and Pulse users by name."""
+    """What is still to be removed from the broker: the oldest of it with its last error."""
 
     waiting: int
     lasts: str
     shown: Sequence[tuple[str, str]]
-    accounts: Sequence[str]
 
 
 class QueueLine(NamedTuple):
@@ -271,12 +269,10 @@ def _removals(guardian: GuardianFacts) -> RemovalsShown:
         (readable(str(one)), readable(one.last_error) or "not tried yet")
         for one in Removal.objects.all()[:REMOVALS_SHOWN]
     ]
-    accounts = PulseUser.objects.filter(removing_since__isnull=False).order_by("username")
     return RemovalsShown(
-        waiting=sum(number for kind, number in numbers.items() if kind != facts.ACCOUNT),
+        waiting=sum(numbers.values()),
         lasts=duration((guardian.at - oldest).total_seconds()) if oldest else "",
         shown=shown,
-        accounts=list(accounts.values_list("username", flat=True)[:REMOVALS_SHOWN]),
     )
 
 

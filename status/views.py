@@ -28,7 +28,7 @@ from core.formatting import duration
 from queues import brake, monitor, pass_run
 from queues.thresholds import brake_limit
 from queues.views import Request
-from rabbit.names import readable
+from rabbit.names import QueueName, readable
 from status import overview
 from status.rules import Level
 
@@ -133,8 +133,6 @@ def pass_in_words(report: pass_run.Report) -> Told:
 
 
 # What was shown, and is agreed to
-
-QueueName = tuple[str, str]
 
 SHOWN_FOR_SECONDS = 600
 """For so long an operator may agree to what a page showed."""

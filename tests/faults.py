@@ -14,8 +14,9 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
-from agents import sweep, tasks
+from agents import sweep
 from agents.models import Consumer, SubscriptionQueue
+from core import tasks
 from core.models import Lease, Removal
 from notifications import claims, sending
 from notifications.models import Notification

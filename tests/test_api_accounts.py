@@ -13,12 +13,11 @@ from pika.exceptions import AMQPConnectionError
 from accounts import pulse_users, withdrawal
 from accounts.addresses import confirm_address, confirmation_token
 from accounts.models import AuthToken, Owner, PulseUser
-from accounts.removal import finish_removals
 from notifications.models import Notification
 from rabbit.management import Management, NotThere
 from tests.api import Program
 from tests.proxy import Proxy
-from tests.toolbox import in_parallel, wait_until
+from tests.toolbox import finish_removals, in_parallel, wait_until
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
 from accounts.removal import remove_pulse_user
 from accounts.signin import make_link, prune_visitors
-from accounts.tasks import finish_removals
-from agents import removals
+from agents import deletions
 from agents.models import EventSubscription, SubscriptionQueue
 from core import locks
+from core.tasks import finish_removals
 from notifications import channels, preferences, sending
 from notifications.models import Channel
 from queues import actions, pruning
@@ -33,7 +33,7 @@ from rabbit.management import BrokerAway, Management, NotThere
 from tests.api import Program
 from tests.proxy import Proxy, http_answer
 from tests.test_commands import run
-from tests.toolbox import AWAY
+from tests.toolbox import AWAY, mark_for_removal
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -131,12 +131,12 @@ def test_a_command_is_named(environment):
 
 
 def test_a_task_is_named(account):
-    PulseUser.objects.update(removing_since=timezone.now())
+    mark_for_removal(*PulseUser.objects.all())
     forget()
     finish_removals.apply()
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.deed, entry.object_repr) == (None, "deleted", ACCOUNT)
-    assert entry.additional_data == {"task": "accounts.tasks.finish_removals"}
+    assert entry.additional_data == {"task": "core.tasks.finish_removals"}
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_agents_things_that_a_person_removes_are_in_it_and_others_are_not(admin,
         for kind in ("order", "resource", "call")
     ]
     forget()
-    removals.delete(subscriptions[0])
+    deletions.delete(subscriptions[0])
     assert not AuditEntry.objects.exists()
     page = "/admin/agents/eventsubscription/"
     assert admin.post(f"{page}{subscriptions[1].pk}/delete/", {"post": "yes"}).status_code == 302

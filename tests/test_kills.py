@@ -9,7 +9,7 @@ from functools import partial
 import pika
 import pytest
 
-from agents import registration, removals, sweep, vhosts
+from agents import deletions, registration, sweep, vhosts
 from agents.models import Consumer, Registration, SubscriptionQueue
 from notifications import mail_sending, sending
 from notifications.models import Notification
@@ -160,7 +160,7 @@ def test_a_deletion_is_finished_by_the_task_with_all_that_was_below_it(agents, m
         assert set(agents.queues(agent.vhost)) == {DEAD_LETTER_QUEUE, *(row.queue_name for row in rows)}
         assert len(rows) in (0, 2), death.effects  # all of it, or nothing
 
-    assert until_it_ends(lambda agent: removals.delete(agent.identity), begin, look) >= 6
+    assert until_it_ends(lambda agent: deletions.delete(agent.identity), begin, look) >= 6
 
 
 def test_a_sweep_is_finished_by_the_removals_and_the_next_sweep(agents, management, mailbox):

@@ -224,14 +224,13 @@ def test_what_agents_registered_and_what_is_still_to_go_is_told(registered):
     Consumer.objects.create(identity=registered.identity, vhost="agents", queue_name="consumer_1")
     Removal.objects.create(kind="user", name="somebody")
     Removal.objects.update(created=timezone.now() - timedelta(seconds=100))
-    PulseUser.objects.create(username="bob", ready=True, removing_since=timezone.now())
+    Removal.objects.create(kind="account", name="bob")
     figures = scrape()
     assert value(figures, "guardian_subscriptions") == 1
     assert value(figures, "guardian_agents_queues", kind="subscription", state="creating") == 1
     assert value(figures, "guardian_agents_queues", kind="subscription", state="ready") == 2
     assert value(figures, "guardian_agents_queues", kind="consumer", state="creating") == 1
-    kinds = (*Removal.Kind.values, "account")
-    pending = {kind: value(figures, "guardian_removals_pending", kind=kind) for kind in kinds}
+    pending = {kind: value(figures, "guardian_removals_pending", kind=kind) for kind in Removal.Kind.values}
     assert pending == {"password": 0, "user": 1, "vhost": 0, "queue": 0, "account": 1}
     assert 100 <= value(figures, "guardian_oldest_removal_seconds") < 110
 

@@ -13,11 +13,11 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, PulseUser
 from accounts.tokens import make_token
-from agents import records, registration, removals, stale, sweep, tasks
+from agents import records, registration, stale, sweep, tasks
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, SubscriptionQueue, Sweep
 from agents.stale import clean_up_stale
 from agents.sweep import sweep_orphans
-from core import locks
+from core import locks, removals
 from core.models import Lease, Removal
 from guardian_site.celery import app
 from notifications.mails import compose
@@ -586,7 +586,7 @@ def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decid
         report = sweep_orphans()
     assert (report.away, report.deleted, report.repaired) == (True, 0, 0)
     make_due()
-    assert removals.finish() == 3
+    assert removals.run_due(50) == 3
     assert not any(name.startswith("subscription_0") for name in agent.names)
 
 
@@ -596,12 +596,12 @@ def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(age
 
     agent.orphan()
     with monkeypatch.context() as patched:
-        patched.setattr(removals, "carry_out", killed)
+        patched.setattr(removals, "run", killed)
         with pytest.raises(Killed):
             sweep_orphans()
     assert sweep_orphans().found == 0
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert agent.names == agent.registered
 
 
@@ -782,12 +782,12 @@ def test_a_broker_that_is_away_does_not_stop_the_clean_up_and_the_queues_go_late
     assert clean_up_stale().subscriptions == 2
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     Removal.objects.update(due_at=timezone.now() - timedelta(seconds=1), claim=None)
-    removals.finish()
+    removals.run_due(50)
     assert agent.names == {"guardian.dlq"}
 
 
 def test_statements_of_the_clean_up_do_not_grow_with_owners_and_queues(agent, agents, monkeypatch):
-    monkeypatch.setattr(removals, "work_off", lambda: 0)  # which holds each user's name, and so takes some for each
+    monkeypatch.setattr(removals, "run_due", lambda: 0)  # which holds each user's name, and so takes some for each
     clean_up_stale()
     counts = []
     for number in (2, 20):

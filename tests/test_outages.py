@@ -16,8 +16,9 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
-from agents import registration, removals, sweep
+from agents import deletions, registration, sweep
 from agents.models import AgentIdentity, SubscriptionQueue
+from core import removals
 from core.models import Removal
 from notifications import claims, enqueue, mail_sending, sending
 from notifications.enqueue import Telling
@@ -255,7 +256,7 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
         a_pass = in_background(run)
         wait_until_blocked(a_pass)
         Queue.objects.select_for_update().get(pk=first)
-    assert removals.is_deadlock(a_pass.exception())
+    assert deletions.is_deadlock(a_pass.exception())
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["warning", "warning"]
@@ -417,7 +418,7 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
         registered.append(registration.create_queue(subscription, identity.offering, "order", presented))
 
     def remove():
-        removals.delete(AgentIdentity.objects.filter(pk=leaving.pk))
+        deletions.delete(AgentIdentity.objects.filter(pk=leaving.pk))
 
     outcomes = in_parallel(
         *[monitor.run_pass] * count,

@@ -49,8 +49,7 @@ from accounts.pulse_users import (
     set_owners,
     set_thresholds,
 )
-from accounts.removal import Goes, GoesOn, finish_removals, remove_pulse_user, what_goes
-from accounts.tasks import finish_removals as removals_task
+from accounts.removal import Goes, GoesOn, remove_pulse_user, what_goes
 from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from core import locks
@@ -61,7 +60,17 @@ from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user,
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
-from tests.toolbox import AWAY, Killed, can_log_in, in_parallel, is_refused, queue_names, wait_until
+from tests.toolbox import (
+    AWAY,
+    Killed,
+    can_log_in,
+    finish_removals,
+    in_parallel,
+    is_refused,
+    mark_for_removal,
+    queue_names,
+    wait_until,
+)
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -382,7 +391,7 @@ def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, n
     real = Management.set_permissions
 
     def meanwhile(self, *arguments):
-        PulseUser.objects.update(removing_since=timezone.now())
+        mark_for_removal(*PulseUser.objects.all())
         assert finish_removals() == 0
         real(self, *arguments)
 
@@ -492,7 +501,7 @@ def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, ma
     real = Management.put_user
 
     def meanwhile(self, *arguments):
-        with pytest.raises(GoesOn, match="goes on by itself"):
+        with pytest.raises(GoesOn, match="Guardian continues"):
             remove_pulse_user(PulseUser.objects.get())
         return real(self, *arguments)
 
@@ -543,7 +552,7 @@ def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_
 def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alice, name, management):
     pulse_user, _ = make_pulse_user(name, [alice])
     with locks.held(name):
-        with pytest.raises(GoesOn, match="is being removed, and Guardian goes on by itself"):
+        with pytest.raises(GoesOn, match="is being removed, and Guardian continues"):
             remove_pulse_user(pulse_user)
         assert finish_removals() == 0
         assert management.user(name)
@@ -557,7 +566,7 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
 ):
     pulse_user, _ = make_pulse_user(name, [alice])
     amqp.queue(f"queue/{name}/builds", 1)
-    PulseUser.objects.update(removing_since=timezone.now())
+    mark_for_removal(*PulseUser.objects.all())
     with paused(monkeypatch, removal, place, finish_removals) as slow:
         Lease.objects.filter(name=locks.name_of(name)).delete()  # as if it had run out
         remove_pulse_user(pulse_user)
@@ -575,7 +584,7 @@ def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them
     make_pulse_user(name, [alice])
     for number in range(3):
         management.make_queue(guarded, f"queue/{name}/{number}")
-    PulseUser.objects.update(removing_since=timezone.now())
+    mark_for_removal(*PulseUser.objects.all())
     real = Management.delete_queue
 
     def delete(self, *arguments):
@@ -651,7 +660,7 @@ def test_what_must_not_be_adopted_is_neither_changed_nor_removed(
     with pytest.raises(PermissionDenied, match=said):
         remove_pulse_user(pulse_user)
     assert PulseUser.objects.get().removing_since is None
-    PulseUser.objects.update(removing_since=timezone.now())  # as a withdrawal marks it
+    mark_for_removal(*PulseUser.objects.all())  # as a withdrawal marks it
     assert finish_removals() == 0
     assert management.user(name).tags == set(tags)
     assert queue_names(management, guarded) == {f"queue/{name}/builds"}
@@ -1122,7 +1131,7 @@ def test_a_removal_that_dies_half_way_is_finished_by_the_task(
         remove_pulse_user(pulse_user)
     monkeypatch.setattr(Management, step, real)
     assert PulseUser.objects.get().removing_since is not None
-    removals_task()
+    finish_removals()
     assert not PulseUser.objects.exists()
     assert name not in {user.name for user in management.users()}
     assert management.list_queues(guarded, {"columns": "name"}) == []
@@ -1164,7 +1173,7 @@ def test_while_nodes_come_and_go_an_empty_list_is_not_believed(alice, name, monk
 
 def test_unfinished_removals_go_on_past_one_that_fails(alice, guarded, management, monkeypatch, caplog):
     for number in range(3):
-        PulseUser.objects.create(username=f"marked-{number}", removing_since=timezone.now())
+        mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
     kept = PulseUser.objects.create(username="kept", ready=True)
     real = Management.delete_user
 
@@ -1176,12 +1185,12 @@ def test_unfinished_removals_go_on_past_one_that_fails(alice, guarded, managemen
     monkeypatch.setattr(Management, "delete_user", refuse)
     assert finish_removals() == 2
     assert {pulse_user.username for pulse_user in PulseUser.objects.all()} == {"marked-0", kept.username}
-    assert "'marked-0' can't be removed yet" in caplog.text
+    assert "marked-0 can't be removed yet" in caplog.text
 
 
 def test_unfinished_removals_stop_where_the_broker_is_away(guarded, settings):
     for number in range(50):
-        PulseUser.objects.create(username=f"marked-{number}", removing_since=timezone.now())
+        mark_for_removal(PulseUser.objects.create(username=f"marked-{number}"))
     with Proxy.before(settings.RABBITMQ_MANAGEMENT_URL) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(settings.RABBITMQ_MANAGEMENT_URL)
         proxy.close_next(1000)
@@ -1209,7 +1218,7 @@ def test_no_transaction_is_open_while_the_broker_is_asked(alice, name, broker, g
 
 def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, removed):
     for number in range(5):
-        PulseUser.objects.create(username=f"twice-{number}", removing_since=timezone.now())
+        mark_for_removal(PulseUser.objects.create(username=f"twice-{number}"))
         management.put_user(f"twice-{number}", None)
         management.make_queue(guarded, f"queue/twice-{number}/q")
     answers = in_parallel(finish_removals, finish_removals)

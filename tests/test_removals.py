@@ -25,7 +25,8 @@ from django.utils import timezone
 
 from accounts import tokens
 from accounts.models import AuthToken, Owner
-from agents import registration, removals
+from agents import deletions, registration
+from agents import removals as agents_removals
 from agents.models import (
     AgentIdentity,
     AgentVhost,
@@ -35,9 +36,11 @@ from agents.models import (
     Registration,
     SubscriptionQueue,
 )
-from agents.tasks import finish_removals
-from core import locks
+from agents.removals import pending
+from core import locks, removals
 from core.models import Removal
+from core.tasks import finish_removals
+from queues import tombstones
 from queues.models import Queue, QueueEvent
 from rabbit.management import BrokerAway, BrokerError, Management
 from rabbit.names import DEAD_LETTER_QUEUE
@@ -221,7 +224,7 @@ def test_what_is_rolled_back_writes_nothing_and_removes_nothing(made, agents):
         assert Removal.objects.count() == 6
         transaction.set_rollback(True)
     assert not Removal.objects.exists()
-    assert removals.finish() == 0
+    assert removals.run_due(50) == 0
     assert on_broker(agents, made) == before
 
 
@@ -244,7 +247,7 @@ def test_a_deletion_that_fails_on_the_way_leaves_nothing_to_a_later_one(made, ag
 
     with pytest.raises(OperationalError), connection.execute_wrapper(fail):
         made.identity.delete()
-    assert removals.finish() == 0
+    assert removals.run_due(50) == 0
     assert on_broker(agents, made) == before
     made.identity.delete()
     assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
@@ -287,14 +290,14 @@ def test_what_is_registered_below_a_row_that_is_just_being_deleted_finds_it_gone
 
     rows = EventSubscription.objects.filter(owner=made.owner) if what == "subscriptions" else getattr(made, what)
     with connection.execute_wrapper(register_once_the_children_were_read):
-        gone = removals.delete(rows)
+        gone = deletions.delete(rows)
     assert isinstance(began[0].exception(), IntegrityError)
     assert gone["agents.SubscriptionQueue"] == 2
     assert not EventSubscription.objects.exists()
     assert not Removal.objects.exists()
 
 
-@pytest.mark.parametrize("pgcode", [None, removals.DEADLOCK])
+@pytest.mark.parametrize("pgcode", [None, deletions.DEADLOCK])
 @pytest.mark.parametrize("failures", [1, 2, 3])
 def test_a_deletion_that_another_change_gets_in_the_way_of_begins_again_twice_at_most(made, agents, failures, pgcode):
     before = on_broker(agents, made)
@@ -309,12 +312,12 @@ def test_a_deletion_that_another_change_gets_in_the_way_of_begins_again_twice_at
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(fail):
-        if failures == removals.ROUNDS:
+        if failures == deletions.MAX_ATTEMPTS:
             with pytest.raises((IntegrityError, OperationalError)):
-                removals.delete(made.identity)
+                deletions.delete(made.identity)
             assert on_broker(agents, made) == before
         else:
-            removals.delete(made.identity)
+            deletions.delete(made.identity)
             assert on_broker(agents, made) == ({made.consumer.queue_name}, {made.consumer.rmq_username})
     assert len(failed) == failures
     assert not Removal.objects.exists()
@@ -330,14 +333,14 @@ def test_what_no_retry_can_cure_is_raised_at_once(made):
         return execute(sql, params, many, context)
 
     with pytest.raises(OperationalError, match="disk"), connection.execute_wrapper(fail):
-        removals.delete(made.identity)
+        deletions.delete(made.identity)
     assert len(tried) == 1
 
 
 def test_what_is_gone_already_is_deleted_without_an_error(made, agents):
     queue = SubscriptionQueue.objects.get(pk=made.queue.pk)
-    assert removals.delete(queue) == {"agents.SubscriptionQueue": 1}
-    assert removals.delete(queue) == {}
+    assert deletions.delete(queue) == {"agents.SubscriptionQueue": 1}
+    assert deletions.delete(queue) == {}
 
 
 def test_a_deletion_that_waits_for_another_change_which_waits_for_it_is_done_all_the_same(made, agents):
@@ -346,7 +349,7 @@ def test_a_deletion_that_waits_for_another_change_which_waits_for_it_is_done_all
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL deadlock_timeout = '60s'")  # so that PostgreSQL ends the deletion, not this
         SubscriptionQueue.objects.select_for_update().get(pk=made.queue.pk)
-        deletion = in_background(removals.delete, made.subscription)
+        deletion = in_background(deletions.delete, made.subscription)
         wait_until_blocked(deletion)
         EventSubscription.objects.select_for_update(no_key=True).get(pk=made.subscription.pk)
     deletion.result()
@@ -409,7 +412,7 @@ def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(
         model = random.choice([SubscriptionQueue, EventSubscription, AgentIdentity, Consumer, Owner])
         row = model.objects.order_by("?").first()
         if row is not None:
-            removals.delete(row)
+            deletions.delete(row)
         if model is Owner:
             for one, owner in owners.items():
                 if not Owner.objects.filter(pk=owner.pk).exists():
@@ -442,8 +445,8 @@ def test_registering_and_deleting_of_everything_end_in_no_error_of_the_database(
 @pytest.mark.parametrize("what", ["owner", "first", "identity", "subscription", "consumer", "queue"])
 def test_the_admin_removes_a_row_with_all_below_it_as_everybody_else_does(made, agents, client, monkeypatch, what):
     deleted = []
-    delete = removals.delete
-    monkeypatch.setattr(removals, "delete", lambda rows: deleted.append(rows) or delete(rows))
+    delete = deletions.delete
+    monkeypatch.setattr(deletions, "delete", lambda rows: deleted.append(rows) or delete(rows))
     client.force_login(agents.owner(is_staff=True, is_superuser=True))
     row = getattr(made, what)
     path = f"/admin/{row._meta.app_label}/{row._meta.model_name}/"
@@ -567,7 +570,7 @@ def test_what_is_still_to_go_is_told_in_one_statement(made, settings, django_ass
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     made.subscription.delete()
     with django_assert_num_queries(1):
-        assert removals.pending() == {(made.vhost, queue.queue_name) for queue in (made.queue, made.other_queue)}
+        assert pending() == {(made.vhost, queue.queue_name) for queue in (made.queue, made.other_queue)}
 
 
 # A broker that is away, or comes and goes
@@ -577,7 +580,7 @@ def test_a_broker_that_is_away_keeps_nobody_from_deleting_and_the_task_finishes_
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     made.subscription.delete()
     assert Removal.objects.count() == 3
-    assert removals.work_off() == 0  # everything is due in a minute
+    assert removals.run_due() == 0  # everything is due in a minute
     assert Removal.objects.filter(claim=None, due_at__gt=timezone.now() + timedelta(seconds=30)).count() == 3
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     finish_removals()
@@ -600,7 +603,7 @@ def test_a_second_deletion_of_a_request_does_not_wait_for_the_first_ones_things(
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     made.queue.delete()
     with counted_requests() as sent:
-        removals.work_off()
+        removals.run_due()
     assert sent == []
 
 
@@ -624,18 +627,18 @@ def test_a_broker_that_goes_away_in_the_middle_is_asked_no_more_and_the_rest_goe
 
         monkeypatch.setattr(Management, "delete_queue", counted)
         subscription.delete()
-        assert len(asked) < 20 + removals.AT_ONCE
+        assert len(asked) < 20 + removals.MAX_PARALLEL
         left = Removal.objects.count()
         assert left == len(agents.queues(vhost)) > 30
         # What may still be done by a request without an answer can't be taken back by a registration meanwhile.
         unknown = Removal.objects.filter(claim__isnull=False)
-        assert 0 < unknown.count() <= removals.AT_ONCE
+        assert 0 < unknown.count() <= removals.MAX_PARALLEL
         assert set(unknown.values_list("attempts", flat=True)) == {1}
         assert not Removal.objects.filter(due_at__lt=timezone.now() + timedelta(seconds=30)).exists()
         proxy.forward()
         make_due()
         proxy.close_next(0)
-        assert removals.finish() == left
+        assert removals.run_due(50) == left
     assert not Removal.objects.exists()
     assert agents.queues(vhost) == {}
 
@@ -652,16 +655,16 @@ def test_one_thing_that_makes_the_broker_fail_does_not_keep_all_others(made, age
         patch.setattr(Management, "delete_user", failing)
         made.subscription.delete()
         make_due()
-        removals.finish()
+        removals.run_due(50)
         # A minute later all others are due, and this one is not yet.
         Removal.objects.update(due_at=F("due_at") - timedelta(seconds=65))
-        removals.finish()
+        removals.run_due(50)
     assert [(removal.name, removal.attempts) for removal in Removal.objects.all()] == [(made.username, 2)]
     assert on_broker(agents, made)[0] == {made.consumer.queue_name}
 
 
 def test_what_fails_again_and_again_waits_longer_each_time_up_to_a_limit():
-    assert [removals.wait_seconds(attempts, 300) for attempts in (1, 2, 3, 4, 1000)] == [60, 120, 240, 300, 300]
+    assert [removals.retry_seconds(attempts, 300) for attempts in (1, 2, 3, 4, 1000)] == [60, 120, 240, 300, 300]
 
 
 def test_a_refusal_is_written_down_and_the_others_go(made, agents, broker, caplog):
@@ -669,7 +672,7 @@ def test_a_refusal_is_written_down_and_the_others_go(made, agents, broker, caplo
         channel = opened.channel()
         channel.queue_delete(made.queue.queue_name)
         channel.queue_declare(made.queue.queue_name, exclusive=True)
-        with caplog.at_level(logging.WARNING, "agents.removals"):
+        with caplog.at_level(logging.WARNING, "core.removals"):
             made.subscription.delete()
         removal = Removal.objects.get()
         assert (removal.name, removal.attempts, removal.claim) == (made.queue.queue_name, 1, None)
@@ -678,13 +681,13 @@ def test_a_refusal_is_written_down_and_the_others_go(made, agents, broker, caplo
         waits = []
         for _ in range(3):
             make_due()
-            removals.finish()
+            removals.run_due(50)
             removal.refresh_from_db()
             waits.append(round((removal.due_at - timezone.now()).total_seconds() / 60))
         assert waits == [2, 4, 8]
     assert on_broker(agents, made)[0] == {made.consumer.queue_name}
     make_due()
-    assert removals.finish() == 1
+    assert removals.run_due(50) == 1
 
 
 def test_what_is_gone_already_is_done(made, management):
@@ -701,10 +704,10 @@ def test_a_database_that_is_away_is_logged_and_nothing_is_lost(made, caplog):
         return execute(sql, params, many, context)
 
     removals.write([Removal(kind=KIND.QUEUE, vhost="nowhere", name="q")], due_at=timezone.now() - timedelta(seconds=1))
-    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, "agents.removals"):
-        assert removals.work_off() == 0
+    with connection.execute_wrapper(fail), caplog.at_level(logging.ERROR, "core.removals"):
+        assert removals.run_due() == 0
     assert "the database is away" in caplog.text
-    assert removals.work_off() == 1
+    assert removals.run_due() == 1
 
 
 # Crashes, and several at once
@@ -715,7 +718,7 @@ def test_what_a_process_leaves_that_is_killed_after_the_commit_is_finished_by_th
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(removals, "work_off", killed)
+        patch.setattr(removals, "run_due", killed)
         with pytest.raises(Killed):
             made.subscription.delete()
     assert not EventSubscription.objects.exists()
@@ -731,14 +734,14 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(removals.tombstones, "forget", killed)
+        patch.setattr(tombstones, "forget", killed)
         with pytest.raises(Killed):
             made.subscription.delete()
-    assert removals.finish() == 0
+    assert removals.run_due(50) == 0
     soonest = timezone.now() + timedelta(seconds=locks.seconds())
     assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
     make_due()
-    assert removals.finish() == 3
+    assert removals.run_due(50) == 3
     there.refresh_from_db()
     assert there.state == "gone"
 
@@ -756,7 +759,7 @@ def test_two_workers_remove_each_thing_once(agents, management):
         due_at=timezone.now() - timedelta(seconds=1),
     )
     with counted_requests() as sent:
-        done = in_parallel(*[removals.work_off] * 3)
+        done = in_parallel(*[removals.run_due] * 3)
     assert sum(done) == len(sent) == len(set(sent)) == 100
     assert agents.queues(vhost) == {}
 
@@ -790,7 +793,7 @@ def test_a_registration_between_the_claim_and_the_request_keeps_its_queue(made, 
         return real(*arguments)
 
     monkeypatch.setattr(removals, "_claim", registered_before)
-    assert removals.work_off() == 0
+    assert removals.run_due() == 0
     assert not Removal.objects.exists()
     assert made.queue.queue_name in on_broker(agents, made)[0]
 
@@ -842,18 +845,18 @@ def test_a_user_that_somebody_changes_right_now_goes_a_little_later(made, agents
         assert [removal.kind for removal in Removal.objects.all()] == ["user"]
         assert made.username in agents.users()
     make_due()
-    assert removals.finish() == 1
+    assert removals.run_due(50) == 1
     assert made.username not in agents.users()
 
 
 def test_nothing_is_begun_once_the_time_is_over(made, agents):
     before = on_broker(agents, made)
     removals.write([Removal(kind=KIND.QUEUE, vhost=made.vhost, name="q")], due_at=timezone.now() - timedelta(seconds=1))
-    assert removals.work_off(0) == 0
+    assert removals.run_due(0) == 0
     batch = removals._claim(removals._is_due(), 0, 0)
     batch.carry_out()
     removal = Removal.objects.get()
-    assert (batch.gone, removal.claim, removal.attempts) == ([], None, 0)
+    assert (batch.removed, removal.claim, removal.attempts) == ([], None, 0)
     assert removal.due_at <= timezone.now() + timedelta(seconds=1)
     assert on_broker(agents, made) == before
 
@@ -925,7 +928,7 @@ def test_an_expired_token_is_as_a_revoked_one_within_the_task(made, agents, brok
     assert not can_log_in(broker, made.vhost, made.username, made.presented.key)
     assert AuthToken.objects.filter(pk=made.presented.token.pk).exists()
     assert not EventSubscription.objects.filter(token__isnull=False).exists()
-    assert removals.disarm_expired() == 0
+    assert agents_removals.revoke_expired_passwords() == 0
 
 
 def test_an_owner_who_is_not_active_any_more_loses_the_logins_within_the_task(made, agents, broker, client):
@@ -945,7 +948,7 @@ def test_an_owner_who_is_not_active_any_more_loses_the_logins_within_the_task(ma
 def test_other_tokens_keep_their_logins(made, agents, broker):
     tokens.revoke_token(agents.token(made.owner).token)
     tokens.revoke_tokens_of(agents.owner())
-    assert removals.disarm_expired() == 0
+    assert agents_removals.revoke_expired_passwords() == 0
     assert not Removal.objects.exists()
     assert can_log_in(broker, made.vhost, made.username, made.presented.key)
 
@@ -967,7 +970,7 @@ def test_any_number_of_expired_tokens_takes_six_statements(agents, settings, cou
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
     with transaction.atomic():
         with django_assert_num_queries(8):  # two savepoints take two each
-            assert removals.disarm_expired() == count
+            assert agents_removals.revoke_expired_passwords() == count
         assert Removal.objects.count() == count
         transaction.set_rollback(True)
 
@@ -992,7 +995,7 @@ def test_a_login_that_has_another_token_by_now_keeps_it(made, agents, broker, se
 def test_a_password_that_a_late_request_may_have_taken_is_set_anew_by_the_next_call(made, agents, settings, broker):
     removals.write([Removal(kind=KIND.PASSWORD, name=made.username)], due_at=timezone.now() - timedelta(seconds=1))
     Removal.objects.update(attempts=1)
-    removals.finish()
+    removals.run_due(50)
     made.subscription.refresh_from_db()
     assert not made.subscription.password_set
     made.presented.token.refresh_from_db()
@@ -1134,7 +1137,7 @@ def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_
     other = agents.token(made.owner)
     registration.register_consumer(made.identity, other, None)
     expired(other.token)
-    username, registrations = removals._username, []
+    username, registrations = agents_removals._username, []
 
     def register_meanwhile(value):
         if not registrations:
@@ -1142,10 +1145,10 @@ def test_a_token_that_is_given_to_a_login_while_the_expired_are_looked_up_keeps_
             wait_until_blocked(registrations[0])
         return username(value)
 
-    monkeypatch.setattr(removals, "_username", register_meanwhile)
-    removals.disarm_expired()
+    monkeypatch.setattr(agents_removals, "_username", register_meanwhile)
+    agents_removals.revoke_expired_passwords()
     registrations[0].result()
-    removals.disarm_expired()
+    agents_removals.revoke_expired_passwords()
     settle()
     assert not can_log_in(broker, made.vhost, made.username, other.key)
     made.subscription.refresh_from_db()
@@ -1190,8 +1193,8 @@ def test_a_sweep_hears_what_went_what_is_read_and_what_was_refused(made, agents,
             due_at=timezone.now() + timedelta(minutes=5),
         )
         ids.append(Removal.objects.get(name="subscription_mine").pk)
-        outcome = removals.carry_out(ids)
-        assert (outcome.deleted, outcome.kept, outcome.away) == (1, [(made.vhost, "subscription_read")], False)
+        outcome = removals.run(ids)
+        assert (outcome.removed, outcome.kept, outcome.away) == (1, [(made.vhost, "subscription_read")], False)
         assert len(outcome.errors) == 1
         assert "subscription_mine" in outcome.errors[0]
         assert [removal.name for removal in Removal.objects.all()] == ["subscription_mine"]
@@ -1207,17 +1210,17 @@ def test_a_sweep_touches_nothing_else_that_is_due(made, settings, broker):
         [Removal(kind=KIND.QUEUE, vhost=made.vhost, name="subscription_x", if_unused=True)],
         due_at=timezone.now() + timedelta(minutes=5),
     )
-    outcome = removals.carry_out([Removal.objects.get(name="subscription_x").pk])
-    assert (outcome.deleted, outcome.kept, outcome.errors) == (1, [], [])
+    outcome = removals.run([Removal.objects.get(name="subscription_x").pk])
+    assert (outcome.removed, outcome.kept, outcome.errors) == (1, [], [])
     assert [removal.name for removal in Removal.objects.all()] == [made.queue.queue_name]
 
 
 def test_a_sweep_hears_that_the_broker_is_away(made, management, settings):
     ids = orphans(made, management, *(f"subscription_{number}" for number in range(20)))
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    outcome = removals.carry_out(ids)
-    assert (outcome.deleted, outcome.kept, outcome.away) == (0, [], True)
-    assert 1 <= len(outcome.errors) <= removals.AT_ONCE
+    outcome = removals.run(ids)
+    assert (outcome.removed, outcome.kept, outcome.away) == (0, [], True)
+    assert 1 <= len(outcome.errors) <= removals.MAX_PARALLEL
     assert Removal.objects.filter(claim=None).count() == 20
 
 
@@ -1227,7 +1230,7 @@ def test_a_sweep_spares_what_was_registered_meanwhile(made, agents):
         [Removal(kind=KIND.QUEUE, vhost=made.vhost, name=made.queue.queue_name, if_unused=True)],
         due_at=timezone.now() + timedelta(minutes=5),
     )
-    outcome = removals.carry_out([Removal.objects.get().pk])
-    assert (outcome.deleted, outcome.kept, outcome.errors) == (0, [], [])
+    outcome = removals.run([Removal.objects.get().pk])
+    assert (outcome.removed, outcome.kept, outcome.errors) == (0, [], [])
     assert on_broker(agents, made) == before
     assert not Removal.objects.exists()

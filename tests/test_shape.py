@@ -16,8 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from agents import events, registration, removals, sweep
+from agents import events, registration, sweep
 from agents.models import AgentVhost, EventSubscription, Registration, SubscriptionQueue
+from agents.removals import pending
 from notifications import claims, enqueue, sending
 from notifications.models import Notification
 from queues import deletion, monitor
@@ -235,4 +236,4 @@ def test_a_registration_takes_as_much_beside_many_queues_as_beside_few(subscribe
         _, *again = counted(lambda new=new: registration.register_subscription(new, "order", presented))
         found.append((first, again))
     assert found[0] == found[1]
-    assert not removals.pending()
+    assert not pending()

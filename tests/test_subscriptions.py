@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
 from accounts.vouching import NotVouched
-from agents import credentials, identities, records, registration, removals
+from agents import credentials, deletions, identities, records, registration
 from agents.identities import (
     NoSuchOffering,
     NoSuchType,
@@ -40,7 +40,7 @@ from agents.records import Busy
 from agents.registered import agent_vhosts, mark_returned, mark_vanished, registered
 from agents.registration import create_queue, make_again, make_subscription, register_consumer, register_subscription
 from agents.vhosts import make_vhost
-from core import broker, locks
+from core import broker, locks, removals
 from core.models import Removal
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
 from rabbit.http import PooledClient
@@ -447,7 +447,7 @@ def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20
     make_due()
-    assert removals.finish() == 2
+    assert removals.run_due(50) == 2
     assert not made & agents.users()
 
 
@@ -704,7 +704,7 @@ def test_where_what_it_belongs_to_is_removed_the_queue_is_left_to_be_removed(
     assert not SubscriptionQueue.objects.exists()
     assert {kind for kind, _, _ in pending()} == {"queue"}
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
 
 
@@ -716,7 +716,7 @@ def test_a_subscription_that_is_removed_while_its_user_is_made_leaves_no_user(
     with pytest.raises(ObjectDoesNotExist):
         create_queue(subscription, offering, "order", newer)
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert subscription.rmq_username not in agents.users()
     assert set(agents.queues(subscription.owner.uuid.hex)) == {"guardian.dlq"}
     assert not Removal.objects.exists()
@@ -730,7 +730,7 @@ def test_a_consumer_that_is_removed_while_its_user_is_made_is_registered_anew(
     assert new
     open_amqp(consumer.rmq_username, presented.key, alice.uuid.hex)
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert set(agents.queues(alice.uuid.hex)) == {consumer.queue_name, "guardian.dlq"}
     assert not Removal.objects.exists()
 
@@ -764,7 +764,7 @@ def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, s
 def test_a_queue_whose_row_is_removed_and_whose_removal_is_under_way_is_busy(
     monkeypatch, offering, subscription, presented
 ):
-    monkeypatch.setattr(removals, "work_off", lambda *args: 0)
+    monkeypatch.setattr(removals, "run_due", lambda *args: 0)
 
     def remove():
         SubscriptionQueue.objects.all().delete()
@@ -800,7 +800,7 @@ def test_a_token_that_is_revoked_while_it_is_set_does_not_stay_the_password(
     left = EventSubscription.objects.get()
     assert (left.token, left.next_token, left.password_set) == (presented.token, None, False)
     make_due()
-    removals.finish()
+    removals.run_due(50)
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         open_amqp(subscription.rmq_username, newer.key, alice.uuid.hex)
 
@@ -847,7 +847,7 @@ def test_no_user_stays_whose_token_is_revoked_during_its_first_registration(
     assert not EventSubscription.objects.exists()
     assert not Consumer.objects.exists()
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert only_hex(agents.users()) == before_it
     assert not Removal.objects.exists()
 
@@ -877,7 +877,7 @@ def test_no_user_stays_whose_permissions_could_not_be_set(
     assert not Consumer.objects.exists()
     assert only_hex(agents.users()) != before_it
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert only_hex(agents.users()) == before_it
     assert set(agents.queues(alice.uuid.hex)) == {"guardian.dlq"}
 
@@ -1011,7 +1011,7 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
         with pytest.raises(ObjectDoesNotExist):
             call()
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert stale.uuid.hex not in agents.vhosts()
     assert not only_hex(agents.users())
 
@@ -1110,7 +1110,7 @@ def test_a_row_that_another_request_has_made_ready_is_not_taken_back(monkeypatch
 
 
 class Deadlock(Exception):
-    pgcode = removals.DEADLOCK
+    pgcode = deletions.DEADLOCK
 
 
 @pytest.mark.parametrize(("times", "left"), [(2, 1), (3, 0)])
@@ -1264,7 +1264,7 @@ def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
     make_again(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert queue.queue_name not in agents.queues(queue.vhost)
 
 
@@ -1285,7 +1285,7 @@ def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
     with pytest.raises(ObjectDoesNotExist):
         register_subscription(identity, "order", presented)
     make_due()
-    removals.finish()
+    removals.run_due(50)
     assert alice.uuid.hex not in agents.vhosts()
     with pytest.raises(NotThere):
         management.delete_vhost(alice.uuid.hex)

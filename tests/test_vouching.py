@@ -12,7 +12,6 @@ from django.utils import timezone
 from accounts import signals, vouching
 from accounts.models import AuthToken, Owner, PulseUser, Vouching
 from accounts.pulse_users import make_pulse_user
-from accounts.removal import finish_removals
 from accounts.signin import owner_of, prove
 from accounts.tokens import make_token
 from accounts.vouching import (
@@ -26,7 +25,7 @@ from accounts.vouching import (
 )
 from accounts.withdrawal import withdraw
 from tests.conftest import Amqp
-from tests.toolbox import in_parallel
+from tests.toolbox import finish_removals, in_parallel
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 

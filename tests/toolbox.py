@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,9 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
+from accounts.models import PulseUser
+from core import removals
+from core.models import Removal
 from notifications.models import Notification
 from queues.models import Queue, QueueEvent
 from rabbit.management import Management
@@ -24,6 +28,20 @@ AWAY = "http://guest:guest@127.0.0.1:1"
 """The URL of a broker where nothing listens."""
 
 POLL_SECONDS = 0.02
+
+
+def mark_for_removal(*pulse_users: PulseUser) -> None:
+    """Mark these accounts as a removal does that is killed right after its commit."""
+    PulseUser.objects.filter(pk__in=[one.pk for one in pulse_users]).update(removing_since=timezone.now())
+    Removal.objects.bulk_create(
+        [Removal(kind=Removal.Kind.ACCOUNT, name=one.username) for one in pulse_users], ignore_conflicts=True
+    )
+
+
+def finish_removals() -> int:
+    """Carry out all removals, as the task has done after some minutes, and return how many succeeded."""
+    Removal.objects.update(due_at=timezone.now() - timedelta(minutes=5))
+    return removals.run_due(removals.SECONDS_OF_TASK)
 
 
 class Killed(BaseException):

@@ -279,14 +279,12 @@ class Chaos:
             time.sleep(1)
 
     def _under_way(self) -> list[str]:
-        from accounts.models import PulseUser
         from core.models import Removal
         from notifications.models import Notification
 
         counts = {
             "unsent notifications": Notification.objects.filter(state__in=["due", "sending"]).count(),
             "removals": Removal.objects.count(),
-            "accounts to remove": PulseUser.objects.filter(removing_since__isnull=False).count(),
         }
         return [f"{count} {what}" for what, count in counts.items() if count]
 
@@ -294,8 +292,7 @@ class Chaos:
         """Expire claims and make the next attempts due now; by themselves they take minutes."""
         from django.utils import timezone
 
-        from accounts import removal
-        from agents import removals
+        from core import removals
         from core.models import Removal
         from notifications import enqueue
         from notifications.models import Notification
@@ -304,8 +301,7 @@ class Chaos:
         if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):
             enqueue.nudge()
         if Removal.objects.update(due_at=timezone.now()):
-            removals.finish()
-        removal.finish_removals()
+            removals.run_due(removals.SECONDS_OF_TASK)
 
 
 def _is_at_work(kind: str) -> bool:

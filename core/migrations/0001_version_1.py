@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
             name='Removal',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('password', "a RabbitMQ user's password"), ('user', 'a RabbitMQ user'), ('vhost', 'a vhost, with all there is in it'), ('queue', 'a queue')], max_length=10)),
+                ('kind', models.CharField(choices=[('password', "a RabbitMQ user's password"), ('user', 'a RabbitMQ user'), ('vhost', 'a vhost, with all there is in it'), ('queue', 'a queue'), ('account', 'a Pulse user, with its queues and exchanges')], max_length=10)),
                 ('vhost', models.CharField(blank=True, help_text='Of a queue.', max_length=255)),
                 ('name', models.CharField(max_length=255)),
                 ('if_unused', models.BooleanField(default=False, help_text='Only while nobody reads from it.')),

@@ -1,0 +1,367 @@
+"""What is to be removed from the broker: one queue of rows, with a handler for each kind.
+
+A :class:`~core.models.Removal` is written in the transaction that decides the removal. It is carried out after the
+commit, and a task carries out what is left. No correctness rests on the callback: the row is the truth, and a killed
+process leaves it to the task.
+
+The same thing may be registered again during its removal. A remover therefore commits a claim first and then looks for
+a row that needs the thing; a registration commits its row first and then looks for a Removal. One of them sees the
+other. A request whose answer was lost may still be carried out later, so such a Removal keeps its claim until it is
+tried again.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from django.db import Error, transaction
+from django.db.models import Case, Q, QuerySet, Value, When
+from django.db.models.expressions import CombinedExpression
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from core import broker, bulk, locks
+from core.models import Removal
+from rabbit.management import BrokerAway, BrokerError, Management, NotThere
+from rabbit.names import QueueName
+from rabbit.threads import Threads
+
+logger = logging.getLogger(__name__)
+
+BATCH_SIZE = 1000
+"""How many removals are claimed at once. A batch takes the same number of statements at any size."""
+
+MAX_PARALLEL = 8
+
+SECONDS_AFTER_COMMIT = 20
+SECONDS_OF_TASK = 50
+
+RESERVED_FOR = timedelta(minutes=1)
+"""How long after :func:`reserve` the task leaves a removal to its caller."""
+
+BUSY_RETRY_SECONDS = 10
+RETRY_SECONDS = 60
+MAX_AWAY_RETRY_SECONDS = 300
+MAX_REFUSED_RETRY_SECONDS = 3600
+"""The interval doubles with each attempt, so that one removal that makes the broker fail does not delay all others."""
+
+
+class Kept(Exception):
+    """The thing is in use and stays, as its Removal says ``if_unused``."""
+
+
+class Postponed(Exception):
+    """The removal was not tried: there was no time left for it."""
+
+
+@dataclass(frozen=True)
+class Handler:
+    """How one kind of removal is carried out."""
+
+    remove: Callable[[Management, Removal, float], None]
+    """Remove the thing; make no request after the given ``time.monotonic()``.
+
+    It raises :class:`Kept`, :class:`Postponed`, ``locks.Taken``, or a ``BrokerError``, of which ``NotThere`` means that
+    the thing is gone.
+    """
+    needed: Callable[[Sequence[Removal]], Iterable[Removal]] = lambda removals: ()
+    """Return the removals to drop, since a row needs the thing again."""
+    removed: Callable[[Sequence[Removal]], None] = lambda removals: None
+    """Record that these things are gone."""
+    parallel: bool = False
+    """Whether ``remove`` may run in threads. It must not use the database then."""
+
+
+_handlers: dict[str, Handler] = {}
+
+
+def register(kind: Removal.Kind, handler: Handler) -> None:
+    """Have this handler carry out all removals of this kind."""
+    _handlers[kind] = handler
+
+
+# Writing
+
+
+def write(removals: Sequence[Removal], *, due_at: datetime | None = None) -> None:
+    """Write removals in the caller's transaction, and carry them out after the commit.
+
+    One that is written already becomes due again and loses its claim. ``if_unused`` is never set again once it was
+    false. With ``due_at`` nothing happens on commit: the task finds the removals then. Two statements at most.
+    """
+    things: dict[tuple[str, str, str], bool] = {}
+    for removal in removals:
+        thing = (str(removal.kind), removal.vhost, removal.name)
+        things[thing] = things.get(thing, True) and removal.if_unused
+    if not things:
+        return
+    fields = ["kind", "vhost", "name", "if_unused", "created", "attempts", "last_error"]
+    update = ["claim", "due_at", "attempts", "last_error"]
+    if due_at is not None:
+        fields.append("due_at")
+    now = timezone.now()
+    with transaction.atomic():
+        for if_unused in (False, True):
+            # Sorted, so that two transactions that write the same removals don't deadlock.
+            chosen = sorted(thing for thing, only_unused in things.items() if only_unused == if_unused)
+            common = (if_unused, now, 0, "") if due_at is None else (if_unused, now, 0, "", due_at)
+            bulk.insert(
+                Removal,
+                fields,
+                [(*thing, *common) for thing in chosen],
+                unique=("kind", "vhost", "name"),
+                update=update if if_unused else [*update, "if_unused"],
+            )
+        if due_at is None:
+            transaction.on_commit(run_due, robust=True)
+
+
+def reserve(removals: Sequence[Removal]) -> list[int]:
+    """Write removals of one kind in the caller's transaction, and return their ids for :func:`run`.
+
+    The task carries them out if the caller has not done it within :data:`RESERVED_FOR`.
+    """
+    write(removals, due_at=timezone.now() + RESERVED_FOR)
+    things = [(removal.kind, removal.vhost, removal.name) for removal in removals]
+    written = Removal.objects.filter(bulk.among(Removal, ("kind", "vhost", "name"), things))
+    return list(written.values_list("id", flat=True))
+
+
+# Carrying out
+
+
+@dataclass
+class Outcome:
+    """The result of removals.
+
+    ``removed`` counts those that were gone already, too. ``kept`` are queues that are in use; their removals are
+    dropped. ``errors`` are sentences; the task tries these removals again. ``away``: the broker did not answer, and the
+    rest was not tried. A thing that a row needs again is in none of these.
+    """
+
+    removed: int = 0
+    kept: list[QueueName] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    away: bool = False
+
+
+def run_due(seconds: float = SECONDS_AFTER_COMMIT) -> int:
+    """Carry out the removals that are due, for this many seconds at most, and return how many succeeded.
+
+    Stop if the broker is away; all due removals wait a minute then. Failures are logged, never raised. Do not call in a
+    transaction.
+    """
+    until = time.monotonic() + seconds
+    removed = 0
+    try:
+        while time.monotonic() < until and (batch := _claim(_is_due(), seconds, until)):
+            batch.carry_out()
+            removed += len(batch.removed)
+            if batch.away:
+                break
+    except Error as error:
+        logger.error("The database failed during removals. The task carries out the rest within minutes: %s", error)
+    if removed:
+        logger.info("Removed %d things from the broker", removed)
+    return removed
+
+
+def run(ids: Collection[int]) -> Outcome:
+    """Carry out these removals now, due or not, except for those that another process has claimed.
+
+    Do not call in a transaction.
+
+    Raises:
+        django.db.Error: the database is away.
+    """
+    outcome = Outcome()
+    waiting = list(ids)
+    while waiting and not outcome.away:
+        these = Q(bulk.among(Removal, ("id",), [(id_,) for id_ in waiting[:BATCH_SIZE]]))
+        until = time.monotonic() + SECONDS_OF_TASK
+        batch = _claim(these & (Q(claim=None) | _is_due()), SECONDS_OF_TASK, until)
+        if batch is not None:
+            batch.carry_out()
+            outcome.removed += len(batch.removed)
+            outcome.kept += [(removal.vhost, removal.name) for removal in batch.kept]
+            outcome.errors += [str(error) for _, error in (*batch.refused, *batch.unanswered)]
+            outcome.away = batch.away
+        waiting = waiting[BATCH_SIZE:]
+    return outcome
+
+
+def _is_due() -> Q:
+    return Q(due_at__lte=Now())
+
+
+def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
+    """Claim a batch of these removals, in the order of their kinds; None: there are none.
+
+    No request is begun after ``until``, at most ``seconds`` from now. The claim outlasts a request that is begun then.
+    """
+    claim = uuid.uuid4()
+    order = Case(*[When(kind=kind, then=Value(number)) for number, kind in enumerate(Removal.Kind)])
+    with transaction.atomic():
+        free = Removal.objects.select_for_update(skip_locked=True).filter(these)
+        removals = list(free.order_by(order, "id")[:BATCH_SIZE])
+        if not removals:
+            return None
+        Removal.objects.filter(bulk.among(Removal, ("id",), [(removal.pk,) for removal in removals])).update(
+            claim=claim, due_at=Now() + timedelta(seconds=seconds + locks.seconds())
+        )
+    return _Batch(claim, removals, until)
+
+
+class _Batch:
+    """Removals that this process has claimed, and their results.
+
+    ``unanswered``: the broker is away, and the request was not sent or its result is unknown. ``busy``: another process
+    has the lock. The rest was not tried.
+    """
+
+    def __init__(self, claim: uuid.UUID, removals: list[Removal], until: float) -> None:
+        self._claim = claim
+        self._removals = removals
+        self._until = until
+        self._stopped = threading.Event()
+        self.removed: list[Removal] = []
+        self.kept: list[Removal] = []
+        self.busy: list[Removal] = []
+        self.refused: list[tuple[Removal, BrokerError]] = []
+        self.unanswered: list[tuple[Removal, BrokerAway]] = []
+
+    @property
+    def away(self) -> bool:
+        """Whether the broker does not answer."""
+        return self._stopped.is_set()
+
+    def carry_out(self) -> None:
+        """Remove the things from the broker, and record the results."""
+        self._drop_needed()
+        try:
+            self._remove(broker.management())
+        except BrokerAway as error:  # no broker is configured
+            self._stopped.set()
+            self.unanswered += [(removal, error) for removal in self._removals[:1]]
+        self._record()
+
+    def _drop_needed(self) -> None:
+        """Drop the removals of things that a row needs again. The claim is committed, so no registration is missed."""
+        needed = [
+            removal
+            for kind, handler in _handlers.items()
+            if (of_kind := self._of_kind(kind))
+            for removal in handler.needed(of_kind)
+        ]
+        if needed:
+            self._mine(needed).delete()
+            dropped = {removal.pk for removal in needed}
+            self._removals = [removal for removal in self._removals if removal.pk not in dropped]
+            logger.info("Dropped the removals of %d things that are registered again", len(needed))
+
+    def _remove(self, management: Management) -> None:
+        """Remove kind by kind: users and passwords first, so that no client comes back while its queues go."""
+        for kind in Removal.Kind:
+            vhosts = {removal.name for removal in self.removed if removal.kind == Removal.Kind.VHOST}
+            of_kind = self._of_kind(kind)
+            self.removed += [removal for removal in of_kind if removal.vhost in vhosts]
+            left = [removal for removal in of_kind if removal.vhost not in vhosts]
+            if _handlers[kind].parallel:
+                with Threads(MAX_PARALLEL) as pool:
+                    list(pool.map(lambda removal: self._attempt(management, removal), left))
+            else:
+                for removal in left:
+                    self._attempt(management, removal)
+
+    def _attempt(self, management: Management, removal: Removal) -> None:
+        """Remove one thing and keep the result, unless the time is over or the broker is away."""
+        if self._stopped.is_set() or time.monotonic() >= self._until:
+            return
+        try:
+            _handlers[removal.kind].remove(management, removal, self._until)
+        except NotThere:
+            self.removed.append(removal)
+        except BrokerAway as error:
+            self._stopped.set()
+            self.unanswered.append((removal, error))
+        except (locks.Taken, Postponed):
+            self.busy.append(removal)
+        except Kept:
+            self.kept.append(removal)
+        except BrokerError as error:
+            self.refused.append((removal, error))
+        else:
+            self.removed.append(removal)
+
+    def _record(self) -> None:
+        for kind, handler in _handlers.items():
+            if of_kind := [removal for removal in self.removed if removal.kind == kind]:
+                handler.removed(of_kind)
+        finished = [*self.removed, *self.kept]
+        self._mine(finished).delete()
+        for removal in self.kept:
+            logger.warning("%s in %s is in use and stays", removal.name, removal.vhost)
+        self._record_failures()
+        tried = {removal.pk for removal in (*finished, *self.busy)}
+        tried |= {removal.pk for removal, _ in (*self.refused, *self.unanswered)}
+        wait = RETRY_SECONDS if self.away else 0
+        self._release(self.busy, max(wait, BUSY_RETRY_SECONDS))
+        self._release([removal for removal in self._removals if removal.pk not in tried], wait)
+        if self.away:
+            with transaction.atomic():
+                # Otherwise the next callback of the same request waits for the broker again.
+                due = Removal.objects.select_for_update(skip_locked=True).filter(_is_due()).order_by("id")
+                Removal.objects.filter(pk__in=due.values("pk")).update(due_at=_in(RETRY_SECONDS))
+
+    def _record_failures(self) -> None:
+        failed: list[tuple[Removal, BrokerError]] = [*self.refused, *self.unanswered]
+        bulk.update(Removal, ("last_error",), [(removal.pk, str(error)[:300]) for removal, error in failed])
+        for removal, error in self.refused:
+            logger.warning("%s can't be removed yet: %s", removal, error)
+        for _, error in self.unanswered[:1]:
+            logger.warning("Removals stop, since the broker is away, and continue in a minute: %s", error)
+        self._back_off([removal for removal, _ in self.refused], MAX_REFUSED_RETRY_SECONDS)
+        not_sent = [removal for removal, error in self.unanswered if error.never_reached]
+        self._back_off(not_sent, MAX_AWAY_RETRY_SECONDS)
+        # The broker may still carry these out, so a registration must not cancel them meanwhile.
+        unknown = [removal for removal, error in self.unanswered if not error.never_reached]
+        self._back_off(unknown, MAX_AWAY_RETRY_SECONDS, claim=self._claim)
+
+    def _back_off(self, removals: list[Removal], max_seconds: int, *, claim: uuid.UUID | None = None) -> None:
+        removals.sort(key=_attempts)
+        for attempts, same in groupby(removals, key=_attempts):
+            self._release(list(same), retry_seconds(attempts + 1, max_seconds), attempts=attempts + 1, claim=claim)
+
+    def _release(self, removals: Sequence[Removal], seconds: float, **values: Any) -> None:
+        """Make these due in so many seconds, and give up their claim unless another is given."""
+        if removals:
+            self._mine(removals).update(**{"claim": None, "due_at": _in(seconds), **values})
+
+    def _of_kind(self, kind: str) -> list[Removal]:
+        return [removal for removal in self._removals if removal.kind == kind]
+
+    def _mine(self, removals: Iterable[Removal]) -> QuerySet[Removal]:
+        """Return the rows that this process still has claimed: not those that were written again meanwhile."""
+        keys = [(removal.pk,) for removal in removals]
+        if not keys:
+            return Removal.objects.none()
+        return Removal.objects.filter(bulk.among(Removal, ("id",), keys), claim=self._claim)
+
+
+def retry_seconds(attempts: int, max_seconds: int) -> int:
+    """Return how long to wait after this many attempts: twice as long each time, up to ``max_seconds``."""
+    return min(max_seconds, RETRY_SECONDS << min(attempts - 1, 10))
+
+
+def _in(seconds: float) -> CombinedExpression:
+    return Now() + timedelta(seconds=seconds)
+
+
+def _attempts(removal: Removal) -> int:
+    return removal.attempts

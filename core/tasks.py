@@ -1,0 +1,11 @@
+"""What Celery runs. Each task calls the function that decides, and holds no rule."""
+
+from celery import shared_task
+
+from core import removals
+
+
+@shared_task
+def finish_removals() -> None:
+    """Carry out the removals from the broker that are due."""
+    removals.run_due(removals.SECONDS_OF_TASK)
