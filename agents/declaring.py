@@ -17,7 +17,7 @@ def make_or_replace(vhost: str, name: str, wanted: Any, management: Management) 
         NotThere: no such vhost.
     """
     try:
-        return management.make_queue(vhost, name, wanted)
+        return management.declare_queue(vhost, name, wanted)
     except NotEqual as error:
         different = error
     try:
@@ -28,7 +28,7 @@ def make_or_replace(vhost: str, name: str, wanted: Any, management: Management) 
         raise _not_replaced(vhost, name, wanted, different, error, management) from error
     else:
         logger.info("The queue '%s' in '%s' had other arguments, was empty and unused, and is made anew", name, vhost)
-    return management.make_queue(vhost, name, wanted)
+    return management.declare_queue(vhost, name, wanted)
 
 
 def _not_replaced(

@@ -61,4 +61,4 @@ def _again(row: SubscriptionQueue | Consumer, management: Management) -> Callabl
 
 
 def _dead_letters(owner: Owner, management: Management) -> Callable[[], None]:
-    return lambda: vhosts.make_vhost(owner, management)
+    return lambda: vhosts.create_vhost(owner, management)

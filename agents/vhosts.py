@@ -52,7 +52,7 @@ def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
             try:
                 # All permissions in a lost vhost are lost. Done first, because the answer may be lost, too.
                 _forget_passwords(owner)
-                renewed.make_vhost(name)
+                renewed.create_vhost(name)
                 _make_dead_letter_queue(name, renewed)
                 rows.update(ready=True)
             finally:

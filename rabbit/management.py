@@ -328,7 +328,7 @@ class Management:
             for row in rows
         ]
 
-    def make_vhost(self, name: str) -> bool:
+    def create_vhost(self, name: str) -> bool:
         """Make a vhost, on which this client's account gets all permissions. Return whether it is new."""
         return self._put("vhosts", name)
 
@@ -364,7 +364,7 @@ class Management:
         """
         return _object(self._get("queues", vhost, name), name=str, vhost=str)
 
-    def make_queue(
+    def declare_queue(
         self,
         vhost: str,
         name: str,
@@ -423,7 +423,7 @@ class Management:
         )
         return [Exchange(**{key: row[key] for key in Exchange._fields}) for row in rows]
 
-    def make_exchange(
+    def declare_exchange(
         self,
         vhost: str,
         name: str,

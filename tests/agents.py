@@ -85,7 +85,7 @@ class RegisteredAgent:
         a_while_ago()
 
     def orphan(self, name="subscription_orphan", **declared):
-        self.agents.management.make_queue(self.vhost, name, **declared)
+        self.agents.management.declare_queue(self.vhost, name, **declared)
         return {"vhost": self.vhost, "queue": name}
 
     @property

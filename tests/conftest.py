@@ -187,7 +187,7 @@ class Vhosts:
         name, self._empty = self._empty, None
         if name is None:
             name = f"test-{uuid.uuid4().hex[:12]}"
-            self._management.make_vhost(name)
+            self._management.create_vhost(name)
         return name
 
     def take_back(self, name: str) -> None:
@@ -238,8 +238,8 @@ def vhosts(management: Management) -> Iterator[list[str]]:
     """Give six vhosts with a queue "a" in each, which are gone afterwards."""
     names = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(6)]
     for name in names:
-        management.make_vhost(name)
-        management.make_queue(name, "a")
+        management.create_vhost(name)
+        management.declare_queue(name, "a")
     yield names
     for name in names:
         management.delete_vhost(name)

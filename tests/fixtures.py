@@ -90,7 +90,7 @@ def guarded_node(own_node: PrivateNode, transactional_db: None, settings: Any) -
     own_node.resume()
     management = Management(own_node.management_url)
     management.delete_vhost("/")
-    management.make_vhost("/")
+    management.create_vhost("/")
     management.close()
 
 

@@ -701,8 +701,8 @@ def test_with_the_broker_away_no_password_is_shown(account, visit, name, setting
 
 def test_the_page_before_deleting_lists_what_goes_and_wants_the_name_typed(account, visit, name, management, guarded):
     for number in range(12):
-        management.make_queue(guarded, f"queue/{name}/{number}")
-    management.make_exchange(guarded, f"exchange/{name}/{MARKUP}\u202e")
+        management.declare_queue(guarded, f"queue/{name}/{number}")
+    management.declare_exchange(guarded, f"exchange/{name}/{MARKUP}\u202e")
     client = visit("owner")
     page = client.get(f"/pulse-users/{name}/delete/")
     for what in ("<summary>12 queues</summary>", f"queue/{name}/11", "1 exchange", "bob@example.org"):
@@ -719,7 +719,7 @@ def test_the_page_before_deleting_lists_what_goes_and_wants_the_name_typed(accou
 
 
 def test_a_deleted_account_is_gone_with_all_it_had(account, visit, name, management, guarded):
-    management.make_queue(guarded, f"queue/{name}/builds")
+    management.declare_queue(guarded, f"queue/{name}/builds")
     page = visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
     assert page.redirect_chain == [("/pulse-users/", 302)]
     assert f"{name} is deleted" in page.text

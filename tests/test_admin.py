@@ -610,7 +610,7 @@ def on_broker(guarded, management):
 
     def put(username):
         management.put_user(username, "irrelevant")
-        management.make_queue(guarded, f"queue/{username}/builds")
+        management.declare_queue(guarded, f"queue/{username}/builds")
         made.append(username)
         account = PulseUser.objects.create(username=username, ready=True)
         account.owners.set([make_owner()])

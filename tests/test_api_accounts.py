@@ -59,7 +59,7 @@ def test_an_account_is_made_shown_changed_and_deleted(alice, bob, username, mana
     assert (changed.status_code, changed.json()["owners"]) == (200, ["alice@example.org", "bob@example.org"])
     assert changed.json()["notification_emails"] == ["team@example.org"]
 
-    management.make_queue(guarded, f"queue/{username}/q")
+    management.declare_queue(guarded, f"queue/{username}/q")
     goes = program.get(f"pulse-users/{username}/belongings/").json()
     assert goes == {"queues": [f"queue/{username}/q"], "exchanges": []}
     assert program.delete(f"pulse-users/{username}/").status_code == 204

@@ -738,7 +738,7 @@ def test_a_queue_with_other_arguments_that_is_in_use_is_told_of(agents, manageme
     program = Program(alice)
     subscription = program.post("event-subscriptions/", {}).json()
     name = f"subscription_{subscription['uuid']}_offering_{offering.uuid.hex}_order"
-    management.make_queue(alice.uuid.hex, name, {"x-queue-type": "quorum"})
+    management.declare_queue(alice.uuid.hex, name, {"x-queue-type": "quorum"})
     body = {"offering_uuid": offering.uuid.hex, "object_type": "order"}
     answer = program.post(f"event-subscriptions/{subscription['uuid']}/create_queue/", body)
     assert answer.status_code == 409

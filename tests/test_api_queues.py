@@ -126,7 +126,7 @@ def real(guarded, amqp, account, vhost):
 
 
 def test_a_queue_is_looked_at_emptied_and_deleted(alice, real, amqp, management, vhost):
-    management.make_exchange(vhost, "exchange/alice/x")
+    management.declare_exchange(vhost, "exchange/alice/x")
     management.bind_queue(vhost, "exchange/alice/x", real.name, "build.#")
     program = Program(alice)
     live = program.get(f"queues/{real.uuid}/live/").json()
@@ -260,9 +260,9 @@ def test_exchanges_are_listed_and_deleted_whatever_their_names(
     strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
     names = [f"exchange/alice/{name}" for name in strange]
     for name in names:
-        management.make_exchange(vhost, name)
-    management.make_exchange(vhost, "exchange/alicia/x")
-    management.make_queue(vhost, "q")
+        management.declare_exchange(vhost, name)
+    management.declare_exchange(vhost, "exchange/alicia/x")
+    management.declare_queue(vhost, "q")
     management.bind_queue(vhost, "exchange/alice/x", "q", "a.*")
     program = Program(alice)
     listed = program.get("exchanges/", page_size=50)

@@ -53,9 +53,9 @@ def test_a_number_is_neither_a_boolean_nor_a_text():
 
 def reason_for(management, vhost, name, first, second):
     """Make a queue as ``first`` says and then as ``second`` does, and return the broker's objection to that."""
-    management.make_queue(vhost, name, **first)
+    management.declare_queue(vhost, name, **first)
     with pytest.raises(NotEqual) as refusal:
-        management.make_queue(vhost, name, **second)
+        management.declare_queue(vhost, name, **second)
     management.delete_queue(vhost, name)
     return refusal.value.reason
 

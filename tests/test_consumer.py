@@ -1144,7 +1144,7 @@ def own(own_node):
     """Give the settings in a vhost of the node, and a connection to it."""
     management = Management(own_node.management_url)
     name = f"test-{uuid.uuid4().hex[:12]}"
-    management.make_vhost(name)
+    management.create_vhost(name)
     yield lambda **changes: at(own_node.amqp_url, name, **changes)
     management.delete_vhost(name)
     management.close()

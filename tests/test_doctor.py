@@ -240,7 +240,7 @@ def test_the_two_addresses_lead_to_two_brokers_and_the_other_is_not_all_right(go
     with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
         another.ctl("set_cluster_name", "another")
         management = Management(another.management_url)
-        management.make_vhost(guarded)
+        management.create_vhost(guarded)
         settings.RABBIT_URL = another.amqp_url
         is_problem("one broker", "'another'")
         # And the same node, asked by HTTP too: no agent can connect to it.

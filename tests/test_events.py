@@ -43,7 +43,7 @@ def subscribed(guarded, management, alice, offering):
     ):
         subscription = EventSubscription.objects.create(owner=owner, object_type=object_type)
         if there:
-            management.make_queue(vhost, name, {**arguments.FOR_AGENTS, **limits})
+            management.declare_queue(vhost, name, {**arguments.FOR_AGENTS, **limits})
         return SubscriptionQueue.objects.create(
             subscription=subscription,
             offering=of,
@@ -61,7 +61,7 @@ def consumes(guarded, management, agents, alice, offering):
     """Return what makes a consumer with its queue."""
 
     def make(name, *object_types, owner=alice, state="ready"):
-        management.make_queue(guarded, name, arguments.FOR_AGENTS)
+        management.declare_queue(guarded, name, arguments.FOR_AGENTS)
         identity = agents.identity(owner, offering)
         return Consumer.objects.create(
             identity=identity, object_types=list(object_types), vhost=guarded, queue_name=name, state=state
@@ -217,7 +217,7 @@ def test_owners_who_left_or_are_members_no_more_get_nothing_and_operators_do(
 
 
 def test_a_full_queue_and_one_that_is_gone_are_counted_and_noted(subscribed, offering, lengths, management, guarded):
-    management.make_queue(guarded, "guardian.dlq", arguments.FOR_DEAD_LETTERS)
+    management.declare_queue(guarded, "guardian.dlq", arguments.FOR_DEAD_LETTERS)
     subscribed("one")
     subscribed("full", **{"x-max-length": 1})
     subscribed("gone", there=False)
@@ -401,7 +401,7 @@ def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_p
 ):
     management = Management(guarded_node.management_url)
     for name in ("one", "hung"):
-        management.make_queue("/", name)
+        management.declare_queue("/", name)
     for name in ("one", "hung", "gone"):
         subscribed(name, there=False, vhost="/")
     given = uuid.uuid4().hex
@@ -422,7 +422,7 @@ def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events
     guarded_node, subscribed, offering, impatient
 ):
     impatient(blocked_seconds=0.5)
-    Management(guarded_node.management_url).make_queue("/", "one")
+    Management(guarded_node.management_url).declare_queue("/", "one")
     subscribed("one", there=False, vhost="/")
     assert publish(offering, "order", {}).delivered == 1
     with memory_alarm(guarded_node):

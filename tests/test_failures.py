@@ -247,7 +247,7 @@ def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
 
     def delete_and_declare(self, vhost, name, **conditions):
         deleted = delete(self, vhost, name, **conditions)
-        management.make_queue(vhost, name)
+        management.declare_queue(vhost, name)
         return deleted
 
     monkeypatch.setattr(Management, "delete_queue", delete_and_declare)
@@ -514,7 +514,7 @@ def test_a_vhost_that_is_deleted_in_the_middle_of_a_pass_is_no_deletion_of_guard
 ):
     other = f"{guarded}-other"
     settings.GUARDIAN_VHOSTS = [guarded, other]
-    management.make_vhost(other)
+    management.create_vhost(other)
     there = Amqp(broker.amqp_url, other)
     there.queue("short", 1)
     there.queue("long", 11)

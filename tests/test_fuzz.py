@@ -135,8 +135,8 @@ class World:
         if account is None:
             account, _ = make_pulse_user(self.username, [self.owner])
         account.owners.set([self.owner, self.people["co-owner"]])
-        self.management.make_queue(self.vhost, self.queue)
-        self.management.make_exchange(self.vhost, self.exchange)
+        self.management.declare_queue(self.vhost, self.queue)
+        self.management.declare_exchange(self.vhost, self.exchange)
         now = timezone.now()
         queue, new = Queue.objects.get_or_create(
             vhost=self.vhost, name=self.queue,

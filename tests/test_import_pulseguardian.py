@@ -271,7 +271,7 @@ def test_a_queue_that_is_known_keeps_its_row_and_says_what_made_it_unbounded(fil
 def test_a_flag_holds_in_every_vhost_that_has_such_a_queue(filled, source, amqp, broker, guarded, management):
     other = f"test-{uuid.uuid4().hex[:12]}"
     name = f"queue/{filled[0]}/archive"
-    management.make_vhost(other)
+    management.create_vhost(other)
     try:
         amqp.queue(name)
         elsewhere = Amqp(broker.amqp_url, other)

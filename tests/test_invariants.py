@@ -233,7 +233,7 @@ class TestWhatAgentsRegistered:
         assert len(invariants.forgotten([(queue.vhost, queue.queue_name)])) == 1
 
     def test_a_queue_that_nobody_registered_is_seen(self, queue, management):
-        management.make_queue(queue.vhost, "subscription_orphan")
+        management.declare_queue(queue.vhost, "subscription_orphan")
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"subscription_orphan in {queue.vhost} is on the broker, and nobody registered it"
         ]

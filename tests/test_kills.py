@@ -134,7 +134,7 @@ def test_a_consumers_registration_leaves_nothing_without_its_other_half_and_is_f
 ):
     def begin(number):
         agent = Agent(agents)
-        vhosts.make_vhost(agent.owner, management)
+        vhosts.create_vhost(agent.owner, management)
         return agent
 
     def look(agent, death):
@@ -168,7 +168,7 @@ def test_a_sweep_is_finished_by_the_removals_and_the_next_sweep(agents, manageme
     queue = agent.subscribe()
 
     def begin(number):
-        management.make_queue(agent.vhost, f"subscription_orphan_{number}")
+        management.declare_queue(agent.vhost, f"subscription_orphan_{number}")
         management.delete_queue(agent.vhost, queue.queue_name)
         let_time_pass()
 

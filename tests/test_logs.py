@@ -275,8 +275,8 @@ def test_a_call_to_the_broker_is_told_by_its_shape_and_outcome(json_log, setting
 def test_every_call_is_told_without_a_name_and_with_its_outcome(broker, vhost):
     calls: list[Call] = []
     management = Management(broker.management_url, on_call=calls.append)
-    management.make_queue(vhost, "q")
-    management.make_exchange(vhost, "e")
+    management.declare_queue(vhost, "q")
+    management.declare_exchange(vhost, "e")
     management.bind_queue(vhost, "e", "q", "key")
     management.put_user(vhost, None)
     for ask in (

@@ -132,8 +132,8 @@ def test_tags_of_an_old_broker_are_a_text_with_commas(behind, proxy):
 def test_a_vhost_is_made_once_listed_and_deleted(management):
     name = f"a/b%é {secrets.token_hex(8)}"
     try:
-        assert management.make_vhost(name) is True
-        assert management.make_vhost(name) is False
+        assert management.create_vhost(name) is True
+        assert management.create_vhost(name) is False
         assert Vhost(name, running=True) in management.vhosts()
     finally:
         management.delete_vhost(name)
@@ -156,7 +156,7 @@ def test_a_vhost_that_a_node_does_not_run_is_not_running(behind, proxy):
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_a_queue_name_with_a_slash_a_quote_and_a_percent_goes_there_and_back(management, vhost, name):
-    assert management.make_queue(vhost, name) is True
+    assert management.declare_queue(vhost, name) is True
     assert management.queue(vhost, name)["name"] == name
     assert queue_names(management, vhost) == {name}
     management.purge_queue(vhost, name)
@@ -167,7 +167,7 @@ def test_a_queue_name_with_a_slash_a_quote_and_a_percent_goes_there_and_back(man
 @given(names)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_queue_name_goes_there_and_back(management, vhost, name):
-    management.make_queue(vhost, name)
+    management.declare_queue(vhost, name)
     assert queue_names(management, vhost) == {name}
     assert management.queue(vhost, name)["vhost"] == vhost
     management.delete_queue(vhost, name)
@@ -176,7 +176,7 @@ def test_any_queue_name_goes_there_and_back(management, vhost, name):
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_a_name_that_the_broker_would_fold_away_is_not_sent(behind, proxy, management, vhost, name):
-    for ask in (behind.make_queue, behind.queue, behind.delete_queue, behind.purge_queue):
+    for ask in (behind.declare_queue, behind.queue, behind.delete_queue, behind.purge_queue):
         with pytest.raises(Refused, match=f"'{name}'"):
             ask(vhost, name)
     with pytest.raises(Refused):
@@ -196,30 +196,30 @@ def test_a_queue_named_dots_is_listed_all_the_same(broker, management, vhost):
 @pytest.mark.parametrize("name", ["a\n", "\r", "a\nb"])
 def test_a_name_with_a_line_break_is_refused_since_another_would_be_made(management, vhost, name):
     with pytest.raises(Refused, match="line break"):
-        management.make_queue(vhost, name)
+        management.declare_queue(vhost, name)
     with pytest.raises(Refused, match="line break"):
-        management.make_exchange(vhost, name)
+        management.declare_exchange(vhost, name)
     assert queue_names(management, vhost) == set()
 
 
 def test_a_queue_that_is_there_is_not_new(management, vhost):
     arguments = {"x-message-ttl": 1000, "x-queue-type": "classic"}
-    assert management.make_queue(vhost, "q", arguments, durable=True, auto_delete=False) is True
-    assert management.make_queue(vhost, "q", arguments, durable=True, auto_delete=False) is False
+    assert management.declare_queue(vhost, "q", arguments, durable=True, auto_delete=False) is True
+    assert management.declare_queue(vhost, "q", arguments, durable=True, auto_delete=False) is False
     assert management.queue(vhost, "q")["arguments"]["x-message-ttl"] == 1000
 
 
 def test_a_queue_with_other_arguments_is_not_equal(management, vhost):
-    management.make_queue(vhost, "q", {"x-message-ttl": 1})
+    management.declare_queue(vhost, "q", {"x-message-ttl": 1})
     with pytest.raises(NotEqual) as refusal:
-        management.make_queue(vhost, "q", {"x-message-ttl": 2})
+        management.declare_queue(vhost, "q", {"x-message-ttl": 2})
     assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("x-message-ttl", "1", "2")
     assert refusal.value.status == 400
 
 
 def test_a_wrong_argument_is_refused_with_the_brokers_reason(management, vhost):
     with pytest.raises(Refused, match="x-message-ttl") as refusal:
-        management.make_queue(vhost, "q", {"x-message-ttl": "soon"})
+        management.declare_queue(vhost, "q", {"x-message-ttl": "soon"})
     assert type(refusal.value) is Refused
     assert refusal.value.status == 400
 
@@ -227,7 +227,7 @@ def test_a_wrong_argument_is_refused_with_the_brokers_reason(management, vhost):
 @pytest.mark.parametrize("length", [256, 5_000, 100_000])
 def test_a_name_that_is_too_long_is_refused(management, vhost, length):
     with pytest.raises(Refused):
-        management.make_queue(vhost, "a" * length)
+        management.declare_queue(vhost, "a" * length)
 
 
 def test_what_is_not_there_is_not_there(management, vhost):
@@ -238,11 +238,11 @@ def test_what_is_not_there_is_not_there(management, vhost):
         lambda: management.delete_queue(vhost, "none"),
         lambda: management.delete_queue(vhost, "none", if_empty=True, if_unused=True),
         lambda: management.purge_queue(vhost, "none"),
-        lambda: management.make_queue(nowhere, "q"),
+        lambda: management.declare_queue(nowhere, "q"),
         lambda: management.list_queues(nowhere, TOTALS),
         lambda: management.bindings(nowhere),
         lambda: management.exchanges(nowhere),
-        lambda: management.make_exchange(nowhere, "e"),
+        lambda: management.declare_exchange(nowhere, "e"),
         lambda: management.delete_exchange(vhost, "none"),
         lambda: management.bind_queue(vhost, "amq.topic", "none", "#"),
         lambda: management.bind_queue(vhost, "none", "none", "#"),
@@ -257,17 +257,17 @@ def test_what_is_not_there_is_not_there(management, vhost):
 
 
 def test_all_vhosts_are_listed_at_once(management, vhost):
-    management.make_queue(vhost, "q")
+    management.declare_queue(vhost, "q")
     assert (vhost, "q") in {(row["vhost"], row["name"]) for row in management.list_queues(None, TOTALS)}
 
 
 def test_columns_leave_the_others_out(management, vhost):
-    management.make_queue(vhost, "q")
+    management.declare_queue(vhost, "q")
     assert management.list_queues(vhost, {"columns": "name"}) == [{"name": "q"}]
 
 
 def test_a_queue_with_messages_is_not_deleted_if_empty_and_can_be_purged(broker, management, vhost):
-    management.make_queue(vhost, "q", {"x-queue-type": "classic"})
+    management.declare_queue(vhost, "q", {"x-queue-type": "classic"})
     connection = connect(broker, vhost)
     channel = connection.channel()
     channel.confirm_delivery()
@@ -296,8 +296,8 @@ def test_a_queue_that_a_connection_has_to_itself_is_not_deleted(broker, manageme
 
 
 def test_an_exchange_is_made_once_listed_and_deleted(management, vhost):
-    assert management.make_exchange(vhost, "exchange/a/é", "fanout", durable=False) is True
-    assert management.make_exchange(vhost, "exchange/a/é", "fanout", durable=False) is False
+    assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is True
+    assert management.declare_exchange(vhost, "exchange/a/é", "fanout", durable=False) is False
     exchanges = management.exchanges(vhost)
     assert Exchange("exchange/a/é", vhost, "fanout", False, False, False) in exchanges
     assert {"", "amq.topic"} < {exchange.name for exchange in exchanges}
@@ -306,9 +306,9 @@ def test_an_exchange_is_made_once_listed_and_deleted(management, vhost):
 
 
 def test_an_exchange_of_another_type_is_not_equal(management, vhost):
-    management.make_exchange(vhost, "e", "topic")
+    management.declare_exchange(vhost, "e", "topic")
     with pytest.raises(NotEqual) as refusal:
-        management.make_exchange(vhost, "e", "direct")
+        management.declare_exchange(vhost, "e", "direct")
     assert (refusal.value.argument, refusal.value.found, refusal.value.wanted) == ("type", "topic", "direct")
 
 
@@ -319,8 +319,8 @@ def test_the_brokers_own_exchange_is_not_to_be_deleted(management, vhost):
 
 
 def test_a_binding_is_seen_from_the_vhost_the_queue_and_the_exchange(management, vhost):
-    management.make_queue(vhost, "a/q")
-    management.make_exchange(vhost, "e/1")
+    management.declare_queue(vhost, "a/q")
+    management.declare_exchange(vhost, "e/1")
     for _ in range(2):
         management.bind_queue(vhost, "e/1", "a/q", "key.#/é", {"x": 1})
     [bound] = management.exchange_bindings(vhost, "e/1")
@@ -331,7 +331,7 @@ def test_a_binding_is_seen_from_the_vhost_the_queue_and_the_exchange(management,
 
 
 def test_the_default_exchange_has_its_bindings_under_no_name(management, vhost):
-    management.make_queue(vhost, "q")
+    management.declare_queue(vhost, "q")
     [bound] = management.exchange_bindings(vhost, "")
     assert (bound.source, bound.destination, bound.routing_key) == ("", "q", "q")
 
@@ -540,7 +540,7 @@ def test_a_connection_that_dies_is_made_anew_once(behind, proxy, vhost, reset):
     assert behind.whoami().name
     assert proxy.connections == 2
     proxy.close_next(1, reset=reset)
-    assert behind.make_queue(vhost, "q") is True
+    assert behind.declare_queue(vhost, "q") is True
     proxy.close_next(1, reset=reset)
     behind.bind_queue(vhost, "amq.topic", "q", "#")
     assert [binding.destination for binding in behind.exchange_bindings(vhost, "amq.topic")] == ["q"]
@@ -597,19 +597,19 @@ def test_pooled_connections_that_all_died_cost_one_retry_each(broker, proxy):
 def test_a_refused_body_does_not_spoil_the_next_request(behind, proxy):
     for _ in range(100):
         with pytest.raises(NotThere):
-            behind.make_queue("no such vhost", "q")
+            behind.declare_queue("no such vhost", "q")
         assert behind.whoami().name
     assert proxy.connections == 101  # each refusal ends its connection
 
 
 def test_bodies_that_are_taken_go_over_one_connection(behind, proxy, vhost):
     for number in range(20):
-        assert behind.make_queue(vhost, f"q{number}")
+        assert behind.declare_queue(vhost, f"q{number}")
     assert proxy.connections == 1
 
 
 def test_a_delete_whose_answer_was_lost_counts_as_done(behind, proxy, management, vhost):
-    management.make_queue(vhost, "q")
+    management.declare_queue(vhost, "q")
     proxy.cut_after(0)
     behind.delete_queue(vhost, "q")
     assert proxy.requests == 3  # the third asks whether the second one's 404 can be believed
@@ -656,7 +656,7 @@ def test_every_answer_of_another_shape_is_malformed(behind, proxy):
         lambda: behind.permissions_of("u"),
         lambda: behind.all_permissions(),
         lambda: behind.connections_of("u"),
-        lambda: behind.make_queue("/", "q"),
+        lambda: behind.declare_queue("/", "q"),
         lambda: behind.delete_queue("/", "q"),
         lambda: behind.purge_queue("/", "q"),
         lambda: behind.put_user("u", None),
@@ -677,7 +677,7 @@ def test_somebody_elses_404_does_not_pass_for_gone(behind, proxy):
 
 def test_a_404_to_everything_as_of_a_broker_that_shuts_down_does_not_pass_for_gone(behind, proxy):
     proxy.answer(http_answer("404 Not Found", b'{"error":"Object Not Found","reason":"Not Found"}'))
-    for ask in (behind.queue, behind.delete_queue, behind.make_queue, behind.queue_bindings):
+    for ask in (behind.queue, behind.delete_queue, behind.declare_queue, behind.queue_bindings):
         with pytest.raises(BrokerAway, match="shutting down") as away:
             ask("/", "q")
         assert not away.value.never_reached

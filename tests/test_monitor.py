@@ -304,7 +304,7 @@ def test_every_pass_leaves_a_report(amqp):
 def test_a_vhost_that_is_not_guarded_is_not_looked_at(amqp, settings, management):
     amqp.queue("long", 11)
     settings.GUARDIAN_VHOSTS = ["some-other"]
-    management.make_vhost("some-other")
+    management.create_vhost("some-other")
     try:
         assert monitor.run_pass().queues == 0
     finally:

@@ -111,7 +111,7 @@ def offering(guarded, management):
     made = Offering.objects.create(name="Big cluster")
     made.members.add(owner)
     subscription = EventSubscription.objects.create(owner=owner, object_type="order")
-    management.make_queue(guarded, "orders")
+    management.declare_queue(guarded, "orders")
     SubscriptionQueue.objects.create(
         subscription=subscription, offering=made, object_type="order", vhost=guarded, queue_name="orders", state="ready"
     )

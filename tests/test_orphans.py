@@ -310,7 +310,7 @@ def test_one_that_cannot_be_made_again_does_not_stop_the_others(agent, managemen
     name = agent.consumer.queue_name
     management.delete_queue(agent.vhost, name)
     management.delete_queue(agent.vhost, agent.queue.queue_name)
-    management.make_queue(agent.vhost, agent.queue.queue_name)
+    management.declare_queue(agent.vhost, agent.queue.queue_name)
     reader(agent.queue.queue_name)
     SubscriptionQueue.objects.update(state="creating")
     report = sweep_orphans()

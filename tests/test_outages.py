@@ -364,7 +364,7 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
     identity = agents.identity(alice)
     subscription, _ = registration.register_subscription(identity, "order", presented)
     queue, _ = registration.create_queue(subscription, identity.offering, "order", presented)
-    management.make_queue(queue.vhost, "subscription_orphan")
+    management.declare_queue(queue.vhost, "subscription_orphan")
     amqp.queue("queue/alice/warned", 6)
     amqp.queue(BUILDS, 6)
     monitor.run_pass()
@@ -409,7 +409,7 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
     for number in range(3):
         amqp.queue(f"queue/alice/long-{number}", 11)
         amqp.queue(f"queue/alice/warned-{number}", 6)
-        management.make_queue(vhost, f"subscription_orphan_{number}")
+        management.declare_queue(vhost, f"subscription_orphan_{number}")
     leaving = agents.identity(alice)
     registration.register_consumer(leaving, presented, None)
     registered = []

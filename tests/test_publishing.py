@@ -58,7 +58,7 @@ def breakable(own_node):
     """Give the node with the queues a, b and c, which are empty."""
     management = Management(own_node.management_url)
     for name in "abc":
-        management.make_queue("/", name)
+        management.declare_queue("/", name)
         management.purge_queue("/", name)
     yield own_node
     management.close()
@@ -71,8 +71,8 @@ def owners(own_node):
     names = [f"owner-{number}" for number in range(40)]
 
     def make(name):
-        management.make_vhost(name)
-        management.make_queue(name, "a")
+        management.create_vhost(name)
+        management.declare_queue(name, "a")
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(make, names))
@@ -84,7 +84,7 @@ def test_every_queue_in_every_vhost_gets_the_message_kept_on_disk_with_its_id_an
     publisher, management, vhosts, broker
 ):
     for vhost in vhosts:
-        management.make_queue(vhost, "b/ü?")
+        management.declare_queue(vhost, "b/ü?")
     queues = [(vhost, name) for vhost in vhosts for name in ("a", "b/ü?")]
     sent = message('{"ü": 1}'.encode())
     assert publisher.publish([*queues, queues[0]], sent) == dict.fromkeys(queues, Result.DELIVERED)
@@ -104,10 +104,10 @@ def test_no_queue_is_no_connection(publisher):
 
 
 def test_a_full_queue_rejects_and_the_dead_letter_queue_has_it(publisher, management, vhost):
-    management.make_queue(vhost, "dead")
-    management.make_queue(vhost, "roomy")
+    management.declare_queue(vhost, "dead")
+    management.declare_queue(vhost, "roomy")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
-    management.make_queue(vhost, "full", {"x-max-length": 1, "x-overflow": "reject-publish-dlx", **arguments})
+    management.declare_queue(vhost, "full", {"x-max-length": 1, "x-overflow": "reject-publish-dlx", **arguments})
     queues = [(vhost, "full"), (vhost, "roomy")]
     assert set(publisher.publish(queues, message()).values()) == {Result.DELIVERED}
     assert publisher.publish(queues, message()) == {queues[0]: Result.REJECTED, queues[1]: Result.DELIVERED}
@@ -117,13 +117,13 @@ def test_a_full_queue_rejects_and_the_dead_letter_queue_has_it(publisher, manage
 
 def test_a_queue_that_is_gone_is_told_and_the_others_get_the_message(publisher, management, vhosts):
     here = vhosts[0]
-    management.make_queue(here, "b")
+    management.declare_queue(here, "b")
     publisher.publish([(here, "a"), (here, "b")], message())
     management.delete_queue(here, "a")
     assert publisher.publish([(here, "a"), (here, "b")], message()) == {
         (here, "a"): Result.GONE, (here, "b"): Result.DELIVERED,
     }  # fmt: skip
-    management.make_queue(here, "a")
+    management.declare_queue(here, "a")
     assert publisher.publish([(here, "a")], message()) == {(here, "a"): Result.DELIVERED}
 
 
@@ -146,7 +146,7 @@ def test_a_vhost_that_is_gone_or_closed_to_this_account_is_told_and_the_others_g
 
 
 def test_many_large_messages_arrive_although_they_come_back_from_queues_that_are_gone(publisher, management, vhost):
-    management.make_queue(vhost, "there")
+    management.declare_queue(vhost, "there")
     queues = [(vhost, f"gone-{number}") for number in range(20)] + [(vhost, "there")]
     results = publisher.publish(queues, message(b'"' + b"x" * 1_000_000 + b'"'))
     assert list(results.values()) == [Result.GONE] * 20 + [Result.DELIVERED]
@@ -154,7 +154,7 @@ def test_many_large_messages_arrive_although_they_come_back_from_queues_that_are
 
 def test_a_thousand_messages_keep_their_results_apart(publisher, management, vhost):
     for number in range(0, 100, 2):
-        management.make_queue(vhost, f"q{number}")
+        management.declare_queue(vhost, f"q{number}")
     results = publisher.publish([(vhost, f"q{number}") for number in range(100)], message())
     assert [results[vhost, f"q{number}"] for number in range(100)] == [Result.DELIVERED, Result.GONE] * 50
 
@@ -285,7 +285,7 @@ def test_where_time_is_up_before_anything_was_sent_nothing_was_published(broker,
 
 def test_a_process_that_is_forked_has_connections_of_its_own(broker, management, vhost, settings):
     settings.RABBIT_URL = broker.amqp_url
-    management.make_queue(vhost, "a")
+    management.declare_queue(vhost, "a")
     core.broker._publisher.cache_clear()  # other tests' connections may be in it
     ours = core.broker.publisher()
     ours.publish([(vhost, "a")], message())
@@ -324,7 +324,7 @@ def test_a_connection_that_was_closed_meanwhile_is_replaced(account, management,
 def test_a_connection_that_is_cut_before_the_confirmation_leaves_the_outcome_unknown_and_is_replaced(
     broker, management, vhost
 ):
-    management.make_queue(vhost, "a")
+    management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url))
         publisher.publish([(vhost, "a")], message())
@@ -343,7 +343,7 @@ def test_a_connection_that_is_cut_before_the_confirmation_leaves_the_outcome_unk
 
 
 def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(broker, management, vhost):
-    management.make_queue(vhost, "a")
+    management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), seconds=0.5)
         publisher.publish([(vhost, "a")], message())
@@ -362,7 +362,7 @@ def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(bro
 def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown_and_a_server_that_speaks_none_was_never_reached(
     broker, management, vhost
 ):
-    management.make_queue(vhost, "a")
+    management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), seconds=1)
         publisher.publish([(vhost, "a")], message())
@@ -383,7 +383,7 @@ def test_what_is_dropped_or_closed_leaves_no_file_open(broker, management, vhost
         gc.collect()
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
-    management.make_queue(vhost, "a")
+    management.declare_queue(vhost, "a")
     with Proxy.before(broker.amqp_url) as proxy:
         publisher = Publisher(proxy.url(broker.amqp_url), seconds=1)
         nowhere = Publisher("amqp://a:b@127.0.0.1:1")
@@ -549,8 +549,8 @@ def test_queues_that_hang_in_several_vhosts_keep_the_message_from_no_other(break
 def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
     management = Management(breakable.management_url)
     for vhost in ("one", "two"):
-        management.make_vhost(vhost)
-        management.make_queue(vhost, "a")
+        management.create_vhost(vhost)
+        management.declare_queue(vhost, "a")
     publisher = Publisher(breakable.amqp_url, seconds=1)
     queues = [("/", "a"), ("/", "b"), ("one", "a"), ("two", "a")]
     with hung(breakable, ["/"]), pytest.raises(OutcomeUnknown, match="1 of 4 queues") as raised:
@@ -562,7 +562,7 @@ def test_a_queue_whose_process_hangs_keeps_the_message_from_no_other(breakable):
 
 def test_a_vhost_that_is_down_is_told_and_the_others_get_the_message(breakable):
     management = Management(breakable.management_url)
-    management.make_vhost("down")
+    management.create_vhost("down")
     breakable.eval('rabbit_vhost_sup_sup:stop_and_delete_vhost(<<"down">>).')
     publisher = Publisher(breakable.amqp_url)
     results = publisher.publish([("down", "a"), ("/", "a")], message())

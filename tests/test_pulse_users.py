@@ -365,7 +365,7 @@ def test_nor_does_another_password_or_a_removal(alice, name, management, guarded
     pulse_user = PulseUser.objects.create(username=name)
     pulse_user.owners.add(alice)
     management.put_user(name, "theirs", ["monitoring"])
-    management.make_queue(guarded, f"queue/{name}/theirs")
+    management.declare_queue(guarded, f"queue/{name}/theirs")
     with pytest.raises(ValidationError, match="made by hand"):
         rotate_password(pulse_user)
     remove_pulse_user(pulse_user)
@@ -583,7 +583,7 @@ def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them
 ):
     make_pulse_user(name, [alice])
     for number in range(3):
-        management.make_queue(guarded, f"queue/{name}/{number}")
+        management.declare_queue(guarded, f"queue/{name}/{number}")
     mark_for_removal(*PulseUser.objects.all())
     real = Management.delete_queue
 
@@ -652,7 +652,7 @@ def test_what_must_not_be_adopted_is_neither_changed_nor_removed(
     alice, operator, name, guarded, management, tags, said
 ):
     management.put_user(name, "by hand", ["management", "monitoring"])
-    management.make_queue(guarded, f"queue/{name}/builds")
+    management.declare_queue(guarded, f"queue/{name}/builds")
     pulse_user = adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "by hand", tags)
     with pytest.raises(ValidationError, match=said):
@@ -1086,7 +1086,7 @@ def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_else
     mine.queue(f"queue/{name}/builds", messages=0)
     mine.queue(f"queue/{name}/mine alone", exclusive=True)
     mine.channel.exchange_declare(f"exchange/{name}/events", "topic")
-    management.make_queue(guarded, f"queue/{name}2/builds")
+    management.declare_queue(guarded, f"queue/{name}2/builds")
     goes = what_goes(pulse_user)
     assert goes == Goes([f"queue/{name}/builds", f"queue/{name}/mine alone"], [f"exchange/{name}/events"])
     remove_pulse_user(pulse_user)
@@ -1220,7 +1220,7 @@ def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, 
     for number in range(5):
         mark_for_removal(PulseUser.objects.create(username=f"twice-{number}"))
         management.put_user(f"twice-{number}", None)
-        management.make_queue(guarded, f"queue/twice-{number}/q")
+        management.declare_queue(guarded, f"queue/twice-{number}/q")
     answers = in_parallel(finish_removals, finish_removals)
     assert all(isinstance(answer, int) for answer in answers)
     assert not PulseUser.objects.exists()
@@ -1231,7 +1231,7 @@ def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, 
 def test_a_removal_asks_the_broker_as_often_whatever_others_have(alice, name, guarded, management, monkeypatch):
     pulse_user, _ = make_pulse_user(name, [alice])
     for number in range(30):
-        management.make_queue(guarded, f"queue/other-{number}/q")
+        management.declare_queue(guarded, f"queue/other-{number}/q")
     exchange, requests = Management._exchange, []
 
     def count(self, method, path, **options):
@@ -1249,7 +1249,7 @@ def test_an_account_whose_vhost_is_gone_can_be_removed(alice, name, guarded, man
     try:
         remove_pulse_user(pulse_user)
     finally:
-        management.make_vhost(guarded)
+        management.create_vhost(guarded)
     assert not PulseUser.objects.exists()
 
 

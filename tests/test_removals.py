@@ -530,10 +530,10 @@ def test_many_revoked_tokens_take_as_many_statements_to_revoke_as_few(agents, se
 def test_there_are_as_many_requests_as_things(agents, management, count):
     subscription = many_queues(agents, count)
     vhost = subscription.owner.uuid.hex
-    management.make_vhost(vhost)
+    management.create_vhost(vhost)
     management.put_user(subscription.rmq_username, "secret")
     for name in subscription.queues.values_list("queue_name", flat=True):
-        management.make_queue(vhost, name)
+        management.declare_queue(vhost, name)
         stored_queue(name, vhost=vhost)
     with counted_requests() as sent:
         subscription.delete()
@@ -612,9 +612,9 @@ def test_a_broker_that_goes_away_in_the_middle_is_asked_no_more_and_the_rest_goe
 ):
     subscription = many_queues(agents, 60)
     vhost = subscription.owner.uuid.hex
-    management.make_vhost(vhost)
+    management.create_vhost(vhost)
     for name in subscription.queues.values_list("queue_name", flat=True):
-        management.make_queue(vhost, name)
+        management.declare_queue(vhost, name)
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         real, asked = Management.delete_queue, []
@@ -749,9 +749,9 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
 def test_two_workers_remove_each_thing_once(agents, management):
     subscription = many_queues(agents, 100)
     vhost = subscription.owner.uuid.hex
-    management.make_vhost(vhost)
+    management.create_vhost(vhost)
     for name in subscription.queues.values_list("queue_name", flat=True):
-        management.make_queue(vhost, name)
+        management.declare_queue(vhost, name)
     names = list(subscription.queues.values_list("queue_name", flat=True))
     subscription.queues.all()._raw_delete("default")
     removals.write(
@@ -1174,7 +1174,7 @@ def test_an_owners_tokens_ask_nothing_where_the_users_go_as_well(made):
 def orphans(made, management, *names):
     """Make queues without a row, write their Removals as the sweep does, and return their ids."""
     for name in names:
-        management.make_queue(made.vhost, name)
+        management.declare_queue(made.vhost, name)
     removals.write(
         [Removal(kind=KIND.QUEUE, vhost=made.vhost, name=name, if_unused=True) for name in names],
         due_at=timezone.now() + timedelta(minutes=5),

@@ -160,7 +160,7 @@ def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(f
 def subscribed(agents, alice, make, management):
     """Give a function that makes so many queues of one subscription of alice's, with their rows, and returns it."""
     vhost = alice.uuid.hex
-    management.make_vhost(vhost)
+    management.create_vhost(vhost)
     AgentVhost.objects.create(owner=alice, name=vhost, ready=True)
 
     def subscribe(number, **fields):

@@ -305,7 +305,7 @@ def online(alice, compute, broker, management):
     """Give a subscription of Alice's whose user is ``connected``, in her vhost on the broker."""
     vhost = alice.uuid.hex
     subscription = make_subscription(alice, make_agent(alice, compute, "online"), offerings=[compute])
-    management.make_vhost(vhost)
+    management.create_vhost(vhost)
     management.put_user(subscription.rmq_username, "a-token")
     try:
         management.set_permissions(vhost, subscription.rmq_username, for_subscription(subscription.uuid.hex))
@@ -490,7 +490,7 @@ def test_nobody_removes_what_is_somebody_elses_but_an_operator_does(alice, bob, 
 
 def test_what_is_removed_is_gone_from_the_broker_with_whoever_was_connected(alice, compute, online, management):
     queue = online.queues.get()
-    management.make_queue(queue.vhost, queue.queue_name)
+    management.declare_queue(queue.vhost, queue.queue_name)
     AgentVhost.objects.create(owner=alice, name=queue.vhost, ready=True)
     answer = signed_in(alice).post(f"/subscriptions/{online.uuid}/remove/", follow=True)
     assert "is gone, and what it had on the broker." in answer.text

@@ -537,7 +537,7 @@ def test_a_pending_removal_stays_if_the_queue_has_other_arguments_and_messages(
 ):
     vhost = alice.uuid.hex
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    management.make_queue(vhost, name, {})
+    management.declare_queue(vhost, name, {})
     Amqp(broker.amqp_url, vhost).publish(name, 2)
     soon = timezone.now() + timedelta(minutes=1)
     Removal.objects.create(kind="queue", vhost=vhost, name=name, due_at=soon)
@@ -564,7 +564,7 @@ def test_a_vhost_that_is_deleted_by_hand_is_made_again(
 def test_a_dead_letter_queue_with_other_arguments_keeps_nobody_from_registering(
     agents, alice, management, offering, identity, presented, broker, caplog
 ):
-    management.make_vhost(alice.uuid.hex)
+    management.create_vhost(alice.uuid.hex)
     by_hand = Amqp(broker.amqp_url, alice.uuid.hex)
     by_hand.queue("guardian.dlq", 1)
     subscription, _ = register_subscription(identity, "order", presented)
@@ -629,7 +629,7 @@ def test_a_login_that_another_request_changes_for_too_long_is_answered_with_away
 @pytest.mark.parametrize("when", [before, after])
 def test_what_a_crash_leaves_is_finished_by_the_next_call(when, monkeypatch, agents, offering, subscription, presented):
     with monkeypatch.context() as patched:
-        when(patched, "make_queue", kill)
+        when(patched, "declare_queue", kill)
         with pytest.raises(Killed):
             create_queue(subscription, offering, "order", presented)
     queue = SubscriptionQueue.objects.get()
@@ -657,7 +657,7 @@ def test_a_vhost_that_a_crash_left_without_its_dead_letter_queue_is_finished_by_
     monkeypatch, agents, alice, identity, presented
 ):
     with monkeypatch.context() as patched:
-        before(patched, "make_queue", kill)
+        before(patched, "declare_queue", kill)
         with pytest.raises(Killed):
             register_subscription(identity, "order", presented)
     assert not AgentVhost.objects.get().ready
@@ -674,7 +674,7 @@ def test_a_queue_that_is_removed_while_it_is_registered_is_registered_anew(
     monkeypatch, agents, offering, subscription, presented
 ):
     gone = []
-    after(monkeypatch, "make_queue", lambda: gone.append(SubscriptionQueue.objects.all().delete()[0]))
+    after(monkeypatch, "declare_queue", lambda: gone.append(SubscriptionQueue.objects.all().delete()[0]))
     queue, new = create_queue(subscription, offering, "order", presented)
     assert gone == [1]
     assert new
@@ -687,7 +687,7 @@ def test_a_ready_queue_that_is_removed_before_it_is_asked_for_on_the_broker_is_r
     monkeypatch, agents, offering, subscription, presented
 ):
     create_queue(subscription, offering, "order", presented)
-    before(monkeypatch, "make_queue", lambda: SubscriptionQueue.objects.all().delete())
+    before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
     queue, new = create_queue(subscription, offering, "order", presented)
     assert new
     assert SubscriptionQueue.objects.get() == queue
@@ -698,7 +698,7 @@ def test_a_ready_queue_that_is_removed_before_it_is_asked_for_on_the_broker_is_r
 def test_where_what_it_belongs_to_is_removed_the_queue_is_left_to_be_removed(
     model, monkeypatch, agents, offering, subscription, presented
 ):
-    before(monkeypatch, "make_queue", lambda: model.objects.all().delete())
+    before(monkeypatch, "declare_queue", lambda: model.objects.all().delete())
     with pytest.raises(ObjectDoesNotExist):
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
@@ -771,7 +771,7 @@ def test_a_queue_whose_row_is_removed_and_whose_removal_is_under_way_is_busy(
         # A worker has read the rows, and has not asked the broker yet.
         Removal.objects.update(claim=uuid.uuid4(), due_at=timezone.now() + timedelta(minutes=1))
 
-    after(monkeypatch, "make_queue", remove)
+    after(monkeypatch, "declare_queue", remove)
     with pytest.raises(Busy, match="being removed"):
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
@@ -782,7 +782,7 @@ def test_a_token_that_is_revoked_before_it_is_set_is_refused_and_no_queue_is_lef
     monkeypatch, agents, alice, offering, subscription, presented
 ):
     newer = agents.token(alice)
-    after(monkeypatch, "make_queue", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
+    after(monkeypatch, "declare_queue", lambda: AuthToken.objects.filter(pk=newer.token.pk).delete())
     with pytest.raises(PermissionDenied, match="revoked"):
         create_queue(subscription, offering, "order", newer)
     assert not SubscriptionQueue.objects.exists()
@@ -910,7 +910,7 @@ def test_a_registration_that_fails_at_the_login_removes_the_queue_if_it_was_not_
 ):
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     if was_there:
-        management.make_queue(alice.uuid.hex, name, FOR_AGENTS)
+        management.declare_queue(alice.uuid.hex, name, FOR_AGENTS)
     with pytest.raises(BrokerAway):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
@@ -966,7 +966,7 @@ def test_a_crash_right_after_a_lost_vhost_was_made_again_keeps_no_agent_out(
     create_queue(subscription, offering, "order", presented)
     management.delete_vhost(alice.uuid.hex)
     with monkeypatch.context() as patched:
-        after(patched, "make_vhost", kill)
+        after(patched, "create_vhost", kill)
         with pytest.raises(Killed):
             create_queue(subscription, offering, "order", presented)
     create_queue(EventSubscription.objects.get(), offering, "order", presented)
@@ -1061,7 +1061,7 @@ def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice
 
 def test_a_vhost_that_the_broker_keeps_losing_is_busy(monkeypatch, offering, subscription, presented, management):
     management.delete_vhost(subscription.owner.uuid.hex)
-    monkeypatch.setattr(Management, "make_vhost", lambda *_: True)
+    monkeypatch.setattr(Management, "create_vhost", lambda *_: True)
     with pytest.raises(Busy, match="node is down"):
         create_queue(subscription, offering, "order", presented)
 
@@ -1260,7 +1260,7 @@ def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
 ):
     queue, _ = create_queue(subscription, offering, "order", presented)
     management.delete_queue(queue.vhost, queue.queue_name)
-    before(monkeypatch, "make_queue", lambda: SubscriptionQueue.objects.all().delete())
+    before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
     make_again(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
     make_due()
@@ -1281,7 +1281,7 @@ def test_a_queue_is_not_made_again_where_the_broker_is_away(offering, subscripti
 def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
     monkeypatch, agents, alice, identity, presented, management
 ):
-    before(monkeypatch, "make_vhost", lambda: Owner.objects.filter(pk=alice.pk).delete())
+    before(monkeypatch, "create_vhost", lambda: Owner.objects.filter(pk=alice.pk).delete())
     with pytest.raises(ObjectDoesNotExist):
         register_subscription(identity, "order", presented)
     make_due()

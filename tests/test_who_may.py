@@ -447,8 +447,8 @@ class World:
 def restore_broker(management: Management, vhost: str) -> None:
     """Have on the broker the account with its belongings, and no new account."""
     management.put_user(ACCOUNT, "irrelevant")
-    management.make_queue(vhost, f"queue/{ACCOUNT}/builds")
-    management.make_exchange(vhost, f"exchange/{ACCOUNT}/events")
+    management.declare_queue(vhost, f"queue/{ACCOUNT}/builds")
+    management.declare_exchange(vhost, f"exchange/{ACCOUNT}/events")
     with contextlib.suppress(NotThere):
         management.delete_user(NEW_ACCOUNT)
 

@@ -288,7 +288,7 @@ class Demo:
             self._management = Management(environment["RABBITMQ_MANAGEMENT_URL"])
         except ValueError as error:
             raise StartError(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}") from error
-        self._management.make_vhost(self.vhost)
+        self._management.create_vhost(self.vhost)
         self.stack.manage("create_owner", OWNER, "--vouched")
         self.stack.manage("create_owner", OPERATOR, "--operator")
         self._make_pulse_users()

@@ -18,7 +18,7 @@ def measure(services: Services) -> list[Figure]:
     figures: list[Figure] = []
     smallest: dict[str, dict[str, Any]] = {}
     vhost = "bench-cascade"
-    services.management.make_vhost(vhost)
+    services.management.create_vhost(vhost)
     try:
         for queues in SIZES:
             for database in services.databases:

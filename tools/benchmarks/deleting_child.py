@@ -36,7 +36,7 @@ class Doomed:
         """Make the queues that are to go, of this Pulse user, without messages."""
         self._turn += 1
         names = [f"queue/{user}/{self._turn}-{number}" for number in range(self.doomed)]
-        self._side_by_side(partial(self.management.make_queue, self.vhost, arguments={}), names)
+        self._side_by_side(partial(self.management.declare_queue, self.vhost, arguments={}), names)
         return names
 
     def fill(self, names: list[str]) -> None:

@@ -71,7 +71,7 @@ def grow(services: Services) -> Grown:
                 there = made % VHOST_HOLDS
                 if not there:
                     vhosts.append(f"bench-{len(vhosts)}")
-                    apart.management.make_vhost(vhosts[-1])
+                    apart.management.create_vhost(vhosts[-1])
                 end = min(queues, len(vhosts) * VHOST_HOLDS)
                 fill_vhost(apart, vhosts[-1], range(made, end), there=there)
                 made = end

@@ -39,7 +39,7 @@ def queue_name(number: int) -> str:
 def filled_vhost(services: Services, queues: int) -> Iterator[str]:
     """Make a vhost with so many durable queues and two bindings for each, and delete it afterwards."""
     vhost = f"bench-{secrets.token_hex(4)}"
-    services.management.make_vhost(vhost)
+    services.management.create_vhost(vhost)
     try:
         fill_vhost(services, vhost, range(queues))
         yield vhost

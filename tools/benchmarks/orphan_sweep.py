@@ -62,8 +62,8 @@ def _registered(services: Services, queues: int) -> Iterator[list[str]]:
     names = [(vhost, queue_name(one, offering)) for vhost, one in subscriptions for offering in range(OFFERINGS)]
     try:
         for vhost in vhosts:
-            services.management.make_vhost(vhost)
-            services.management.make_queue(vhost, DEAD_LETTER_QUEUE, FOR_DEAD_LETTERS)
+            services.management.create_vhost(vhost)
+            services.management.declare_queue(vhost, DEAD_LETTER_QUEUE, FOR_DEAD_LETTERS)
         import_definitions(
             services,
             {

@@ -72,7 +72,7 @@ class Swept:
             for number in range(self.orphans)
         ]
         with ThreadPoolExecutor(MAX_PARALLEL) as threads:
-            make = partial(self.management.make_queue, arguments=FOR_AGENTS)
+            make = partial(self.management.declare_queue, arguments=FOR_AGENTS)
             list(threads.map(make, *zip(*names, strict=True)))
         now = timezone.now()
         Queue.objects.bulk_create(

@@ -37,10 +37,10 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
     many = [(other, f"events-{number}") for other in others for number in range(queues // VHOSTS)]
     few = [(vhost, f"few-{number}") for number in range(FEW)]
     for other in others:
-        management.make_vhost(other)
+        management.create_vhost(other)
     try:
         for name in (*one, *many, *few):
-            management.make_queue(*name, arguments.FOR_AGENTS)
+            management.declare_queue(*name, arguments.FOR_AGENTS)
         in_one, in_ten, in_few = _offering(one), _offering(many), _offering(few)
         bare = Bare(vhost, [name for _, name in one], in_one)
         took: dict[str, list[float]] = {"bare": [], "one_vhost": [], "ten_vhosts": []}
