@@ -36,7 +36,7 @@ from django.utils.safestring import SafeString
 from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
 from accounts.forms import ThresholdsForm, WithdrawForm
 from accounts.models import UNCHANGED, AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
-from rabbit.management import BrokerAway, BrokerError, Refused, was_not_done
+from rabbit.management import BrokerError, BrokerUnavailable, Refused, was_not_executed
 from rabbit.names import readable
 
 SHOWN = 100
@@ -235,7 +235,7 @@ def do_to_each(
             failed.append((str(row), error))
         except BrokerError as error:
             failed.append((str(row), error))
-            if isinstance(error, BrokerAway):
+            if isinstance(error, BrokerUnavailable):
                 why_not = "the broker is away; try again when it answers"
         else:
             went_well.append(str(row))
@@ -276,7 +276,7 @@ def in_words(error: Exception) -> str:
         return "it is gone meanwhile"
     if isinstance(error, Refused):
         return f"not done, since the broker refuses: {readable(error.reason)}"
-    if isinstance(error, BrokerError) and not was_not_done(error):
+    if isinstance(error, BrokerError) and not was_not_executed(error):
         return f"no clear answer came, so it may be done: {readable(str(error))}"
     return readable(str(error))
 

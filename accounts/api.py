@@ -41,7 +41,7 @@ from accounts.serializers import (
     WithdrawSerializer,
 )
 from core.endpoints import SEARCH, SHOWN_ONCE, Conflict, at_field, page_of, read, search_in
-from rabbit.management import BrokerError, NotThere
+from rabbit.management import BrokerError, NotOnBroker
 from rabbit.names import BadName
 
 
@@ -303,7 +303,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         try:
             with at_field("username", BadName, pulse_users.NameTaken, pulse_users.CannotAdopt):
                 pulse_user = pulse_users.adopt_pulse_user(body["username"], owners, request.user)
-        except NotThere as error:
+        except NotOnBroker as error:
             raise ValidationError({"username": ["There is no such account on the broker."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})

@@ -36,7 +36,7 @@ from django.http import HttpRequest, HttpResponse
 from accounts.allauth_private import client_address
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser
 from core import locks
-from rabbit.management import BrokerError, was_not_done
+from rabbit.management import BrokerError, was_not_executed
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def deed(by: Owner | None, action: str, thing: Model | None, **details: Any) -> 
         yield
     except BrokerError as error:
         entry.additional_data = {**(entry.additional_data or {}), "why": str(error)[:LONGEST_REASON]}
-        if was_not_done(error):
+        if was_not_executed(error):
             entry.outcome = AuditEntry.Outcome.NOT_DONE
         entry.save(update_fields=["outcome", "additional_data"])
         raise

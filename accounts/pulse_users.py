@@ -29,7 +29,7 @@ from accounts.models import (
 from core import broker, locks, removals
 from core.models import Removal
 from rabbit import names, permissions
-from rabbit.management import BrokerAway, BrokerError, Connection, Management, NotThere
+from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker
 from rabbit.permissions import Permissions
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
     """Return whether the broker has no such account, or only what a making that was begun here has left of it."""
     try:
         tags = management.user(username).tags
-    except NotThere:
+    except NotOnBroker:
         return True
     if not begun or tags:
         return False
@@ -199,8 +199,8 @@ def _grant(management: Management, username: str) -> None:
     vhost = settings.GUARDIAN_PULSE_VHOST
     try:
         management.set_permissions(vhost, username, permissions.for_pulse_user(username))
-    except NotThere as error:
-        raise BrokerAway(
+    except NotOnBroker as error:
+        raise BrokerUnavailable(
             f"The broker has no vhost '{vhost}', or lost the account again; operators see GUARDIAN_PULSE_VHOST: {error}"
         ) from error
 
@@ -229,7 +229,7 @@ def _unmake(management: Management, pulse_user: PulseUser) -> None:
         # A crash leaves the row to the task. Without the mark, the task drops the Removal.
         removals.reserve([Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username)])
     try:
-        with contextlib.suppress(NotThere):
+        with contextlib.suppress(NotOnBroker):
             management.delete_user(pulse_user.username)
     except BrokerError:
         ours.filter(removing_since=marked_at).update(removing_since=None)  # another mark is somebody's removal
@@ -276,7 +276,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
     username, is_ready = row.username, row.ready
     try:
         tags = management.user(username).tags
-    except NotThere:
+    except NotOnBroker:
         tags, is_ready = frozenset(), False
         # Not ready until it has its permissions again, whatever comes in between.
         still(row).update(ready=False)
@@ -299,10 +299,10 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
 
 def _close_connections(management: Management, username: str) -> None:
     try:
-        with contextlib.suppress(NotThere):
+        with contextlib.suppress(NotOnBroker):
             management.close_connections_of(username, "The password of this account was changed.")
     except BrokerError as error:
-        raise BrokerAway(
+        raise BrokerUnavailable(
             "The password was changed, but the live connections could not be closed; "
             f"change it once more, and it is shown then: {error}"
         ) from error
@@ -340,7 +340,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
         NameTaken: it has owners here already, or somebody is changing it right now.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
-        NotThere: the broker has no such account.
+        NotOnBroker: the broker has no such account.
         BrokerError: the broker is away or refused.
     """
     require_operator(by)
@@ -525,7 +525,7 @@ def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
     """Return what the broker lets the account do, by vhost.
 
     Raises:
-        NotThere: the broker has no such account.
+        NotOnBroker: the broker has no such account.
         BrokerError: the broker is away or refused.
     """
     return broker.management().permissions_of(pulse_user.username)

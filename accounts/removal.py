@@ -21,7 +21,7 @@ from accounts.pulse_users import may_be_made, why_nobodys
 from core import broker, locks, removals
 from core.models import Removal
 from rabbit import names, snapshot
-from rabbit.management import BrokerAway, BrokerError, Management, NotThere
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def _remove(management: Management, removal: Removal, until: float) -> None:
 def _tags(management: Management, username: str) -> frozenset[str]:
     try:
         return management.user(username).tags
-    except NotThere:
+    except NotOnBroker:
         return frozenset()
 
 
@@ -149,7 +149,7 @@ def _remove_from_broker(management: Management, username: str) -> None:
     Raises:
         NotAllGone: the broker still lists some, or a list may have been incomplete.
     """
-    with contextlib.suppress(NotThere):
+    with contextlib.suppress(NotOnBroker):
         management.delete_user(username)
     nodes = snapshot.members(management)
     goes = _what_goes(management, username)
@@ -176,9 +176,9 @@ def _delete(management: Management, goes: Goes) -> None:
         for name in those:
             try:
                 delete(vhost, name)
-            except NotThere:  # or its node is down, and the next list shows it
+            except NotOnBroker:  # or its node is down, and the next list shows it
                 continue
-            except BrokerAway:
+            except BrokerUnavailable:
                 raise
             except BrokerError as error:
                 logger.warning("'%s' in %s can't be deleted: %s", name, vhost, error)
@@ -189,9 +189,9 @@ def _what_goes(management: Management, username: str) -> Goes:
     try:
         queues = management.list_queues(vhost, {"disable_stats": "true", "columns": "name"})
         exchanges = management.exchanges(vhost)
-    except NotThere as error:
+    except NotOnBroker as error:
         if vhost in {there.name for there in management.vhosts()}:
-            raise BrokerAway(f"the vhost '{vhost}' exists and can't be listed; try again later: {error}") from error
+            raise BrokerUnavailable(f"the vhost '{vhost}' exists and can't be listed; try again later: {error}") from error
         return Goes([], [])
     return Goes(
         sorted(row["name"] for row in queues if names.user_of_queue(row["name"]) == username),

@@ -22,7 +22,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from accounts import addresses, forms, pulse_users, queue_counts, removal, tokens, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, people_like
 from core import broker, limits
-from rabbit.management import BrokerError, NotThere, Refused
+from rabbit.management import BrokerError, NotOnBroker, Refused
 from rabbit.names import BadName, exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
 
@@ -132,7 +132,7 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
             form.add_error("username", str(error))
         except (pulse_users.LastOwner, vouching.NotVouched) as error:
             form.add_error("owners", str(error))
-        except NotThere:
+        except NotOnBroker:
             form.add_error("username", "There is no such account on RabbitMQ any more; choose another.")
         except BrokerError as error:
             trouble = _broker_trouble(request, error, "Nothing was adopted.")
@@ -169,7 +169,7 @@ def _pulse_user(
                 for vhost, allowed in pulse_users.permissions_of(pulse_user).items()
             }
             live = pulse_users.connections_of(pulse_user)
-        except NotThere:
+        except NotOnBroker:
             trouble = "RabbitMQ has no such account any more. A new password makes it again, or you delete it here too."
         except BrokerError as error:
             trouble = _broker_trouble(request, error, "So what it may do there isn't known.")

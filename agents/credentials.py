@@ -17,7 +17,7 @@ from agents.records import Busy, remove_later
 from agents.vhosts import in_vhost
 from core import locks
 from core.models import Removal
-from rabbit.management import BrokerAway, Management
+from rabbit.management import BrokerUnavailable, Management
 
 PASSWORD = ["token", "next_token", "password_set"]
 """The fields that say which token is a login's password."""
@@ -105,7 +105,7 @@ def _put_user(login: EventSubscription | Consumer, presented: Presented, managem
     management.put_user(username, presented.key)
     try:
         in_vhost(login.owner, management, lambda: management.set_permissions(vhost, username, login.permissions))
-    except BrokerAway as error:
+    except BrokerUnavailable as error:
         error.never_reached = False  # the user has been created
         raise
 

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from rabbit import arguments
-from rabbit.management import BrokerError, Management, NotEqual, NotThere, Refused
+from rabbit.management import BrokerError, InequivalentArguments, Management, NotOnBroker, Refused
 
 logger = logging.getLogger(__name__)
 
@@ -14,15 +14,15 @@ def make_or_replace(vhost: str, name: str, wanted: Any, management: Management) 
 
     Raises:
         Refused: it can't be replaced; the text says which argument is what, and what it should be.
-        NotThere: no such vhost.
+        NotOnBroker: no such vhost.
     """
     try:
         return management.declare_queue(vhost, name, wanted)
-    except NotEqual as error:
+    except InequivalentArguments as error:
         different = error
     try:
         management.delete_queue(vhost, name, if_empty=True, if_unused=True)
-    except NotThere:
+    except NotOnBroker:
         logger.info("The queue '%s' in '%s' went by itself", name, vhost)
     except Refused as error:
         raise _not_replaced(vhost, name, wanted, different, error, management) from error
@@ -32,7 +32,7 @@ def make_or_replace(vhost: str, name: str, wanted: Any, management: Management) 
 
 
 def _not_replaced(
-    vhost: str, name: str, wanted: Any, different: NotEqual, kept: Refused, management: Management
+    vhost: str, name: str, wanted: Any, different: InequivalentArguments, kept: Refused, management: Management
 ) -> Refused:
     try:
         found = management.queue(vhost, name)

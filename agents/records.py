@@ -16,7 +16,7 @@ from accounts.vouching import require_vouched
 from agents.deletions import is_deadlock
 from core import removals
 from core.models import Removal
-from rabbit.management import BrokerAway
+from rabbit.management import BrokerUnavailable
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ REMOVED_AFTER = timedelta(minutes=1)
 M = TypeVar("M", bound=Model)
 
 
-class Busy(BrokerAway):
+class Busy(BrokerUnavailable):
     """The broker is there, and this one thing can't be done right now: another request is at it, or its node is down.
 
     Whether anything was done is unknown, so ask again later.

@@ -43,7 +43,7 @@ from agents.vhosts import in_vhost, require_vhost
 from core import broker
 from core.models import Removal
 from rabbit import arguments, names
-from rabbit.management import BrokerAway, BrokerError, Malformed, Management
+from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, Management
 
 # Subscriptions
 
@@ -290,9 +290,9 @@ def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
 
 def _may_be_done(error: Exception) -> bool:
     """Return whether the broker may have done what failed so."""
-    return isinstance(error, Malformed) or (isinstance(error, BrokerAway) and not error.never_reached)
+    return isinstance(error, MalformedResponse) or (isinstance(error, BrokerUnavailable) and not error.never_reached)
 
 
 def _is_nothing_done(error: Exception) -> bool:
     """Return whether the broker has certainly got nothing of what failed so, not even a part."""
-    return isinstance(error, BrokerAway) and error.never_reached
+    return isinstance(error, BrokerUnavailable) and error.never_reached

@@ -123,7 +123,7 @@ def _reset_password(management: Management, removal: Removal, until: float) -> N
         if is_valid:
             return
         locked = lock.renewed_by(management)
-        # put_user would create a user that is missing, so `user` raises NotThere first.
+        # put_user would create a user that is missing, so `user` raises NotOnBroker first.
         for request in (
             partial(locked.user, name),
             partial(locked.put_user, name, None),

@@ -12,7 +12,7 @@ from agents.broker_view import BrokerView
 from agents.models import Consumer, SubscriptionQueue
 from agents.reports import Report
 from core.leases import HeldLease
-from rabbit.management import BrokerAway, BrokerError, Management
+from rabbit.management import BrokerError, BrokerUnavailable, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def repair(
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
             # The latter two: its owner may not use the broker any more, or is gone.
             report.note(f"{what} could not be made again: {error}")
-            if isinstance(error, BrokerAway):
+            if isinstance(error, BrokerUnavailable):
                 # Else one vhost alone is busy, or doesn't run.
                 timeouts += error.timed_out
                 if error.never_reached or timeouts == MOST_TIMEOUTS:

@@ -15,7 +15,7 @@ from agents.records import Busy, cancel_removal, get_or_create, remove_later
 from core import locks
 from core.models import Removal
 from rabbit import arguments, names
-from rabbit.management import Management, NotThere, Refused
+from rabbit.management import Management, NotOnBroker, Refused
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _forget_passwords(owner: Owner) -> None:
 def _make_dead_letter_queue(vhost: str, management: Management) -> None:
     try:
         make_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.FOR_DEAD_LETTERS, management)
-    except NotThere as error:
+    except NotOnBroker as error:
         raise lost_again(vhost, error) from error
     except Refused as error:
         # It takes dead letters all the same, and no agent can do anything about it.
@@ -90,15 +90,15 @@ def in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> 
     """Return the answer to a request about the vhost of an owner's agents; create the vhost again if it is lost."""
     try:
         return request()
-    except NotThere:
+    except NotOnBroker:
         logger.info("The broker has lost the vhost '%s', which is created again", owner.uuid.hex)
     make_vhost(owner, management)
     try:
         return request()
-    except NotThere as error:
+    except NotOnBroker as error:
         raise lost_again(owner.uuid.hex, error) from error
 
 
-def lost_again(vhost: str, error: NotThere) -> Busy:
+def lost_again(vhost: str, error: NotOnBroker) -> Busy:
     """Return the error for a vhost that was missing again right after it was created."""
     return Busy(f"The broker has lost the vhost '{vhost}' again, or its node is down; ask again later: {error}")

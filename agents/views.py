@@ -25,7 +25,7 @@ from queues import charts, thresholds
 from queues.models import Queue
 from queues.views import NameForm, Request, Row, in_words, signed_in
 from rabbit import amqp
-from rabbit.management import BrokerError, Client, NotThere
+from rabbit.management import BrokerError, Client, NotOnBroker
 from rabbit.names import readable
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
     """Return what is connected to a vhost (None: to any), by one request; None, and why, where it isn't known."""
     try:
         return broker.management().clients(vhost), ""
-    except NotThere:
+    except NotOnBroker:
         return [], ""
     except BrokerError as error:
         return None, in_words(error, "Who is connected could not be asked", asked=False)[0]

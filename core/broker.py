@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from rabbit.management import BrokerAway, Call, Management
+from rabbit.management import BrokerUnavailable, Call, Management
 from rabbit.prometheus import Prometheus
 from rabbit.publishing import NotPublished, Publisher
 
@@ -27,7 +27,7 @@ def management(*, read_timeout: float | None = None) -> Management:
     ``read_timeout`` is seconds, for what can't wait as long as the settings say: there is another client for that.
 
     Raises:
-        BrokerAway: no broker is configured, or the address is none.
+        BrokerUnavailable: no broker is configured, or the address is none.
     """
     seconds = settings.GUARDIAN_BROKER_TIMEOUT_SECONDS if read_timeout is None else read_timeout
     return _management(os.getpid(), settings.RABBITMQ_MANAGEMENT_URL, seconds)
@@ -38,18 +38,18 @@ def _management(process: int, url: str, timeout: float) -> Management:
     # A forked worker must not share its parent's connections, hence the process in the key.
     if not url:
         how = "set RABBITMQ_MANAGEMENT_URL to http://user:password@host:15672"
-        raise BrokerAway(f"no broker is configured; {how}", never_reached=True)
+        raise BrokerUnavailable(f"no broker is configured; {how}", never_reached=True)
     try:
         return Management(url, read_timeout=timeout, on_call=_tell, request_id=lambda: request_id())
     except ValueError as error:
-        raise BrokerAway(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}", never_reached=True) from error
+        raise BrokerUnavailable(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}", never_reached=True) from error
 
 
 def prometheus() -> Prometheus:
     """Return the Prometheus endpoints of the nodes, for this process. They are pooled, and shared by its threads.
 
     Raises:
-        BrokerAway: an address is none.
+        BrokerUnavailable: an address is none.
     """
     urls = tuple(settings.GUARDIAN_PROMETHEUS_URLS)
     return _prometheus(os.getpid(), settings.RABBITMQ_MANAGEMENT_URL, urls, settings.GUARDIAN_BROKER_TIMEOUT_SECONDS)
@@ -61,7 +61,7 @@ def _prometheus(process: int, management_url: str, urls: tuple[str, ...], timeou
         host = urlsplit(management_url).hostname or ""
         return Prometheus(urls, host=host, read_timeout=timeout, on_call=_tell)
     except ValueError as error:
-        raise BrokerAway(f"GUARDIAN_PROMETHEUS_URLS can't be used: {error}", never_reached=True) from error
+        raise BrokerUnavailable(f"GUARDIAN_PROMETHEUS_URLS can't be used: {error}", never_reached=True) from error
 
 
 def _tell(call: Call) -> None:

@@ -26,7 +26,7 @@ from rest_framework.utils.urls import remove_query_param, replace_query_param
 
 from core.limits import TooOften
 from core.links import absolute
-from rabbit.management import BrokerAway, BrokerError, Malformed, NotThere, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
 from rabbit.publishing import NotPublished, OutcomeUnknown
 
 logger = logging.getLogger(__name__)
@@ -245,14 +245,14 @@ class RefusedByBroker(exceptions.APIException):
 
 def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
     """Return the answer to what the broker did, or did not do."""
-    if isinstance(error, NotThere):
+    if isinstance(error, NotOnBroker):
         return exceptions.NotFound("It isn't on the broker.")
     logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)
     if isinstance(error, OutcomeUnknown):
         return Away(str(error))
     if isinstance(error, NotPublished):
         return Away(f"{Away.default_detail} Nothing was published.")
-    if isinstance(error, BrokerAway | Malformed):
+    if isinstance(error, BrokerUnavailable | MalformedResponse):
         return Away() if request.method in SAFE_METHODS else Away(f"{Away.default_detail} {MAY_BE_DONE}")
     if isinstance(error, Refused) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return Away("The broker doesn't let Guardian do this. An operator has to look at Guardian's own account there.")

@@ -20,7 +20,7 @@ from queues import registered
 from queues.models import Queue, QueueEvent
 from queues.tombstones import as_gone, figures
 from rabbit import amqp
-from rabbit.management import Binding, BrokerAway, BrokerError, NotThere, Refused, was_not_done
+from rabbit.management import Binding, BrokerError, BrokerUnavailable, NotOnBroker, Refused, was_not_executed
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def delete_queue(queue: Queue, by: Owner) -> None:
     Raises:
         PermissionDenied: it was registered by an agent, and this isn't an operator.
         Gone: the broker doesn't show it. Its row stays as it is; the next lists decide.
-        BrokerError: the broker is away or refuses. Unless it ``was_not_done``, the queue may be deleted all the same.
+        BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be deleted anyway.
     """
     require_may_destroy(queue, by)
     with _announced(queue, QueueEvent.Kind.REMOVING, by), audit.deed(by, DELETED, queue):
@@ -75,7 +75,7 @@ def purge_queue(queue: Queue, by: Owner) -> None:
     Raises:
         PermissionDenied: it was registered by an agent, and this isn't an operator.
         Gone: the broker doesn't show it. Its row stays as it is; the next lists decide.
-        BrokerError: the broker is away or refuses. Unless it ``was_not_done``, the queue may be empty all the same.
+        BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be empty all the same.
     """
     require_may_destroy(queue, by)
     with _announced(queue, QueueEvent.Kind.PURGED, by), audit.deed(by, PURGED, queue):
@@ -201,7 +201,7 @@ def live(queue: Queue) -> Live:
         found = found._replace(bindings=[binding for binding in bindings if binding.source])
         arguments = management.queue(queue.vhost, queue.name).get("arguments")
         found = found._replace(arguments=arguments if isinstance(arguments, dict) else None)
-    except (NotThere, Refused):
+    except (NotOnBroker, Refused):
         pass  # a name that can't stand in a URL, or a queue whose node is down: AMQP may know more
     except BrokerError as error:
         logger.warning("Asked about %s in %s: %s", queue.name, queue.vhost, error)
@@ -222,7 +222,7 @@ def _delete_on_broker(queue: Queue) -> None:
             raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
         except OSError as error:
             never_reached = isinstance(error, ConnectionRefusedError)
-            raise BrokerAway(f"{refused}; by AMQP: {error}", never_reached=never_reached) from error
+            raise BrokerUnavailable(f"{refused}; by AMQP: {error}", never_reached=never_reached) from error
 
 
 @contextmanager
@@ -238,9 +238,9 @@ def _announced(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     try:
         yield
     except BrokerError as error:
-        if was_not_done(error):
+        if was_not_executed(error):
             announced.delete()
-        if isinstance(error, NotThere):
+        if isinstance(error, NotOnBroker):
             raise Gone(
                 "The broker doesn't show the queue at the moment. If it is gone, its page says so within a few looks "
                 "at the broker; if not, its node is down: try again when that runs."

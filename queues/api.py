@@ -29,7 +29,7 @@ from queues.serializers import (
     SamplesAskedSerializer,
     SampleSerializer,
 )
-from rabbit.management import BrokerAway
+from rabbit.management import BrokerUnavailable
 
 MOST_SAMPLES = 5000
 
@@ -119,7 +119,7 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         if nothing_told and queue.state == Queue.State.GONE:
             raise NotFound("The queue isn't on the broker any more.")
         if nothing_told or live.bindings is None:  # of what isn't there, the broker lists no bindings
-            raise BrokerAway("the bindings of a queue were asked for, and not told")
+            raise BrokerUnavailable("the bindings of a queue were asked for, and not told")
         return page_of(self, BindingSerializer, live.bindings)
 
     @extend_schema(filters=False, parameters=[SamplesAskedSerializer], responses=SampleSerializer(many=True))

@@ -29,7 +29,7 @@ from queues.quiet import Quiet
 from queues.subject import about
 from queues.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
-from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.snapshot import CLASSIC, Snapshot
 from rabbit.threads import Threads
@@ -254,7 +254,7 @@ class Deletion:
         for one, error in zip(asked, errors, strict=True):
             if error is None:
                 done.append(one)
-            elif isinstance(error, NotThere):
+            elif isinstance(error, NotOnBroker):
                 not_there.append(one.queue)
             else:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
@@ -279,7 +279,9 @@ class Deletion:
             return Refused(late, status=0, reason=TOO_LATE)
         try:
             if not self.management.delete_queue(vhost, name):
-                return BrokerAway("it was asked for, and the answer was lost; the next list tells whether it is gone")
+                return BrokerUnavailable(
+                    "it was asked for, and the answer was lost; the next list tells whether it is gone"
+                )
         except Refused as error:
             if error.status:
                 return error
@@ -297,11 +299,11 @@ def _keep_in_time(lease: HeldLease, until: float) -> None:
 
     Raises:
         LeaseLost: it ran out.
-        BrokerAway: it is later.
+        BrokerUnavailable: it is later.
     """
     lease.keep()
     if time.monotonic() > until:
-        raise BrokerAway(f"the list took more than {LIST_SECONDS} s; the broker is busy")
+        raise BrokerUnavailable(f"the list took more than {LIST_SECONDS} s; the broker is busy")
 
 
 def _still_deleting(queues: Sequence[Known]) -> set[int]:

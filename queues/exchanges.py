@@ -11,7 +11,7 @@ from accounts import audit
 from accounts.models import Owner, PulseUser
 from core import broker
 from queues.actions import Gone
-from rabbit.management import Binding, NotThere
+from rabbit.management import Binding, NotOnBroker
 from rabbit.names import user_of_exchange
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def delete_exchange(visitor: Owner, name: str) -> None:
     try:
         with audit.deed(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost):
             broker.management().delete_exchange(vhost, name)
-    except NotThere as error:
+    except NotOnBroker as error:
         raise Gone("The exchange isn't on the broker any more.") from error
     logger.info("exchange %s was deleted by %s", name, visitor)
 

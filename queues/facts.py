@@ -17,7 +17,7 @@ from queues.models import QueueSample
 from queues.thresholds import Thresholds
 from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
-from rabbit.management import Binding, BrokerError, Management, NotThere, Refused
+from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 from rabbit.threads import Threads
 
@@ -126,14 +126,14 @@ def _ask_bindings(
 
 
 def _bindings_of_queue(management: Management, queue: QueueName) -> dict[QueueName, list[Binding]]:
-    with contextlib.suppress(Refused, NotThere):  # gone, or one with a name that is none in a URL, such as ".."
+    with contextlib.suppress(Refused, NotOnBroker):  # gone, or one with a name that is none in a URL, such as ".."
         return {queue: management.queue_bindings(*queue)}
     return {}
 
 
 def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, list[Binding]]:
     found = defaultdict(list)
-    with contextlib.suppress(Refused, NotThere):  # a vhost that has just gone, whose queues are told without
+    with contextlib.suppress(Refused, NotOnBroker):  # a vhost that has just gone, whose queues are told without
         for binding in management.bindings(vhost):
             if binding.destination_type == "queue":
                 found[vhost, binding.destination].append(binding)

@@ -29,7 +29,7 @@ from queues.listing import ORDERINGS, QueueFilter, Standing, should_have_consume
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
 from rabbit.arguments import REGISTERED_MAX_LENGTH
-from rabbit.management import Binding, BrokerError, Refused, was_not_done
+from rabbit.management import Binding, BrokerError, Refused, was_not_executed
 from rabbit.names import DEAD_LETTER_QUEUE, readable
 
 logger = logging.getLogger(__name__)
@@ -552,7 +552,7 @@ def in_words(error: BrokerError, undone: str, *, asked: bool = True) -> tuple[st
         if error.status in (401, 403):
             return f"{undone}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
         return f"{undone}, since the broker refuses: {reason}", 409
-    if not asked or was_not_done(error):
+    if not asked or was_not_executed(error):
         return f"{undone}, since the broker doesn't answer. Try again in a minute.", 503
     return "The broker gave no clear answer, so it isn't known whether it did this. Look again in a minute.", 503
 

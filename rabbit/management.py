@@ -59,7 +59,7 @@ class BrokerError(Exception):
         super().__init__(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
-class BrokerAway(BrokerError):
+class BrokerUnavailable(BrokerError):
     """Nobody answered, or a 5xx did. Whether anything was done is unknown, so ask again later.
 
     ``timed_out``: the connection stood, and the answer did not come in time. ``never_reached``: no connection came
@@ -84,7 +84,7 @@ class Refused(BrokerError):
         self.reason = reason
 
 
-class NotEqual(Refused):
+class InequivalentArguments(Refused):
     """It exists with other arguments, or durable where this isn't.
 
     ``argument``, and its values ``found`` on the broker and ``wanted`` here; None: not set, or not told.
@@ -98,17 +98,17 @@ class NotEqual(Refused):
         self.wanted: Any = difference.wanted if difference else None
 
 
-class NotThere(BrokerError):
+class NotOnBroker(BrokerError):
     """The broker has no such thing. It says the same of a queue whose node is down."""
 
 
-class Malformed(BrokerError):
+class MalformedResponse(BrokerError):
     """An answer that isn't one of the management API: no JSON, another shape, a redirect, too large."""
 
 
-def was_not_done(error: BrokerError) -> bool:
+def was_not_executed(error: BrokerError) -> bool:
     """Return whether what was asked of the broker was certainly not done. Else the answer is missing, and it may be."""
-    return isinstance(error, Refused | NotThere) or (isinstance(error, BrokerAway) and error.never_reached)
+    return isinstance(error, Refused | NotOnBroker) or (isinstance(error, BrokerUnavailable) and error.never_reached)
 
 
 class Account(NamedTuple):
@@ -225,8 +225,9 @@ class Management:
     may take three times as long, and its body have ``most_bytes``. ``on_call`` is told of each request when it is over,
     in the thread that made it; ``request_id`` says what to send as ``X-Request-ID``, if it isn't empty.
 
-    Every method raises BrokerAway, Refused or Malformed; what else it raises stands with it. A request whose connection
-    dies is sent once more on a fresh one: each of them can be made twice, and RabbitMQ 4 drops idle connections unsaid.
+    Every method raises BrokerUnavailable, Refused or MalformedResponse, and what its docstring adds. A request whose
+    connection dies is retried once on a fresh one: all requests are idempotent, and RabbitMQ 4 drops idle connections
+    without notice.
 
     Raises:
         ValueError: the URL isn't one.
@@ -336,7 +337,7 @@ class Management:
         """Delete a vhost and all there is in it.
 
         Raises:
-            NotThere: there is none.
+            NotOnBroker: there is none.
         """
         self._delete("vhosts", name)
 
@@ -349,7 +350,7 @@ class Management:
         ``name`` and ``vhost``, if these are among the columns.
 
         Raises:
-            NotThere: no such vhost.
+            NotOnBroker: no such vhost.
         """
         path = ("queues",) if vhost is None else ("queues", vhost)
         columns = params.get("columns", "name,vhost").split(",")
@@ -360,7 +361,7 @@ class Management:
         """Return one queue as the broker knows it. Its lengths lag by seconds: decide nothing by them.
 
         Raises:
-            NotThere: there is none, or its node is down.
+            NotOnBroker: there is none, or its node is down.
         """
         return _object(self._get("queues", vhost, name), name=str, vhost=str)
 
@@ -376,8 +377,8 @@ class Management:
         """Make a queue, or see that it is there just so. Return whether it is new.
 
         Raises:
-            NotEqual: it is there with other arguments, durability or auto-deletion.
-            NotThere: no such vhost.
+            InequivalentArguments: it is there with other arguments, durability or auto-deletion.
+            NotOnBroker: no such vhost.
         """
         _require_one_line(name)
         declared = {"durable": durable, "auto_delete": auto_delete, "arguments": dict(arguments or {})}
@@ -390,7 +391,7 @@ class Management:
         its node is down.
 
         Raises:
-            NotThere: there is none, or its node is down.
+            NotOnBroker: there is none, or its node is down.
             Refused: a condition doesn't hold, or a live connection has the queue to itself.
         """
         conditions = {"if-empty": if_empty, "if-unused": if_unused}
@@ -400,7 +401,7 @@ class Management:
         """Remove the ready messages of a queue. Unacknowledged ones stay.
 
         Raises:
-            NotThere: there is none, or its node is down.
+            NotOnBroker: there is none, or its node is down.
         """
         self._delete("queues", vhost, name, "contents")
 
@@ -410,7 +411,7 @@ class Management:
         """Return the exchanges of a vhost, the broker's own too.
 
         Raises:
-            NotThere: no such vhost.
+            NotOnBroker: no such vhost.
         """
         rows = _rows(
             self._get("exchanges", vhost, params={"columns": EXCHANGE_COLUMNS}),
@@ -437,8 +438,8 @@ class Management:
         """Make an exchange. Return whether it is new. One that differs in type alone is noticed by the broker.
 
         Raises:
-            NotEqual: it is there with another type.
-            NotThere: no such vhost.
+            InequivalentArguments: it is there with another type.
+            NotOnBroker: no such vhost.
         """
         _require_one_line(name)
         declared = {
@@ -454,7 +455,7 @@ class Management:
         """Delete an exchange.
 
         Raises:
-            NotThere: there is none.
+            NotOnBroker: there is none.
         """
         self._delete("exchanges", vhost, name)
 
@@ -462,7 +463,7 @@ class Management:
         """Return the bindings of a vhost, those to the default exchange too.
 
         Raises:
-            NotThere: no such vhost.
+            NotOnBroker: no such vhost.
         """
         return _bindings(self._get("bindings", vhost))
 
@@ -480,7 +481,7 @@ class Management:
         """Bind a queue to an exchange. Binding it the same way again changes nothing.
 
         Raises:
-            NotThere: no such vhost, exchange or queue.
+            NotOnBroker: no such vhost, exchange or queue.
         """
         json = {"routing_key": routing_key, "arguments": dict(arguments or {})}
         answer = self._exchange("POST", ("bindings", vhost, "e", exchange, "q", queue), json=json)
@@ -497,7 +498,7 @@ class Management:
         """Return one account.
 
         Raises:
-            NotThere: there is none.
+            NotOnBroker: there is none.
         """
         answer = self._get("users", name)
         row = _object(answer, name=str)
@@ -515,7 +516,7 @@ class Management:
         """Delete an account. The broker closes its connections.
 
         Raises:
-            NotThere: there is none.
+            NotOnBroker: there is none.
         """
         self._delete("users", name)
 
@@ -523,7 +524,7 @@ class Management:
         """Return an account's permissions, by vhost.
 
         Raises:
-            NotThere: no such account.
+            NotOnBroker: no such account.
         """
         rows = _rows(self._get("users", user, "permissions"), vhost=str, configure=str, write=str, read=str)
         return {row["vhost"]: Permissions(row["configure"], row["write"], row["read"]) for row in rows}
@@ -540,7 +541,7 @@ class Management:
         """Give an account these permissions on a vhost, in place of those that it has there.
 
         Raises:
-            NotThere: no such vhost or account.
+            NotOnBroker: no such vhost or account.
         """
         self._put("permissions", vhost, user, json=permissions._asdict())
 
@@ -548,7 +549,7 @@ class Management:
         """Take an account's permissions on a vhost away, so that it can't enter.
 
         Raises:
-            NotThere: no such vhost or account, or it has none there.
+            NotOnBroker: no such vhost or account, or it has none there.
         """
         self._delete("permissions", vhost, user)
 
@@ -566,7 +567,7 @@ class Management:
         """Return what is connected to a vhost (None: to any), whoever it is.
 
         Raises:
-            NotThere: no such vhost.
+            NotOnBroker: no such vhost.
         """
         path = ("connections",) if vhost is None else ("vhosts", vhost, "connections")
         rows = _rows(self._get(*path, params={"columns": CLIENT_COLUMNS}))
@@ -599,7 +600,7 @@ class Management:
         answer = self._exchange("DELETE", path, params=params, headers=headers)
         try:
             _require_written(self._believed(answer))
-        except NotThere:
+        except NotOnBroker:
             if not answer.sent_twice:
                 raise
             return False
@@ -613,11 +614,11 @@ class Management:
         """
         try:
             return _checked(answer)
-        except NotThere as error:
+        except NotOnBroker as error:
             try:
                 _checked(self._exchange("GET", ("whoami",)))
-            except (NotThere, BrokerAway) as reason:
-                raise BrokerAway(
+            except (NotOnBroker, BrokerUnavailable) as reason:
+                raise BrokerUnavailable(
                     f"{answer.what}: answered with a 404, as everything is, or not at all ({reason}): the broker is "
                     "shutting down; ask again later, and see that the URL leads to its management API"
                 ) from error
@@ -655,7 +656,7 @@ class Management:
         except Refused:
             outcome = "refused"
             raise
-        except Malformed:
+        except MalformedResponse:
             outcome = "failed"
             raise
         finally:
@@ -691,15 +692,15 @@ class Management:
                 remedy = "see that RabbitMQ runs there with its management plugin"
             else:
                 remedy = "ask again later, and see that the URL has the management API's port"
-            raise BrokerAway(
+            raise BrokerUnavailable(
                 f"{what}: {error}; {remedy}", timed_out=error.timed_out, never_reached=error.never_reached
             ) from error
         except TooLarge as error:
-            raise Malformed(
+            raise MalformedResponse(
                 f"{what}: the answer has more than {self._most_bytes} bytes; ask for less at once"
             ) from error
         if answer.headers.get("content-encoding", "identity") not in ("", "identity"):
-            raise Malformed(f"{what}: the answer is packed, and is not unpacked here; {_IS_IT_IT}")
+            raise MalformedResponse(f"{what}: the answer is packed, and is not unpacked here; {_IS_IT_IT}")
         return _Answer(what, *answer)
 
 
@@ -770,16 +771,18 @@ def _checked(answer: _Answer) -> _Answer:
         return answer
     if status < 400:
         to = re.sub(r"//[^/@]*@", "//", answer.headers.get("location", ""))[:LONGEST_REASON]
-        raise Malformed(f"{what}: answered with a redirect ({status}) to '{to}', which isn't followed; {_IS_IT_IT}")
+        raise MalformedResponse(
+            f"{what}: answered with a redirect ({status}) to '{to}', which isn't followed; {_IS_IT_IT}"
+        )
     error = _error_in(answer.body)
     reason = _reason(error) if error else f"HTTP {status}"
     if status >= 500:
-        raise BrokerAway(f"{what}: answered {status} ({reason}); ask again later, and see the broker's log")
+        raise BrokerUnavailable(f"{what}: answered {status} ({reason}); ask again later, and see the broker's log")
     if status == 404 or reason == "vhost_or_user_not_found":
         if error is None:
             # Somebody else's 404 must not pass for "it's gone".
-            raise Malformed(f"{what}: answered with a 404 that isn't RabbitMQ's; {_IS_IT_IT}")
-        raise NotThere(f"{what}: not there ({reason}); see that names and vhost are right, and that its node runs")
+            raise MalformedResponse(f"{what}: answered with a 404 that isn't RabbitMQ's; {_IS_IT_IT}")
+        raise NotOnBroker(f"{what}: not there ({reason}); see that names and vhost are right, and that its node runs")
     if status in (401, 403):
         raise Refused(
             f"{what}: refused with {status} ({reason}); see the account's password, tags and permissions",
@@ -787,7 +790,7 @@ def _checked(answer: _Answer) -> _Answer:
             reason=reason,
         )
     if status == 400 and "inequivalent arg" in reason:
-        raise NotEqual(
+        raise InequivalentArguments(
             f"{what}: it is there, and not the same ({reason}); delete it first, or ask for it as it is",
             status=status,
             reason=reason,
@@ -812,14 +815,14 @@ def _reason(error: Row) -> str:
 
 def _require_written(answer: _Answer) -> None:
     if answer.status not in (201, 204):
-        raise Malformed(f"{answer.what}: answered {answer.status} where 201 or 204 is due; {_IS_IT_IT}")
+        raise MalformedResponse(f"{answer.what}: answered {answer.status} where 201 or 204 is due; {_IS_IT_IT}")
 
 
 def _parsed(answer: _Answer) -> Any:
     try:
         return orjson.loads(answer.body)
     except orjson.JSONDecodeError as error:
-        raise Malformed(f"{answer.what}: the answer isn't JSON ({error}); {_IS_IT_IT}") from error
+        raise MalformedResponse(f"{answer.what}: the answer isn't JSON ({error}); {_IS_IT_IT}") from error
 
 
 def _object(answer: _Answer, **shape: type) -> Row:
@@ -829,16 +832,16 @@ def _object(answer: _Answer, **shape: type) -> Row:
 def _rows(answer: _Answer, **shape: type) -> list[Row]:
     rows = _parsed(answer)
     if not isinstance(rows, list):
-        raise Malformed(f"{answer.what}: the answer isn't a list; {_IS_IT_IT}")
+        raise MalformedResponse(f"{answer.what}: the answer isn't a list; {_IS_IT_IT}")
     return [_of_shape(answer, row, shape) for row in rows]
 
 
 def _of_shape(answer: _Answer, row: Any, shape: Mapping[str, type]) -> Row:
     if not isinstance(row, dict):
-        raise Malformed(f"{answer.what}: the answer has something else where an object is due; {_IS_IT_IT}")
+        raise MalformedResponse(f"{answer.what}: the answer has something else where an object is due; {_IS_IT_IT}")
     for key, kind in shape.items():
         if not isinstance(row.get(key), kind):
-            raise Malformed(f"{answer.what}: the answer has no '{key}' of type {kind.__name__}; {_IS_IT_IT}")
+            raise MalformedResponse(f"{answer.what}: the answer has no '{key}' of type {kind.__name__}; {_IS_IT_IT}")
     return row
 
 
@@ -848,7 +851,7 @@ def _tags(answer: _Answer, row: Row) -> frozenset[str]:
     if isinstance(tags, str):
         tags = tags.split(",")
     if not isinstance(tags, list):
-        raise Malformed(f"{answer.what}: the answer has no 'tags'; {_IS_IT_IT}")
+        raise MalformedResponse(f"{answer.what}: the answer has no 'tags'; {_IS_IT_IT}")
     return frozenset(str(tag).strip() for tag in tags) - {""}
 
 

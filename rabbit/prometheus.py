@@ -14,7 +14,15 @@ from typing import Literal, NamedTuple, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
-from rabbit.management import MOST_BYTES, BrokerAway, BrokerError, Call, Malformed, Management, NotThere
+from rabbit.management import (
+    MOST_BYTES,
+    BrokerError,
+    BrokerUnavailable,
+    Call,
+    MalformedResponse,
+    Management,
+    NotOnBroker,
+)
 from rabbit.names import QueueName
 from rabbit.snapshot import QueueSeen, Snapshot, can_be_kept, members, seen_as
 from rabbit.threads import Threads
@@ -108,7 +116,7 @@ def read_page(text: str) -> Page:
     """Return what a page of ``/metrics/detailed?family=queue_coarse_metrics`` says.
 
     Raises:
-        Malformed: it isn't one, or not all of it.
+        MalformedResponse: it isn't one, or not all of it.
     """
     ready, unacknowledged = (SAMPLES[name].findall(text) for name in (READY, UNACKNOWLEDGED))
     # The node's own name comes last, so that it is there only where the rest is.
@@ -116,7 +124,7 @@ def read_page(text: str) -> Page:
     end = text.rfind("\nrabbitmq_identity_info{") + 1
     named = IDENTITY.match(text, end)
     if named is None or end < last or text.find("\nrabbitmq_identity_info{") + 1 != end or not text.endswith("\n"):
-        raise Malformed("the figures of the queues are not whole, or not RabbitMQ's")
+        raise MalformedResponse("the figures of the queues are not whole, or not RabbitMQ's")
     node = named[1]
     lines = [text.count(f"\n{name}{{") for name in (READY, UNACKNOWLEDGED)]
     odd = 0
@@ -128,7 +136,7 @@ def read_page(text: str) -> Page:
         if name == name_again and vhost == vhost_again
     }
     if lines != [len(ready) + odd, len(unacknowledged) + odd] or not len(depths) == len(ready) == len(unacknowledged):
-        raise Malformed("the figures of the queues have another shape than RabbitMQ's")
+        raise MalformedResponse("the figures of the queues have another shape than RabbitMQ's")
     return Page(node, depths, odd)
 
 
@@ -178,8 +186,8 @@ class Endpoint:
         """Return what this node says of the queues that it leads: of these vhosts; without any, of all.
 
         Raises:
-            BrokerAway: it doesn't answer.
-            Malformed: its answer isn't RabbitMQ's, or not whole.
+            BrokerUnavailable: it doesn't answer.
+            MalformedResponse: its answer isn't RabbitMQ's, or not whole.
         """
         query = "".join(f"&vhost={quote(vhost, safe='')}" for vhost in vhosts)
         outcome: Literal["ok", "failed", "away"] = "away"
@@ -198,19 +206,19 @@ class Endpoint:
         try:
             return self._http.send("GET", target)
         except NoAnswer as error:
-            raise BrokerAway(
+            raise BrokerUnavailable(
                 f"{self._where}: {error}", timed_out=error.timed_out, never_reached=error.never_reached
             ) from error
         except TooLarge as error:
-            raise Malformed(f"{self._where}: the figures have more than {MOST_BYTES} bytes") from error
+            raise MalformedResponse(f"{self._where}: the figures have more than {MOST_BYTES} bytes") from error
 
     def _page(self, answer: Answer) -> Page:
         if answer.status != 200:
-            raise Malformed(f"{self._where}: answered {answer.status} where its figures are due")
+            raise MalformedResponse(f"{self._where}: answered {answer.status} where its figures are due")
         try:
             return read_page(answer.body.decode())
-        except (UnicodeDecodeError, Malformed) as error:
-            raise Malformed(f"{self._where}: {error}") from error
+        except (UnicodeDecodeError, MalformedResponse) as error:
+            raise MalformedResponse(f"{self._where}: {error}") from error
 
 
 class Scrape(NamedTuple):
@@ -270,10 +278,10 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
     def look_up(key: QueueName) -> QueueSeen | None:
         try:
             return seen_as(management.queue(*key))
-        except NotThere:
+        except NotOnBroker:
             return None
         except (KeyError, TypeError) as error:
-            raise Malformed(f"a queue is told of in another shape ({error!r}); is this RabbitMQ?") from error
+            raise MalformedResponse(f"a queue is told of in another shape ({error!r}); is this RabbitMQ?") from error
 
     if not queues:
         return {}
@@ -355,7 +363,9 @@ class Prometheus:
         try:
             endpoints = self._endpoints_at(self._urls or self._find(management, nodes))
         except ValueError as error:
-            raise Malformed(f"the broker's own word for where its figures are is no address: {error}") from error
+            raise MalformedResponse(
+                f"the broker's own word for where its figures are is no address: {error}"
+            ) from error
         few = vhosts if vhosts is not None and len(vhosts) <= FEW_VHOSTS else ()
         began = time.monotonic()
         with Threads(AT_ONCE) as threads:
@@ -368,7 +378,7 @@ class Prometheus:
             self._found = (frozenset(), [])  # whoever moved is looked for again
             errors = [str(answer) for answer in answers if isinstance(answer, BrokerError)]
             missing = ", ".join(sorted(nodes - pages.keys()))
-            raise BrokerAway("; ".join([f"no figures of the queues on {missing}", *errors]))
+            raise BrokerUnavailable("; ".join([f"no figures of the queues on {missing}", *errors]))
         depths: dict[QueueName, Depth | None] = {}
         for page in pages.values():
             twice = depths.keys() & page.depths.keys()
@@ -389,7 +399,7 @@ class Prometheus:
                 host = self._host if len(nodes) == 1 else node.rpartition("@")[2]
                 found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.get('port')}")
         if not found:
-            raise BrokerAway("no node serves figures; run: rabbitmq-plugins enable rabbitmq_prometheus")
+            raise BrokerUnavailable("no node serves figures; run: rabbitmq-plugins enable rabbitmq_prometheus")
         self._found = (nodes, found)
         return found
 

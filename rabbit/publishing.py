@@ -24,7 +24,7 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from rabbit.management import BrokerAway, BrokerError, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, Refused
 from rabbit.names import QueueName
 from rabbit.threads import Threads
 from rabbit.urls import split_url
@@ -82,7 +82,7 @@ class Message:
     headers: Mapping[str, Any] = field(default_factory=dict)
 
 
-class OutcomeUnknown(BrokerAway):
+class OutcomeUnknown(BrokerUnavailable):
     """Some queues may have the message, or get it yet: they did not confirm it in time.
 
     ``message_id`` is the one to publish it with again; ``results`` is what is known, by queue. The text has no address
@@ -98,7 +98,7 @@ class OutcomeUnknown(BrokerAway):
         self.results = dict(results)
 
 
-class NotPublished(BrokerAway):
+class NotPublished(BrokerUnavailable):
     """The broker was never reached, so nothing was published."""
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
@@ -482,7 +482,7 @@ class _Connection:
         """Hang up without a word: a broker that takes nothing wouldn't hear it."""
         if self._connection.is_open or self._connection.is_closing:
             # All that pika offers besides waits for the broker's answer.
-            self._connection._terminate_stream(BrokerAway("dropped"))
+            self._connection._terminate_stream(BrokerUnavailable("dropped"))
             self._run(time.monotonic() + CLOSING_SECONDS)
         self._loop.close()
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
 
-from rabbit.management import BrokerAway, BrokerError, Malformed, Management, NotThere, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, Management, NotOnBroker, Refused
 from rabbit.threads import Threads
 
 FEW_VHOSTS = 20
@@ -115,7 +115,7 @@ def take(management: Management, vhosts: Sequence[str] | None, between: Callable
     try:
         exactly = lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between)
         queues, unreadable, listed_at = _read(exactly)
-    except BrokerAway as hanging:
+    except BrokerUnavailable as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
             raise
@@ -215,9 +215,9 @@ def lists(
             try:
                 found = listed.result()
             except BrokerError as error:
-                if vhost is None or (isinstance(error, BrokerAway) and error.timed_out):
+                if vhost is None or (isinstance(error, BrokerUnavailable) and error.timed_out):
                     raise
-                if not isinstance(error, NotThere):
+                if not isinstance(error, NotOnBroker):
                     unlisted[vhost] = str(error)
                     failures.append(error)
                 elif vhost in there():
@@ -256,8 +256,8 @@ def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[Qu
     return queues, unreadable, came_at
 
 
-def _of_another_shape(error: Exception) -> Malformed:
-    return Malformed(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?")
+def _of_another_shape(error: Exception) -> MalformedResponse:
+    return MalformedResponse(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?")
 
 
 def can_be_kept(name: str) -> bool:

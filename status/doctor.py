@@ -41,7 +41,7 @@ from core.masking import without_secrets
 from core.models import Lease
 from queues import pass_run
 from rabbit import checkup
-from rabbit.management import BrokerError, Management, NotThere, Row
+from rabbit.management import BrokerError, Management, NotOnBroker, Row
 from rabbit.names import readable
 from rabbit.permissions import allows
 from status import facts, rules
@@ -492,7 +492,7 @@ def _permissions(
     name = "permissions" if over == "HTTP" else f"permissions over {over}"
     try:
         granted = management.permissions_of(account)
-    except NotThere:
+    except NotOnBroker:
         advice = "See what it may do where it is kept, such as LDAP: Guardian needs everything on the guarded vhosts."
         return Finding(name, Status.WARNING, f"'{account}' is none of RabbitMQ's own accounts", advice)
     lacking = [

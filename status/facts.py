@@ -25,7 +25,7 @@ from notifications import claims
 from notifications.models import Notification
 from queues.brake import released
 from queues.models import Pass, Watch
-from rabbit.management import BrokerAway, BrokerError, Management, Node, Row
+from rabbit.management import BrokerError, BrokerUnavailable, Management, Node, Row
 from rabbit.names import readable
 from status import rules
 from status.rules import Rule, Verdict
@@ -74,7 +74,7 @@ def time_answer(ask: Callable[[], Answer], patience: float) -> tuple[Answer | No
     try:
         answer = ask()
     except BrokerError as error:
-        timed_out = isinstance(error, BrokerAway) and error.timed_out
+        timed_out = isinstance(error, BrokerUnavailable) and error.timed_out
         seconds = max(time.monotonic() - began, patience) if timed_out else math.inf
         return None, Measurement(rules.BROKER, seconds, {"error": readable(str(error))})
     return answer, Measurement(rules.BROKER, time.monotonic() - began)

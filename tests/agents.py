@@ -17,7 +17,7 @@ from agents.credentials import Presented
 from agents.identities import make_identity
 from agents.models import AgentIdentity, Consumer, Offering, SubscriptionQueue
 from core.models import Removal
-from rabbit.management import Management, NotThere
+from rabbit.management import Management, NotOnBroker
 
 _numbers = itertools.count(1)
 
@@ -122,11 +122,11 @@ def broker_restored(management: Management) -> Iterator[None]:
     yield
     for name in made.users() - users:
         if _is_hex(name):
-            with contextlib.suppress(NotThere):
+            with contextlib.suppress(NotOnBroker):
                 management.delete_user(name)
     for name in made.vhosts() - vhosts:
         if _is_hex(name):
-            with contextlib.suppress(NotThere):
+            with contextlib.suppress(NotOnBroker):
                 management.delete_vhost(name)
 
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from accounts import addresses, pulse_users, tokens, vouching, withdrawal
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching
-from rabbit.management import NotThere
+from rabbit.management import NotOnBroker
 from tests.conftest import Amqp
 from tests.toolbox import AWAY, can_log_in, stored_queue
 
@@ -176,7 +176,7 @@ def test_who_is_not_vouched_for_sees_why_and_no_form_and_makes_nothing(people, v
     assert answer.status_code == 403
     assert "Nobody has vouched for dora@example.org yet" in answer.text
     assert not PulseUser.objects.exists()
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(name)
 
 
@@ -725,7 +725,7 @@ def test_a_deleted_account_is_gone_with_all_it_had(account, visit, name, managem
     assert f"{name} is deleted" in page.text
     assert management.list_queues(guarded, {"columns": "name"}) == []
     assert not PulseUser.objects.exists()
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(name)
     assert visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}).status_code == 404
 

@@ -25,7 +25,7 @@ from notifications.models import Channel, Notification
 from queues import actions
 from queues.models import Pass, Queue, QueueEvent, Watch
 from queues.monitor import run_pass
-from rabbit.management import NotThere
+from rabbit.management import NotOnBroker
 from tests.chromium import sign_in
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY, in_parallel, messages_of, queue_names, stored_queue
@@ -620,7 +620,7 @@ def on_broker(guarded, management):
     for username in made:
         try:
             management.delete_user(username)
-        except NotThere:
+        except NotOnBroker:
             continue
 
 
@@ -636,7 +636,7 @@ def test_accounts_are_removed_from_the_broker_and_here(admin, operator, on_broke
     assert not PulseUser.objects.exists()
     assert queue_names(management, guarded) == set()
     for account in accounts:
-        with pytest.raises(NotThere):
+        with pytest.raises(NotOnBroker):
             management.user(account.username)
 
 

@@ -14,7 +14,7 @@ from accounts import pulse_users, withdrawal
 from accounts.addresses import confirm_address, confirmation_token
 from accounts.models import AuthToken, Owner, PulseUser
 from notifications.models import Notification
-from rabbit.management import Management, NotThere
+from rabbit.management import Management, NotOnBroker
 from tests.api import Program
 from tests.proxy import Proxy
 from tests.toolbox import finish_removals, in_parallel, wait_until
@@ -64,7 +64,7 @@ def test_an_account_is_made_shown_changed_and_deleted(alice, bob, username, mana
     assert goes == {"queues": [f"queue/{username}/q"], "exchanges": []}
     assert program.delete(f"pulse-users/{username}/").status_code == 204
     assert program.get(f"pulse-users/{username}/").status_code == 404
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(username)
 
 
@@ -272,7 +272,7 @@ def test_a_deletion_that_is_cut_half_way_is_accepted_and_finished(alice, usernam
     settings.RABBITMQ_MANAGEMENT_URL = url
     finish_removals()
     assert not PulseUser.objects.exists()
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(username)
 
 

@@ -3,7 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rabbit.arguments import Difference, differences, parse_inequivalent
-from rabbit.management import NotEqual
+from rabbit.management import InequivalentArguments
 
 plain = st.text(st.characters(codec="utf-8", exclude_characters="'\0\r\n"), min_size=1, max_size=20)
 values = st.one_of(st.booleans(), st.integers(-(2**31), 2**31), plain)
@@ -54,7 +54,7 @@ def test_a_number_is_neither_a_boolean_nor_a_text():
 def reason_for(management, vhost, name, first, second):
     """Make a queue as ``first`` says and then as ``second`` does, and return the broker's objection to that."""
     management.declare_queue(vhost, name, **first)
-    with pytest.raises(NotEqual) as refusal:
+    with pytest.raises(InequivalentArguments) as refusal:
         management.declare_queue(vhost, name, **second)
     management.delete_queue(vhost, name)
     return refusal.value.reason

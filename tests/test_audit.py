@@ -29,7 +29,7 @@ from notifications.models import Channel
 from queues import actions, pruning
 from queues.models import Queue
 from queues.monitor import run_pass
-from rabbit.management import BrokerAway, Management, NotThere
+from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from tests.api import Program
 from tests.proxy import Proxy, http_answer
 from tests.test_commands import run
@@ -49,7 +49,7 @@ def account(guarded, management, alice):
     yield made
     try:
         management.delete_user(ACCOUNT)
-    except NotThere:
+    except NotOnBroker:
         return
 
 
@@ -229,12 +229,12 @@ def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, operator):
 def test_what_is_asked_of_the_broker_is_there_with_its_outcome(queue, alice, broker, settings, do, deed):
     forget()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         do(queue, alice)
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         proxy.answer(http_answer("503 Service Unavailable"))
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerUnavailable):
             do(queue, alice)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     do(queue, alice)
@@ -283,10 +283,10 @@ def test_a_password_that_may_have_been_changed_is_in_it_and_the_password_is_not(
 
     def lose_the_answer(*arguments):
         put_user(*arguments)
-        raise BrokerAway("no answer came")
+        raise BrokerUnavailable("no answer came")
 
     monkeypatch.setattr(Management, "put_user", lose_the_answer)
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         pulse_users.rotate_password(account, "a password of my own 7")
     assert [entry[1:] for entry in trail()] == [
         ("gave another password", ACCOUNT, "done"),
@@ -346,7 +346,7 @@ def test_making_and_adopting_accounts_is_in_it(guarded, alice, operator, managem
 def test_a_making_that_fails_is_in_it_too(guarded, alice, settings, broker):
     forget()
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         pulse_users.make_pulse_user("audited-failed", [alice])
     assert [entry[1] for entry in trail()] == ["made", "changed", "deleted"]
 

@@ -10,13 +10,13 @@ from django.urls import path
 from accounts.models import Owner
 from guardian_site import urls
 from guardian_site.errors import server_error
-from rabbit.management import BrokerAway
+from rabbit.management import BrokerUnavailable
 
 pytestmark = pytest.mark.django_db
 
 
 def needs_the_broker(request):
-    raise BrokerAway("GET /api/queues: can't connect to http://10.0.0.1:15672")
+    raise BrokerUnavailable("GET /api/queues: can't connect to http://10.0.0.1:15672")
 
 
 def not_allowed(request):

@@ -20,7 +20,7 @@ from agents.models import Consumer, EventSubscription, Offering, Registration, S
 from core import broker
 from queues.models import QueueEvent
 from rabbit import arguments
-from rabbit.management import BrokerAway, Management
+from rabbit.management import BrokerUnavailable, Management
 from rabbit.publishing import OutcomeUnknown, Publisher
 from tests.api import Program
 from tests.conftest import Amqp
@@ -374,7 +374,7 @@ def test_with_the_broker_away_nothing_is_published_or_counted(subscribed, offeri
     subscribed("one")
     subscribed("being-made", state=Registration.CREATING)
     settings.RABBIT_URL = "amqp://guest:sekret-word@127.0.0.1:1"
-    with pytest.raises(BrokerAway) as raised:
+    with pytest.raises(BrokerUnavailable) as raised:
         publish(offering, "order", {})
     assert raised.value.never_reached
     assert "sekret-word" not in str(raised.value)
@@ -384,7 +384,7 @@ def test_with_the_broker_away_nothing_is_published_or_counted(subscribed, offeri
 def test_without_an_address_of_the_broker_the_setting_is_named(subscribed, offering, settings):
     subscribed("one")
     settings.RABBIT_URL = ""
-    with pytest.raises(BrokerAway, match="RABBIT_URL"):
+    with pytest.raises(BrokerUnavailable, match="RABBIT_URL"):
         publish(offering, "order", {})
 
 

@@ -5,7 +5,7 @@ import pytest
 from accounts.models import AuditEntry, Owner
 from queues import exchanges
 from queues.actions import Gone
-from rabbit.management import BrokerAway
+from rabbit.management import BrokerUnavailable
 from rabbit.names import readable
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import AWAY
@@ -119,7 +119,7 @@ def test_an_owner_without_an_exchange_is_told_how_to_make_one(alice, client):
 def test_with_the_broker_away_the_pages_say_so(events, alice, client, settings, management, vhost):
     client.force_login(alice)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         exchanges.own_exchanges(alice)
     for answer in (
         client.get("/exchanges/"),
@@ -213,7 +213,7 @@ def test_that_one_was_deleted_or_may_be_is_in_the_audit_trail(events, alice, bro
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         proxy.answer(http_answer("503 Service Unavailable"))
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerUnavailable):
             exchanges.delete_exchange(alice, events)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     exchanges.delete_exchange(alice, events)

@@ -16,7 +16,7 @@ from core.models import Lease
 from notifications.models import Notification
 from queues import deletion, monitor, tasks
 from queues.models import Pass, Queue, Watch
-from rabbit.management import BrokerAway, Management, NotThere
+from rabbit.management import BrokerUnavailable, Management, NotOnBroker
 from rabbit.permissions import EVERYTHING
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
@@ -69,7 +69,7 @@ def test_a_vhost_that_cannot_be_listed_leaves_its_queues_as_they_were_and_the_ot
 
     def fail(self, vhost, params):
         if vhost == broken_vhost:
-            raise BrokerAway("no answer")
+            raise BrokerUnavailable("no answer")
         return listed(self, vhost, params)
 
     monkeypatch.setattr(Management, "list_queues", fail)
@@ -286,7 +286,7 @@ def test_a_deletion_that_timed_out_and_was_carried_out_late_is_told_once(amqp, a
     delete = Management.delete_queue
 
     def time_out(self, *arguments, **conditions):
-        raise BrokerAway("no answer", timed_out=True)
+        raise BrokerUnavailable("no answer", timed_out=True)
 
     def carry_out_late(self, vhost, name, **conditions):
         amqp.channel.queue_delete(name)
@@ -470,7 +470,7 @@ def test_a_holder_that_lost_its_lease_records_nothing_of_a_queue_that_was_not_th
 
     def gone(*_, **__):
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
-        raise NotThere("no such queue")
+        raise NotOnBroker("no such queue")
 
     monkeypatch.setattr(Management, "delete_queue", gone)
     assert "lease" in monitor.run_pass().errors[-1]

@@ -40,7 +40,7 @@ from message_store.applications import make_key
 from message_store.models import Application
 from notifications.models import Channel
 from queues.models import Queue, QueueEvent, QueueSample
-from rabbit.management import NotThere
+from rabbit.management import NotOnBroker
 from tests import test_who_may
 from tests.api import answer_to
 from tests.proxy import Proxy
@@ -203,7 +203,7 @@ class World:
     def remove(self) -> None:
         """Take what was made off the broker, where accounts are not bound to the test's vhost."""
         for account in PulseUser.objects.all():
-            with contextlib.suppress(NotThere):
+            with contextlib.suppress(NotOnBroker):
                 self.management.delete_user(account.username)
 
 
@@ -413,7 +413,7 @@ def test_garbage_is_refused_and_breaks_nothing(guarded, management, counted, und
     finally:
         created = [name for name in STRANGE if re.fullmatch("[A-Za-z]+", name) and name != LONG]  # by an operator
         for name in (ACCOUNT, *created):
-            with contextlib.suppress(NotThere):
+            with contextlib.suppress(NotOnBroker):
                 management.delete_user(name)
 
 

@@ -25,7 +25,7 @@ from notifications.models import Notification
 from queues.models import Queue, QueueEvent
 from queues.pruning import prune
 from rabbit import snapshot
-from rabbit.management import BrokerAway, Management
+from rabbit.management import BrokerUnavailable, Management
 from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
 from tests.agents import RegisteredAgent, a_while_ago, lost, make_due
 from tests.conftest import Amqp
@@ -368,7 +368,7 @@ def test_a_broker_that_is_too_slow_again_and_again_is_away(agent, agents, manage
     def too_slow(row, management):
         asked.append(row)
         if len(asked) <= timeouts:
-            raise BrokerAway("PUT: no answer within 20 s", timed_out=True)
+            raise BrokerUnavailable("PUT: no answer within 20 s", timed_out=True)
         make_again(row, management)
 
     monkeypatch.setattr(registration, "make_again", too_slow)
@@ -544,7 +544,7 @@ def test_a_vhost_that_cannot_be_listed_is_left_alone_and_the_others_are_swept(ag
 
     def list_queues(self, vhost, *arguments):
         if vhost == agent.vhost:
-            raise BrokerAway("GET /api/queues: answered 500")
+            raise BrokerUnavailable("GET /api/queues: answered 500")
         return listed(self, vhost, *arguments)
 
     with monkeypatch.context() as patched:
@@ -579,7 +579,7 @@ def test_a_broker_that_goes_away_in_the_middle_ends_the_sweep_and_what_was_decid
     management.delete_queue(agent.vhost, agent.queue.queue_name)
 
     def away(*_, **__):
-        raise BrokerAway("DELETE: can't connect", never_reached=True)
+        raise BrokerUnavailable("DELETE: can't connect", never_reached=True)
 
     with monkeypatch.context() as patched:
         patched.setattr(Management, "delete_queue", away)

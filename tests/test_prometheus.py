@@ -15,7 +15,7 @@ from guardian_site.checks import check_settings
 from queues import monitor
 from queues.models import Pass, Queue, Watch
 from rabbit import prometheus
-from rabbit.management import BrokerAway, Malformed
+from rabbit.management import BrokerUnavailable, MalformedResponse
 from tests.toolbox import wait_until_equal
 from tools.benchmarks.passes import counted_requests
 
@@ -51,7 +51,7 @@ def test_a_name_of_which_nobody_can_tell_where_it_ends_is_left_out(name):
 
 @pytest.mark.parametrize("end", range(0, len(WHOLE), 7))
 def test_a_page_that_was_cut_anywhere_is_none(end):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         prometheus.read_page(WHOLE[:end])
 
 
@@ -69,7 +69,7 @@ def test_a_page_that_was_cut_anywhere_is_none(end):
 )
 def test_a_page_of_another_shape_is_none(text):
     assert text != WHOLE
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         prometheus.read_page(text)
 
 
@@ -214,10 +214,10 @@ class Garbled:
 
 def test_an_answer_of_another_shape_is_an_error_of_the_brokers(management):
     garbled = Garbled(management)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         prometheus.Prometheus([], host="127.0.0.1").scrape(garbled, None)
     scrape = prometheus.Scrape({("/", "new"): None}, frozenset(), frozenset(), 0.0)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedResponse):
         scrape.complete(garbled, {}, lambda *_: False, lambda: None)
 
 
@@ -323,7 +323,7 @@ def test_a_bad_answer_has_the_list_asked_for_and_removes_nothing(guarded, amqp, 
 
 def test_the_password_of_an_endpoint_stands_in_no_error(management, settings):
     settings.GUARDIAN_PROMETHEUS_URLS = ["http://reader:s3cret@127.0.0.1:1/rabbit"]
-    with pytest.raises(BrokerAway) as raised:
+    with pytest.raises(BrokerUnavailable) as raised:
         broker.prometheus().scrape(management, None)
     assert "s3cret" not in str(raised.value)
     assert "http://127.0.0.1:1" in str(raised.value)

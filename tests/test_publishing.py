@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import core.broker
-from rabbit.management import BrokerAway, Management, Refused
+from rabbit.management import BrokerUnavailable, Management, Refused
 from rabbit.permissions import EVERYTHING, NOTHING
 from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
 from tests.conftest import Amqp
@@ -230,7 +230,7 @@ def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(
     publisher = Publisher(broker.amqp_url, most_connections=1, seconds=0.5)
     busy = publisher._take(vhosts[0], time.monotonic() + 5)
     began = time.monotonic()
-    with pytest.raises(BrokerAway, match="are busy") as raised:
+    with pytest.raises(BrokerUnavailable, match="are busy") as raised:
         publisher.publish([(vhosts[1], "a")], message())
     assert raised.value.never_reached
     assert time.monotonic() - began < 2
@@ -261,7 +261,7 @@ def test_whom_one_call_has_no_time_for_the_next_ones_reach(broker, management, v
         proxy.delay(0.04)
         reached = set()
         for _ in range(60):
-            with pytest.raises((OutcomeUnknown, BrokerAway)) as raised:
+            with pytest.raises((OutcomeUnknown, BrokerUnavailable)) as raised:
                 publisher.publish(queues, sent)
             reached |= set(getattr(raised.value, "results", {}))
             assert publisher.connections <= 1
@@ -353,7 +353,7 @@ def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_is_unknown(bro
             publisher.publish([(vhost, "a")], message())
         assert time.monotonic() - began < 2
         assert publisher.connections == 0
-        with pytest.raises(BrokerAway, match="no answer in time") as raised:
+        with pytest.raises(BrokerUnavailable, match="no answer in time") as raised:
             publisher.publish([(vhost, "a")], message())
         assert (raised.value.timed_out, raised.value.never_reached) == (True, True)
         assert time.monotonic() - began < 3.5
@@ -369,7 +369,7 @@ def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown_and_a_server_that
         proxy.answer(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)
         with pytest.raises(OutcomeUnknown):
             publisher.publish([(vhost, "a")], message())
-        with pytest.raises(BrokerAway, match="see that RabbitMQ runs there") as raised:
+        with pytest.raises(BrokerUnavailable, match="see that RabbitMQ runs there") as raised:
             publisher.publish([(vhost, "a")], message())
         assert raised.value.never_reached
         assert publisher.connections == 0
@@ -395,7 +395,7 @@ def test_what_is_dropped_or_closed_leaves_no_file_open(broker, management, vhost
                 publisher.publish([(vhost, "a")], message())
             publisher.publish([(vhost, "a")], message())
             publisher.close()
-            with pytest.raises(BrokerAway):
+            with pytest.raises(BrokerUnavailable):
                 nowhere.publish([(vhost, "a")], message())
 
         once()
@@ -407,7 +407,7 @@ def test_what_is_dropped_or_closed_leaves_no_file_open(broker, management, vhost
 
 def test_a_refused_connection_is_a_broker_that_was_never_reached():
     publisher = Publisher("amqp://someone:sekret-word@127.0.0.1:1")
-    with pytest.raises(BrokerAway, match="Connection refused") as raised:
+    with pytest.raises(BrokerUnavailable, match="Connection refused") as raised:
         publisher.publish([("/", "a")], message())
     assert raised.value.never_reached
     assert not isinstance(raised.value, OutcomeUnknown)
@@ -431,7 +431,7 @@ def test_an_address_that_is_none_is_said_without_the_password(url, settings):
         Publisher(url)
     assert "sekret-word" not in str(raised.value)
     settings.RABBIT_URL = url
-    with pytest.raises(BrokerAway, match="RABBIT_URL") as raised:
+    with pytest.raises(BrokerUnavailable, match="RABBIT_URL") as raised:
         core.broker.publisher()
     assert raised.value.never_reached
 
@@ -492,7 +492,7 @@ def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
         began = time.monotonic()
         with pytest.raises(OutcomeUnknown):
             publisher.publish([("/", "a")], message())
-        with pytest.raises(BrokerAway) as raised:
+        with pytest.raises(BrokerUnavailable) as raised:
             publisher.publish([("/", "a")], message())
         assert raised.value.never_reached
         assert time.monotonic() - began < 3

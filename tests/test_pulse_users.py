@@ -54,7 +54,7 @@ from accounts.vouching import NotVouched
 from accounts.withdrawal import withdraw
 from core import locks
 from core.models import Lease
-from rabbit.management import BrokerAway, BrokerError, Management, NotThere, Refused
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import BadName
 from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user, in_words
 from tests.api import Program
@@ -295,7 +295,7 @@ def test_where_the_broker_refuses_the_permissions_nothing_is_left_on_either_side
         make_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
     assert asked == []
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(name)
 
 
@@ -316,7 +316,7 @@ def test_a_broker_that_goes_away_half_way_leaves_a_row_that_says_so_and_can_be_f
             return exchange(self, *arguments, **options)
 
         monkeypatch.setattr(Management, "_exchange", count)
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerUnavailable):
             make_pulse_user(name, [alice])
         monkeypatch.undo()
     assert not PulseUser.objects.get().ready
@@ -400,7 +400,7 @@ def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, n
         make_pulse_user(name, [alice])
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(name)
 
 
@@ -435,10 +435,10 @@ def test_where_the_connections_cant_be_closed_that_is_said_and_the_password_is_n
     pulse_user, _ = make_pulse_user(name, [alice])
 
     def away(self, *arguments):
-        raise BrokerAway("nobody answers")
+        raise BrokerUnavailable("nobody answers")
 
     monkeypatch.setattr(Management, "close_connections_of", away)
-    with pytest.raises(BrokerAway, match="The password was changed") as error:
+    with pytest.raises(BrokerUnavailable, match="The password was changed") as error:
         rotate_password(pulse_user, "a password of my own 7", close_connections=True)
     assert "of my own" not in str(error.value)
 
@@ -489,7 +489,7 @@ def test_another_password_finishes_an_account_that_is_not_ready(alice, name, bro
 def test_with_the_broker_away_the_password_stays(alice, name, broker, guarded, settings):
     pulse_user, password = make_pulse_user(name, [alice])
     url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         rotate_password(pulse_user)
     settings.RABBITMQ_MANAGEMENT_URL = url
     assert can_log_in(broker, guarded, name, password)
@@ -600,16 +600,16 @@ def test_a_making_that_fails_takes_its_own_mark_back_and_not_that_of_a_withdrawa
     operator = Owner.objects.create_superuser("ops@example.org")
 
     def away(self, *arguments):
-        raise BrokerAway("no answer in time", timed_out=True)
+        raise BrokerUnavailable("no answer in time", timed_out=True)
 
     def meanwhile(self, *arguments):
         monkeypatch.setattr(Management, "delete_user", away)
         withdraw(alice, operator, remove=True)
-        raise BrokerAway("no answer in time", timed_out=True)
+        raise BrokerUnavailable("no answer in time", timed_out=True)
 
     monkeypatch.setattr(Management, "set_permissions", away)
     monkeypatch.setattr(Management, "delete_user", meanwhile)
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         make_pulse_user(name, [alice])
     monkeypatch.undo()  # the account that is left is removed after the test
     assert PulseUser.objects.get().removing_since is not None
@@ -622,11 +622,11 @@ def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, b
         monkeypatch.setattr(Management, "put_user", real)
         Lease.objects.filter(name=locks.name_of(name)).delete()
         made.append(make_pulse_user(name, [alice]))
-        raise BrokerAway("no answer in time", timed_out=True)
+        raise BrokerUnavailable("no answer in time", timed_out=True)
 
     made = []
     monkeypatch.setattr(Management, "put_user", lost)
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         make_pulse_user(name, [alice])
     assert PulseUser.objects.get().ready
     assert can_log_in(broker, guarded, name, made[0][1])
@@ -703,7 +703,7 @@ def test_an_adopted_account_stays_as_it_was_made_by_hand(
 
 def test_what_must_not_be_adopted_isnt(alice, operator, name, management, guarded):
     stranger = Owner.objects.create_user("stranger@example.org")
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         adopt_pulse_user(name, [alice], operator)
     management.put_user(name, "word", ["administrator", "monitoring"])
     with pytest.raises(CannotAdopt, match="administrator"):
@@ -764,9 +764,9 @@ def test_what_can_be_adopted_takes_one_request_and_one_query(
             assert name in adoptable()
         assert proxy.requests == 1
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         adoptable()
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         adopt_pulse_user(name, [alice], operator)
     assert not PulseUser.objects.exists()
 
@@ -1094,16 +1094,16 @@ def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_else
     assert f"exchange/{name}/events" not in {exchange.name for exchange in management.exchanges(guarded)}
     assert not PulseUser.objects.exists()
     assert removed == [(name, True, True)]
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(name)
 
 
 def test_with_the_broker_away_a_removal_changes_nothing(alice, name, settings, removed):
     pulse_user, _ = make_pulse_user(name, [alice])
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         remove_pulse_user(pulse_user)
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         what_goes(pulse_user)
     assert PulseUser.objects.get().removing_since is None
     assert removed == []
@@ -1144,7 +1144,7 @@ def test_a_queue_that_stays_listed_keeps_the_mark(alice, name, broker, guarded, 
     real = Management.delete_queue
 
     def node_is_down(self, *arguments, **options):
-        raise NotThere("not there, or its node is down")
+        raise NotOnBroker("not there, or its node is down")
 
     monkeypatch.setattr(Management, "delete_queue", node_is_down)
     with pytest.raises(GoesOn, match=f"Still there: 'queue/{name}/builds'"):
@@ -1285,5 +1285,5 @@ def test_permissions_are_told_for_every_vhost(alice, name, guarded, management):
     management.set_permissions("/", name, NOTHING)
     assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NOTHING}
     management.delete_user(name)
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         permissions_of(pulse_user)

@@ -42,7 +42,7 @@ from core.models import Removal
 from core.tasks import finish_removals
 from queues import tombstones
 from queues.models import Queue, QueueEvent
-from rabbit.management import BrokerAway, BrokerError, Management
+from rabbit.management import BrokerError, BrokerUnavailable, Management
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.agents import make_due
 from tests.proxy import Proxy
@@ -648,7 +648,7 @@ def test_one_thing_that_makes_the_broker_fail_does_not_keep_all_others(made, age
 
     def failing(self, name):
         if name == made.username:
-            raise removals.BrokerAway("answered 500")
+            raise removals.BrokerUnavailable("answered 500")
         real(self, name)
 
     with monkeypatch.context() as patch:
@@ -805,7 +805,7 @@ def test_what_is_being_removed_is_not_registered_meanwhile(made, agents, monkeyp
     def meanwhile(self, vhost, name, **options):
         try:
             registration.create_queue(made.subscription, made.first, "order", made.presented)
-        except removals.BrokerAway as error:
+        except removals.BrokerUnavailable as error:
             refused.append(str(error))
         finally:
             connection.close()
@@ -1022,7 +1022,7 @@ def settle():
 def present_in_vain(settings, made, presented):
     """Present a token while the broker is away."""
     settings.RABBITMQ_MANAGEMENT_URL, working = AWAY, settings.RABBITMQ_MANAGEMENT_URL
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         registration.register_subscription(made.identity, "order", presented)
     settings.RABBITMQ_MANAGEMENT_URL = working
 
@@ -1052,11 +1052,11 @@ def test_a_token_that_ends_after_its_answer_was_lost_is_no_password_any_more(end
 
     def lost(*arguments):
         real(*arguments)
-        raise BrokerAway("no answer came in time", timed_out=True)
+        raise BrokerUnavailable("no answer came in time", timed_out=True)
 
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", lost)
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerUnavailable):
             registration.register_subscription(made.identity, "order", other)
     assert can_log_in(broker, made.vhost, made.username, other.key)
     end(other.token)
@@ -1077,11 +1077,11 @@ def test_a_token_whose_answer_was_lost_is_not_forgotten_for_a_third_one(
 
     def lost(*arguments):
         real(*arguments)
-        raise BrokerAway("no answer came in time", timed_out=True)
+        raise BrokerUnavailable("no answer came in time", timed_out=True)
 
     with monkeypatch.context() as patched:
         patched.setattr(Management, "put_user", lost)
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerUnavailable):
             registration.register_subscription(made.identity, "order", second)
     present_in_vain(settings, made, third)
     end(second.token)

@@ -24,7 +24,7 @@ from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
 from queues import monitor
-from rabbit.management import NotThere
+from rabbit.management import NotOnBroker
 from tests.plugin import VAR
 
 CODE = re.compile(r"^[B-Z]{4}-[B-Z]{4}$", re.MULTILINE)
@@ -250,7 +250,7 @@ def test_no_secret_stands_where_it_does_not_belong(
         call_command("check", stdout=output, stderr=output)
         search.hear("manage.py check", output.getvalue())
     finally:
-        with suppress(NotThere):
+        with suppress(NotOnBroker):
             management.delete_user(name)
     # Everything is searched.
     for told in (*of_the_database(), *of_files(), *of_mails(mailbox.mails)):

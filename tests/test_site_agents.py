@@ -11,7 +11,7 @@ import pytest
 
 from agents import events
 from agents.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
-from rabbit.management import NotThere
+from rabbit.management import NotOnBroker
 from tools.processes import Group
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -150,6 +150,6 @@ def test_both_register_are_told_start_again_and_are_removed(agents_in_the_field,
     for agent in agents_in_the_field:
         vhost, name = agent.queue()
         agent.remove()
-        with pytest.raises(NotThere):
+        with pytest.raises(NotOnBroker):
             management.queue(vhost, name)
         agent.wait_until_it_says("Disconnected from queue")

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from rabbit import snapshot
-from rabbit.management import Malformed, Management
+from rabbit.management import MalformedResponse, Management
 from rabbit.snapshot import Present
 from tools.benchmarks.passes import counted_requests
 
@@ -51,7 +51,7 @@ def test_nothing_more_is_asked_for_after_a_list_of_another_shape(management, vho
 
     monkeypatch.setattr(Management, "list_queues", list_and_note)
     before = set(threading.enumerate())
-    with pytest.raises(Malformed) as kept:
+    with pytest.raises(MalformedResponse) as kept:
         snapshot.take(management, many)
     is_over.set()
     for thread in set(threading.enumerate()) - before:

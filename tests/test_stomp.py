@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from accounts.tokens import make_token
-from rabbit.management import NotThere
+from rabbit.management import NotOnBroker
 from tools.stomp import Refused, StompReader
 
 WAIT = 15
@@ -148,9 +148,9 @@ def test_what_is_removed_is_closed_and_gone(rest, offering, register, stomp_url,
     with registered.reader(stomp_url, rest.key) as reader:
         rest.delete(registered.path)
         assert reader.closed.wait(WAIT)
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.queue(registered.vhost, registered.queue_name)
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.user(registered.login)
     with pytest.raises(Refused, match="Access refused"):
         registered.reader(stomp_url, rest.key).start()

@@ -44,7 +44,7 @@ from core import broker, locks, removals
 from core.models import Removal
 from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
 from rabbit.http import PooledClient
-from rabbit.management import BrokerAway, Management, NotThere, Refused
+from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.permissions import Permissions
 from tests.agents import make_due
 from tests.api import Program
@@ -261,7 +261,7 @@ def test_a_token_is_in_no_text_and_in_no_log(offering, subscription, presented, 
     caplog.set_level(logging.DEBUG)
     create_queue(subscription, offering, "order", presented)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerAway) as caught:
+    with pytest.raises(BrokerUnavailable) as caught:
         create_queue(subscription, offering, "order", presented)
     assert presented.key not in f"{presented} {presented!r} {caught.value} {caplog.text}"
 
@@ -382,7 +382,7 @@ def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_remov
         partial(create_queue, subscription, offering, "order", presented),
         partial(register_consumer, identity, presented, None),
     ):
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerUnavailable):
             call()
     assert list(EventSubscription.objects.all()) == [subscription]
     assert not SubscriptionQueue.objects.exists()
@@ -393,7 +393,7 @@ def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_remov
 def test_with_the_broker_away_what_was_registered_before_stays(settings, offering, subscription, presented):
     create_queue(subscription, offering, "order", presented)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         create_queue(subscription, offering, "order", presented)
     assert SubscriptionQueue.objects.get().state == "ready"
     assert not Removal.objects.exists()
@@ -401,7 +401,7 @@ def test_with_the_broker_away_what_was_registered_before_stays(settings, offerin
 
 def test_without_a_broker_configured_a_new_queue_leaves_no_row(settings, offering, subscription, presented):
     settings.RABBITMQ_MANAGEMENT_URL = ""
-    with pytest.raises(BrokerAway, match="RABBITMQ_MANAGEMENT_URL"):
+    with pytest.raises(BrokerUnavailable, match="RABBITMQ_MANAGEMENT_URL"):
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert not Removal.objects.exists()
@@ -414,7 +414,7 @@ def test_a_broker_that_answers_too_late_leaves_no_queue_without_a_row_or_a_remov
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
         proxy.delay(3)
-        with pytest.raises(BrokerAway):
+        with pytest.raises(BrokerUnavailable):
             create_queue(subscription, offering, "order", presented)
         assert not SubscriptionQueue.objects.exists()
         removal = Removal.objects.get()
@@ -439,7 +439,7 @@ def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
             partial(make_subscription, alice, presented),
             partial(register_subscription, identity, "resource", presented),
         ):
-            with pytest.raises(BrokerAway):
+            with pytest.raises(BrokerUnavailable):
                 call()
     assert list(EventSubscription.objects.all()) == [subscription]
     made = agents.users() & set(Removal.objects.filter(kind="user").values_list("name", flat=True))
@@ -621,7 +621,7 @@ def test_a_login_that_another_request_changes_for_too_long_is_answered_with_away
     monkeypatch, agents, alice, offering, subscription, presented
 ):
     monkeypatch.setattr(records, "WAIT_SECONDS", 0.2)
-    with locks.held(subscription.rmq_username), pytest.raises(BrokerAway, match="by another request"):
+    with locks.held(subscription.rmq_username), pytest.raises(BrokerUnavailable, match="by another request"):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
 
@@ -752,7 +752,7 @@ def test_a_queue_that_is_just_being_removed_is_to_be_asked_for_again(offering, s
     removal = Removal.objects.create(
         kind="queue", vhost=queue.vhost, name=queue.queue_name, claim=uuid.uuid4(), due_at=soon
     )
-    with pytest.raises(BrokerAway, match="being removed"):
+    with pytest.raises(BrokerUnavailable, match="being removed"):
         create_queue(subscription, offering, "order", presented)
     assert not SubscriptionQueue.objects.exists()
     assert list(Removal.objects.all()) == [removal]
@@ -857,8 +857,8 @@ def test_no_user_stays_whose_token_is_revoked_during_its_first_registration(
     "error",
     [
         Refused("no", status=400, reason="no"),
-        BrokerAway("can't connect", never_reached=True),
-        BrokerAway("timed out", timed_out=True),
+        BrokerUnavailable("can't connect", never_reached=True),
+        BrokerUnavailable("timed out", timed_out=True),
     ],
     ids=["refused", "gone", "late"],
 )
@@ -887,7 +887,7 @@ def away_at_the_login(monkeypatch):
     """The broker can't be reached any more when a user is to be created."""
 
     def fail(*_):
-        raise BrokerAway("can't connect", never_reached=True)
+        raise BrokerUnavailable("can't connect", never_reached=True)
 
     monkeypatch.setattr(Management, "put_user", fail)
 
@@ -895,11 +895,11 @@ def away_at_the_login(monkeypatch):
 def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed(
     alice, subscription, identity, presented, away_at_the_login
 ):
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         make_subscription(alice, presented)
     assert EventSubscription.objects.get() == subscription
     assert not Removal.objects.exists()
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         register_consumer(identity, presented, None)
     assert {kind for kind, _, _ in pending()} == {"queue", "user"}  # the queue was made
 
@@ -911,7 +911,7 @@ def test_a_registration_that_fails_at_the_login_removes_the_queue_if_it_was_not_
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     if was_there:
         management.declare_queue(alice.uuid.hex, name, FOR_AGENTS)
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
     assert pending() == (set() if was_there else {("queue", alice.uuid.hex, name)})
@@ -1056,7 +1056,7 @@ def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice
     EventSubscription.objects.update(password_set=False)
     with locks.held(subscription.rmq_username), pytest.raises(Busy, match="another request"):
         register_subscription(identity, "order", presented)
-    assert issubclass(Busy, BrokerAway)
+    assert issubclass(Busy, BrokerUnavailable)
 
 
 def test_a_vhost_that_the_broker_keeps_losing_is_busy(monkeypatch, offering, subscription, presented, management):
@@ -1272,7 +1272,7 @@ def test_a_queue_is_not_made_again_where_the_broker_is_away(offering, subscripti
     queue, _ = create_queue(subscription, offering, "order", presented)
     mark_vanished([(queue.vhost, queue.queue_name)])
     away = Management(AWAY)
-    with pytest.raises(BrokerAway):
+    with pytest.raises(BrokerUnavailable):
         make_again(SubscriptionQueue.objects.get(), away)
     away.close()
     assert SubscriptionQueue.objects.get().state == "creating"
@@ -1287,5 +1287,5 @@ def test_the_vhost_of_an_owner_who_is_removed_meanwhile_is_left_to_be_removed(
     make_due()
     removals.run_due(50)
     assert alice.uuid.hex not in agents.vhosts()
-    with pytest.raises(NotThere):
+    with pytest.raises(NotOnBroker):
         management.delete_vhost(alice.uuid.hex)

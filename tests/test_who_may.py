@@ -28,7 +28,7 @@ from message_store.models import Application
 from message_store.store import store
 from notifications.models import Channel
 from queues.models import Queue
-from rabbit.management import Management, NotThere
+from rabbit.management import Management, NotOnBroker
 from tests.agents import broker_restored
 
 VISITORS = ("nobody", "unvouched", "owner", "co-owner", "other", "operator")
@@ -449,7 +449,7 @@ def restore_broker(management: Management, vhost: str) -> None:
     management.put_user(ACCOUNT, "irrelevant")
     management.declare_queue(vhost, f"queue/{ACCOUNT}/builds")
     management.declare_exchange(vhost, f"exchange/{ACCOUNT}/events")
-    with contextlib.suppress(NotThere):
+    with contextlib.suppress(NotOnBroker):
         management.delete_user(NEW_ACCOUNT)
 
 

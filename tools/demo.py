@@ -21,7 +21,7 @@ import pika
 from rich.console import Console
 from rich.markup import escape
 
-from rabbit.management import BrokerError, Management, NotThere
+from rabbit.management import BrokerError, Management, NotOnBroker
 from tools.mail import Mail
 from tools.processes import StartError, end_with_parent, tail
 from tools.rabbitmq import stomp_url_of
@@ -507,7 +507,7 @@ class Demo:
             return False
         try:
             self._management.user(self._agents_login)
-        except NotThere:
+        except NotOnBroker:
             return True
         return False
 
@@ -516,7 +516,7 @@ class Demo:
         assert self._management is not None
         try:
             return dict(self._management.queue(vhost, name)["arguments"])
-        except NotThere:
+        except NotOnBroker:
             return {}
 
     def _shows(self, url: str, *names: str) -> bool:
@@ -560,7 +560,7 @@ class Demo:
             ):
                 try:
                     remove(name)
-                except NotThere:
+                except NotOnBroker:
                     pass
                 except BrokerError as error:
                     self.say(f"{name} is left on the broker: {error}", "red")
