@@ -132,7 +132,7 @@ class AccountLists(NamedTuple):
         """Return why an account of this name can't be adopted; empty: it can be, unless it is known already."""
         try:
             names.check_user_name(username)
-        except names.BadName as error:
+        except names.InvalidUserName as error:
             return str(error)
         if username not in self.tags:
             return "The broker has no such account."

@@ -42,7 +42,7 @@ from accounts.serializers import (
 )
 from core.endpoints import SEARCH, SHOWN_ONCE, Conflict, at_field, page_of, read, search_in
 from rabbit.management import BrokerError, NotOnBroker
-from rabbit.names import BadName
+from rabbit.names import InvalidUserName
 
 
 class Request(rest.Request):
@@ -90,7 +90,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         if not (owners and request.user.is_staff):
             owners = [request.user, *(owner for owner in owners if owner != request.user)]
         own_password = body.get("password")
-        with at_field("username", BadName, pulse_users.NameReserved, pulse_users.NameTaken):
+        with at_field("username", InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken):
             pulse_user, password = pulse_users.make_pulse_user(
                 body["username"], owners, own_password, body.get("notification_emails", []), by=request.user
             )
@@ -301,7 +301,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         with at_field("owners", InvalidValue):
             owners = pulse_users.find_owners(body["owners"])
         try:
-            with at_field("username", BadName, pulse_users.NameTaken, pulse_users.CannotAdopt):
+            with at_field("username", InvalidUserName, pulse_users.NameTaken, pulse_users.CannotAdopt):
                 pulse_user = pulse_users.adopt_pulse_user(body["username"], owners, request.user)
         except NotOnBroker as error:
             raise ValidationError({"username": ["There is no such account on the broker."]}) from error

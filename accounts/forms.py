@@ -8,7 +8,7 @@ from django.http import QueryDict
 
 from accounts import pulse_users, tokens, vouching
 from accounts.models import MAX_THRESHOLD, Owner
-from rabbit.names import BadName
+from rabbit.names import InvalidUserName
 
 
 class Form(forms.Form):
@@ -82,7 +82,7 @@ class PulseUserForm(Form):
         username: str = self.cleaned_data["username"]
         try:
             pulse_users.check_name(username)
-        except (BadName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
+        except (InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
             raise forms.ValidationError(str(error)) from error
         return username
 

@@ -71,7 +71,7 @@ def check_name(username: str) -> None:
     A name whose making was broken off is left to :func:`make_pulse_user`, which knows whose it was.
 
     Raises:
-        rabbit.names.BadName: the name can't be used; the text says why.
+        rabbit.names.InvalidUserName: the name can't be used; the text says why.
         NameReserved: it is kept for others.
         NameTaken: an account here has it.
     """
@@ -119,7 +119,7 @@ def make_pulse_user(
     who adds the further addresses; None: the first owner.
 
     Raises:
-        rabbit.names.BadName: the name can't be used; the text says why.
+        rabbit.names.InvalidUserName: the name can't be used; the text says why.
         NameReserved: it is kept for others.
         NameTaken: somebody has it, or it is being made, changed or removed right now.
         NotVouched: an owner may not use the broker.
@@ -335,7 +335,7 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
 
     Raises:
         PermissionDenied: ``by`` is no operator.
-        rabbit.names.BadName: no queue could be its own by this name.
+        rabbit.names.InvalidUserName: no queue could be its own by this name.
         CannotAdopt: it is Guardian's own, or has a tag that gives it more than its permissions do.
         NameTaken: it has owners here already, or somebody is changing it right now.
         NotVouched: an owner may not use the broker.
@@ -404,7 +404,7 @@ def own_accounts() -> set[str]:
 def _can_be_a_name(name: str) -> bool:
     try:
         names.check_user_name(name)
-    except names.BadName:
+    except names.InvalidUserName:
         return False
     return True
 

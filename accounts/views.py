@@ -23,7 +23,7 @@ from accounts import addresses, forms, pulse_users, queue_counts, removal, token
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, people_like
 from core import broker, limits
 from rabbit.management import BrokerError, NotOnBroker, Refused
-from rabbit.names import BadName, exchange_prefix, queue_prefix, readable
+from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
 from rabbit.permissions import in_words
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _make(request: OwnersRequest) -> HttpResponse:
             return _password_page(request, pulse_user, "" if own_password else password, made=True)
     except vouching.NotVouched as error:
         return _pulse_users(request, trouble=str(error), status=403)
-    except (BadName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
+    except (InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
         form.add_error("username", str(error))
     except ValidationError as error:
         _add_error(form, error, "password")
@@ -128,7 +128,7 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
             pulse_user = pulse_users.adopt_pulse_user(
                 form.cleaned_data["username"], form.cleaned_data["owners"], request.user
             )
-        except (BadName, pulse_users.NameTaken, pulse_users.CannotAdopt) as error:
+        except (InvalidUserName, pulse_users.NameTaken, pulse_users.CannotAdopt) as error:
             form.add_error("username", str(error))
         except (pulse_users.LastOwner, vouching.NotVouched) as error:
             form.add_error("owners", str(error))

@@ -11,7 +11,7 @@ from core.leases import HeldLease
 from rabbit import snapshot
 from rabbit.management import Management
 from rabbit.names import QueueName
-from rabbit.snapshot import Present
+from rabbit.snapshot import ListedName
 
 
 class Registered(NamedTuple):
@@ -32,7 +32,7 @@ class BrokerView(NamedTuple):
     """
 
     management: Management
-    queues: Mapping[QueueName, Present]
+    queues: Mapping[QueueName, ListedName]
     rows: Mapping[QueueName, Registered]
     vhosts: Mapping[str, int]
     unlisted: Collection[str]
@@ -52,7 +52,7 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
     snapshot.require_administrator(management)
     members = snapshot.members(management)
     keep()
-    there, unlisted = snapshot.present(management, list(before), keep) if before else ([], {})
+    there, unlisted = snapshot.list_names(management, list(before), keep) if before else ([], {})
     keep()
     steady = snapshot.members(management) == members
     for vhost, reason in unlisted.items():

@@ -284,7 +284,7 @@ def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
     return in_vhost(
         row.owner,
         management,
-        lambda: make_or_replace(row.vhost, row.queue_name, arguments.FOR_AGENTS, management),
+        lambda: make_or_replace(row.vhost, row.queue_name, arguments.REGISTERED_QUEUE_ARGUMENTS, management),
     )
 
 

@@ -22,7 +22,7 @@ from core.models import Removal
 from rabbit import amqp
 from rabbit.management import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName, is_agents_queue, readable
-from rabbit.snapshot import Present
+from rabbit.snapshot import ListedName
 
 
 def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collection[QueueName] | None = None) -> Report:
@@ -87,7 +87,7 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     settle_logins(report, view, lease, force, names)
 
 
-def _orphans(report: Report, view: BrokerView) -> list[Present]:
+def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
     """Return the queues that no row stands for. What is being removed already has its reason to be there."""
     orphans = [
         queue
@@ -101,7 +101,7 @@ def _orphans(report: Report, view: BrokerView) -> list[Present]:
     return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in leaving)
 
 
-def _agreed(report: Report, orphans: list[Present], only: Collection[QueueName] | None) -> list[Present]:
+def _agreed(report: Report, orphans: list[ListedName], only: Collection[QueueName] | None) -> list[ListedName]:
     """Return those of them that somebody has agreed to; None: all. The others are noted."""
     if only is None:
         return orphans
@@ -140,7 +140,7 @@ def _without_dead_letters(view: BrokerView) -> list[str]:
 
 def _foresee(report: Report, names: Sequence[QueueName], force: bool) -> None:
     """Say which of these would be deleted, and which kept."""
-    depths = {} if force else amqp.ask(broker.amqp_url(), names)
+    depths = {} if force else amqp.declare_passively(broker.amqp_url(), names)
     for name in names:
         if name in depths and depths[name].consumers:
             _keep(report, name)

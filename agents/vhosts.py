@@ -78,7 +78,7 @@ def _forget_passwords(owner: Owner) -> None:
 
 def _make_dead_letter_queue(vhost: str, management: Management) -> None:
     try:
-        make_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.FOR_DEAD_LETTERS, management)
+        make_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.DEAD_LETTER_QUEUE_ARGUMENTS, management)
     except NotOnBroker as error:
         raise lost_again(vhost, error) from error
     except Refused as error:

@@ -311,7 +311,7 @@ def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
     """
     rows = _rows([name for _, name in queues])
     lengths = {name: row.queue.length for name, row in rows.items() if row.queue.length is not None}
-    depths = amqp.ask(broker.amqp_url(), [queue for queue in queues if queue not in lengths])
+    depths = amqp.declare_passively(broker.amqp_url(), [queue for queue in queues if queue not in lengths])
     # Who reads may hold messages that aren't acknowledged, which are not counted here.
     lengths |= {name: depth.ready for name, depth in depths.items() if not depth.consumers}
     return sum(lengths[queue] for queue in queues) if lengths.keys() >= set(queues) else None

@@ -11,7 +11,7 @@ from django.utils import timezone
 from notifications import channels, claims, mails
 from notifications.claims import Delivery, claim, finish, in_words, note_sent, postpone, still_to_tell
 from notifications.models import Channel, Notification
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,15 @@ Message = tuple[Notification, str, str]
 def send_to_channels(delivery: Delivery) -> None:
     """Send what is due to channels, several at once, until nothing is or the time is over."""
     until = time.monotonic() + CHANNEL_SECONDS
-    with Threads(CHANNELS_AT_ONCE) as pool:
+    with ContextThreadPool(CHANNELS_AT_ONCE) as pool:
         while time.monotonic() < until and (batch := claim(claims.BATCH, to_channels=True)):
             delivery.claimed += len(batch)
             _send_side_by_side(pool, _by_channel(still_to_tell(batch), delivery), until, delivery)
 
 
-def _send_side_by_side(pool: Threads, waiting: dict[Channel, list[Message]], until: float, delivery: Delivery) -> None:
+def _send_side_by_side(
+    pool: ContextThreadPool, waiting: dict[Channel, list[Message]], until: float, delivery: Delivery
+) -> None:
     """Send these to their channels, and write down what became of each as soon as it is known.
 
     The first message to a channel that fails is the last that is tried: the others would wait for it as long.

@@ -17,7 +17,7 @@ from django.utils import timezone
 from notifications import claims, mails
 from notifications.claims import Delivery, claim, finish, in_words, note_sent, postpone, still_to_tell
 from notifications.models import Notification
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def send_mails(delivery: Delivery) -> None:
     until = time.monotonic() + MAIL_SECONDS
     connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
     usable = Usable(standing=set(), spare=set(connections))
-    with Threads(MAILS_AT_ONCE) as pool:
+    with ContextThreadPool(MAILS_AT_ONCE) as pool:
         try:
             while time.monotonic() < until and (batch := claim(claims.BATCH)):
                 delivery.claimed += len(batch)
@@ -75,7 +75,7 @@ class Mailbag:
     failed: list[tuple[Notification, Exception]] = field(default_factory=list)
 
 
-def _send(pool: Threads, usable: Usable, batch: list[Notification], until: float, delivery: Delivery) -> bool:
+def _send(pool: ContextThreadPool, usable: Usable, batch: list[Notification], until: float, delivery: Delivery) -> bool:
     """Send these as long as there is time, and return whether the mail server can still be reached.
 
     Several are put into words first, and then sent side by side: beside threads that send, everything else waits for

@@ -206,7 +206,7 @@ def live(queue: Queue) -> Live:
     except BrokerError as error:
         logger.warning("Asked about %s in %s: %s", queue.name, queue.vhost, error)
         return found
-    depth = amqp.ask(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
+    depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
     return found._replace(ready=depth.ready, consumers=depth.consumers) if depth else found
 
 
@@ -217,7 +217,7 @@ def _delete_on_broker(queue: Queue) -> None:
         if refused.status:
             raise
         try:  # a name like ".." is none in a URL
-            amqp.delete(broker.amqp_url(), queue.vhost, queue.name)
+            amqp.delete_queue(broker.amqp_url(), queue.vhost, queue.name)
         except AMQPError as error:
             raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
         except OSError as error:

@@ -29,9 +29,9 @@ from queues.thresholds import (
     over_unacked_since,
     resolve,
 )
-from rabbit.amqp import Depth
-from rabbit.names import Kind, QueueName, kind_of_queue, user_of_queue
-from rabbit.snapshot import CLASSIC, QueueSeen, Snapshot, length_of
+from rabbit.amqp import DeclareOk
+from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
+from rabbit.snapshot import CLASSIC, ListedQueue, Snapshot, length_of
 
 LISTS_TO_BE_GONE = 2
 SHORT_LISTS_TO_BELIEVE = 3
@@ -155,8 +155,8 @@ class Rules:
             return False
         kind = kind_of_queue(queue.name)
         if self.namespace_policy == "delete-unpatterned":
-            return kind in (Kind.MISNAMED, Kind.UNPATTERNED)
-        return self.namespace_policy == "delete-misnamed" and kind is Kind.MISNAMED
+            return kind in (NameKind.MISNAMED, NameKind.UNPATTERNED)
+        return self.namespace_policy == "delete-misnamed" and kind is NameKind.MISNAMED
 
 
 NO_AGENTS = Agents()
@@ -273,7 +273,7 @@ class Changes:
         self.condemned = [one._replace(queue=after) for one in self.condemned if (after := by(one.queue)) is not None]
 
 
-def from_seen(seen: QueueSeen) -> Known:
+def from_seen(seen: ListedQueue) -> Known:
     """Return the row of a queue that is seen for the first time."""
     return Known(
         None, *seen, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
@@ -282,7 +282,7 @@ def from_seen(seen: QueueSeen) -> Known:
     )  # fmt: skip
 
 
-Q = TypeVar("Q", QueueSeen, Known)
+Q = TypeVar("Q", ListedQueue, Known)
 
 
 def with_ready(queue: Q, ready: int) -> Q:
@@ -298,7 +298,7 @@ def with_ready(queue: Q, ready: int) -> Q:
 def confirmed(
     snapshot: Snapshot,
     unconfirmed: Collection[QueueName],
-    depths: Mapping[QueueName, Depth],
+    depths: Mapping[QueueName, DeclareOk],
     known: Mapping[QueueName, Known],
 ) -> Snapshot:
     """Return the snapshot with the exact ready counts of these queues, as passive declares gave them.
@@ -306,7 +306,7 @@ def confirmed(
     Without an answer, the length of a queue that was longer, or unknown, is unknown. Others stay as listed.
     """
 
-    def corrected(seen: QueueSeen) -> QueueSeen:
+    def corrected(seen: ListedQueue) -> ListedQueue:
         key = (seen.vhost, seen.name)
         if key not in unconfirmed or seen.ready is None or seen.unacknowledged is None:
             return seen
@@ -386,7 +386,7 @@ class _Comparison:
         earlier, changes, snapshot = self.observation.earlier, self.changes, self.observation.snapshot
         expected, missing, deleted = self._expected()
         unexplained = sum(map(self._is_unexplained, missing))
-        comparable = snapshot.steady and snapshot.nodes == earlier.nodes
+        comparable = snapshot.nodes_unchanged and snapshot.nodes == earlier.nodes
         short = unexplained > 0 and (not self.listed or unexplained > brake_limit(self.rules.brake, expected))
         changes.short = unexplained if short else 0
         changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
@@ -395,7 +395,7 @@ class _Comparison:
             changes.deleted = deleted
         needed = (1 if force else SHORT_LISTS_TO_BELIEVE) if short else LISTS_TO_BE_GONE
         for row in missing:
-            misses = row.misses + 1 if comparable else int(snapshot.steady)
+            misses = row.misses + 1 if comparable else int(snapshot.nodes_unchanged)
             if misses >= needed and not self.removes_nothing:
                 self._gone(row)
                 if (row.vhost, row.name) in self.observation.agents.queues:
@@ -449,7 +449,7 @@ class _Comparison:
         for key, seen in self.listed.items():
             self._judge(key, seen, broker)
 
-    def _judge(self, key: QueueName, seen: QueueSeen, broker: BrokerState) -> None:
+    def _judge(self, key: QueueName, seen: ListedQueue, broker: BrokerState) -> None:
         whose = self._whose(key)
         self._note_name(key, whose)
         if seen.length is None:
@@ -482,12 +482,12 @@ class _Comparison:
         if key[0] != self.rules.pulse_vhost or pulse_user_id is not None or registered:
             return
         kind = kind_of_queue(key[1])
-        if kind is Kind.MISNAMED:
+        if kind is NameKind.MISNAMED:
             self.changes.misnamed.append(key[1])
-        elif kind is Kind.UNPATTERNED:
+        elif kind is NameKind.UNPATTERNED:
             self.changes.unpatterned += 1
 
-    def _updated(self, key: QueueName, seen: QueueSeen, whose: Belongs) -> Known:
+    def _updated(self, key: QueueName, seen: ListedQueue, whose: Belongs) -> Known:
         """Return the row with what the list shows, and with whom the queue belongs to."""
         queue = self.known.get(key) or from_seen(seen)
         if queue.state == GONE:

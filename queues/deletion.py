@@ -32,7 +32,7 @@ from rabbit import amqp, snapshot
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.names import QueueName
 from rabbit.snapshot import CLASSIC, Snapshot
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Deletion:
         """
         recheck = Recheck([one for one in condemned if one.for_its_name], [], [])
         by_length = [one for one in condemned if not one.for_its_name]
-        depths = amqp.ask(self.amqp_url, [_name(one.queue) for one in by_length])
+        depths = amqp.declare_passively(self.amqp_url, [_name(one.queue) for one in by_length])
         doubtful: list[Condemned] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
@@ -248,7 +248,7 @@ class Deletion:
         """Ask the broker to delete these side by side, and return those that it says it deleted."""
         if not asked:
             return []
-        with Threads(SIDE_BY_SIDE) as threads:
+        with ContextThreadPool(SIDE_BY_SIDE) as threads:
             errors = list(threads.map(lambda one: self._ask(one, until), asked))
         done, not_there, refused = [], [], []
         for one, error in zip(asked, errors, strict=True):
@@ -286,7 +286,7 @@ class Deletion:
             if error.status:
                 return error
             try:  # a name like ".." is none in a URL, and would be a way to grow without end
-                amqp.delete(self.amqp_url, vhost, name)
+                amqp.delete_queue(self.amqp_url, vhost, name)
             except (OSError, AMQPError) as direct_error:
                 return Refused(f"{error}; by AMQP: {direct_error}", status=0, reason=str(direct_error))
         except BrokerError as error:

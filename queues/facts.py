@@ -19,7 +19,7 @@ from rabbit import amqp
 from rabbit.arguments import DEAD_LETTER_TTL_MILLISECONDS, REGISTERED_MAX_LENGTH, TTL_MILLISECONDS
 from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Refused
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 
 ONE_BY_ONE = 10
 """Up to so many queues are asked for one by one, and more where they are few among all that there are."""
@@ -96,8 +96,8 @@ class Facts:
 
 def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName], among: int) -> dict[QueueName, Feed]:
     """Return the feed of each of these queues, given as (vhost, name), of ``among`` that there are."""
-    with Threads(1) as beside:  # each waits for the broker most of the time
-        asked = beside.submit(amqp.ask, amqp_url, queues)
+    with ContextThreadPool(1) as beside:  # each waits for the broker most of the time
+        asked = beside.submit(amqp.declare_passively, amqp_url, queues)
         bindings = _ask_bindings(management, queues, one_by_one=len(queues) <= max(ONE_BY_ONE, among // ONE_IN))
     consumers = {queue: depth.consumers for queue, depth in asked.result().items()}
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
@@ -111,7 +111,7 @@ def _ask_bindings(
     Once it doesn't answer it isn't asked for more: the others would wait as long.
     """
     # Lists of whole vhosts are asked for one after the other, as each keeps the broker busy.
-    threads = Threads(SIDE_BY_SIDE if one_by_one else 1)
+    threads = ContextThreadPool(SIDE_BY_SIDE if one_by_one else 1)
     if one_by_one:
         asked = [threads.submit(_bindings_of_queue, management, queue) for queue in queues]
     else:

@@ -35,8 +35,8 @@ from queues.pass_run import PassRun, Report, guarded_vhosts, rules, save_report
 from queues.persistence import known_queues, load, write
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerError
-from rabbit.names import DEAD_LETTER_QUEUE, Kind, QueueName, kind_of_exchange
-from rabbit.prometheus import NotUsable
+from rabbit.names import DEAD_LETTER_QUEUE, NameKind, QueueName, kind_of_exchange
+from rabbit.prometheus import ListNeeded
 from rabbit.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def _compare(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> tup
     observation = load(run, seen, known)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
     if changes.unconfirmed:
-        depths = amqp.ask(broker.amqp_url(), changes.unconfirmed)
+        depths = amqp.declare_passively(broker.amqp_url(), changes.unconfirmed)
         seen = confirmed(seen, changes.unconfirmed, depths, observation.known)
         observation = replace(observation, snapshot=seen)
         changes = compare(observation, run.rules, now=run.now, force=run.force)
@@ -172,9 +172,9 @@ def _fetch_figures(run: PassRun, known: Mapping[QueueName, Known]) -> Snapshot |
     leaves_alone = run.rules.leaves_alone
     try:
         return broker.prometheus().take(
-            run.management, run.vhosts, known, leaves_alone, run.keep_lease, keeps_lengths=is_behind
+            run.management, run.vhosts, known, leaves_alone, run.keep_lease, keep_stored_lengths=is_behind
         )
-    except NotUsable as reason:
+    except ListNeeded as reason:
         logger.info("The queues are listed, since %s.", reason)
     except BrokerError as error:
         logger.warning("The queues are listed, since their figures could not be had: %s", error)
@@ -253,7 +253,7 @@ def _misnamed_exchanges(run: PassRun) -> list[str] | None:
     report.misnamed_exchanges = sorted(
         exchange.name.replace("\0", "\N{REPLACEMENT CHARACTER}")
         for exchange in exchanges
-        if kind_of_exchange(exchange.name) is Kind.MISNAMED
+        if kind_of_exchange(exchange.name) is NameKind.MISNAMED
     )
     return report.misnamed_exchanges
 
@@ -278,7 +278,7 @@ def _note_errors(report: Report, changes: Changes, observation: Observation) -> 
     """Put into the report what was wrong with the list, and that the brake holds."""
     seen, agents = observation.snapshot, observation.agents
     report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in seen.unlisted.items()]
-    report.errors += [words for vhost in seen.no_such_vhosts if (words := _no_such_vhost(vhost, agents))]
+    report.errors += [words for vhost in seen.missing_vhosts if (words := _no_such_vhost(vhost, agents))]
     report.errors += [
         f"the queue {name!r} can't be guarded: a name has a NUL in it, or is too long" for name in seen.unreadable
     ]

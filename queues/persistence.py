@@ -238,7 +238,7 @@ def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[st
     """Write what the next pass needs to know of this one."""
     news: dict[str, Any] = {
         "failures": 0,
-        "nodes": sorted(seen.nodes) if seen.steady else [],
+        "nodes": sorted(seen.nodes) if seen.nodes_unchanged else [],
         "listed_at": now,
         "short_lists": changes.short_lists,
         "unresponsive_since": None if seen.exact else (watch.unresponsive_since or now),

@@ -61,7 +61,7 @@ def plan(names: Iterable[str]) -> list[Step]:
 
 
 def _can_be_kept(name: str) -> bool:
-    return bool(name) and "\0" not in name and len(name) <= snapshot.LONGEST_NAME
+    return bool(name) and "\0" not in name and len(name) <= snapshot.MAX_NAME_LENGTH
 
 
 def carry_out(steps: Sequence[Step], command: str) -> None:

@@ -15,32 +15,32 @@ import amqp
 
 from rabbit.names import QueueName
 
-SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
 """How long a connection may take to open, and one answer to come."""
 
-ALL_SECONDS = 20.0
+TOTAL_TIMEOUT_SECONDS = 20.0
 """How long all the answers together may take. Whoever is not asked by then isn't."""
 
 LEADER_TIMEOUT_SECONDS = 0.25
 """A quorum queue whose leader does not answer is reported with 0 messages after this long."""
 
 
-class Depth(NamedTuple):
+class DeclareOk(NamedTuple):
     """The ready messages of a queue, without the unacknowledged ones, and its consumers."""
 
     ready: int
     consumers: int
 
 
-def ask(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, Depth]:
+def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, DeclareOk]:
     """Return the depth of each of these queues, given as (vhost, name).
 
     A queue that does not exist, does not answer in time, or whose vhost cannot be entered, is not in the answer. Nor is
     one that is said to be empty after ``LEADER_TIMEOUT_SECONDS``: its leader may not have answered.
     ``amqp_url`` is ``amqp://user:password@host:port``; the account needs to be allowed into each vhost, no more.
     """
-    depths: dict[QueueName, Depth] = {}
-    until = time.monotonic() + ALL_SECONDS
+    depths: dict[QueueName, DeclareOk] = {}
+    until = time.monotonic() + TOTAL_TIMEOUT_SECONDS
     for vhost, group in groupby(sorted(set(queues)), key=lambda queue: queue[0]):
         names = [name for _, name in group]
         while names and time.monotonic() < until:
@@ -49,18 +49,18 @@ def ask(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, Depth]:
     return depths
 
 
-def delete(amqp_url: str, vhost: str, name: str) -> None:
+def delete_queue(amqp_url: str, vhost: str, name: str) -> None:
     """Delete a queue; one that isn't there is no error. For names that the management API can't be asked about.
 
     Raises:
         OSError: the broker is away.
         amqp.AMQPError: it refused; the account needs the configure permission there.
     """
-    with connection_to(amqp_url, vhost, SECONDS) as connection:
+    with new_connection(amqp_url, vhost, TIMEOUT_SECONDS) as connection:
         connection.channel().queue_delete(name)
 
 
-def connection_to(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:
+def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:
     """Return a connection to a vhost, which is still to be opened. That may take so many seconds, and so may an answer.
 
     By amqps, the broker's certificate has to be one that is trusted, for the name of this host.
@@ -80,9 +80,9 @@ def connection_to(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:
     )
 
 
-def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, Depth]) -> int:
+def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, DeclareOk]) -> int:
     """Ask these queues one after the other, and return how many were asked: all of them where nobody can be asked."""
-    connection = connection_to(amqp_url, vhost, SECONDS)
+    connection = new_connection(amqp_url, vhost, TIMEOUT_SECONDS)
     try:
         connection.connect()
         channel = connection.channel()
@@ -96,7 +96,7 @@ def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, De
             began = time.monotonic()
             answer: Any = channel.queue_declare(name, passive=True, auto_delete=False)
             if answer.message_count or time.monotonic() - began < LEADER_TIMEOUT_SECONDS:
-                depths[vhost, name] = Depth(answer.message_count, answer.consumer_count)
+                depths[vhost, name] = DeclareOk(answer.message_count, answer.consumer_count)
         except amqp.ChannelError:
             channel.is_open = False
         except (amqp.AMQPError, OSError):

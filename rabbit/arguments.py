@@ -13,7 +13,7 @@ REGISTERED_MAX_LENGTH = 10_000
 TTL_MILLISECONDS = 3_600_000
 DEAD_LETTER_TTL_MILLISECONDS = 7 * 24 * 3_600_000
 
-FOR_AGENTS: Mapping[str, Any] = {
+REGISTERED_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",  # whatever the vhost's default is
     "x-message-ttl": TTL_MILLISECONDS,
     "x-max-length": REGISTERED_MAX_LENGTH,
@@ -23,7 +23,7 @@ FOR_AGENTS: Mapping[str, Any] = {
 }
 """What every subscription and consumer queue is declared with."""
 
-FOR_DEAD_LETTERS: Mapping[str, Any] = {
+DEAD_LETTER_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",
     "x-message-ttl": DEAD_LETTER_TTL_MILLISECONDS,
     "x-max-length": REGISTERED_MAX_LENGTH,

@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 import amqp
 
-from rabbit.amqp import connection_to
+from rabbit.amqp import new_connection
 
-SECONDS = 4.0
+TIMEOUT_SECONDS = 4.0
 """How long one answer may take."""
 
-NO_SUCH_QUEUE = "guardian.doctor"
+PROBE_QUEUE = "guardian.doctor"
 """Is asked about, and never made."""
 
 
-class Greeting(NamedTuple):
+class ServerProperties(NamedTuple):
     """What a broker says of itself over AMQP, to anybody. ``cluster`` is its cluster's name; empty: it has none."""
 
     product: str
@@ -23,13 +23,13 @@ class Greeting(NamedTuple):
     cluster: str
 
 
-def greeting(amqp_url: str) -> Greeting:
+def server_properties(amqp_url: str) -> ServerProperties:
     """Return what answers at this address; whether it would let the account in doesn't matter.
 
     Raises:
         OSError: nobody answers, or no AMQP.
     """
-    connection = connection_to(amqp_url, "/", SECONDS)
+    connection = new_connection(amqp_url, "/", TIMEOUT_SECONDS)
     try:
         with suppress(amqp.AMQPError):
             connection.connect()
@@ -37,22 +37,22 @@ def greeting(amqp_url: str) -> Greeting:
         said: Mapping[str, Any] = getattr(connection, "server_properties", None) or {}
         if not said:
             raise OSError("AMQP isn't spoken there")
-        return Greeting(*(str(said.get(name, "")) for name in ("product", "version", "cluster_name")))
+        return ServerProperties(*(str(said.get(name, "")) for name in ("product", "version", "cluster_name")))
     finally:
         connection.collect()
 
 
-def enter(amqp_url: str, vhost: str) -> None:
+def check_vhost(amqp_url: str, vhost: str) -> None:
     """Connect to a vhost and ask passively for a queue there, as the second look before a deletion does.
 
     Raises:
         OSError: nobody answers.
         amqp.AMQPError: the broker doesn't let the account in, or ask.
     """
-    connection = connection_to(amqp_url, vhost, SECONDS)
+    connection = new_connection(amqp_url, vhost, TIMEOUT_SECONDS)
     try:
         connection.connect()
         with suppress(amqp.NotFound):
-            connection.channel().queue_declare(NO_SUCH_QUEUE, passive=True, auto_delete=False)
+            connection.channel().queue_declare(PROBE_QUEUE, passive=True, auto_delete=False)
     finally:
         connection.collect()

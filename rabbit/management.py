@@ -21,15 +21,15 @@ from rabbit.urls import split_url
 
 Row = dict[str, Any]
 
-MOST_BYTES = 512 * 1024 * 1024
+MAX_RESPONSE_BYTES = 512 * 1024 * 1024
 """The largest body that is read. The full list of ten thousand queues has some 14 MB."""
 
 BODY_READ_TIMEOUTS = 3
 """An answer that trickles in may take this many read timeouts in all."""
 
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 
-LONGEST_TARGET = 65_536
+MAX_TARGET_BYTES = 65_536
 """What is longer than a broker reads of a request's first line isn't sent: it would hang up in the middle."""
 
 NODE_COLUMNS = (
@@ -222,7 +222,7 @@ class Management:
 
     ``url`` is ``http://user:password@host:15672``, user and password percent-encoded, with the path of a reverse proxy
     if there is one. ``connect_timeout`` and ``read_timeout`` are seconds, the second for each read; a whole answer
-    may take three times as long, and its body have ``most_bytes``. ``on_call`` is told of each request when it is over,
+    may take three times as long, and its body have ``max_bytes``. ``on_call`` is told of each request when it is over,
     in the thread that made it; ``request_id`` says what to send as ``X-Request-ID``, if it isn't empty.
 
     Every method raises BrokerUnavailable, Refused or MalformedResponse, and what its docstring adds. A request whose
@@ -239,12 +239,12 @@ class Management:
         *,
         connect_timeout: float = 2.0,
         read_timeout: float = 20.0,
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_RESPONSE_BYTES,
         on_call: Callable[[Call], None] | None = None,
         request_id: Callable[[], str] | None = None,
     ) -> None:
         self._base, credentials = _read_url(url)
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._on_call = on_call
         self._request_id = request_id
         self._prefix = urlsplit(self._base).path
@@ -254,7 +254,7 @@ class Management:
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
             answer_timeout=BODY_READ_TIMEOUTS * read_timeout,
-            max_bytes=most_bytes,
+            max_bytes=max_bytes,
         )
 
     def __repr__(self) -> str:
@@ -673,9 +673,9 @@ class Management:
         what = f"{method} {where}"
         query = f"?{urlencode(params)}" if params else ""
         target = f"{self._prefix}{where}{query}"
-        if len(target) > LONGEST_TARGET:
+        if len(target) > MAX_TARGET_BYTES:
             raise Refused(
-                f"{what[:LONGEST_REASON]}: not sent, since its URL would be too long; use a shorter name",
+                f"{what[:MAX_REASON_LENGTH]}: not sent, since its URL would be too long; use a shorter name",
                 status=0,
                 reason="the name is too long",
             )
@@ -770,7 +770,7 @@ def _checked(answer: _Answer) -> _Answer:
     if 200 <= status < 300:
         return answer
     if status < 400:
-        to = re.sub(r"//[^/@]*@", "//", answer.headers.get("location", ""))[:LONGEST_REASON]
+        to = re.sub(r"//[^/@]*@", "//", answer.headers.get("location", ""))[:MAX_REASON_LENGTH]
         raise MalformedResponse(
             f"{what}: answered with a redirect ({status}) to '{to}', which isn't followed; {_IS_IT_IT}"
         )
@@ -810,7 +810,7 @@ def _error_in(body: bytes) -> Row | None:
 def _reason(error: Row) -> str:
     reason = error.get("reason") or error.get("error")
     text = reason if isinstance(reason, str) else orjson.dumps(reason).decode()
-    return text.strip()[:LONGEST_REASON]
+    return text.strip()[:MAX_REASON_LENGTH]
 
 
 def _require_written(answer: _Answer) -> None:

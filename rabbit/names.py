@@ -26,11 +26,11 @@ _QUEUE_OF = re.compile(rf"queue/({_USER_NAME.pattern})/")
 _EXCHANGE_OF = re.compile(rf"exchange/({_USER_NAME.pattern})/")
 
 
-class BadName(ValueError):
+class InvalidUserName(ValueError):
     """This can't be the name of a Pulse user. The text says why, in a sentence for the person who typed it."""
 
 
-class Kind(Enum):
+class NameKind(Enum):
     """What a queue's or an exchange's name says about it."""
 
     OWNED = "owned"
@@ -47,22 +47,22 @@ def check_user_name(name: str) -> None:
     """Make sure that this can be the name of a Pulse user. It is taken as it stands: never trimmed, never folded.
 
     Raises:
-        BadName: it can't be.
+        InvalidUserName: it can't be.
     """
     if _USER_NAME.fullmatch(name):
         return
     if not name:
-        raise BadName("The name is empty.")
+        raise InvalidUserName("The name is empty.")
     stranger = _OTHER_THAN_NAME.search(name)
     if stranger is not None:
         # !a shows what would otherwise not be seen: a newline, a space of no width, a letter of another alphabet.
-        raise BadName(
+        raise InvalidUserName(
             f"The name has the character {stranger.group()!a} in it; "
             "only the letters a to z and A to Z, digits, '.', '_' and '-' can be used."
         )
     if len(name) > MOST_BYTES:
-        raise BadName(f"The name is {len(name)} characters long; {MOST_BYTES} are allowed.")
-    raise BadName(f"The name starts with '{name[0]}'; it must start with a letter.")
+        raise InvalidUserName(f"The name is {len(name)} characters long; {MOST_BYTES} are allowed.")
+    raise InvalidUserName(f"The name starts with '{name[0]}'; it must start with a letter.")
 
 
 def queue_prefix(user: str) -> str:
@@ -87,15 +87,15 @@ def user_of_exchange(name: str) -> str | None:
     return match[1] if match is not None else None
 
 
-def kind_of_queue(name: str) -> Kind:
+def kind_of_queue(name: str) -> NameKind:
     """Return what a queue's name says about it."""
     return _kind(name, own=_QUEUE_OF, others=_EXCHANGE_OF)
 
 
-def kind_of_exchange(name: str) -> Kind:
+def kind_of_exchange(name: str) -> NameKind:
     """Return what an exchange's name says about it."""
     if not name:
-        return Kind.SYSTEM
+        return NameKind.SYSTEM
     return _kind(name, own=_EXCHANGE_OF, others=_QUEUE_OF)
 
 
@@ -135,11 +135,11 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _kind(name: str, *, own: re.Pattern[str], others: re.Pattern[str]) -> Kind:
+def _kind(name: str, *, own: re.Pattern[str], others: re.Pattern[str]) -> NameKind:
     if name.startswith("amq."):
-        return Kind.SYSTEM
+        return NameKind.SYSTEM
     if own.match(name):
-        return Kind.OWNED
+        return NameKind.OWNED
     if others.match(name):
-        return Kind.MISNAMED
-    return Kind.UNPATTERNED
+        return NameKind.MISNAMED
+    return NameKind.UNPATTERNED

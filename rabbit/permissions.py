@@ -14,10 +14,10 @@ class Permissions(NamedTuple):
     read: str
 
 
-NOTHING = Permissions("^$", "^$", "^$")
+NO_ACCESS = Permissions("^$", "^$", "^$")
 """May connect, and touch nothing."""
 
-EVERYTHING = Permissions(".*", ".*", ".*")
+FULL_ACCESS = Permissions(".*", ".*", ".*")
 
 
 def for_pulse_user(name: str) -> Permissions:
@@ -70,7 +70,7 @@ def _its_own(username: str) -> str:
 
 
 def _sentence(what: str, pattern: str, usual: str, usually: str) -> str:
-    if pattern in ("", NOTHING.read):
+    if pattern in ("", NO_ACCESS.read):
         return f"It may {what} nothing."
     if pattern in (".*", "^.*$", "^.*", ".*$", "^"):
         return f"It may {what} every queue and exchange, whoever they belong to."

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from rabbit.http import Answer, NoAnswer, PooledClient, TooLarge
 from rabbit.management import (
-    MOST_BYTES,
+    MAX_RESPONSE_BYTES,
     BrokerError,
     BrokerUnavailable,
     Call,
@@ -24,8 +24,8 @@ from rabbit.management import (
     NotOnBroker,
 )
 from rabbit.names import QueueName
-from rabbit.snapshot import QueueSeen, Snapshot, can_be_kept, members, seen_as
-from rabbit.threads import Threads
+from rabbit.snapshot import ListedQueue, Snapshot, is_storable, members, parse_row
+from rabbit.threads import ContextThreadPool
 
 PATH = "/metrics/detailed"
 FAMILY = "queue_coarse_metrics"
@@ -34,13 +34,13 @@ FAMILY = "queue_coarse_metrics"
 PROTOCOLS = {"http/prometheus": "http", "https/prometheus": "https"}
 """What the broker calls these endpoints among its listeners, and the schemes of their addresses."""
 
-FEW = 20
+MAX_LOOKUPS = 20
 """So many names that are new or gone are looked up one by one. More of them, and the list is the cheaper answer."""
 
-FEW_VHOSTS = 3
+MAX_VHOSTS_IN_QUERY = 3
 """So many guarded vhosts are named in the request; of more, the figures are asked for as a whole and filtered here."""
 
-AT_ONCE = 8
+MAX_CONCURRENT_REQUESTS = 8
 
 READY, UNACKNOWLEDGED = "rabbitmq_detailed_queue_messages_ready", "rabbitmq_detailed_queue_messages_unacked"
 PLAIN = r'\{vhost="([^"\\\n]*)",queue="([^"\\\n]*)"\} (\d{1,18})(?=\n)'
@@ -48,12 +48,12 @@ SAMPLES = {name: re.compile(f"\n{name}{PLAIN}") for name in (READY, UNACKNOWLEDG
 IDENTITY = re.compile(r'rabbitmq_identity_info\{[^\n]*?rabbitmq_node="([^"\\\n]+)"')
 
 
-class NotUsable(BrokerError):
+class ListNeeded(BrokerError):
     """The figures are complete, but not enough for a snapshot; fetch the list."""
 
 
-class Row(Protocol):
-    """What is known of a queue. The fields are those of ``QueueSeen``."""
+class QueueFields(Protocol):
+    """What is known of a queue. The fields are those of ``ListedQueue``."""
 
     @property
     def type(self) -> str:
@@ -84,7 +84,7 @@ class Row(Protocol):
         """Messages that were handed out."""
 
 
-class KnownRow(Row, Protocol):
+class StoredQueue(QueueFields, Protocol):
     """What is known of a queue from before."""
 
     @property
@@ -112,7 +112,7 @@ class Page(NamedTuple):
     odd: int
 
 
-def read_page(text: str) -> Page:
+def parse_page(text: str) -> Page:
     """Return what a page of ``/metrics/detailed?family=queue_coarse_metrics`` says.
 
     Raises:
@@ -144,7 +144,7 @@ def _is_odd(line: str) -> bool:
     return "\\" in line or line.count('"') != 4
 
 
-def has_odd_name(vhost: str, name: str) -> bool:
+def has_ambiguous_name(vhost: str, name: str) -> bool:
     """Return whether a page can't say which queue this is."""
     return not {'"', "\\", "\n"}.isdisjoint(vhost + name)
 
@@ -179,7 +179,7 @@ class Endpoint:
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
             answer_timeout=read_timeout,
-            max_bytes=MOST_BYTES,
+            max_bytes=MAX_RESPONSE_BYTES,
         )
 
     def read(self, vhosts: Sequence[str] = ()) -> Page:
@@ -210,13 +210,13 @@ class Endpoint:
                 f"{self._where}: {error}", timed_out=error.timed_out, never_reached=error.never_reached
             ) from error
         except TooLarge as error:
-            raise MalformedResponse(f"{self._where}: the figures have more than {MOST_BYTES} bytes") from error
+            raise MalformedResponse(f"{self._where}: the figures have more than {MAX_RESPONSE_BYTES} bytes") from error
 
     def _page(self, answer: Answer) -> Page:
         if answer.status != 200:
             raise MalformedResponse(f"{self._where}: answered {answer.status} where its figures are due")
         try:
-            return read_page(answer.body.decode())
+            return parse_page(answer.body.decode())
         except (UnicodeDecodeError, MalformedResponse) as error:
             raise MalformedResponse(f"{self._where}: {error}") from error
 
@@ -232,52 +232,50 @@ class Scrape(NamedTuple):
     down: frozenset[str]
     seconds: float
 
-    def complete(
+    def to_snapshot(
         self,
         management: Management,
-        known: Mapping[QueueName, KnownRow],
-        leaves_alone: Callable[[str, str], bool],
-        between: Callable[[], None],
+        stored: Mapping[QueueName, StoredQueue],
+        is_ignored: Callable[[str, str], bool],
+        between_requests: Callable[[], None],
         *,
-        keeps_lengths: bool = False,
+        keep_stored_lengths: bool = False,
     ) -> Snapshot:
         """Return the queues, by these figures and by what is known of each that was there.
 
-        ``leaves_alone`` says of a vhost and a name whether nobody looks at that queue. With ``keeps_lengths`` what is
+        ``is_ignored`` says of a vhost and a name whether nobody looks at that queue. With ``keep_stored_lengths`` what is
         known of a length is newer than its figures, and stays.
-        What can't be told by these figures stays as it is known: a queue with an odd name, one that two nodes say they
+        What can't be told by these figures stays as it is stored: a queue with an odd name, one that two nodes say they
         lead, and one that is there and has no figures. An odd name that the last list lacked is looked up.
 
         Raises:
-            NotUsable: too many queues are new or gone, so that the list has to be asked for.
+            ListNeeded: too many queues are new or gone, so that the list has to be asked for.
             BrokerError: a queue could not be looked up.
         """
-        new = {
-            key for key in self.depths.keys() - known.keys() if all(map(can_be_kept, key)) and not leaves_alone(*key)
-        }
+        new = {key for key in self.depths.keys() - stored.keys() if all(map(is_storable, key)) and not is_ignored(*key)}
         gone = {
             key
-            for key in known.keys() - self.depths.keys()
-            if (not has_odd_name(*key) or known[key].misses) and not leaves_alone(*key)
+            for key in stored.keys() - self.depths.keys()
+            if (not has_ambiguous_name(*key) or stored[key].misses) and not is_ignored(*key)
         }
-        if not self.depths or len(new) + len(gone) > FEW:
-            raise NotUsable(f"{len(new)} queues are new, and {len(gone)} have no figures")
+        if not self.depths or len(new) + len(gone) > MAX_LOOKUPS:
+            raise ListNeeded(f"{len(new)} queues are new, and {len(gone)} have no figures")
         found = _look_up(management, new | gone)
-        between()
+        between_requests()
         lost = gone - found.keys()
-        depths = {} if keeps_lengths else self.depths
-        queues = [_measured(key, row, depths.get(key)) for key, row in known.items() if key not in lost]
+        depths = {} if keep_stored_lengths else self.depths
+        queues = [_measured(key, row, depths.get(key)) for key, row in stored.items() if key not in lost]
         queues += [_measured(key, found[key], self.depths[key]) for key in new if key in found]
-        steady = members(management) == (self.nodes, self.down)
-        return Snapshot(queues, {}, self.nodes, self.down, steady, True, [], [], self.seconds, lagging=True)
+        nodes_unchanged = members(management) == (self.nodes, self.down)
+        return Snapshot(queues, {}, self.nodes, self.down, nodes_unchanged, True, [], [], self.seconds, lagging=True)
 
 
-def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, QueueSeen]:
+def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, ListedQueue]:
     """Return those of these queues that are there, without their lengths."""
 
-    def look_up(key: QueueName) -> QueueSeen | None:
+    def look_up(key: QueueName) -> ListedQueue | None:
         try:
-            return seen_as(management.queue(*key))
+            return parse_row(management.queue(*key))
         except NotOnBroker:
             return None
         except (KeyError, TypeError) as error:
@@ -285,17 +283,17 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
 
     if not queues:
         return {}
-    with Threads(AT_ONCE) as threads:
+    with ContextThreadPool(MAX_CONCURRENT_REQUESTS) as threads:
         found = list(threads.map(look_up, queues))
     return {key: one for key, one in zip(queues, found, strict=True) if one is not None}
 
 
-def _measured(key: QueueName, row: Row, depth: Depth | None) -> QueueSeen:
-    """Return a queue as it is known, with its length and its node by the figures where there are any."""
+def _measured(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQueue:
+    """Return a queue as it is stored, with its length and its node by the figures where there are any."""
     ready, unacknowledged, node = depth or (row.ready, row.unacknowledged, row.node)
     if row.type == "stream":
         ready = unacknowledged = None
-    return QueueSeen(*key, row.type, row.durable, row.auto_delete, row.exclusive, node, ready, unacknowledged)
+    return ListedQueue(*key, row.type, row.durable, row.auto_delete, row.exclusive, node, ready, unacknowledged)
 
 
 class Prometheus:
@@ -330,26 +328,28 @@ class Prometheus:
         self,
         management: Management,
         vhosts: Sequence[str] | None,
-        known: Mapping[QueueName, KnownRow],
-        leaves_alone: Callable[[str, str], bool],
-        between: Callable[[], None] = lambda: None,
+        stored: Mapping[QueueName, StoredQueue],
+        is_ignored: Callable[[str, str], bool],
+        between_requests: Callable[[], None] = lambda: None,
         *,
-        keeps_lengths: bool = False,
+        keep_stored_lengths: bool = False,
     ) -> Snapshot:
         """Return the queues of these vhosts (None: of all) by the nodes' figures. See ``Scrape.complete``.
 
         Raises:
-            NotUsable: too many queues are new or gone, so that the list has to be fetched.
+            ListNeeded: too many queues are new or gone, so that the list has to be fetched.
             BrokerError: a node has no figures, or the management API doesn't answer.
         """
-        scrape = self.scrape(management, vhosts, between)
-        return scrape.complete(management, known, leaves_alone, between, keeps_lengths=keeps_lengths)
+        scrape = self.scrape(management, vhosts, between_requests)
+        return scrape.to_snapshot(
+            management, stored, is_ignored, between_requests, keep_stored_lengths=keep_stored_lengths
+        )
 
     def scrape(
         self,
         management: Management,
         vhosts: Sequence[str] | None,
-        between: Callable[[], None] = lambda: None,
+        between_requests: Callable[[], None] = lambda: None,
     ) -> Scrape:
         """Ask every running node for its figures: of these vhosts (None: of all).
 
@@ -359,19 +359,19 @@ class Prometheus:
             BrokerError: one of them has none, or the management API doesn't answer.
         """
         nodes, down = members(management)
-        between()
+        between_requests()
         try:
             endpoints = self._endpoints_at(self._urls or self._find(management, nodes))
         except ValueError as error:
             raise MalformedResponse(
                 f"the broker's own word for where its figures are is no address: {error}"
             ) from error
-        few = vhosts if vhosts is not None and len(vhosts) <= FEW_VHOSTS else ()
+        few = vhosts if vhosts is not None and len(vhosts) <= MAX_VHOSTS_IN_QUERY else ()
         began = time.monotonic()
-        with Threads(AT_ONCE) as threads:
+        with ContextThreadPool(MAX_CONCURRENT_REQUESTS) as threads:
             answers = list(threads.map(lambda endpoint: _page_or_error(endpoint, few), endpoints))
         seconds = time.monotonic() - began
-        between()
+        between_requests()
         # What another broker's node says is of other queues, by whatever names.
         pages = {answer.node: answer for answer in answers if isinstance(answer, Page) and answer.node in nodes}
         if nodes - pages.keys():

@@ -26,7 +26,7 @@ from pika.exceptions import (
 
 from rabbit.management import BrokerError, BrokerUnavailable, Refused
 from rabbit.names import QueueName
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 from rabbit.urls import split_url
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ SECONDS = 5.0
 BLOCKED_SECONDS = 3.0
 """How long the broker may keep a connection blocked, as it does under a resource alarm."""
 
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 """Of one process, to all vhosts together."""
 
 IDLE_SECONDS = 30.0
@@ -109,7 +109,7 @@ class Publisher:
     """Publishes over a pool of connections, for many threads of one process.
 
     ``amqp_url`` is ``amqp://user:password@host:port`` (or ``amqps://``), user and password percent-encoded, without a
-    vhost. At most ``most_connections`` are open, and the least recently used one makes way for another; one that nobody
+    vhost. At most ``max_connections`` are open, and the least recently used one makes way for another; one that nobody
     used for ``idle_seconds`` is closed. A call ends within ``seconds``, and ``blocked_seconds`` after the broker said
     that it takes nothing. A connection that something went wrong with is dropped, and never used again.
 
@@ -126,7 +126,7 @@ class Publisher:
         self,
         amqp_url: str,
         *,
-        most_connections: int = MOST_CONNECTIONS,
+        max_connections: int = MAX_CONNECTIONS,
         idle_seconds: float = IDLE_SECONDS,
         blocked_seconds: float = BLOCKED_SECONDS,
         seconds: float = SECONDS,
@@ -136,7 +136,7 @@ class Publisher:
             "blocked_connection_timeout": blocked_seconds,
         }
         self._address = f"{self._parameters['host']}:{self._parameters['port']}"
-        self._most = most_connections
+        self._most = max_connections
         self._idle_seconds = idle_seconds
         self._seconds = seconds
         self._changed = threading.Condition()
@@ -169,7 +169,7 @@ class Publisher:
         if len(names) == 1:
             self._publish_in(*names.popitem(), call)
         elif names:
-            with Threads(min(self._most, len(names))) as threads:
+            with ContextThreadPool(min(self._most, len(names))) as threads:
                 list(threads.map(lambda vhost: self._publish_in(vhost, names[vhost], call), self._in_order(names)))
         call.check(number)
         return call.results

@@ -8,16 +8,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, Management, NotOnBroker, Refused
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 
-FEW_VHOSTS = 20
+MAX_SEPARATE_LISTS = 20
 """Up to so many guarded vhosts are listed each by itself; more of them in one request that is filtered here.
 
 The broker needs 2 ms for a request, and more than twice the time for a queue where the list is of everything: five
 vhosts of 10,000 queues took 8.0 s in one request, and 3.3 s in five; twenty of 25 queues took 29 ms and 28 ms.
 """
 
-LISTS_AT_ONCE = 2
+MAX_CONCURRENT_LISTS = 2
 """Lists under way at once. Those five took two cores 4.9 s one after another, and by two, three, four or five at once
 all the same 3.3 to 3.8 s."""
 
@@ -31,7 +31,7 @@ Other types are shown as of their last tick: for 5 s after a publish, purge, get
 right after a change of leader they are 0.
 """
 
-LONGEST_NAME = 255
+MAX_NAME_LENGTH = 255
 
 IDENTITY = "name,vhost,type,durable,auto_delete,exclusive,state,node"
 COLUMNS = IDENTITY + ",messages_ready,messages_unacknowledged"
@@ -41,7 +41,7 @@ WITHOUT_LENGTHS = {"disable_stats": "true", "columns": "name,vhost,type,exclusiv
 """The complete list that no queue's process is asked for."""
 
 
-class Present(NamedTuple):
+class ListedName(NamedTuple):
     """A queue that is there, down or not. ``exclusive``: a live connection has it to itself."""
 
     vhost: str
@@ -55,7 +55,7 @@ def length_of(ready: int | None, unacknowledged: int | None) -> int | None:
     return None if ready is None or unacknowledged is None else ready + unacknowledged
 
 
-class QueueSeen(NamedTuple):
+class ListedQueue(NamedTuple):
     """One queue as listed. ``ready`` and ``unacknowledged`` are messages, None where the broker gave none."""
 
     vhost: str
@@ -78,28 +78,30 @@ class Snapshot(NamedTuple):
     """A list of queues.
 
     ``unlisted`` maps each vhost that could not be listed to the reason; its queues are not in the list, which says
-    nothing about them. ``nodes`` are the running nodes, ``down`` the cluster's others; ``steady`` says that they were
+    nothing about them. ``nodes`` are the running nodes, ``down`` the cluster's others; ``nodes_unchanged`` says that they were
     the same before and after.
     ``exact`` says that the lengths of classic queues are exact (see ``TOTALS``). It is False where a queue's process
     did not answer and the lengths are the broker's statistics, which lag by seconds. ``unreadable`` are names that
-    cannot be kept in a database, ``no_such_vhosts`` vhosts that were asked for and aren't there. ``seconds`` is from
+    cannot be kept in a database, ``missing_vhosts`` vhosts that were asked for and aren't there. ``seconds`` is from
     the first request to the last list. ``lagging``: the lengths are from the nodes' Prometheus endpoints
     (``prometheus.py``), and nothing may be deleted by them.
     """
 
-    queues: list[QueueSeen]
+    queues: list[ListedQueue]
     unlisted: dict[str, str]
     nodes: frozenset[str]
     down: frozenset[str]
-    steady: bool
+    nodes_unchanged: bool
     exact: bool
     unreadable: list[str]
-    no_such_vhosts: list[str]
+    missing_vhosts: list[str]
     seconds: float
     lagging: bool = False
 
 
-def take(management: Management, vhosts: Sequence[str] | None, between: Callable[[], None] = lambda: None) -> Snapshot:
+def take(
+    management: Management, vhosts: Sequence[str] | None, between_requests: Callable[[], None] = lambda: None
+) -> Snapshot:
     """List the queues of these vhosts (None: of all there are). ``between`` is called between two requests.
 
     A vhost that could not be listed is named in the answer. One that isn't there any more counts as listed, and empty.
@@ -108,33 +110,35 @@ def take(management: Management, vhosts: Sequence[str] | None, between: Callable
         BrokerError: nothing could be listed at all.
     """
     nodes, down = members(management)
-    between()
+    between_requests()
     began = time.monotonic()
     unlisted: dict[str, str] = {}
     exact = True
     try:
-        exactly = lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between)
+        exactly = iter_lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between_requests)
         queues, unreadable, listed_at = _read(exactly)
     except BrokerUnavailable as hanging:
         # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
-        queues, unreadable, listed_at = _read(lists(management, vhosts, {"columns": COLUMNS}, unlisted, between))
+        queues, unreadable, listed_at = _read(
+            iter_lists(management, vhosts, {"columns": COLUMNS}, unlisted, between_requests)
+        )
         exact = False
     seconds = listed_at - began
     if not queues:
         require_administrator(management)
     empty = set(vhosts or ()) - {queue.vhost for queue in queues} - unlisted.keys()
     no_such = sorted(empty - {vhost.name for vhost in management.vhosts()}) if empty else []
-    between()
-    steady = members(management) == (nodes, down)
-    return Snapshot(queues, unlisted, nodes, down, steady, exact, unreadable, no_such, seconds)
+    between_requests()
+    nodes_unchanged = members(management) == (nodes, down)
+    return Snapshot(queues, unlisted, nodes, down, nodes_unchanged, exact, unreadable, no_such, seconds)
 
 
-def present(
-    management: Management, vhosts: Sequence[str], between: Callable[[], None] = lambda: None
-) -> tuple[list[Present], dict[str, str]]:
+def list_names(
+    management: Management, vhosts: Sequence[str], between_requests: Callable[[], None] = lambda: None
+) -> tuple[list[ListedName], dict[str, str]]:
     """Return every queue there is in these vhosts, down ones too, without asking their processes.
 
     With it, each vhost that could not be listed and the reason. ``between`` is called between two requests.
@@ -143,12 +147,13 @@ def present(
         BrokerError: nothing could be listed at all.
     """
     unlisted: dict[str, str] = {}
-    there: list[Present] = []
-    with closing(lists(management, vhosts, WITHOUT_LENGTHS, unlisted, between)) as given:
+    there: list[ListedName] = []
+    with closing(iter_lists(management, vhosts, WITHOUT_LENGTHS, unlisted, between_requests)) as given:
         for rows in given:
             try:
                 there += [
-                    Present(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive"))) for row in rows
+                    ListedName(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive")))
+                    for row in rows
                 ]
             except (KeyError, TypeError) as error:
                 raise _of_another_shape(error) from error
@@ -185,12 +190,12 @@ def stopped_vhosts(management: Management) -> set[str]:
     return {vhost.name for vhost in management.vhosts() if not vhost.running}
 
 
-def lists(
+def iter_lists(
     management: Management,
     vhosts: Sequence[str] | None,
     params: Mapping[str, str],
     unlisted: dict[str, str],
-    between: Callable[[], None] = lambda: None,
+    between_requests: Callable[[], None] = lambda: None,
 ) -> Generator[list[dict[str, Any]], None, None]:
     """Give the rows of the queues in these vhosts (None: in all), as ``params`` ask for them, list by list.
 
@@ -206,12 +211,12 @@ def lists(
     where = _asked_for(vhosts)
     wanted = set(vhosts) if vhosts is not None and None in where else None
     there = cache(lambda: {vhost.name for vhost in management.vhosts()})
-    threads = Threads(LISTS_AT_ONCE)
+    threads = ContextThreadPool(MAX_CONCURRENT_LISTS)
     try:
         asked = deque((vhost, threads.submit(management.list_queues, vhost, params)) for vhost in where)
         while asked:
             vhost, listed = asked.popleft()
-            between()
+            between_requests()
             try:
                 found = listed.result()
             except BrokerError as error:
@@ -233,12 +238,12 @@ def lists(
 def _asked_for(vhosts: Sequence[str] | None) -> Sequence[str | None]:
     """Return what is listed to have the queues of these vhosts (None: of all), each in a request; None: everything."""
     # Some names a vhost may have, and a path may not.
-    if vhosts is None or len(vhosts) > FEW_VHOSTS or not {"", ".", ".."}.isdisjoint(vhosts):
+    if vhosts is None or len(vhosts) > MAX_SEPARATE_LISTS or not {"", ".", ".."}.isdisjoint(vhosts):
         return [None]
     return list(dict.fromkeys(vhosts))
 
 
-def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[QueueSeen], list[str], float]:
+def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[ListedQueue], list[str], float]:
     """Return the queues listed, the names that cannot be kept, and when the last list came, by ``time.monotonic()``."""
     queues, unreadable = [], []
     came_at = time.monotonic()
@@ -247,10 +252,10 @@ def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[Qu
             came_at = time.monotonic()
             try:
                 for row in rows:
-                    if not can_be_kept(row["name"]) or not can_be_kept(row["vhost"]):
+                    if not is_storable(row["name"]) or not is_storable(row["vhost"]):
                         unreadable.append(row["name"])
                     else:
-                        queues.append(seen_as(row))
+                        queues.append(parse_row(row))
             except (KeyError, TypeError) as error:
                 raise _of_another_shape(error) from error
     return queues, unreadable, came_at
@@ -260,9 +265,9 @@ def _of_another_shape(error: Exception) -> MalformedResponse:
     return MalformedResponse(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?")
 
 
-def can_be_kept(name: str) -> bool:
+def is_storable(name: str) -> bool:
     """Return whether a database keeps this name as it is: PostgreSQL takes no NUL, and a column has its length."""
-    return "\0" not in name and len(name) <= LONGEST_NAME
+    return "\0" not in name and len(name) <= MAX_NAME_LENGTH
 
 
 def _messages(value: Any) -> int | None:
@@ -270,11 +275,11 @@ def _messages(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 
-def seen_as(row: dict[str, Any]) -> QueueSeen:
+def parse_row(row: dict[str, Any]) -> ListedQueue:
     """Return the queue that a row of the management API tells of."""
     # A stream counts its messages otherwise: they are read without being taken away. It is never judged by them.
     stream = row["type"] == "stream"
-    return QueueSeen(
+    return ListedQueue(
         vhost=_text(row["vhost"]),
         name=row["name"],
         type=_text(row["type"]),
@@ -288,6 +293,6 @@ def seen_as(row: dict[str, Any]) -> QueueSeen:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not can_be_kept(value):
+    if not isinstance(value, str) or not is_storable(value):
         raise TypeError(f"{value!r} is no name")
     return value

@@ -1,4 +1,4 @@
-"""Threads that do something together for one request, task or command."""
+"""ContextThreadPool that do something together for one request, task or command."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +9,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Threads(ThreadPoolExecutor):
+class ContextThreadPool(ThreadPoolExecutor):
     """A pool whose threads know what is being done, as the one knows that hands work to them: the id of the log."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:

@@ -340,7 +340,7 @@ def _is_not_guarded(url: str) -> Finding:
         found = f"it is the RabbitMQ that is guarded: both are at {min(same)}"
         return Finding(name, Status.PROBLEM, found, advice)
     try:
-        tasks, guarded = checkup.greeting(url), checkup.greeting(settings.RABBIT_URL)
+        tasks, guarded = checkup.server_properties(url), checkup.server_properties(settings.RABBIT_URL)
     except OSError as error:
         return Finding(name, Status.WARNING, f"it could not be compared with the guarded RabbitMQ: {error}", advice)
     if tasks.cluster and tasks.cluster == guarded.cluster:
@@ -514,7 +514,7 @@ def _broker_over_amqp() -> Findings:
     if parts is None or parts.scheme not in ("amqp", "amqps"):
         return  # the settings' findings have it
     try:
-        said = checkup.greeting(url)
+        said = checkup.server_properties(url)
         vhosts = (pass_run.guarded_vhosts(_agents()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
         refused = {vhost: reason for vhost in vhosts if (reason := _refused(url, vhost))}
     except OSError as error:
@@ -538,7 +538,7 @@ def _broker_over_amqp() -> Findings:
 def _refused(url: str, vhost: str) -> str:
     """Return why Guardian can't ask for a queue there over AMQP; empty: it can."""
     try:
-        checkup.enter(url, vhost)
+        checkup.check_vhost(url, vhost)
     except amqp.AMQPError as error:
         return str(error)
     return ""

@@ -20,7 +20,7 @@ from queues.listing import LENGTH, STALLED, standing
 from queues.models import Pass, Queue, QueueSample
 from queues.thresholds import Thresholds
 from rabbit.management import Node, Row
-from rabbit.names import Kind, kind_of_queue, readable
+from rabbit.names import NameKind, kind_of_queue, readable
 from status import facts, rules
 from status.facts import BrokerFacts, GuardianFacts
 from status.rules import Level, Verdict
@@ -407,14 +407,14 @@ def _unowned() -> tuple[Named, Named, Named]:
     """
     rows = Queue.objects.exclude(state=GONE).filter(pulse_user=None, owner=None)
     everything: list[int] = []
-    by_kind: dict[Kind, list[int]] = {}
+    by_kind: dict[NameKind, list[int]] = {}
     longest_first = rows.order_by(LENGTH.desc(nulls_last=True), "name")
     for id_, name, vhost, registered in longest_first.values_list("id", "name", "vhost", "registered"):
         everything.append(id_)
         # Elsewhere names say nothing. And whose name is that of a user who isn't there follows the pattern.
         if vhost == settings.GUARDIAN_PULSE_VHOST and not registered:
             by_kind.setdefault(kind_of_queue(name), []).append(id_)
-    named = [everything, by_kind.get(Kind.MISNAMED, []), by_kind.get(Kind.UNPATTERNED, [])]
+    named = [everything, by_kind.get(NameKind.MISNAMED, []), by_kind.get(NameKind.UNPATTERNED, [])]
     queues = Queue.objects.in_bulk({id_ for ids in named for id_ in ids[:NAMES_SHOWN]})
     unowned, misnamed, unpatterned = (
         Named(len(ids), [_unowned_line(queues[id_]) for id_ in ids[:NAMES_SHOWN] if id_ in queues]) for ids in named

@@ -87,7 +87,7 @@ def test_the_accounts_without_an_owner_are_listed_with_what_they_have(
     amqp.queue(f"queue/{busy}/a", 3)
     amqp.queue(f"queue/{busy}/b/c", 4)
     amqp.queue("queue/nobody/a", 1)
-    management.set_permissions(guarded, busy, adoption.permissions.EVERYTHING)
+    management.set_permissions(guarded, busy, adoption.permissions.FULL_ACCESS)
     connected = Amqp(f"amqp://{busy}:secret@{broker.amqp_url.rpartition('@')[2]}", guarded)
     try:
         rows = _until(lambda: {row["username"]: row for row in csv.DictReader(called()[0].splitlines())}, busy)

@@ -17,7 +17,7 @@ from django.test import Client
 from accounts.models import Owner
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from agents.serializers import compatibility
-from rabbit.arguments import FOR_AGENTS
+from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from tests.api import Program
 from tests.toolbox import memory_alarm
 
@@ -651,7 +651,7 @@ def test_an_agent_subscribes_and_gets_its_queue(agents, management, alice, offer
     assert (queue["event_subscription"], queue["event_subscription_uuid"]) == (told["url"], told["uuid"])
     assert shown_at(program, queue, settings) == queue
     assert shown_at(program, {"url": queue["event_subscription"]}, settings)["uuid"] == told["uuid"]
-    assert agents.queues(alice.uuid.hex)[name] == dict(FOR_AGENTS)
+    assert agents.queues(alice.uuid.hex)[name] == dict(REGISTERED_QUEUE_ARGUMENTS)
     assert program.delete(f"event-subscription-queues/{queue['uuid']}/").status_code == 204
     assert program.delete(f"{path}{identity['uuid']}/").status_code == 204
     assert not EventSubscription.objects.exists()
@@ -693,7 +693,7 @@ def test_an_agent_gets_its_one_queue(agents, management, alice, identity, path):
     assert register({}) == (200, {**told, "observable_object_types": []})
     every = list(ObjectType.values)
     assert register({"object_types": every}) == (200, {**told, "observable_object_types": every})
-    assert agents.queues(alice.uuid.hex)[told["queue_name"]] == dict(FOR_AGENTS)
+    assert agents.queues(alice.uuid.hex)[told["queue_name"]] == dict(REGISTERED_QUEUE_ARGUMENTS)
 
 
 def test_a_subscription_of_ones_own_takes_queues_of_every_type(agents, alice, offering):

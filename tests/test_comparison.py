@@ -23,8 +23,8 @@ from queues.comparison import (
 )
 from queues.quiet import Say
 from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
-from rabbit.amqp import Depth
-from rabbit.snapshot import QueueSeen, Snapshot
+from rabbit.amqp import DeclareOk
+from rabbit.snapshot import ListedQueue, Snapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = frozenset({"rabbit@one"})
@@ -34,7 +34,7 @@ ALICE = {"alice": PulseAccount(1, None, None)}
 
 def seen(name, length, **fields):
     ready = None if length is None else length
-    return QueueSeen("/", name, "classic", True, False, False, "rabbit@one", ready, 0)._replace(**fields)
+    return ListedQueue("/", name, "classic", True, False, False, "rabbit@one", ready, 0)._replace(**fields)
 
 
 def snapshot(*queues, **fields):
@@ -59,7 +59,7 @@ class Story:
         written = [*changes.new, *changes.changed, *changes.lengths, *changes.missed, *changes.gone]
         for number, row in enumerate(written, start=len(self.rows) + 1):
             self.rows[row.vhost, row.name] = row if row.id is not None else row._replace(id=number)
-        self.earlier = Earlier(shot.nodes if shot.steady else frozenset(), changes.short_lists)
+        self.earlier = Earlier(shot.nodes if shot.nodes_unchanged else frozenset(), changes.short_lists)
         return changes
 
     def row(self, name):
@@ -132,7 +132,7 @@ def test_a_list_that_was_taken_while_a_node_came_or_went_says_nothing_about_what
     story = Story()
     story.look(snapshot(seen("a", 0), seen("b", 0)))
     for _ in range(5):
-        assert not story.look(snapshot(seen("a", 0), steady=False)).gone
+        assert not story.look(snapshot(seen("a", 0), nodes_unchanged=False)).gone
     assert story.row("b").misses == 0
 
 
@@ -431,11 +431,11 @@ class TestLengthsThatLag:
     @pytest.mark.parametrize(
         ("listed", "depth", "length"),
         [
-            ((40, 0), Depth(0, 0), 40),  # purged, or taken by a consumer that has not acknowledged them
-            ((40, 0), Depth(3, 0), 40),
-            ((0, 0), Depth(40, 0), 40),  # a new leader
-            ((0, 40), Depth(40, 0), 40),  # requeued, which is not 80
-            ((0, 40), Depth(0, 1), 40),
+            ((40, 0), DeclareOk(0, 0), 40),  # purged, or taken by a consumer that has not acknowledged them
+            ((40, 0), DeclareOk(3, 0), 40),
+            ((0, 0), DeclareOk(40, 0), 40),  # a new leader
+            ((0, 40), DeclareOk(40, 0), 40),  # requeued, which is not 80
+            ((0, 40), DeclareOk(0, 1), 40),
             ((40, 0), None, 40),  # not shorter than before: as listed
             ((20, 15), None, 35),  # not shorter than before with what is unacknowledged
             ((1, 0), None, None),  # shorter than before, and nobody confirms it

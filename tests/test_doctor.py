@@ -32,7 +32,7 @@ from notifications.models import Notification
 from queues.models import Pass, Watch
 from rabbit import amqp, checkup
 from rabbit.management import Management
-from rabbit.permissions import EVERYTHING, Permissions
+from rabbit.permissions import FULL_ACCESS, Permissions
 from status import doctor, facts
 from status.doctor import Finding, Status
 from tests.proxy import Proxy
@@ -178,7 +178,7 @@ def account(management, broker, settings):
 
 
 def test_the_account_is_no_administrator(good, guarded, account):
-    name = account("management", **{guarded: EVERYTHING})
+    name = account("management", **{guarded: FULL_ACCESS})
     is_problem("broker account", name, f"rabbitmqctl set_user_tags {name} administrator")
 
 
@@ -315,11 +315,11 @@ def amqps(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda url: checkup.enter(url, "/"),
-        lambda url: checkup.greeting(url),
-        lambda url: amqp.delete(url, "/", "q"),
+        lambda url: checkup.check_vhost(url, "/"),
+        lambda url: checkup.server_properties(url),
+        lambda url: amqp.delete_queue(url, "/", "q"),
     ],
-    ids=["enter", "greeting", "delete"],
+    ids=["check_vhost", "server_properties", "delete_queue"],
 )
 def test_over_tls_the_password_is_told_to_no_other_host_than_the_named_one(amqps, ask):
     port, heard = amqps

@@ -43,7 +43,7 @@ def subscribed(guarded, management, alice, offering):
     ):
         subscription = EventSubscription.objects.create(owner=owner, object_type=object_type)
         if there:
-            management.declare_queue(vhost, name, {**arguments.FOR_AGENTS, **limits})
+            management.declare_queue(vhost, name, {**arguments.REGISTERED_QUEUE_ARGUMENTS, **limits})
         return SubscriptionQueue.objects.create(
             subscription=subscription,
             offering=of,
@@ -61,7 +61,7 @@ def consumes(guarded, management, agents, alice, offering):
     """Return what makes a consumer with its queue."""
 
     def make(name, *object_types, owner=alice, state="ready"):
-        management.declare_queue(guarded, name, arguments.FOR_AGENTS)
+        management.declare_queue(guarded, name, arguments.REGISTERED_QUEUE_ARGUMENTS)
         identity = agents.identity(owner, offering)
         return Consumer.objects.create(
             identity=identity, object_types=list(object_types), vhost=guarded, queue_name=name, state=state
@@ -217,7 +217,7 @@ def test_owners_who_left_or_are_members_no_more_get_nothing_and_operators_do(
 
 
 def test_a_full_queue_and_one_that_is_gone_are_counted_and_noted(subscribed, offering, lengths, management, guarded):
-    management.declare_queue(guarded, "guardian.dlq", arguments.FOR_DEAD_LETTERS)
+    management.declare_queue(guarded, "guardian.dlq", arguments.DEAD_LETTER_QUEUE_ARGUMENTS)
     subscribed("one")
     subscribed("full", **{"x-max-length": 1})
     subscribed("gone", there=False)

@@ -17,7 +17,7 @@ from notifications.models import Notification
 from queues import deletion, monitor, tasks
 from queues.models import Pass, Queue, Watch
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker
-from rabbit.permissions import EVERYTHING
+from rabbit.permissions import FULL_ACCESS
 from tests.conftest import Amqp
 from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.fixtures import guard
@@ -175,14 +175,14 @@ def test_a_connection_that_is_cut_in_the_middle_of_the_list_is_made_anew(amqp, b
 
 def between_look_and_act(monkeypatch, action):
     """Have something happen right after the second look."""
-    ask = rabbit.amqp.ask
+    ask = rabbit.amqp.declare_passively
 
     def ask_and_act(*arguments):
         answer = ask(*arguments)
         action()
         return answer
 
-    monkeypatch.setattr(deletion.amqp, "ask", ask_and_act)
+    monkeypatch.setattr(deletion.amqp, "declare_passively", ask_and_act)
 
 
 def test_a_queue_that_was_emptied_since_the_list_stays(amqp, alice, monkeypatch, management, guarded):
@@ -544,7 +544,7 @@ def guardian_account(guarded, settings, broker, management):
     """Have Guardian work with an account of the test's own, and give its name; its password is ``first``."""
     name = f"guardian-{uuid.uuid4().hex[:8]}"
     management.put_user(name, "first", ["administrator"])
-    management.set_permissions(guarded, name, EVERYTHING)
+    management.set_permissions(guarded, name, FULL_ACCESS)
     for setting in ("RABBITMQ_MANAGEMENT_URL", "RABBIT_URL"):
         scheme, _, rest = getattr(settings, setting).partition("://")
         setattr(settings, setting, f"{scheme}://{name}:first@{rest.rpartition('@')[2]}")
@@ -571,7 +571,7 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
     assert Queue.objects.get(name="queue/alice/short").misses == 0
     assert len([kind for kind in sent("ops@example.org") if kind in ("outage", "refused")]) == 1
     management.put_user(guardian_account, "first", ["administrator"])
-    management.set_permissions(guarded, guardian_account, EVERYTHING)
+    management.set_permissions(guarded, guardian_account, FULL_ACCESS)
     follow()
     assert broken(management, [guarded], mailbox.mails) == []
     assert queue_names(management, guarded) == {"queue/alice/short"}
@@ -582,7 +582,7 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     guarded_node, settings, monkeypatch
 ):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 2
-    monkeypatch.setattr(rabbit.amqp, "SECONDS", 1)
+    monkeypatch.setattr(rabbit.amqp, "TIMEOUT_SECONDS", 1)
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("hung")
     amqp.queue("long", 7)

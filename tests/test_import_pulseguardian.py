@@ -28,7 +28,7 @@ from notifications.models import Notification
 from queues import unbounded
 from queues.models import Queue, QueueEvent
 from queues.monitor import LEASE, run_pass
-from rabbit.permissions import EVERYTHING, Permissions
+from rabbit.permissions import FULL_ACCESS, Permissions
 from tests.conftest import Amqp
 from tests.proxy import Proxy
 from tests.test_commands import run
@@ -363,7 +363,7 @@ def test_permissions_that_guardian_would_not_give_are_told(source, on_broker, ma
     own = "\\_".join(escaped.split("_")).replace("-", "\\-").replace(".", "\\.")
     write = f"^(queue/{own}/.*|exchange/{own}/.*)"
     management.set_permissions(guarded, escaped, Permissions(write, write, f"^(queue/{own}/.*|exchange/.*)"))
-    everything, elsewhere, nothing = on_broker("all", granted=EVERYTHING), on_broker("two"), on_broker("none")
+    everything, elsewhere, nothing = on_broker("all", granted=FULL_ACCESS), on_broker("two"), on_broker("none")
     dots = on_broker("dots.")
     management.set_permissions("/", elsewhere, Permissions("", "", ".*"))
     management.delete_permissions(guarded, nothing)

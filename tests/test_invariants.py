@@ -12,7 +12,7 @@ from notifications import claims, sending
 from notifications.models import Notification
 from queues import monitor
 from queues.models import Pass, Queue, QueueEvent
-from rabbit.permissions import EVERYTHING
+from rabbit.permissions import FULL_ACCESS
 from tools import invariants
 from tools.mail import Mail
 
@@ -246,7 +246,7 @@ class TestWhatAgentsRegistered:
 
     def test_a_login_that_no_row_stands_for_is_seen(self, queue, management):
         management.put_user(user := "0f1e2d3c4b5a49788796a5b4c3d2e1f0", "secret")
-        management.set_permissions(queue.vhost, user, EVERYTHING)
+        management.set_permissions(queue.vhost, user, FULL_ACCESS)
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"the RabbitMQ user {user} has permissions in {queue.vhost}, and no row"
         ]

@@ -29,7 +29,7 @@ from rabbit.management import (
     User,
     Vhost,
 )
-from rabbit.permissions import EVERYTHING, NOTHING
+from rabbit.permissions import FULL_ACCESS, NO_ACCESS
 from tests.proxy import http_answer
 from tests.toolbox import queue_names, wait_until
 
@@ -249,7 +249,7 @@ def test_what_is_not_there_is_not_there(management, vhost):
         lambda: management.user(nobody),
         lambda: management.delete_user(nobody),
         lambda: management.permissions_of(nobody),
-        lambda: management.set_permissions(vhost, nobody, NOTHING),
+        lambda: management.set_permissions(vhost, nobody, NO_ACCESS),
         lambda: management.delete_permissions(vhost, nobody),
     ):
         with pytest.raises(NotOnBroker):
@@ -353,7 +353,7 @@ def test_a_user_is_made_changed_and_deleted(management, strange):
 
 
 def test_a_password_is_taken_as_it_is_and_replaced(broker, management, vhost, user):
-    management.set_permissions(vhost, user, EVERYTHING)
+    management.set_permissions(vhost, user, FULL_ACCESS)
     for password in ("pa:ss/wo%rd@#?", "zoé \N{SNOWMAN}"):
         management.put_user(user, password, ["administrator"])
         address = urlsplit(broker.management_url).netloc.rpartition("@")[2]
@@ -365,7 +365,7 @@ def test_a_password_is_taken_as_it_is_and_replaced(broker, management, vhost, us
 
 
 def test_a_user_without_a_password_cannot_log_in(broker, management, vhost, user):
-    management.set_permissions(vhost, user, EVERYTHING)
+    management.set_permissions(vhost, user, FULL_ACCESS)
     connect(broker, vhost, user, "a password").close()
     management.put_user(user, None)
     for password in ("a password", ""):
@@ -375,8 +375,8 @@ def test_a_user_without_a_password_cannot_log_in(broker, management, vhost, user
 
 def test_permissions_go_there_and_back(management, vhost, user):
     assert management.permissions_of(user) == {}
-    management.set_permissions(vhost, user, NOTHING)
-    management.set_permissions(vhost, user, NOTHING._replace(read=r"^queue/a\.b/é"))
+    management.set_permissions(vhost, user, NO_ACCESS)
+    management.set_permissions(vhost, user, NO_ACCESS._replace(read=r"^queue/a\.b/é"))
     assert management.permissions_of(user) == {vhost: ("^$", "^$", r"^queue/a\.b/é")}
     management.delete_permissions(vhost, user)
     assert management.permissions_of(user) == {}
@@ -384,19 +384,19 @@ def test_permissions_go_there_and_back(management, vhost, user):
 
 def test_the_permissions_of_all_are_listed_by_account_and_vhost(management, vhost, user):
     assert user not in management.all_permissions()
-    management.set_permissions(vhost, user, NOTHING)
+    management.set_permissions(vhost, user, NO_ACCESS)
     found = management.all_permissions()
-    assert found[user] == {vhost: NOTHING}
-    assert found[management.whoami().name][vhost] == EVERYTHING
+    assert found[user] == {vhost: NO_ACCESS}
+    assert found[management.whoami().name][vhost] == FULL_ACCESS
 
 
 def test_a_pattern_that_is_none_is_refused(management, vhost, user):
     with pytest.raises(Refused, match="invalid_regexp"):
-        management.set_permissions(vhost, user, NOTHING._replace(read="("))
+        management.set_permissions(vhost, user, NO_ACCESS._replace(read="("))
 
 
 def test_a_users_connections_are_listed_and_closed_with_the_reason(broker, management, vhost, user):
-    management.set_permissions(vhost, user, NOTHING)
+    management.set_permissions(vhost, user, NO_ACCESS)
     connection = connect(broker, vhost, user, "a password")
     wait_until(lambda: management.connections_of(user))
     [seen] = management.connections_of(user)
@@ -419,7 +419,7 @@ def test_when_a_connection_was_made_is_told_where_the_broker_tells(behind, proxy
 
 
 def test_what_is_connected_is_listed_for_one_vhost_and_for_all(broker, management, vhost, user):
-    management.set_permissions(vhost, user, NOTHING)
+    management.set_permissions(vhost, user, NO_ACCESS)
     began = datetime.now(UTC) - timedelta(seconds=1)
     connection = connect(broker, vhost, user, "a password")
     wait_until(lambda: management.clients(vhost), seconds=10)
@@ -529,7 +529,7 @@ def test_after_a_burst_idle_connections_are_closed_while_one_goes_on(broker, pro
 def test_an_answer_without_end_is_not_kept(broker, proxy):
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     proxy.answer_slowly(itertools.chain([head], itertools.repeat(b"2710\r\n" + b"x" * 10_000 + b"\r\n")), pause=0)
-    small = client(proxy.url(broker.management_url), most_bytes=1_000_000)
+    small = client(proxy.url(broker.management_url), max_bytes=1_000_000)
     with small as behind, pytest.raises(MalformedResponse, match="more than 1000000 bytes"):
         behind.list_queues(None, TOTALS)
 

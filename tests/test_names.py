@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabbit.names import (
-    BadName,
-    Kind,
+    InvalidUserName,
+    NameKind,
     check_user_name,
     exchange_prefix,
     kind_of_exchange,
@@ -44,7 +44,7 @@ def test_every_name_of_the_pattern_is_a_good_one(name):
     ],
 )
 def test_a_bad_name_is_refused_with_the_reason(name, why):
-    with pytest.raises(BadName) as refusal:
+    with pytest.raises(InvalidUserName) as refusal:
         check_user_name(name)
     assert why in str(refusal.value)
 
@@ -57,7 +57,7 @@ def test_a_hundred_characters_are_not_too_many():
 def test_a_name_is_either_good_or_leads_to_nobody(name):
     try:
         check_user_name(name)
-    except BadName:
+    except InvalidUserName:
         assert user_of_queue(f"queue/{name}/x") != name
     else:
         assert user_of_queue(f"queue/{name}/x") == name
@@ -68,8 +68,8 @@ def test_a_name_goes_into_its_queues_and_exchanges_and_back(user, rest):
     queue, exchange = queue_prefix(user) + rest, exchange_prefix(user) + rest
     assert user_of_queue(queue) == user_of_exchange(exchange) == user
     assert user_of_queue(exchange) is user_of_exchange(queue) is None
-    assert kind_of_queue(queue) is kind_of_exchange(exchange) is Kind.OWNED
-    assert kind_of_queue(exchange) is kind_of_exchange(queue) is Kind.MISNAMED
+    assert kind_of_queue(queue) is kind_of_exchange(exchange) is NameKind.OWNED
+    assert kind_of_queue(exchange) is kind_of_exchange(queue) is NameKind.MISNAMED
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_a_name_goes_into_its_queues_and_exchanges_and_back(user, rest):
 )
 def test_what_follows_no_pattern_is_nobodys(name):
     assert user_of_queue(name) is user_of_exchange(name) is None
-    assert kind_of_queue(name) is kind_of_exchange(name) is Kind.UNPATTERNED
+    assert kind_of_queue(name) is kind_of_exchange(name) is NameKind.UNPATTERNED
 
 
 @pytest.mark.parametrize("name", ["amq.gen-x", "amq.topic", "amq."])
 def test_the_brokers_own_names_are_the_systems(name):
-    assert kind_of_queue(name) is kind_of_exchange(name) is Kind.SYSTEM
+    assert kind_of_queue(name) is kind_of_exchange(name) is NameKind.SYSTEM
 
 
 def test_the_exchange_without_a_name_is_the_systems():
-    assert kind_of_exchange("") is Kind.SYSTEM
+    assert kind_of_exchange("") is NameKind.SYSTEM

@@ -26,7 +26,7 @@ from queues.models import Queue, QueueEvent
 from queues.pruning import prune
 from rabbit import snapshot
 from rabbit.management import BrokerUnavailable, Management
-from rabbit.permissions import EVERYTHING, for_consumer, for_subscription
+from rabbit.permissions import FULL_ACCESS, for_consumer, for_subscription
 from tests.agents import RegisteredAgent, a_while_ago, lost, make_due
 from tests.conftest import Amqp
 from tests.proxy import http_answer
@@ -129,7 +129,7 @@ def test_a_queue_that_was_known_is_gone_with_an_event_once_it_is_swept_away(agen
 
 
 def test_what_is_registered_between_the_list_and_the_rows_is_safe(agent, monkeypatch):
-    listed = snapshot.present
+    listed = snapshot.list_names
 
     def list_slowly(management, vhosts, between):
         registration.create_queue(agent.subscription, agent.offering, "call", agent.presented)
@@ -137,7 +137,7 @@ def test_what_is_registered_between_the_list_and_the_rows_is_safe(agent, monkeyp
         registration.create_queue(agent.subscription, agent.offering, "resource", agent.presented)
         return found
 
-    monkeypatch.setattr(snapshot, "present", list_slowly)
+    monkeypatch.setattr(snapshot, "list_names", list_slowly)
     report = sweep_orphans()
     assert (report.found, report.repaired) == (0, 0)
     assert len(agent.names) == 5
@@ -154,14 +154,14 @@ def test_what_is_removed_anyway_is_no_orphan_and_loses_nothing_of_how_it_was_to_
 
 def test_an_owner_who_is_removed_while_the_broker_is_listed_leaves_no_orphans_to_count(agent, monkeypatch):
     agent.orphan()
-    listed = snapshot.present
+    listed = snapshot.list_names
 
     def list_slowly(management, vhosts, between):
         found = listed(management, vhosts, between)
         agent.owner.delete()
         return found
 
-    monkeypatch.setattr(snapshot, "present", list_slowly)
+    monkeypatch.setattr(snapshot, "list_names", list_slowly)
     report = sweep_orphans()
     assert (report.found, report.errors) == (0, [])
 
@@ -332,7 +332,7 @@ def test_a_login_whose_user_the_broker_lost_is_set_anew_by_the_next_registration
 def test_a_login_whose_user_lost_its_permission_is_set_anew_by_the_next_registration(agent, management):
     username = agent.subscription.rmq_username
     management.delete_permissions(agent.vhost, username)
-    management.set_permissions(agent.vhost, agent.consumer.rmq_username, EVERYTHING)
+    management.set_permissions(agent.vhost, agent.consumer.rmq_username, FULL_ACCESS)
     assert sweep_orphans(dry_run=True).logins == 2
     assert EventSubscription.objects.filter(password_set=True).exists()
     report = sweep_orphans()
@@ -411,7 +411,7 @@ def test_users_of_logins_that_are_gone_go_and_all_others_stay(agent, management,
     management.set_permissions(agent.vhost, names[4], for_subscription(names[5]))
     management.set_permissions(agent.vhost, names[6], for_subscription(names[6]))
     management.set_permissions(settings.GUARDIAN_PULSE_VHOST, names[6], for_subscription(names[6]))
-    management.set_permissions(agent.vhost, names[7], EVERYTHING)
+    management.set_permissions(agent.vhost, names[7], FULL_ACCESS)
     PulseUser.objects.create(username=names[8])
     management.put_user(f"{names[1]}0", "secret")
     try:
@@ -466,14 +466,14 @@ def test_what_is_deleted_while_the_broker_is_listed_does_not_look_as_if_a_databa
     for object_type in ("call", "resource", "user_role"):
         registration.create_queue(agent.subscription, agent.offering, object_type, agent.presented)
     agent.orphan()
-    listed = snapshot.present
+    listed = snapshot.list_names
 
     def list_slowly(*arguments):
         found = listed(*arguments)
         EventSubscription.objects.all().delete()
         return found
 
-    monkeypatch.setattr(snapshot, "present", list_slowly)
+    monkeypatch.setattr(snapshot, "list_names", list_slowly)
     report = sweep_orphans()
     assert (report.brake_held, report.found, report.deleted, report.errors) == (False, 1, 1, [])
     assert not Removal.objects.exists()
@@ -515,7 +515,7 @@ def test_an_answer_that_is_none_removes_nothing(agent, broker_proxy, answer):
 def test_a_list_that_is_empty_removes_nothing_and_what_it_lacks_is_merely_asked_for_again(agent, monkeypatch):
     agent.orphan()
     before = agent.agents.queues(agent.vhost)
-    monkeypatch.setattr(snapshot, "present", lambda *_: ([], {}))
+    monkeypatch.setattr(snapshot, "list_names", lambda *_: ([], {}))
     report = sweep_orphans()
     assert (report.found, report.deleted, report.brake_held) == (0, 0, False)
     assert agent.agents.queues(agent.vhost) == before
@@ -607,14 +607,14 @@ def test_a_sweep_that_is_killed_after_it_decided_is_finished_by_the_removals(age
 
 def test_a_sweep_that_lost_its_lease_deletes_nothing(agent, monkeypatch):
     agent.orphan()
-    listed = snapshot.present
+    listed = snapshot.list_names
 
     def list_for_hours(management, vhosts, between):
         found = listed(management, vhosts, between)
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
         return found
 
-    monkeypatch.setattr(snapshot, "present", list_for_hours)
+    monkeypatch.setattr(snapshot, "list_names", list_for_hours)
     report = sweep_orphans()
     assert (report.given_up, report.deleted) == (True, 0)
     assert "subscription_orphan" in agent.names
@@ -657,7 +657,7 @@ def test_statements_and_requests_do_not_grow_with_queues_and_orphans(agent):
 
 
 def test_many_vhosts_are_listed_in_one_request(agent, agents, monkeypatch):
-    monkeypatch.setattr(snapshot, "FEW_VHOSTS", 4)
+    monkeypatch.setattr(snapshot, "MAX_SEPARATE_LISTS", 4)
     others = [RegisteredAgent(agents, f"owner-{number}") for number in range(4)]
     for one in (agent, *others):
         one.orphan()

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rabbit.names import exchange_prefix, queue_prefix
-from rabbit.permissions import EVERYTHING, NOTHING, Permissions, allows, for_pulse_user
+from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, allows, for_pulse_user
 from tests.toolbox import is_refused
 
 # How long an example takes says nothing here, and on a busy machine it may be long.
@@ -57,8 +57,8 @@ def test_names_outside_the_pattern_are_not_allowed(user, name):
 @patiently
 @given(anything)
 def test_nothing_allows_no_name_and_everything_all(name):
-    assert allows(NOTHING.read, name) is (name in ("", "\n"))  # to a regex a newline at the end is no character
-    assert allows(EVERYTHING.read, name)
+    assert allows(NO_ACCESS.read, name) is (name in ("", "\n"))  # to a regex a newline at the end is no character
+    assert allows(FULL_ACCESS.read, name)
     assert allows("", name) is allows("^$", name)
 
 

@@ -35,24 +35,24 @@ WHOLE = page(("/", "jobs", 3, 1), ("é\u2028", "} 5", 0, 7))
 
 
 def test_a_page_says_which_node_it_is_of_and_the_lengths_of_its_queues():
-    read = prometheus.read_page(WHOLE)
+    read = prometheus.parse_page(WHOLE)
     assert read.node == "rabbit@here"
     assert read.depths == {("/", "jobs"): (3, 1, "rabbit@here"), ("é\u2028", "} 5"): (0, 7, "rabbit@here")}
-    assert prometheus.read_page(page()).depths == {}
+    assert prometheus.parse_page(page()).depths == {}
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", 'a",queue="b', 'x"} 7', "a\\nb"])
 def test_a_name_of_which_nobody_can_tell_where_it_ends_is_left_out(name):
-    read = prometheus.read_page(page(("/", "jobs", 3, 1), ("/", name, 9, 9)))
+    read = prometheus.parse_page(page(("/", "jobs", 3, 1), ("/", name, 9, 9)))
     assert (read.depths.keys(), read.odd) == ({("/", "jobs")}, 1)
-    assert prometheus.has_odd_name("/", name)
-    assert not prometheus.has_odd_name("/", "jobs")
+    assert prometheus.has_ambiguous_name("/", name)
+    assert not prometheus.has_ambiguous_name("/", "jobs")
 
 
 @pytest.mark.parametrize("end", range(0, len(WHOLE), 7))
 def test_a_page_that_was_cut_anywhere_is_none(end):
     with pytest.raises(MalformedResponse):
-        prometheus.read_page(WHOLE[:end])
+        prometheus.parse_page(WHOLE[:end])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_page_that_was_cut_anywhere_is_none(end):
 def test_a_page_of_another_shape_is_none(text):
     assert text != WHOLE
     with pytest.raises(MalformedResponse):
-        prometheus.read_page(text)
+        prometheus.parse_page(text)
 
 
 # Passes
@@ -218,7 +218,7 @@ def test_an_answer_of_another_shape_is_an_error_of_the_brokers(management):
         prometheus.Prometheus([], host="127.0.0.1").scrape(garbled, None)
     scrape = prometheus.Scrape({("/", "new"): None}, frozenset(), frozenset(), 0.0)
     with pytest.raises(MalformedResponse):
-        scrape.complete(garbled, {}, lambda *_: False, lambda: None)
+        scrape.to_snapshot(garbled, {}, lambda *_: False, lambda: None)
 
 
 def test_a_queue_without_figures_that_is_there_stays_as_it_is_known(figures, guarded, management):
@@ -226,10 +226,10 @@ def test_a_queue_without_figures_that_is_there_stays_as_it_is_known(figures, gua
     scrape = broker.prometheus().scrape(management, [guarded])
     known = {(row.vhost, row.name): row for row in Queue.objects.all()}
     without = scrape._replace(depths={key: depth for key, depth in scrape.depths.items() if key[1] == "long"})
-    seen = without.complete(management, known, lambda vhost, name: False, lambda: None)
+    seen = without.to_snapshot(management, known, lambda vhost, name: False, lambda: None)
     assert {(queue.name, queue.ready) for queue in seen.queues} == {("long", 20), ("short", 0), ('quo"ted', 0)}
     twice = scrape._replace(depths=dict.fromkeys(scrape.depths))
-    assert {queue.ready for queue in twice.complete(management, known, lambda *_: False, lambda: None).queues} == {
+    assert {queue.ready for queue in twice.to_snapshot(management, known, lambda *_: False, lambda: None).queues} == {
         20,
         0,
     }
@@ -237,13 +237,13 @@ def test_a_queue_without_figures_that_is_there_stays_as_it_is_known(figures, gua
 
 def test_many_queues_that_are_new_or_gone_have_the_list_asked_for(figures, guarded, management):
     scrape = broker.prometheus().scrape(management, [guarded])
-    new = {(guarded, f"new-{number}"): None for number in range(prometheus.FEW + 1)}
+    new = {(guarded, f"new-{number}"): None for number in range(prometheus.MAX_LOOKUPS + 1)}
     ignored = scrape._replace(depths=scrape.depths | new)
     known = {(row.vhost, row.name): row for row in Queue.objects.all()}
-    assert len(ignored.complete(management, known, lambda _, name: name.startswith("new"), lambda: None).queues) == 3
+    assert len(ignored.to_snapshot(management, known, lambda _, name: name.startswith("new"), lambda: None).queues) == 3
     for depths in (scrape.depths | new, {}):
-        with pytest.raises(prometheus.NotUsable):
-            scrape._replace(depths=depths).complete(management, known, lambda *_: False, lambda: None)
+        with pytest.raises(prometheus.ListNeeded):
+            scrape._replace(depths=depths).to_snapshot(management, known, lambda *_: False, lambda: None)
 
 
 def test_a_pass_by_figures_takes_as_many_statements_and_requests_for_many_queues_as_for_few(

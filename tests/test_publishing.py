@@ -12,7 +12,7 @@ import pytest
 
 import core.broker
 from rabbit.management import BrokerUnavailable, Management, Refused
-from rabbit.permissions import EVERYTHING, NOTHING
+from rabbit.permissions import FULL_ACCESS, NO_ACCESS
 from rabbit.publishing import Message, NotPublished, OutcomeUnknown, Publisher, Result
 from tests.conftest import Amqp
 from tests.proxy import Proxy
@@ -48,7 +48,7 @@ def account(broker, management, vhosts):
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.put_user(name, "sekret-word")
     for vhost in vhosts:
-        management.set_permissions(vhost, name, EVERYTHING)
+        management.set_permissions(vhost, name, FULL_ACCESS)
     yield name, f"amqp://{name}:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}"
     management.delete_user(name)
 
@@ -134,7 +134,7 @@ def test_a_vhost_that_is_gone_or_closed_to_this_account_is_told_and_the_others_g
     publisher = Publisher(url)
     gone = f"test-{uuid.uuid4().hex[:12]}"
     management.delete_permissions(vhosts[0], name)
-    management.set_permissions(vhosts[1], name, NOTHING)
+    management.set_permissions(vhosts[1], name, NO_ACCESS)
     results = publisher.publish([(vhost, "a") for vhost in [gone, *vhosts]], message())
     assert {vhost for (vhost, _), result in results.items() if result is Result.GONE} == {gone, *vhosts[:2]}
     assert list(results.values()).count(Result.DELIVERED) == 4
@@ -175,7 +175,7 @@ def test_a_connection_is_used_again(account, management, vhosts):
 
 def test_the_least_recently_used_connection_makes_way(account, management, vhosts):
     name, url = account
-    publisher = Publisher(url, most_connections=2)
+    publisher = Publisher(url, max_connections=2)
     a, b, c = vhosts[:3]
     for vhost in (a, b, a, c):
         assert publisher.publish([(vhost, "a")], message()) == {(vhost, "a"): Result.DELIVERED}
@@ -186,7 +186,7 @@ def test_the_least_recently_used_connection_makes_way(account, management, vhost
 
 def test_one_call_to_more_vhosts_than_there_may_be_connections_ends(account, management, vhosts):
     name, url = account
-    publisher = Publisher(url, most_connections=2)
+    publisher = Publisher(url, max_connections=2)
     results = publisher.publish([(vhost, "a") for vhost in vhosts], message())
     assert list(results.values()) == [Result.DELIVERED] * 6
     assert publisher.connections == len(management.connections_of(name)) == 2
@@ -210,7 +210,7 @@ def test_eight_threads_at_once_publish_every_message_once_over_no_more_connectio
     account, management, vhosts, most
 ):
     name, url = account
-    publisher = Publisher(url, most_connections=most)
+    publisher = Publisher(url, max_connections=most)
     open_ = []
 
     def publish(number):
@@ -227,7 +227,7 @@ def test_eight_threads_at_once_publish_every_message_once_over_no_more_connectio
 
 
 def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(broker, management, vhosts):
-    publisher = Publisher(broker.amqp_url, most_connections=1, seconds=0.5)
+    publisher = Publisher(broker.amqp_url, max_connections=1, seconds=0.5)
     busy = publisher._take(vhosts[0], time.monotonic() + 5)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="are busy") as raised:
@@ -243,7 +243,7 @@ def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(
 
 def test_a_call_to_one_vhost_gets_its_turn_beside_one_to_many(broker, vhosts):
     with Proxy.before(broker.amqp_url) as proxy, ThreadPoolExecutor(1) as thread:
-        publisher = Publisher(proxy.url(broker.amqp_url), most_connections=1)
+        publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1)
         proxy.delay(0.03)
         many = thread.submit(publisher.publish, [(vhost, "a") for vhost in vhosts[1:]], message())
         wait_until_equal(lambda: publisher.connections, 1)
@@ -257,7 +257,7 @@ def test_a_call_to_one_vhost_gets_its_turn_beside_one_to_many(broker, vhosts):
 def test_whom_one_call_has_no_time_for_the_next_ones_reach(broker, management, vhosts):
     queues, sent = [(vhost, "a") for vhost in vhosts[:4]], message()
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url), most_connections=1, seconds=0.6)
+        publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1, seconds=0.6)
         proxy.delay(0.04)
         reached = set()
         for _ in range(60):
@@ -275,7 +275,7 @@ def test_whom_one_call_has_no_time_for_the_next_ones_reach(broker, management, v
 def test_where_time_is_up_before_anything_was_sent_nothing_was_published(broker, management):
     gone = [(f"test-{uuid.uuid4().hex[:12]}", "a") for _ in range(40)]
     with Proxy.before(broker.amqp_url) as proxy:
-        publisher = Publisher(proxy.url(broker.amqp_url), most_connections=1, seconds=0.6)
+        publisher = Publisher(proxy.url(broker.amqp_url), max_connections=1, seconds=0.6)
         proxy.delay(0.04)
         with pytest.raises(NotPublished) as raised:
             publisher.publish(gone, message())
@@ -503,7 +503,7 @@ def test_a_frozen_broker_is_given_up_and_a_thawed_one_goes_on(breakable):
 
 
 def test_under_an_alarm_a_call_to_more_vhosts_than_connections_ends_as_soon(breakable, owners):
-    publisher = Publisher(breakable.amqp_url, most_connections=4, blocked_seconds=1)
+    publisher = Publisher(breakable.amqp_url, max_connections=4, blocked_seconds=1)
     with memory_alarm(breakable):
         began = time.monotonic()
         with pytest.raises(OutcomeUnknown, match="12 of 12 queues: the broker takes no messages"):
@@ -533,7 +533,7 @@ def test_each_of_many_owners_gets_it_from_a_broker_that_is_far_away(breakable, o
 @pytest.mark.parametrize(("most", "seconds"), [(32, 1), pytest.param(2, 4, marks=pytest.mark.soak)])
 def test_queues_that_hang_in_several_vhosts_keep_the_message_from_no_other(breakable, owners, most, seconds):
     queues = [(owner, "a") for owner in owners[:12]]
-    publisher = Publisher(breakable.amqp_url, most_connections=most, seconds=seconds)
+    publisher = Publisher(breakable.amqp_url, max_connections=most, seconds=seconds)
     with hung(breakable, owners[:4]):
         for _ in range(3):
             began = time.monotonic()

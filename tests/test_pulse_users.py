@@ -55,8 +55,8 @@ from accounts.withdrawal import withdraw
 from core import locks
 from core.models import Lease
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
-from rabbit.names import BadName
-from rabbit.permissions import EVERYTHING, NOTHING, Permissions, for_pulse_user, in_words
+from rabbit.names import InvalidUserName
+from rabbit.permissions import FULL_ACCESS, NO_ACCESS, Permissions, for_pulse_user, in_words
 from tests.api import Program
 from tests.conftest import Amqp
 from tests.proxy import Proxy
@@ -226,7 +226,7 @@ def test_a_bad_password_is_refused_and_nothing_is_made(alice, name, management, 
 
 @pytest.mark.parametrize("bad", ["", "1alice", "al ice", "alice\n", "a" * 101, "älice", "alice/builds"])
 def test_a_bad_name_is_refused_and_nothing_is_made(alice, bad):
-    with pytest.raises(BadName):
+    with pytest.raises(InvalidUserName):
         make_pulse_user(bad, [alice])
     assert not PulseUser.objects.exists()
 
@@ -354,10 +354,10 @@ def test_a_making_that_dies_half_way_is_finished_by_doing_it_again(
 def test_finishing_does_not_take_over_an_account_that_somebody_made_by_hand_meanwhile(alice, name, management, guarded):
     PulseUser.objects.create(username=name).owners.add(alice)
     management.put_user(name, "theirs")
-    management.set_permissions(guarded, name, EVERYTHING)
+    management.set_permissions(guarded, name, FULL_ACCESS)
     with pytest.raises(NameTaken, match="on the broker already"):
         make_pulse_user(name, [alice])
-    assert management.permissions_of(name) == {guarded: EVERYTHING}
+    assert management.permissions_of(name) == {guarded: FULL_ACCESS}
     assert not PulseUser.objects.get().ready
 
 
@@ -710,7 +710,7 @@ def test_what_must_not_be_adopted_isnt(alice, operator, name, management, guarde
         adopt_pulse_user(name, [alice], operator)
     with pytest.raises(CannotAdopt, match="Guardian itself"):
         adopt_pulse_user(management.whoami().name, [alice], operator)
-    with pytest.raises(BadName):
+    with pytest.raises(InvalidUserName):
         adopt_pulse_user("../guest", [alice], operator)
     assert not {name, management.whoami().name} & set(adoptable())
     management.put_user(name, "word")
@@ -1277,13 +1277,13 @@ def test_permissions_given_by_hand_in_words():
         "It may publish to, and bind, every queue and exchange, whoever they belong to.",
         "It may read from, and bind its queues to, whatever has the pattern builds in its name, whoever it belongs to.",
     ]
-    assert len({*in_words(NOTHING, "alice"), *in_words(EVERYTHING, "alice")}) == 6
+    assert len({*in_words(NO_ACCESS, "alice"), *in_words(FULL_ACCESS, "alice")}) == 6
 
 
 def test_permissions_are_told_for_every_vhost(alice, name, guarded, management):
     pulse_user, _ = make_pulse_user(name, [alice])
-    management.set_permissions("/", name, NOTHING)
-    assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NOTHING}
+    management.set_permissions("/", name, NO_ACCESS)
+    assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NO_ACCESS}
     management.delete_user(name)
     with pytest.raises(NotOnBroker):
         permissions_of(pulse_user)

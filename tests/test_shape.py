@@ -23,7 +23,7 @@ from notifications import claims, enqueue, sending
 from notifications.models import Notification
 from queues import deletion, monitor
 from queues.models import Queue, QueueEvent
-from rabbit.arguments import FOR_AGENTS
+from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from tools.benchmarks.passes import counted_requests
 
 FEW, MANY = 100, 300
@@ -167,7 +167,7 @@ def subscribed(agents, alice, make, management):
         subscription = EventSubscription.objects.create(owner=alice, password_set=True)
         management.put_user(subscription.rmq_username, None)
         names = [f"subscription_{subscription.uuid.hex}_{one}" for one in range(number)]
-        make(vhost, names, dict(FOR_AGENTS))
+        make(vhost, names, dict(REGISTERED_QUEUE_ARGUMENTS))
         offerings = agents.offering(alice)
         SubscriptionQueue.objects.bulk_create(
             SubscriptionQueue(
@@ -207,7 +207,7 @@ def test_publishing_takes_as_many_statements_for_many_queues_as_for_few(guarded,
     for number in (FEW, MANY):
         offering = agents.offering(alice)
         names = [f"subscription_{number}_{one}" for one in range(number)]
-        make(guarded, names, dict(FOR_AGENTS))
+        make(guarded, names, dict(REGISTERED_QUEUE_ARGUMENTS))
         subscriptions_of_it = EventSubscription.objects.bulk_create(
             EventSubscription(owner=alice, object_type="order") for _ in names
         )

@@ -6,7 +6,7 @@ import pytest
 
 from rabbit import snapshot
 from rabbit.management import MalformedResponse, Management
-from rabbit.snapshot import Present
+from rabbit.snapshot import ListedName
 from tools.benchmarks.passes import counted_requests
 
 
@@ -39,7 +39,7 @@ def test_what_goes_wrong_besides_is_passed_on_as_it_is_and_the_next_list_is_whol
 
 def test_nothing_more_is_asked_for_after_a_list_of_another_shape(management, vhosts, monkeypatch):
     many = [vhosts[0], *(f"no-such-vhost-{number}" for number in range(10))]
-    monkeypatch.setattr(snapshot, "seen_as", lambda row: {}[row["name"]])
+    monkeypatch.setattr(snapshot, "parse_row", lambda row: {}[row["name"]])
     asked, is_over = [], threading.Event()
     list_queues = Management.list_queues
 
@@ -56,7 +56,7 @@ def test_nothing_more_is_asked_for_after_a_list_of_another_shape(management, vho
     is_over.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(20)
-    assert len(asked) <= 1 + snapshot.LISTS_AT_ONCE, kept
+    assert len(asked) <= 1 + snapshot.MAX_CONCURRENT_LISTS, kept
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_nothing_more_is_asked_for_after_a_list_of_another_shape(management, vho
 )
 def test_up_to_twenty_vhosts_are_listed_each_by_itself_and_else_all_together(management, vhosts, others, requests):
     with counted_requests() as sent:
-        found = snapshot.present(management, [vhosts[0], *others])
-    assert found == ([Present(vhosts[0], "a", "classic", exclusive=False)], {})
+        found = snapshot.list_names(management, [vhosts[0], *others])
+    assert found == ([ListedName(vhosts[0], "a", "classic", exclusive=False)], {})
     assert len([one for one in sent if one.startswith("GET /api/queues")]) == requests
     assert sent.count("GET /api/vhosts") <= 1
 

@@ -42,7 +42,7 @@ from agents.registration import create_queue, make_again, make_subscription, reg
 from agents.vhosts import make_vhost
 from core import broker, locks, removals
 from core.models import Removal
-from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
+from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
 from rabbit.http import PooledClient
 from rabbit.management import BrokerUnavailable, Management, NotOnBroker, Refused
 from rabbit.permissions import Permissions
@@ -166,7 +166,10 @@ def test_a_new_queue_is_on_the_broker_with_its_vhost_its_arguments_and_its_dead_
     assert queue.state == "ready"
     assert queue.vhost == alice.uuid.hex
     assert queue.queue_name == f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
-    assert agents.queues(queue.vhost) == {queue.queue_name: FOR_AGENTS, "guardian.dlq": FOR_DEAD_LETTERS}
+    assert agents.queues(queue.vhost) == {
+        queue.queue_name: REGISTERED_QUEUE_ARGUMENTS,
+        "guardian.dlq": DEAD_LETTER_QUEUE_ARGUMENTS,
+    }
     assert AgentVhost.objects.get().ready
 
 
@@ -198,7 +201,7 @@ def test_a_consumer_has_one_queue_and_a_user_of_its_own(agents, identity, presen
     consumer, new = register_consumer(identity, presented, None)
     assert (new, consumer.object_types, consumer.state) == (True, [], "ready")
     assert consumer.queue_name == f"consumer_{consumer.uuid.hex}"
-    assert agents.queues(consumer.vhost)[consumer.queue_name] == FOR_AGENTS
+    assert agents.queues(consumer.vhost)[consumer.queue_name] == REGISTERED_QUEUE_ARGUMENTS
     reads = Permissions("^$", "^$", f"^consumer_{consumer.uuid.hex}$")
     assert management.permissions_of(consumer.rmq_username) == {consumer.vhost: reads}
 
@@ -477,7 +480,7 @@ def test_an_empty_queue_with_other_arguments_is_replaced(agents, broker, offerin
     early.connection.close()
     queue, new = create_queue(subscription, offering, "order", presented)
     assert new
-    assert agents.queues(queue.vhost)[queue.queue_name] == FOR_AGENTS
+    assert agents.queues(queue.vhost)[queue.queue_name] == REGISTERED_QUEUE_ARGUMENTS
 
 
 @pytest.mark.parametrize("holds", ["a message", "a consumer"])
@@ -505,7 +508,7 @@ def test_a_queue_with_other_arguments_that_is_used_is_refused_in_words_and_stays
 def test_a_queue_that_is_not_durable_is_refused_in_words(broker, offering, subscription, presented):
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     early = Amqp(broker.amqp_url, subscription.owner.uuid.hex)
-    early.queue(name, 1, durable=False, arguments=dict(FOR_AGENTS))
+    early.queue(name, 1, durable=False, arguments=dict(REGISTERED_QUEUE_ARGUMENTS))
     with pytest.raises(Refused, match="durable is False and should be True"):
         create_queue(subscription, offering, "order", presented)
     early.connection.close()
@@ -573,7 +576,7 @@ def test_a_dead_letter_queue_with_other_arguments_keeps_nobody_from_registering(
     by_hand.take("guardian.dlq", 1)
     by_hand.connection.close()
     make_vhost(alice, management)
-    assert agents.queues(alice.uuid.hex)["guardian.dlq"] == FOR_DEAD_LETTERS
+    assert agents.queues(alice.uuid.hex)["guardian.dlq"] == DEAD_LETTER_QUEUE_ARGUMENTS
 
 
 # Several at once, and crashes
@@ -910,7 +913,7 @@ def test_a_registration_that_fails_at_the_login_removes_the_queue_if_it_was_not_
 ):
     name = f"subscription_{subscription.uuid.hex}_offering_{offering.uuid.hex}_order"
     if was_there:
-        management.declare_queue(alice.uuid.hex, name, FOR_AGENTS)
+        management.declare_queue(alice.uuid.hex, name, REGISTERED_QUEUE_ARGUMENTS)
     with pytest.raises(BrokerUnavailable):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()

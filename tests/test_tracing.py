@@ -16,7 +16,7 @@ from kombu import Connection
 from core import broker
 from guardian_site import tracing, urls
 from rabbit.management import Management
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 from tests.plugin import ROOT
 from tests.recorder import Recorder
 from tests.toolbox import wait_until
@@ -90,7 +90,7 @@ def test_a_client_that_knows_of_no_id_sends_none():
 
 
 def test_threads_know_the_id_of_who_set_them_to_work():
-    with tracing.begun("ours"), Threads(2) as threads:
+    with tracing.begun("ours"), ContextThreadPool(2) as threads:
         assert list(threads.map(lambda _: tracing.current(), range(4))) == ["ours"] * 4
         with tracing.begun("another"):
             assert threads.submit(tracing.current).result() == "another"

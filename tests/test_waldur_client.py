@@ -44,7 +44,7 @@ from waldur_api_client.models.agent_dependency_request import AgentDependencyReq
 
 from accounts.models import Owner
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, SubscriptionQueue
-from rabbit.arguments import FOR_AGENTS
+from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 
 pytestmark = pytest.mark.usefixtures("agents")
 
@@ -130,7 +130,7 @@ def test_one_subscription_and_one_queue_for_each_type_as_up_to_1_0_5(client, age
     assert (queue.queue_name, queue.vhost, queue.object_type) == (name, alice.uuid.hex, "order")
     assert (queue.event_subscription, queue.event_subscription_uuid) == (subscription.url, subscription.uuid.hex)
     assert queue.offering_uuid == offering.uuid.hex
-    assert agents.queues(queue.vhost)[name] == dict(FOR_AGENTS)
+    assert agents.queues(queue.vhost)[name] == dict(REGISTERED_QUEUE_ARGUMENTS)
     assert subscription.uuid.hex in agents.users()
     assert event_subscription_queues_retrieve.sync(client=client, uuid=queue.uuid) == queue
     mine = {"event_subscription_uuid": subscription.uuid, "offering_uuid": offering.uuid, "object_type": "order"}
@@ -162,7 +162,7 @@ def test_one_queue_for_everything_as_from_1_0_7(client, agents, alice, offering)
         assert answer.parsed.rmq_username == consumer.rmq_username
         assert answer.parsed.queue_name == f"consumer_{consumer.uuid.hex}"
         assert answer.parsed.vhost == alice.uuid.hex
-    assert agents.queues(alice.uuid.hex)[consumer.queue_name] == dict(FOR_AGENTS)
+    assert agents.queues(alice.uuid.hex)[consumer.queue_name] == dict(REGISTERED_QUEUE_ARGUMENTS)
     assert consumer.rmq_username in agents.users()
 
 

@@ -24,7 +24,7 @@ from queues import pass_run, quiet
 from queues.models import Pass, Queue, QueueEvent
 from rabbit import snapshot
 from rabbit.management import Management
-from rabbit.names import DEAD_LETTER_QUEUE, Kind, is_agents_login, is_agents_queue, kind_of_queue
+from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents_queue, kind_of_queue
 from tools.mail import Mail
 
 OUT_OF_DATE = "The queue was deleted in the meantime."
@@ -181,8 +181,8 @@ def deleted_below_maximum() -> list[str]:
     wrong = []
     for event in QueueEvent.objects.filter(kind=QueueEvent.Kind.DELETED):
         for_its_name = settings.GUARDIAN_NAMESPACE_POLICY != "report" and kind_of_queue(event.queue_name) in (
-            Kind.MISNAMED,
-            Kind.UNPATTERNED,
+            NameKind.MISNAMED,
+            NameKind.UNPATTERNED,
         )
         length, most = event.details.get("length"), event.details.get("max")
         if for_its_name:

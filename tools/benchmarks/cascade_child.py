@@ -15,7 +15,7 @@ from core import broker
 from core.models import Removal
 from core.removals import MAX_PARALLEL
 from queues.models import Queue
-from rabbit.arguments import FOR_AGENTS
+from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.management import Management
 from rabbit.names import subscription_queue
 from tools.benchmarks.passes import counted_requests, timed
@@ -88,7 +88,7 @@ class Subscriber:
         names = [subscription_queue(subscription.hex, offering.uuid.hex, "order") for offering in self._offerings]
         self._management.put_user(subscription.hex, "secret")
         with ThreadPoolExecutor(MAX_PARALLEL) as pool:
-            list(pool.map(lambda name: self._management.declare_queue(self._vhost, name, FOR_AGENTS), names))
+            list(pool.map(lambda name: self._management.declare_queue(self._vhost, name, REGISTERED_QUEUE_ARGUMENTS), names))
         return names
 
     def _delete(self, username: str, names: list[str]) -> None:

@@ -71,7 +71,7 @@ class Doomed:
         params = {**TOTALS, "columns": COLUMNS}
         listing, _ = timed(lambda: self.management.list_queues(self.vhost, params))
         asked = [(self.vhost, name) for name in names]
-        declares, depths = timed(lambda: amqp.ask(broker.amqp_url(), asked))
+        declares, depths = timed(lambda: amqp.declare_passively(broker.amqp_url(), asked))
         assert len(depths) == self.doomed
         surroundings, _ = timed(lambda: self._surroundings(names))
         deletes, _ = timed(lambda: self._side_by_side(partial(self.management.delete_queue, self.vhost), names))
@@ -79,7 +79,7 @@ class Doomed:
 
     def _surroundings(self, names: list[str]) -> None:
         with ThreadPoolExecutor(1) as beside:
-            consumers = beside.submit(amqp.ask, broker.amqp_url(), [(self.vhost, name) for name in names])
+            consumers = beside.submit(amqp.declare_passively, broker.amqp_url(), [(self.vhost, name) for name in names])
             self._side_by_side(partial(self.management.queue_bindings, self.vhost), names)
             assert len(consumers.result()) == len(names)
 

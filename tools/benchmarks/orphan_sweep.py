@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rabbit.arguments import FOR_AGENTS, FOR_DEAD_LETTERS
+from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
 from rabbit.names import DEAD_LETTER_QUEUE, subscription_queue
 from rabbit.permissions import for_subscription
 from tools.benchmarks.figures import Figure
@@ -63,7 +63,7 @@ def _registered(services: Services, queues: int) -> Iterator[list[str]]:
     try:
         for vhost in vhosts:
             services.management.create_vhost(vhost)
-            services.management.declare_queue(vhost, DEAD_LETTER_QUEUE, FOR_DEAD_LETTERS)
+            services.management.declare_queue(vhost, DEAD_LETTER_QUEUE, DEAD_LETTER_QUEUE_ARGUMENTS)
         import_definitions(
             services,
             {
@@ -72,7 +72,13 @@ def _registered(services: Services, queues: int) -> Iterator[list[str]]:
                     {"user": one, "vhost": vhost, **for_subscription(one)._asdict()} for vhost, one in subscriptions
                 ],
                 "queues": [
-                    {"vhost": vhost, "name": name, "durable": True, "auto_delete": False, "arguments": dict(FOR_AGENTS)}
+                    {
+                        "vhost": vhost,
+                        "name": name,
+                        "durable": True,
+                        "auto_delete": False,
+                        "arguments": dict(REGISTERED_QUEUE_ARGUMENTS),
+                    }
                     for vhost, name in names
                 ],
             },

@@ -17,7 +17,7 @@ from core import broker
 from core.removals import MAX_PARALLEL
 from queues.models import Queue
 from rabbit import snapshot
-from rabbit.arguments import FOR_AGENTS
+from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.management import Management
 from rabbit.snapshot import WITHOUT_LENGTHS
 from tools.benchmarks.orphan_sweep import OFFERINGS, TYPE, queue_name, subscriptions_of
@@ -72,7 +72,7 @@ class Swept:
             for number in range(self.orphans)
         ]
         with ThreadPoolExecutor(MAX_PARALLEL) as threads:
-            make = partial(self.management.declare_queue, arguments=FOR_AGENTS)
+            make = partial(self.management.declare_queue, arguments=REGISTERED_QUEUE_ARGUMENTS)
             list(threads.map(make, *zip(*names, strict=True)))
         now = timezone.now()
         Queue.objects.bulk_create(
@@ -106,7 +106,7 @@ class Swept:
     def bare(self) -> tuple[float, float]:
         """Return the seconds of the listing that a sweep makes, and of it with as many DELETEs, by as many threads."""
         names = self.leave()
-        listing, _ = timed(lambda: list(snapshot.lists(self.management, self.vhosts, WITHOUT_LENGTHS, {})))
+        listing, _ = timed(lambda: list(snapshot.iter_lists(self.management, self.vhosts, WITHOUT_LENGTHS, {})))
         delete = partial(self.management.delete_queue, if_unused=True)
 
         def delete_all() -> None:

@@ -70,7 +70,9 @@ class Guarded:
 
     def list(self) -> float:
         """Return L: the seconds of the listing requests that a pass makes, made as it makes them."""
-        return timed(lambda: list(snapshot.lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {})))[0]
+        return timed(
+            lambda: list(snapshot.iter_lists(self.management, self.vhosts, {**TOTALS, "columns": COLUMNS}, {}))
+        )[0]
 
 
 def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def measure(vhost: str, queues: int, rounds: int) -> dict[str, Any]:
         management.create_vhost(other)
     try:
         for name in (*one, *many, *few):
-            management.declare_queue(*name, arguments.FOR_AGENTS)
+            management.declare_queue(*name, arguments.REGISTERED_QUEUE_ARGUMENTS)
         in_one, in_ten, in_few = _offering(one), _offering(many), _offering(few)
         bare = Bare(vhost, [name for _, name in one], in_one)
         took: dict[str, list[float]] = {"bare": [], "one_vhost": [], "ten_vhosts": []}

@@ -17,7 +17,7 @@ from agents.credentials import Presented
 from agents.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
 from agents.registration import make_subscription
 from core import broker
-from rabbit.arguments import FOR_AGENTS
+from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.names import subscription_queue
 from tools.benchmarks.serving import served
 
@@ -32,7 +32,7 @@ TIMES_AS_OFTEN = 8
 # every request costs, and does no work.
 EMPTY = "/api/event-subscription-queues/"
 
-DECLARED = json.dumps({"durable": True, "auto_delete": False, "arguments": dict(FOR_AGENTS)}).encode()
+DECLARED = json.dumps({"durable": True, "auto_delete": False, "arguments": dict(REGISTERED_QUEUE_ARGUMENTS)}).encode()
 
 
 class Wanted(NamedTuple):
