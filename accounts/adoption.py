@@ -223,7 +223,7 @@ def adopt(steps: Sequence[Step]) -> None:
 
 
 def _adopt(steps: Sequence[Step]) -> None:
-    for name in locks.locked([step.name for step in steps]):
+    for name in locks.locked_names([step.name for step in steps]):
         raise MadeMeanwhile(f"Somebody is changing '{name}' right now.")
     try:
         with transaction.atomic():

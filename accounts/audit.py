@@ -138,7 +138,7 @@ def deed(by: Owner | None, action: str, thing: Model | None, **details: Any) -> 
             entry.outcome = AuditEntry.Outcome.NOT_DONE
         entry.save(update_fields=["outcome", "additional_data"])
         raise
-    except locks.Taken:
+    except locks.LockTaken:
         entry.outcome = AuditEntry.Outcome.NOT_DONE
         entry.save(update_fields=["outcome"])
         raise

@@ -139,10 +139,10 @@ def make_pulse_user(
         check_password(password, username)
     management = broker.management()
     try:
-        with locks.held(username) as ours:
+        with locks.lock(username) as ours:
             password = password or secrets.token_urlsafe(24)
-            return _make(ours.renewed_by(management), username, owners, password, wanted, by or owners[0])
-    except locks.Taken as error:
+            return _make(ours.renewing_client(management), username, owners, password, wanted, by or owners[0])
+    except locks.LockTaken as error:
         raise NameTaken(f"'{username}' is just being made; look again in some minutes, or choose another.") from error
 
 
@@ -263,9 +263,9 @@ def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close
         check_password(password, username)
     management = broker.management()
     try:
-        with locks.held(username) as ours:
-            return _rotate(ours.renewed_by(management), pulse_user, password, close_connections=close_connections)
-    except locks.Taken as error:
+        with locks.lock(username) as ours:
+            return _rotate(ours.renewing_client(management), pulse_user, password, close_connections=close_connections)
+    except locks.LockTaken as error:
         raise ValidationError(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
 
 
@@ -351,13 +351,13 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
         raise LastOwner("An account has one owner at least.")
     management = broker.management()
     try:
-        with locks.held(username) as ours:
-            if reason := why_nobodys(username, ours.renewed_by(management).user(username).tags):
+        with locks.lock(username) as ours:
+            if reason := why_nobodys(username, ours.renewing_client(management).user(username).tags):
                 raise CannotAdopt(reason)
             pulse_user = _new_row(username, owners)
             still(pulse_user).update(ready=True)
             audit.note(by, "adopted", pulse_user)
-    except locks.Taken as error:
+    except locks.LockTaken as error:
         raise NameTaken(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
     pulse_user.ready = True
     return pulse_user

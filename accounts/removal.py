@@ -86,7 +86,7 @@ def mark_for_removal(pulse_users: Sequence[PulseUser]) -> None:
 def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
     """Mark accounts, and return their removals, unwritten."""
     now = timezone.now()
-    # Those that are marked already, too: a creation that fails takes back its own mark, and must not take back this.
+    # Those that are marked already, too: a creation that fails takes back its own mark, and must not consume back this.
     PulseUser.objects.filter(pk__in=[pulse_user.pk for pulse_user in pulse_users]).update(removing_since=now)
     for pulse_user in pulse_users:
         pulse_user.removing_since = now
@@ -112,14 +112,14 @@ def _remove(management: Management, removal: Removal, until: float) -> None:
     """Remove a marked account from the broker, and then its row.
 
     Raises:
-        locks.Taken: another process is changing it, or this one was so slow that it lost the lock.
+        locks.LockTaken: another process is changing it, or this one was so slow that it lost the lock.
         BrokerError: the broker is away, refused, or still has something of it.
     """
-    with locks.held(removal.name) as lock:
+    with locks.lock(removal.name) as lock:
         row = PulseUser.objects.filter(username=removal.name, removing_since__isnull=False).first()
         if row is None:
             return  # another process removed it, and the name may belong to another account by now
-        management = lock.renewed_by(management)
+        management = lock.renewing_client(management)
         reason = why_nobodys(row.username, _tags(management, row.username))
         if reason and row.ready:
             raise NotAllGone(f"Still there: the account itself. {reason}")

@@ -19,7 +19,7 @@ from accounts.models import (
 from accounts.pulse_users import LONGEST_PASSWORD, MOST_OWNERS
 from accounts.tokens import DAYS, LONGEST_NAME, MOST_DAYS
 from accounts.vouching import LONGEST_REASON, LONGEST_REQUEST
-from core.links import absolute, address
+from core.links import absolute_url, object_url
 from rabbit.management import Connection
 from rabbit.permissions import Permissions, in_words
 
@@ -85,7 +85,7 @@ class AddressHereField(serializers.HyperlinkedIdentityField):
 
     def to_representation(self, value: Any) -> str:  # type: ignore[override]  # a text, not the library's kind of it
         """Return it."""
-        return absolute(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
+        return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
 
 
 class HexAddressField(AddressHereField):
@@ -93,7 +93,7 @@ class HexAddressField(AddressHereField):
 
     def to_representation(self, value: Any) -> str:  # type: ignore[override]
         """Return it."""
-        return address(str(self.view_name), value.uuid)
+        return object_url(str(self.view_name), value.uuid)
 
 
 @extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})

@@ -17,7 +17,7 @@ MOST_DAYS = 3650
 
 LONGEST_NAME = 100
 
-MADE = limits.Limit("tokens", 100, 3600)
+MADE = limits.RateLimit("tokens", 100, 3600)
 """An owner's, so that a program gone wild fills no table."""
 
 
@@ -29,7 +29,7 @@ def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, st
     Raises:
         NotVouched: the owner may not use the broker.
         ValidationError: the name or the number of days can't be used; the error is of that field.
-        TooOften: the owner made too many within the hour.
+        RateLimitExceeded: the owner made too many within the hour.
     """
     name = name.strip()
     try:
@@ -38,7 +38,7 @@ def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, st
         raise ValidationError({"name": error.messages}) from error
     if not 1 <= days <= MOST_DAYS:
         raise ValidationError({"days": [f"A token lives 1 day at least, and {MOST_DAYS} at most."]})
-    limits.take(MADE, owner.uuid.hex)
+    limits.consume(MADE, owner.uuid.hex)
     with transaction.atomic():
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)

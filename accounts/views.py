@@ -532,7 +532,7 @@ def tokens_page(request: OwnersRequest) -> HttpResponse:
             return response
     except vouching.NotVouched as error:
         return _tokens(request, form, trouble=str(error), status=403)
-    except limits.TooOften as error:
+    except limits.RateLimitExceeded as error:
         response = _tokens(request, form, trouble=str(error), status=429)
         response["Retry-After"] = str(error.seconds)
         return response

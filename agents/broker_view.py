@@ -46,7 +46,7 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
     Raises:
         BrokerError: nothing could be listed, or the list can't be believed.
     """
-    keep = lease.keep if lease else lambda: None
+    keep = lease.renew_if_due if lease else lambda: None
     management = broker.management()
     before = registered.agent_vhosts()
     snapshot.require_administrator(management)

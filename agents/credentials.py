@@ -52,20 +52,20 @@ def grant_login(login: EventSubscription | Consumer, presented: Presented, manag
     username = login.rmq_username
     rows = type(login)._default_manager.filter(pk=login.pk)
     try:
-        with locks.held(username, wait=records.WAIT_SECONDS) as ours:
+        with locks.lock(username, wait=records.WAIT_SECONDS) as ours:
             login.refresh_from_db(fields=PASSWORD)
             if _is_granted(login, presented):
                 return
             _note(login, presented.token)
             try:
-                _put_user(login, presented, ours.renewed_by(management))
+                _put_user(login, presented, ours.renewing_client(management))
             finally:
                 if not rows.exists():
                     # Its user was removed with it, maybe before the broker created it.
                     remove_later(Removal(kind=Removal.Kind.USER, name=username))
             is_set = _confirm(rows, presented.token)
             login.refresh_from_db(fields=PASSWORD)
-    except locks.Taken as error:
+    except locks.LockTaken as error:
         raise Busy(f"The login '{username}' is being changed by another request; ask again") from error
     if not is_set:
         if AuthToken.objects.filter(pk=presented.token.pk).exists():

@@ -94,7 +94,7 @@ def publish(
     Raises:
         NotVouched: ``by`` may not use the broker.
         PermissionDenied: ``by`` may not publish events of this offering.
-        TooOften: ``by`` published as many within the minute as they may.
+        RateLimitExceeded: ``by`` published as many within the minute as they may.
         NoSuchType: there is no such object type.
         BadPayload: this can't be the payload.
         BadMessageId: this can't be the message id.
@@ -105,7 +105,7 @@ def publish(
         require_vouched(by)
         if not Offering.objects.published_by(by).filter(pk=offering.pk).exists():
             raise PermissionDenied(f"{by.email} may not publish events of {offering.name}. Ask an operator.")
-        limits.take(limits.Limit("events", settings.GUARDIAN_EVENTS_PER_MINUTE, 60), by.uuid.hex)
+        limits.consume(limits.RateLimit("events", settings.GUARDIAN_EVENTS_PER_MINUTE, 60), by.uuid.hex)
     check_type(object_type)
     body = _body(offering, object_type, payload)
     id_ = _message_id(message_id)

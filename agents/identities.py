@@ -136,7 +136,7 @@ def config_of(identity: AgentIdentity) -> str:
         return ""
     try:
         return sealing.unseal(sealing.CONFIGURATIONS, identity.sealed_config)
-    except sealing.Unreadable as error:
+    except sealing.CannotUnseal as error:
         logger.warning("The configuration of the agent %s is lost: %s", identity.uuid.hex, error)
         return ""
 

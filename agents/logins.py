@@ -37,7 +37,7 @@ def settle_logins(
         return
     logins = _logins()
     if lease is not None:
-        lease.keep()
+        lease.renew_if_due()
     try:
         users = view.management.users()
         permissions = view.management.all_permissions()

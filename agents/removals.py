@@ -112,7 +112,7 @@ def _username(value: uuid.UUID | str) -> str:
 def _reset_password(management: Management, removal: Removal, until: float) -> None:
     """Make a user's password unusable and close its connections, unless a valid one was confirmed since."""
     name = removal.name
-    with locks.held(name) as lock:
+    with locks.lock(name) as lock:
         logins = EventSubscription.objects.filter(uuid=name), Consumer.objects.filter(rmq_username=name)
         confirmed = Q(token__isnull=False, next_token=None, password_set=True)
         is_valid = any(rows.filter(confirmed).exists() for rows in logins)
@@ -122,12 +122,12 @@ def _reset_password(management: Management, removal: Removal, until: float) -> N
                 rows.update(password_set=False)
         if is_valid:
             return
-        locked = lock.renewed_by(management)
+        locked_names = lock.renewing_client(management)
         # put_user would create a user that is missing, so `user` raises NotOnBroker first.
         for request in (
-            partial(locked.user, name),
-            partial(locked.put_user, name, None),
-            partial(locked.close_connections_of, name, REVOKED),
+            partial(locked_names.user, name),
+            partial(locked_names.put_user, name, None),
+            partial(locked_names.close_connections_of, name, REVOKED),
         ):
             if monotonic() >= until:
                 raise Postponed
@@ -142,8 +142,8 @@ def _delete_user(management: Management, removal: Removal, until: float) -> None
 
     Under its lock, so that a registration that is about to create it first sees that the row is gone.
     """
-    with locks.held(removal.name) as lock:
-        lock.renewed_by(management).delete_user(removal.name)
+    with locks.lock(removal.name) as lock:
+        lock.renewing_client(management).delete_user(removal.name)
 
 
 def _needed_users(users: Sequence[Removal]) -> list[Removal]:

@@ -39,7 +39,7 @@ def repair(
         ((f"{row.queue_name} in {row.vhost}", _again(row, view.management)) for row in missing),
     )
     for what, make in steps:
-        lease.keep()
+        lease.renew_if_due()
         try:
             make()
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:

@@ -17,7 +17,7 @@ from accounts.models import Owner
 from accounts.serializers import HexAddressField, HexUUIDField
 from agents import identities
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
-from core.links import absolute, address
+from core.links import absolute_url, object_url
 
 MOST_DEPENDENCIES = 200
 MOST_OBSERVED = 200
@@ -125,7 +125,7 @@ def compatibility(version: str) -> Compatibility:
 
 def address_of_identity(identity: AgentIdentity) -> str:
     """Return where an identity is read."""
-    return address("api-agent-identity", identity.uuid)
+    return object_url("api-agent-identity", identity.uuid)
 
 
 # Fields
@@ -421,8 +421,8 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
         """Return an address that the visitor may read: its owner as themselves, operators the owner's."""
         owner = subscription.owner
         if owner == self.context["request"].user:
-            return absolute(reverse("api-me"))
-        return address("api-owner", owner.uuid)
+            return absolute_url(reverse("api-me"))
+        return object_url("api-owner", owner.uuid)
 
     @extend_schema_field(ObservableObjectSerializer(many=True))
     def get_observable_objects(self, subscription: EventSubscription) -> list[dict[str, Any]]:
@@ -470,7 +470,7 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_event_subscription(self, queue: SubscriptionQueue) -> str:
         """Return the address of its subscription."""
-        return address("api-event-subscription", queue.subscription.uuid)
+        return object_url("api-event-subscription", queue.subscription.uuid)
 
 
 @extend_schema_serializer(

@@ -43,12 +43,12 @@ def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
     name = owner.uuid.hex
     rows = AgentVhost.objects.filter(owner=owner)
     try:
-        with locks.held(f"vhost {name}", wait=records.WAIT_SECONDS) as ours:
+        with locks.lock(f"vhost {name}", wait=records.WAIT_SECONDS) as ours:
             vhost, _ = get_or_create(rows, {"owner": owner}, owner, name=name)
             if vhost.ready and not again:
                 return
             cancel_removal(Removal.Kind.VHOST, "", name)
-            renewed = ours.renewed_by(management)
+            renewed = ours.renewing_client(management)
             try:
                 # All permissions in a lost vhost are lost. Done first, because the answer may be lost, too.
                 _forget_passwords(owner)
@@ -59,7 +59,7 @@ def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
                 if not rows.exists():
                     # It was removed with its owner, maybe before the broker created it.
                     remove_later(Removal(kind=Removal.Kind.VHOST, name=name))
-    except locks.Taken as error:
+    except locks.LockTaken as error:
         raise Busy(f"The vhost '{name}' is being made by another request; ask again") from error
 
 

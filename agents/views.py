@@ -19,7 +19,7 @@ from accounts.vouching import may_use_broker
 from agents import deletions
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
-from core.links import absolute
+from core.links import absolute_url
 from core.models import Removal
 from queues import charts, thresholds
 from queues.models import Queue
@@ -104,7 +104,7 @@ def subscriptions_page(request: Request) -> HttpResponse:
             "may_register": may_use_broker(request.user),
             "offerings": offerings[:OFFERINGS_SHOWN],
             "more_offerings": len(offerings) > OFFERINGS_SHOWN,
-            "address": absolute("/"),
+            "address": absolute_url("/"),
         },
     )
 

@@ -20,7 +20,7 @@ _late: set[socket.socket] = set()
 
 
 @contextmanager
-def in_time(connection: socket.socket | None) -> Iterator[Callable[[], bool]]:
+def limit_body_time(connection: socket.socket | None) -> Iterator[Callable[[], bool]]:
     """Have nothing more come in over a connection after ``BODY_SECONDS``, and give what tells whether that happened."""
     if connection is None:  # a server that has a bound of its own, or a test
         yield lambda: False

@@ -1,7 +1,7 @@
 """Durations and rates in words."""
 
 
-def pace(per_second: float | None) -> str:
+def rate_in_words(per_second: float | None) -> str:
     """Return how fast a queue grows or shrinks, in words; empty where it isn't known."""
     if per_second is None:
         return ""

@@ -69,7 +69,7 @@ class HeldLease:
         if not self._write(self._mine()):
             raise LeaseLost(f"the lease '{self.name}' ran out while it was in use; the next pass goes on from here")
 
-    def keep(self) -> None:
+    def renew_if_due(self) -> None:
         """Renew the lease if a third of it has gone by.
 
         Raises:

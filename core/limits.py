@@ -24,7 +24,7 @@ STRETCHES = {60: "a minute", 3600: "an hour"}
 
 
 @dataclass(frozen=True)
-class Limit:
+class RateLimit:
     """So many ``what`` in each stretch of so many seconds, for each of those who are counted; 0: any number."""
 
     what: str
@@ -32,10 +32,10 @@ class Limit:
     seconds: int
 
 
-class TooOften(Exception):
+class RateLimitExceeded(Exception):
     """Somebody did it more often than they may. The text says so; ``seconds`` is how long to wait."""
 
-    def __init__(self, limit: Limit, seconds: int) -> None:
+    def __init__(self, limit: RateLimit, seconds: int) -> None:
         super().__init__(
             f"These are too many {limit.what}: {limit.most} within {STRETCHES[limit.seconds]} are the most. "
             f"Wait {seconds} seconds."
@@ -48,11 +48,11 @@ _left: dict[tuple[str, str], tuple[int, int]] = {}
 _lock = threading.Lock()
 
 
-def take(limit: Limit, who: str) -> None:
+def consume(limit: RateLimit, who: str) -> None:
     """Count one more that ``who`` does, who is known by letters, digits and ``.:_-``.
 
     Raises:
-        TooOften: they did as many as they may in this stretch of time.
+        RateLimitExceeded: they did as many as they may in this stretch of time.
     """
     if not limit.most:
         return
@@ -66,7 +66,7 @@ def take(limit: Limit, who: str) -> None:
             _left[limit.what, who] = (stretch, size - 1 + (left if of == stretch else 0))
 
 
-def _use(limit: Limit, who: str, stretch: int) -> bool:
+def _use(limit: RateLimit, who: str, stretch: int) -> bool:
     """Use one of the share that this process has, and return whether there was one."""
     with _lock:
         of, left = _left.get((limit.what, who), (stretch, 0))
@@ -76,11 +76,11 @@ def _use(limit: Limit, who: str, stretch: int) -> bool:
         return True
 
 
-def _take_share(limit: Limit, who: str, stretch: int) -> int:
+def _take_share(limit: RateLimit, who: str, stretch: int) -> int:
     """Take a share for this process, and return how large it is.
 
     Raises:
-        TooOften: all are taken.
+        RateLimitExceeded: all are taken.
         OperationalError: nothing can be written to the database.
     """
     size = max(1, limit.most // SHARES)
@@ -90,7 +90,7 @@ def _take_share(limit: Limit, who: str, stretch: int) -> int:
     for key, of_share in shares.items():
         if key not in taken and add(key, True, limit.seconds):
             return of_share
-    raise TooOften(limit, int((stretch + 1) * limit.seconds - time.time()) + 1)
+    raise RateLimitExceeded(limit, int((stretch + 1) * limit.seconds - time.time()) + 1)
 
 
 def add(key: str, value: Any, seconds: float) -> bool:

@@ -7,15 +7,15 @@ from django.conf import settings
 from django.urls import reverse
 
 
-def absolute(path: str) -> str:
+def absolute_url(path: str) -> str:
     """Return the whole address of this path of the site."""
     return f"{settings.GUARDIAN_BASE_URL}{path}"
 
 
-def address(route: str, thing: uuid.UUID) -> str:
+def object_url(route: str, thing: uuid.UUID) -> str:
     """Return the whole address of a thing, at the route of this name, whose path has its UUID and nothing else."""
     before, after = _around(route)
-    return absolute(f"{before}{thing.hex}{after}")
+    return absolute_url(f"{before}{thing.hex}{after}")
 
 
 @lru_cache

@@ -19,7 +19,7 @@ from rabbit.management import BODY_READ_TIMEOUTS, Management
 
 logger = logging.getLogger(__name__)
 
-RENEWED_EVERY_SECONDS = 10.0
+RENEW_INTERVAL_SECONDS = 10.0
 """A lock is looked at before each request, and prolonged this often."""
 
 SLACK_SECONDS = 30
@@ -32,7 +32,7 @@ PREFIX = "lock "
 """With this the names of the leases begin that are locks."""
 
 
-class Taken(Exception):
+class LockTaken(Exception):
     """Another process changes this name right now, maybe since this one was too slow.
 
     It is no error of a lease: a sweep that changes an account must not take this for the loss of its own lease.
@@ -43,36 +43,36 @@ class Lock(HeldLease):
     """The lock of a name on the broker."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name_of(name), seconds())
+        super().__init__(lease_name(name), lock_seconds())
         self._locked = name
 
     def acquire(self, wait: float = 0) -> None:
         """Take the lock. If another process has it, wait up to so many seconds for it.
 
         Raises:
-            Taken: another process has it.
+            LockTaken: another process has it.
             DatabaseError: nothing can be written to the database.
         """
         until = time.monotonic() + wait
         while not self.take():
             if time.monotonic() >= until:
-                raise Taken(self._text())
+                raise LockTaken(self._text())
             time.sleep(POLL_SECONDS)
 
     def renew(self) -> None:
         """Make sure that the lock is still this process's, for as long as a request can take.
 
         Raises:
-            Taken: it isn't; whatever has this name by now may be another owner's.
+            LockTaken: it isn't; whatever has this name by now may be another owner's.
         """
-        if time.monotonic() - self._written_at < RENEWED_EVERY_SECONDS:
+        if time.monotonic() - self._written_at < RENEW_INTERVAL_SECONDS:
             is_ours = self._mine().exists()
         else:
             is_ours = self._write(self._mine())
         if not is_ours:
-            raise Taken(self._text())
+            raise LockTaken(self._text())
 
-    def renewed_by(self, management: Management) -> Management:
+    def renewing_client(self, management: Management) -> Management:
         """Return this client so that the lock is renewed before each of its requests, and none is made without it."""
         return cast("Management", _Renewing(management, self))
 
@@ -108,14 +108,14 @@ class _Renewing:
 
 
 @contextlib.contextmanager
-def held(name: str, wait: float = 0) -> Iterator[Lock]:
+def lock(name: str, wait: float = 0) -> Iterator[Lock]:
     """Lock a name on the broker, so that no other process creates, changes or removes it at the same time.
 
     If another process has it, wait up to ``wait`` seconds for it. What was read of the account before may be out of
     date: read it again.
 
     Raises:
-        Taken: another process has it.
+        LockTaken: another process has it.
     """
     lock = Lock(name)
     lock.acquire(wait)
@@ -125,19 +125,19 @@ def held(name: str, wait: float = 0) -> Iterator[Lock]:
         lock.release()
 
 
-def locked(names: Collection[str]) -> list[str]:
+def locked_names(names: Collection[str]) -> list[str]:
     """Return those of these names that are locked. One statement."""
-    by_lease = {name_of(name): name for name in names}
-    leases = Lease.objects.filter(is_held(seconds()), name__in=by_lease).values_list("name", flat=True)
+    by_lease = {lease_name(name): name for name in names}
+    leases = Lease.objects.filter(is_held(lock_seconds()), name__in=by_lease).values_list("name", flat=True)
     return sorted(by_lease[lease] for lease in leases)
 
 
-def name_of(name: str) -> str:
+def lease_name(name: str) -> str:
     """Return the name of the lease that is the lock of this name on the broker."""
     return f"{PREFIX}{name}"
 
 
-def seconds() -> float:
+def lock_seconds() -> float:
     """Return how long a lock lasts that isn't renewed: longer than a request takes, and its only repetition.
 
     Each may wait for a connection, for being sent, for the answer's first piece, as often as that for its body, and for

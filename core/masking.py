@@ -63,22 +63,22 @@ _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
 )
 
 
-def without_secrets(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Return a text without what is secret in it, whoever wrote it: passwords, tokens, links that sign in."""
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     return text
 
 
-def all_without_secrets(value: Any) -> Any:
+def mask_all_secrets(value: Any) -> Any:
     """Return a value without what is secret in it, by the names in it and in its texts, however deep they are."""
     if isinstance(value, str):
-        return without_secrets(value)
+        return mask_secrets(value)
     if isinstance(value, dict):
         return {
-            key: "…" if inner and isinstance(key, str) and _NAME.search(key) else all_without_secrets(inner)
+            key: "…" if inner and isinstance(key, str) and _NAME.search(key) else mask_all_secrets(inner)
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [all_without_secrets(inner) for inner in value]
+        return [mask_all_secrets(inner) for inner in value]
     return value

@@ -24,8 +24,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import remove_query_param, replace_query_param
 
-from core.limits import TooOften
-from core.links import absolute
+from core.limits import RateLimitExceeded
+from core.links import absolute_url
 from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse, NotOnBroker, Refused
 from rabbit.publishing import NotPublished, OutcomeUnknown
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
 RETRY_AFTER_SECONDS = 30
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-MAY_BE_DONE = "If it did not answer in time, what you asked for may be done already; asking again does no harm."
+MAY_BE_EXECUTED = "If it did not answer in time, what you asked for may be done already; asking again does no harm."
 
 
 class LengthRequired(exceptions.APIException):
@@ -44,13 +44,13 @@ class LengthRequired(exceptions.APIException):
     default_detail = "Send the body with a Content-Length, not in chunks."
 
 
-class TooMany(exceptions.APIException):
+class TooManyRequests(exceptions.APIException):
     """It is done too often."""
 
     status_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
-class Json(BaseParser):
+class StrictJSONParser(BaseParser):
     """Reads JSON in UTF-8, whatever charset is named.
 
     orjson refuses what the standard library lets through or falls over: halves of surrogate pairs, which no database
@@ -76,7 +76,7 @@ class Json(BaseParser):
             raise exceptions.ParseError("The body has a number that is too long, or is nested too deep.") from error
 
 
-class JsonWhateverIsAskedFor(DefaultContentNegotiation):
+class AlwaysJSONNegotiation(DefaultContentNegotiation):
     """Answers in JSON to whoever asks for something else, since there is nothing else.
 
     It is the first to look at a request, whatever the endpoint. A body in chunks is refused here, because Django would
@@ -100,7 +100,7 @@ class JsonWhateverIsAskedFor(DefaultContentNegotiation):
         return chosen
 
 
-class Methods(BaseMetadata):
+class MethodsMetadata(BaseMetadata):
     """Answers OPTIONS with the methods of an address. What they take and tell is in the schema."""
 
     def determine_metadata(self, request: Request, view: Any) -> dict[str, list[str]]:
@@ -108,7 +108,7 @@ class Methods(BaseMetadata):
         return {"methods": view.allowed_methods}
 
 
-class Pages(PageNumberPagination):
+class HeaderPagination(PageNumberPagination):
     """Plain arrays; how many there are, and where the other pages are, stands in headers."""
 
     page_size = 10
@@ -136,7 +136,7 @@ class Pages(PageNumberPagination):
 
     def get_paginated_response(self, data: Any) -> Response:
         """Return the page, with ``X-Result-Count`` and ``Link``."""
-        page, url = cast(Page[Any], self.page), absolute(cast(Request, self.request).get_full_path())
+        page, url = cast(Page[Any], self.page), absolute_url(cast(Request, self.request).get_full_path())
         last = page.paginator.num_pages
         pages = {"first": 1, "last": last}
         if page.has_previous():
@@ -174,20 +174,20 @@ class Pages(PageNumberPagination):
 LINKS = ("first", "prev", "next", "last")
 
 
-def problem(error: Exception, context: dict[str, Any]) -> Response | None:
+def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
     """Return the answer to what went wrong, for REST framework's ``EXCEPTION_HANDLER``.
 
     Errors of input say at which field, as REST framework's own do. All others are problem details (RFC 9457). What
     isn't the client's doing, nor the broker's, is None: a 500.
     """
     request: Request = context["request"]
-    retry_after = error.seconds if isinstance(error, TooOften) else RETRY_AFTER_SECONDS
+    retry_after = error.seconds if isinstance(error, RateLimitExceeded) else RETRY_AFTER_SECONDS
     if isinstance(error, InvalidValue):
         error = _of_fields(error)
     elif isinstance(error, BrokerError):
         error = _of_broker(error, request)
-    elif isinstance(error, TooOften):
-        error = TooMany(str(error))
+    elif isinstance(error, RateLimitExceeded):
+        error = TooManyRequests(str(error))
     elif isinstance(error, PermissionDenied):
         error = exceptions.PermissionDenied(str(error) or None)
     elif isinstance(error, Http404 | ObjectDoesNotExist):  # the second: removed by somebody in between
@@ -204,7 +204,7 @@ def problem(error: Exception, context: dict[str, Any]) -> Response | None:
     headers = {}
     if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
         headers["WWW-Authenticate"] = str(getattr(error, "auth_header", "Token"))
-    if isinstance(error, Away | TooMany):
+    if isinstance(error, ServiceUnavailable | TooManyRequests):
         headers["Retry-After"] = str(retry_after)
     return Response(details, error.status_code, headers=headers, content_type=PROBLEM)
 
@@ -230,7 +230,7 @@ def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
     return exceptions.ValidationError(by_field)
 
 
-class Away(exceptions.APIException):
+class ServiceUnavailable(exceptions.APIException):
     """The broker can't be asked, or doesn't let Guardian in. Its address is for operators: it stands in the log."""
 
     status_code = HTTPStatus.SERVICE_UNAVAILABLE
@@ -249,11 +249,17 @@ def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
         return exceptions.NotFound("It isn't on the broker.")
     logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)
     if isinstance(error, OutcomeUnknown):
-        return Away(str(error))
+        return ServiceUnavailable(str(error))
     if isinstance(error, NotPublished):
-        return Away(f"{Away.default_detail} Nothing was published.")
+        return ServiceUnavailable(f"{ServiceUnavailable.default_detail} Nothing was published.")
     if isinstance(error, BrokerUnavailable | MalformedResponse):
-        return Away() if request.method in SAFE_METHODS else Away(f"{Away.default_detail} {MAY_BE_DONE}")
+        return (
+            ServiceUnavailable()
+            if request.method in SAFE_METHODS
+            else ServiceUnavailable(f"{ServiceUnavailable.default_detail} {MAY_BE_EXECUTED}")
+        )
     if isinstance(error, Refused) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return Away("The broker doesn't let Guardian do this. An operator has to look at Guardian's own account there.")
+        return ServiceUnavailable(
+            "The broker doesn't let Guardian do this. An operator has to look at Guardian's own account there."
+        )
     return RefusedByBroker(f"The broker refuses: {error.reason if isinstance(error, Refused) else error}")

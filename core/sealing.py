@@ -14,7 +14,7 @@ CHANNELS = "guardian: the addresses of channels"
 CONFIGURATIONS = "guardian: the configurations of agents"
 
 
-class Unreadable(ValueError):
+class CannotUnseal(ValueError):
     """It can't be opened: SECRET_KEY was changed, or it was sealed for another purpose."""
 
 
@@ -27,12 +27,12 @@ def unseal(purpose: str, sealed: str) -> str:
     """Return what was sealed for this purpose, now or with one of SECRET_KEY_FALLBACKS.
 
     Raises:
-        Unreadable: it can't be opened.
+        CannotUnseal: it can't be opened.
     """
     try:
         return _keys(purpose).decrypt(sealed.encode()).decode()
     except InvalidToken as error:
-        raise Unreadable("Guardian's SECRET_KEY was changed, so this can't be read any more.") from error
+        raise CannotUnseal("Guardian's SECRET_KEY was changed, so this can't be read any more.") from error
 
 
 def _keys(purpose: str) -> MultiFernet:

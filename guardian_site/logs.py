@@ -15,7 +15,7 @@ from django.utils.encoding import iri_to_uri
 from django.utils.functional import SimpleLazyObject
 from pythonjsonlogger.json import JsonFormatter
 
-from core.masking import all_without_secrets, without_secrets
+from core.masking import mask_all_secrets, mask_secrets
 from guardian_site import tracing
 from rabbit.management import Call
 
@@ -50,7 +50,7 @@ class Line(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line and the traceback, without secrets."""
-        return without_secrets(super().format(record)).translate(_CONTROLS).replace("\n", "\n  ")
+        return mask_secrets(super().format(record)).translate(_CONTROLS).replace("\n", "\n  ")
 
 
 class Json(JsonFormatter):
@@ -71,13 +71,13 @@ class Json(JsonFormatter):
         written: dict[str, Any] = {"request_id": request_id} if request_id else {}
         for name in known:
             if (value := log_data.get(name)) is not None:
-                written[name] = all_without_secrets(value)
+                written[name] = mask_all_secrets(value)
         return written
 
 
 def _as_text(value: Any) -> str:
     """Return what JSON has no form for."""
-    return value.isoformat() if isinstance(value, datetime) else without_secrets(str(value))
+    return value.isoformat() if isinstance(value, datetime) else mask_secrets(str(value))
 
 
 class AccessLog:
@@ -93,7 +93,7 @@ class AccessLog:
         fields = {
             "method": request.method,
             # Here already, for those who take records before they are written, as Sentry does.
-            "path": without_secrets(iri_to_uri(request.path)),
+            "path": mask_secrets(iri_to_uri(request.path)),
             "status": response.status_code,
             "milliseconds": round((time.perf_counter() - began) * 1000, 1),
             "owner": _who(request),

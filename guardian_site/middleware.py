@@ -11,12 +11,12 @@ from django.http import HttpRequest, HttpResponse, UnreadablePostError
 
 from accounts.allauth_private import client_network
 from core import limits
-from core.body_timeout import in_time
+from core.body_timeout import limit_body_time
 from guardian_site.errors import refused
 
 logger = logging.getLogger(__name__)
 
-WRONG_KEYS = limits.Limit("wrong tokens and keys", 30, 60)
+WRONG_KEYS = limits.RateLimit("wrong tokens and keys", 30, 60)
 """From one address. A right one is never held up: somebody else at the same address may have sent the wrong ones."""
 
 View = Callable[[HttpRequest], HttpResponse]
@@ -39,7 +39,7 @@ class Bodies:
             return self.get_response(request)
         if int(length) > (settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0):
             return refused(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large.")
-        with in_time(request.META.get("gunicorn.socket")) as is_late:
+        with limit_body_time(request.META.get("gunicorn.socket")) as is_late:
             try:
                 came = len(request.body)  # Django keeps it
             except UnreadablePostError:
@@ -63,8 +63,8 @@ class WrongKeys:
         if response.status_code != HTTPStatus.UNAUTHORIZED or "HTTP_AUTHORIZATION" not in request.META:
             return response
         try:
-            limits.take(WRONG_KEYS, _place(request))
-        except limits.TooOften as error:
+            limits.consume(WRONG_KEYS, _place(request))
+        except limits.RateLimitExceeded as error:
             response = refused(request, HTTPStatus.TOO_MANY_REQUESTS, str(error), "rate")
             response["Retry-After"] = str(error.seconds)
         except DatabaseError as error:

@@ -16,7 +16,7 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.types import Event, Hint
 from sentry_sdk.utils import Dsn
 
-from core.masking import all_without_secrets
+from core.masking import mask_all_secrets
 from guardian_site import tracing
 
 SHUTDOWN_SECONDS = 2
@@ -71,7 +71,7 @@ def clean(event: Event, hint: Hint) -> Event:
     request: Any = event.get("request", {})
     for name in NEVER_SENT:
         request.pop(name, None)
-    cleaned: Event = all_without_secrets(event)
+    cleaned: Event = mask_all_secrets(event)
     if request_id := tracing.current():
         cleaned["tags"] = {**cleaned.get("tags", {}), "request_id": request_id}
     return cleaned

@@ -15,7 +15,7 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from accounts.admin import Question, ReadOnly, Row, ask, chosen, count, do_to_each, is_agreed, tell_each, visitor
-from core.links import absolute
+from core.links import absolute_url
 from message_store import applications
 from message_store.models import Application, ApplicationKey
 from message_store.store import StoreUnavailable
@@ -124,7 +124,7 @@ class ApplicationAdmin(ReadOnly):
 
 def _show_a_key(request: HttpRequest, application: Application) -> HttpResponse:
     row, key = applications.make_key(application, visitor(request))
-    made = {"application": application, "row": row, "key": key, "address": absolute(f"/v1/{application.name}")}
+    made = {"application": application, "row": row, "key": key, "address": absolute_url(f"/v1/{application.name}")}
     answer = render(request, "message_store/key.html", made, status=201)
     answer["Cache-Control"] = "no-store"
     return answer

@@ -74,7 +74,7 @@ def _calls(**calls: Call) -> Call:
             return error_answer(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
         except forms.NoLength:
             return error_answer(HTTPStatus.LENGTH_REQUIRED, {"body": "It needs a Content-Length"})
-        except limits.TooOften as too_often:
+        except limits.RateLimitExceeded as too_often:
             refused = error_answer(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
             refused["Retry-After"] = str(too_often.seconds)
             return refused
@@ -272,10 +272,10 @@ def _count(queue: StoredQueue) -> None:
     """Count a request that writes messages, which the application of this queue makes.
 
     Raises:
-        TooOften: it made as many within the minute as it may.
+        RateLimitExceeded: it made as many within the minute as it may.
     """
-    most = limits.Limit("requests with messages", settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60)
-    limits.take(most, queue.application)
+    most = limits.RateLimit("requests with messages", settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60)
+    limits.consume(most, queue.application)
 
 
 # What comes in and goes out

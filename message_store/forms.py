@@ -14,7 +14,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
-from core.body_timeout import in_time
+from core.body_timeout import limit_body_time
 from message_store.queues import MOST_POSTED, REQUIRED, Entry, Invalid
 from rabbit.names import readable
 
@@ -73,7 +73,7 @@ def body(request: HttpRequest, most: int | None = None) -> bytes:
         return b""
     if length is not None and length > most:
         raise TooLong(most)
-    with in_time(request.META.get("gunicorn.socket")) as is_late:
+    with limit_body_time(request.META.get("gunicorn.socket")) as is_late:
         try:
             read = _read(stream, most + 1 if length is None else length)
         except Exception as error:  # whatever the server raises where a connection breaks, or a piece is none

@@ -22,7 +22,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django.views.decorators.http import require_safe
 
 from accounts.models import Owner
-from core.links import absolute
+from core.links import absolute_url
 from guardian_store import ids
 from guardian_store.ids import LARGEST_REST, TICKS, Place
 from message_store import applications, queues
@@ -186,7 +186,7 @@ def _naming_in(owner: Owner, application: str, start: str, limit: int) -> list[S
 
 
 def _address(*names: str) -> str:
-    return absolute("/".join(["/v1", *(quote(name, safe="") for name in names)]))
+    return absolute_url("/".join(["/v1", *(quote(name, safe="") for name in names)]))
 
 
 # A queue

@@ -6,7 +6,7 @@ from django.urls import reverse
 
 from accounts import addresses
 from accounts.models import NotificationAddress
-from core.links import absolute
+from core.links import absolute_url
 from notifications import kinds
 from notifications.models import Notification
 from rabbit.names import readable
@@ -18,16 +18,16 @@ def _confirm_link(notification: Notification) -> dict[str, Any]:
     if address is None:
         raise kinds.Obsolete("The address was confirmed or removed in the meantime.")
     link = reverse("confirm_address", args=[addresses.confirmation_token(address)])
-    return {"confirm_url": absolute(link)}
+    return {"confirm_url": absolute_url(link)}
 
 
 def _request(notification: Notification) -> dict[str, Any]:
     reason = "\n".join(readable(line) for line in notification.facts["reason"].splitlines())
-    return {"reason": reason, "owners_url": absolute(reverse("owners"))}
+    return {"reason": reason, "owners_url": absolute_url(reverse("owners"))}
 
 
 def _pulse_users_link(notification: Notification) -> dict[str, Any]:
-    return {"pulse_users_url": absolute(reverse("pulse_users"))}
+    return {"pulse_users_url": absolute_url(reverse("pulse_users"))}
 
 
 CONFIRM_ADDRESS = kinds.register(

@@ -155,7 +155,7 @@ def post(channel: Channel, title: str, body: str) -> None:
     """
     try:
         sender = _sender(sealing.unseal(sealing.CHANNELS, channel.sealed_url))
-    except sealing.Unreadable as error:
+    except sealing.CannotUnseal as error:
         raise ChannelFailed(
             "its address can't be read any more, since Guardian's SECRET_KEY was changed; delete it and enter it anew"
         ) from error

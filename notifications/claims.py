@@ -78,7 +78,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     due = Notification.objects.filter(wanted, is_due, ~Exists(earlier)).order_by("id")
     mine = uuid.uuid4()
     with transaction.atomic():
-        bulk.compare_by_hash()  # what has just become due is in no statistics
+        bulk.disable_nested_loops()  # what has just become due is in no statistics
         ids = list(due.select_for_update(skip_locked=True).values_list("id", flat=True)[:limit])
         if not ids:
             return []

@@ -9,7 +9,7 @@ from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
 from django.urls import reverse
 
-from core.formatting import duration, pace
+from core.formatting import duration, rate_in_words
 from notifications import kinds
 from notifications.models import Notification
 from rabbit.names import readable
@@ -69,7 +69,7 @@ def _context(notification: Notification) -> dict[str, Any]:
         "queue": readable(facts.get("queue", "")),
         "vhost": readable(facts.get("vhost", "")),
         "bindings": _readable_bindings(facts.get("bindings")),
-        "pace": pace(facts.get("per_second")),
+        "pace": rate_in_words(facts.get("per_second")),
         "time_to_max": duration(facts.get("seconds_to_max")),
         "lasted": duration(facts.get("seconds")),
         "kept": duration(facts.get("seconds_kept")),

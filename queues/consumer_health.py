@@ -155,7 +155,7 @@ def _count(lease: HeldLease) -> int:
     if not settings.GUARDIAN_STALLED_MINUTES:
         stalls = set()  # nobody looks any more: that is no news of the queues
     told = _gather_facts(management, lonely | stalls, now)
-    lease.keep()
+    lease.renew_if_due()
     tellings: dict[tuple[int, bool], Telling] = {}
     for queue in told.queues:
         telling = _telling(queue, before[queue.id], after[queue.id], told, now) if queue.id in lonely else None

@@ -301,7 +301,7 @@ def _keep_in_time(lease: HeldLease, until: float) -> None:
         LeaseLost: it ran out.
         BrokerUnavailable: it is later.
     """
-    lease.keep()
+    lease.renew_if_due()
     if time.monotonic() > until:
         raise BrokerUnavailable(f"the list took more than {LIST_SECONDS} s; the broker is busy")
 

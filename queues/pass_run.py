@@ -107,7 +107,7 @@ class PassRun:
     def keep_lease(self) -> None:
         """Renew the lease if it is time to."""
         if self.lease is not None:
-            self.lease.keep()
+            self.lease.renew_if_due()
 
 
 def save_report(report: Report) -> None:

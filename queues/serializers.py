@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from accounts.models import PulseUser
 from accounts.serializers import EmailOf, HexAddressField, HexUUIDField, MessagesField
-from core.links import absolute
+from core.links import absolute_url
 from queues import thresholds
 from queues.charts import SPANS
 from queues.exchanges import OwnExchange
@@ -195,4 +195,4 @@ class ExchangeSerializer(serializers.Serializer[OwnExchange]):
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_url(self, exchange: OwnExchange) -> str:
         """Return it with the name as a parameter, since slashes in a path don't arrive everywhere."""
-        return absolute(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
+        return absolute_url(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")

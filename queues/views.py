@@ -22,7 +22,7 @@ from django_htmx.http import HttpResponseClientRefresh
 from django_htmx.middleware import HtmxDetails
 
 from accounts.models import Owner, PulseUser
-from core.formatting import duration, pace
+from core.formatting import duration, rate_in_words
 from queues import actions, charts, exchanges, growth, thresholds
 from queues.exchanges import OwnExchange
 from queues.listing import ORDERINGS, QueueFilter, Standing, should_have_consumer, standing
@@ -317,7 +317,7 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
         "thresholds": limits,
         "spared": row.spared,
         "outlook": outlook(row, grows),
-        "pace": pace(grows.per_second) if grows else "",
+        "pace": rate_in_words(grows.per_second) if grows else "",
         "time_to_max": duration(grows.seconds_to_max) if grows and not row.spared else "",
         "chart": drawn,
         "span": span,

@@ -37,7 +37,7 @@ from agents import registered
 from agents.models import Consumer, EventSubscription
 from core.addresses import split_address
 from core.checks import REMEDY, is_older_than_version_1
-from core.masking import without_secrets
+from core.masking import mask_secrets
 from core.models import Lease
 from queues import pass_run
 from rabbit import checkup
@@ -625,7 +625,7 @@ def _without_passwords(finding: Finding) -> Finding:
         # A short one may be in the middle of any word.
         pattern = re.escape(password) if len(password) > 5 else rf"(?<!\w){re.escape(password)}(?!\w)"
         found = re.sub(pattern, "…", found)
-    found = readable(" ".join(without_secrets(found).split()))
+    found = readable(" ".join(mask_secrets(found).split()))
     return finding._replace(found=found)
 
 

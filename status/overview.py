@@ -13,7 +13,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import F, OuterRef, QuerySet, Subquery
 
-from core.formatting import duration, pace
+from core.formatting import duration, rate_in_words
 from core.models import Removal
 from queues import charts, growth, thresholds
 from queues.listing import LENGTH, STALLED, standing
@@ -369,7 +369,7 @@ def _growing(now: datetime) -> list[QueueLine]:
     queues = Queue.objects.select_related("pulse_user", "owner").in_bulk(fastest)
     most = paces[fastest[0]] if fastest else 0.0
     return [
-        _line(queue, paces[id_] / most, pace(paces[id_]), _until_its_maximum(queue, lengths[id_]))
+        _line(queue, paces[id_] / most, rate_in_words(paces[id_]), _until_its_maximum(queue, lengths[id_]))
         for id_ in fastest
         if (queue := queues.get(id_)) is not None
     ]

@@ -653,7 +653,7 @@ def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by
         remove(management, username)
 
     monkeypatch.setattr(removal, "_remove_from_broker", refuses_one)
-    with locks.held("remove-1"):
+    with locks.lock("remove-1"):
         busy, stubborn, done = messages_of(agree(admin, page))
     continues = "The account is being removed, and Guardian continues until all is gone."
     assert busy == f"'remove-1': {continues} Another process is changing it."

@@ -255,7 +255,7 @@ def test_what_was_not_asked_since_somebody_else_holds_the_account_is_not_done(ac
     def late(self):
         times.append(self)
         if len(times) == 2:  # first its tags are read
-            raise locks.Taken("too slow")
+            raise locks.LockTaken("too slow")
         renew(self)
 
     monkeypatch.setattr(locks.Lock, "renew", late)

@@ -140,7 +140,7 @@ def test_a_channels_address_is_read_after_a_restore_with_the_same_secret_key_and
     assert address not in sealed
     assert sealing.unseal(sealing.CHANNELS, sealed) == address
     settings.SECRET_KEY = "another"
-    with pytest.raises(sealing.Unreadable):
+    with pytest.raises(sealing.CannotUnseal):
         sealing.unseal(sealing.CHANNELS, sealed)
 
 

@@ -664,7 +664,7 @@ def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_g
 
 
 def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, source):
-    with locks.held(filled[1]):
+    with locks.lock(filled[1]):
         assert f"Somebody is changing '{filled[1]}' right now." in refused(source.url, "--apply")
     assert owned() == {}
     imported(source.url, "--apply")

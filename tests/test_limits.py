@@ -13,14 +13,14 @@ from accounts.models import AuthToken, Owner
 from agents import events
 from agents.models import Offering
 from core import limits
-from core.limits import Limit, TooOften, take
+from core.limits import RateLimit, RateLimitExceeded, consume
 from guardian_site import middleware
 from message_store import applications
 from message_store.store import store
 from tests.api import Program
 from tests.toolbox import in_parallel
 
-THREE = Limit("tries", 3, 60)
+THREE = RateLimit("tries", 3, 60)
 WRONG = {"Authorization": f"Token {'0' * 64}"}
 
 
@@ -36,8 +36,8 @@ def done(limit, who):
     number = 0
     while True:
         try:
-            take(limit, who)
-        except TooOften:
+            consume(limit, who)
+        except RateLimitExceeded:
             return number
         number += 1
 
@@ -52,53 +52,53 @@ def another_process():
 
 @pytest.mark.parametrize("most", [1, 3, 99, 100, 101, 250])
 def test_so_many_are_let_through_and_no_more(db, most):
-    assert done(Limit(f"tries of {most}", most, 60), "alice") == most
+    assert done(RateLimit(f"tries of {most}", most, 60), "alice") == most
 
 
 def test_without_a_limit_nothing_is_counted(db, django_assert_num_queries):
     with django_assert_num_queries(0):
         for _ in range(1000):
-            take(Limit("tries", 0, 60), "alice")
+            consume(RateLimit("tries", 0, 60), "alice")
 
 
 def test_each_is_counted_apart_and_so_is_what_they_do(db):
     assert done(THREE, "alice") == 3
     assert done(THREE, "bob") == 3
-    assert done(Limit("other tries", 3, 60), "alice") == 3
+    assert done(RateLimit("other tries", 3, 60), "alice") == 3
 
 
 def test_after_the_time_that_is_told_it_goes_on(db):
     done(THREE, "alice")
-    with pytest.raises(TooOften, match="3 within a minute are the most") as refused:
-        take(THREE, "alice")
+    with pytest.raises(RateLimitExceeded, match="3 within a minute are the most") as refused:
+        consume(THREE, "alice")
     assert 1 <= refused.value.seconds <= 60
     with time_machine.travel(timezone.now() + timezone.timedelta(seconds=refused.value.seconds)):
         assert done(THREE, "alice") == 3
 
 
 def test_processes_count_together(db):
-    take(THREE, "alice")
+    consume(THREE, "alice")
     another_process()
     assert done(THREE, "alice") == 2
 
 
 def test_what_a_process_has_a_share_of_another_has_not(db):
-    many = Limit("many tries", 1000, 60)
-    take(many, "alice")
+    many = RateLimit("many tries", 1000, 60)
+    consume(many, "alice")
     another_process()
     assert done(many, "alice") == 1000 - 10  # nine of the first share are lost with its process
 
 
 def test_a_large_limit_costs_next_to_nothing(db, django_assert_max_num_queries):
-    many = Limit("many tries", 60_000, 60)
+    many = RateLimit("many tries", 60_000, 60)
     with django_assert_max_num_queries(12):
         for _ in range(600):
-            take(many, "alice")
+            consume(many, "alice")
 
 
 def test_of_many_at_once_as_many_are_let_through(transactional_db):
-    outcomes = in_parallel(*[lambda: take(THREE, "alice")] * 8)
-    refused = [outcome for outcome in outcomes if isinstance(outcome, TooOften)]
+    outcomes = in_parallel(*[lambda: consume(THREE, "alice")] * 8)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, RateLimitExceeded)]
     assert (len(refused), outcomes.count(None)) == (5, 3)
 
 
@@ -107,7 +107,7 @@ def test_of_many_at_once_as_many_are_let_through(transactional_db):
 
 @pytest.fixture
 def three_tokens(monkeypatch):
-    monkeypatch.setattr(tokens, "MADE", Limit("tokens", 3, 3600))
+    monkeypatch.setattr(tokens, "MADE", RateLimit("tokens", 3, 3600))
 
 
 def test_an_owner_makes_so_many_tokens_within_an_hour_by_whatever_way(alice, three_tokens):
@@ -213,7 +213,7 @@ GUESSES = {
 
 @pytest.fixture
 def three_guesses(monkeypatch, settings):
-    monkeypatch.setattr(middleware, "WRONG_KEYS", Limit("wrong tokens and keys", 3, 60))
+    monkeypatch.setattr(middleware, "WRONG_KEYS", RateLimit("wrong tokens and keys", 3, 60))
     settings.GUARDIAN_METRICS_TOKEN = "a-metrics-token"
 
 

@@ -13,59 +13,59 @@ from core.models import Lease
 
 def test_a_lock_that_a_crash_left_behind_does_not_last_longer_since_the_clock_was_set_back(db):
     locks.Lock("alice").acquire()
-    with pytest.raises(locks.Taken):
+    with pytest.raises(locks.LockTaken):
         locks.Lock("alice").acquire()
     Lease.objects.update(expires_at=Now() + timedelta(hours=1))  # as the database's clock sees it then
-    with locks.held("alice"):
+    with locks.lock("alice"):
         pass
 
 
 def test_a_lock_outlasts_every_request_and_is_only_its_holders(db, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20.0
-    assert locks.seconds() > 2 * (2 + 3 * 20)
-    with locks.held("alice") as first:
+    assert locks.lock_seconds() > 2 * (2 + 3 * 20)
+    with locks.lock("alice") as first:
         first.renew()
         Lease.objects.update(holder=uuid.uuid4())
-        with pytest.raises(locks.Taken):
+        with pytest.raises(locks.LockTaken):
             first.renew()
-    assert Lease.objects.filter(name=locks.name_of("alice")).exists()
-    with locks.held("Alice"), pytest.raises(locks.Taken), locks.held("alice"):
+    assert Lease.objects.filter(name=locks.lease_name("alice")).exists()
+    with locks.lock("Alice"), pytest.raises(locks.LockTaken), locks.lock("alice"):
         pass
-    assert locks.locked(["alice", "Alice", "bob"]) == ["alice"]
+    assert locks.locked_names(["alice", "Alice", "bob"]) == ["alice"]
 
 
 def test_a_released_lock_leaves_no_row(db):
-    with locks.held("alice"):
-        assert locks.locked(["alice"]) == ["alice"]
+    with locks.lock("alice"):
+        assert locks.locked_names(["alice"]) == ["alice"]
     assert not Lease.objects.exists()
 
 
 def test_a_lock_is_prolonged_by_a_process_that_works_on(db, monkeypatch):
     monkeypatch.setattr(locks, "RENEWED_EVERY_SECONDS", 0)
-    with locks.held("alice") as ours:
+    with locks.lock("alice") as ours:
         Lease.objects.update(expires_at=Now() + timedelta(seconds=1))
         ours.renew()
-        assert Lease.objects.filter(expires_at__gt=Now() + timedelta(seconds=locks.seconds() - 5)).exists()
+        assert Lease.objects.filter(expires_at__gt=Now() + timedelta(seconds=locks.lock_seconds() - 5)).exists()
 
 
 def test_a_lock_that_expired_is_lost(db):
-    with locks.held("alice") as ours:
+    with locks.lock("alice") as ours:
         Lease.objects.update(expires_at=Now() - timedelta(seconds=1))
-        with pytest.raises(locks.Taken):
+        with pytest.raises(locks.LockTaken):
             ours.renew()
 
 
 def test_a_name_that_is_held_can_be_waited_for(db, monkeypatch):
-    with locks.held("alice") as first:
+    with locks.lock("alice") as first:
         monkeypatch.setattr("core.locks.time.sleep", lambda _: first.release())
-        with locks.held("alice", wait=10), pytest.raises(locks.Taken):
+        with locks.lock("alice", wait=10), pytest.raises(locks.LockTaken):
             first.renew()
 
 
 def test_the_wait_for_a_name_is_bounded(db):
-    with locks.held("alice"):
+    with locks.lock("alice"):
         for wait in (0, 0.3):
             began = timezone.now()
-            with pytest.raises(locks.Taken), locks.held("alice", wait=wait):
+            with pytest.raises(locks.LockTaken), locks.lock("alice", wait=wait):
                 raise AssertionError
             assert timedelta(seconds=wait) <= timezone.now() - began < timedelta(seconds=wait + 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accounts import addresses
 from accounts.models import NotificationAddress, Owner, PulseUser
-from core.formatting import duration, pace
+from core.formatting import duration, rate_in_words
 from notifications import kinds
 from notifications.kinds import Obsolete
 from notifications.mails import compose, in_text
@@ -240,7 +240,7 @@ def test_a_name_that_can_be_seen_as_it_is_stays_as_it_is():
     ],
 )  # fmt: skip
 def test_the_pace_is_told_in_the_unit_that_fits(per_second, words):
-    assert pace(per_second) == words
+    assert rate_in_words(per_second) == words
 
 
 @pytest.mark.parametrize(

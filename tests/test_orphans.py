@@ -351,7 +351,7 @@ def test_a_vhost_that_is_busy_does_not_keep_the_others_from_being_made_again(age
     AgentVhost.objects.filter(owner=agent.owner).update(ready=False)
     SubscriptionQueue.objects.filter(vhost=agent.vhost).update(state="creating")
     monkeypatch.setattr(records, "WAIT_SECONDS", 0.1)
-    with locks.held(f"vhost {agent.vhost}"):
+    with locks.lock(f"vhost {agent.vhost}"):
         report = sweep_orphans()
     assert (report.away, report.repaired, len(report.errors)) == (False, 1, 1)
     assert bob.names == bob.registered

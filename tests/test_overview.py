@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
 from agents.models import Sweep
-from core.formatting import pace
+from core.formatting import rate_in_words
 from core.models import Removal
 from notifications.models import Notification
 from queues.consumer_health import _as_known
@@ -287,7 +287,7 @@ def test_the_fastest_growing_come_first_with_the_pace_that_a_message_tells(guard
     assert [line.name for line in found] == ["over", "fast", "slow"]
     for line in found:
         told = gathered.of(_as_known(made[line.name]), of_queue(made[line.name]))
-        assert line.figure == pace(told["per_second"])
+        assert line.figure == rate_in_words(told["per_second"])
     assert [line.more.partition(", ")[2] for line in found] == [
         "over its maximum", "at its maximum in 3 minutes", "at its maximum in 8 hours",
     ]  # fmt: skip

@@ -533,7 +533,7 @@ def test_of_two_who_change_a_password_at_once_the_one_who_is_told_has_the_one_th
 
 def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, name, management):
     management.put_user(name, "by hand")
-    with locks.held(name), pytest.raises(NameTaken, match="right now"):
+    with locks.lock(name), pytest.raises(NameTaken, match="right now"):
         adopt_pulse_user(name, [alice], Owner.objects.create_superuser("ops@example.org"))
     assert not PulseUser.objects.exists()
 
@@ -541,7 +541,7 @@ def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, nam
 def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_that_it_goes_on(alice, name, client):
     make_pulse_user(name, [alice])
     client.force_login(alice)
-    with locks.held(name):
+    with locks.lock(name):
         answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
         assert "is being deleted. Guardian goes on until all is gone." in answer.text
         PulseUser.objects.update(removing_since=None)
@@ -551,7 +551,7 @@ def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_
 
 def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alice, name, management):
     pulse_user, _ = make_pulse_user(name, [alice])
-    with locks.held(name):
+    with locks.lock(name):
         with pytest.raises(GoesOn, match="is being removed, and Guardian continues"):
             remove_pulse_user(pulse_user)
         assert finish_removals() == 0
@@ -568,7 +568,7 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
     amqp.queue(f"queue/{name}/builds", 1)
     mark_for_removal(*PulseUser.objects.all())
     with paused(monkeypatch, removal, place, finish_removals) as slow:
-        Lease.objects.filter(name=locks.name_of(name)).delete()  # as if it had run out
+        Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if it had run out
         remove_pulse_user(pulse_user)
         made, _ = make_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
@@ -589,7 +589,7 @@ def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them
 
     def delete(self, *arguments):
         real(self, *arguments)
-        Lease.objects.filter(name=locks.name_of(name)).update(holder=uuid.uuid4())
+        Lease.objects.filter(name=locks.lease_name(name)).update(holder=uuid.uuid4())
 
     monkeypatch.setattr(Management, "delete_queue", delete)
     assert finish_removals() == 0
@@ -620,7 +620,7 @@ def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, b
 
     def lost(self, *arguments):
         monkeypatch.setattr(Management, "put_user", real)
-        Lease.objects.filter(name=locks.name_of(name)).delete()
+        Lease.objects.filter(name=locks.lease_name(name)).delete()
         made.append(make_pulse_user(name, [alice]))
         raise BrokerUnavailable("no answer in time", timed_out=True)
 

@@ -840,7 +840,7 @@ def test_what_is_deleted_again_while_it_is_being_removed_is_removed_again(made, 
 
 
 def test_a_user_that_somebody_changes_right_now_goes_a_little_later(made, agents):
-    with locks.held(made.username):
+    with locks.lock(made.username):
         made.subscription.delete()
         assert [removal.kind for removal in Removal.objects.all()] == ["user"]
         assert made.username in agents.users()

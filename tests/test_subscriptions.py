@@ -624,7 +624,7 @@ def test_a_login_that_another_request_changes_for_too_long_is_answered_with_away
     monkeypatch, agents, alice, offering, subscription, presented
 ):
     monkeypatch.setattr(records, "WAIT_SECONDS", 0.2)
-    with locks.held(subscription.rmq_username), pytest.raises(BrokerUnavailable, match="by another request"):
+    with locks.lock(subscription.rmq_username), pytest.raises(BrokerUnavailable, match="by another request"):
         create_queue(subscription, offering, "order", agents.token(alice))
     assert not SubscriptionQueue.objects.exists()
 
@@ -1053,11 +1053,11 @@ def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_n
 def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice, identity, presented, subscription):
     monkeypatch.setattr(records, "WAIT_SECONDS", 0.1)
     AgentVhost.objects.update(ready=False)
-    with locks.held(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
+    with locks.lock(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
         make_subscription(alice, presented)
     AgentVhost.objects.update(ready=True)
     EventSubscription.objects.update(password_set=False)
-    with locks.held(subscription.rmq_username), pytest.raises(Busy, match="another request"):
+    with locks.lock(subscription.rmq_username), pytest.raises(Busy, match="another request"):
         register_subscription(identity, "order", presented)
     assert issubclass(Busy, BrokerUnavailable)
 

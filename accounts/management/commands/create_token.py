@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 from accounts.models import Owner, normal_address
 from accounts.tokens import DAYS, make_token
 from accounts.vouching import NotVouched
-from core.limits import TooOften
+from core.limits import RateLimitExceeded
 
 
 class Command(BaseCommand):
@@ -32,6 +32,6 @@ class Command(BaseCommand):
             raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
-        except TooOften as error:
+        except RateLimitExceeded as error:
             raise CommandError(str(error)) from error
         self.stdout.write(key)
