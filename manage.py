@@ -10,5 +10,5 @@ from guardian_site import tracing
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
-    tracing.begin()
+    tracing.set_new_id()
     execute_from_command_line(sys.argv)

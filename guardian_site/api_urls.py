@@ -5,7 +5,7 @@ from django.urls import URLPattern, URLResolver, path, re_path
 from accounts import api as accounts
 from agents import api as agents
 from guardian_site import api_docs
-from guardian_site.errors import NothingHere
+from guardian_site.errors import UnknownAddress
 from notifications import api
 from queues import api as queues
 
@@ -98,5 +98,5 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # What this is
     path("schema/", api_docs.Schema.as_view(), name="api-schema"),
     path("docs/", api_docs.page, name="api-docs"),
-    re_path(r"^", NothingHere.as_view()),  # whatever comes then, line breaks too, with a slash at its end or without
+    re_path(r"^", UnknownAddress.as_view()),  # whatever comes then, line breaks too, with a slash at its end or without
 ]

@@ -17,4 +17,4 @@ class GuardianSiteConfig(AppConfig):
 
             sentry.start(settings.SENTRY_DSN)
         broker.request_id = tracing.current
-        broker.listeners.append(logs.tell_call)
+        broker.listeners.append(logs.log_call)

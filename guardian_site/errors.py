@@ -88,7 +88,7 @@ def _problem(request: HttpRequest, status: HTTPStatus, detail: str) -> HttpRespo
     return JsonResponse(problem_details(status, detail, request.path), status=status, content_type=PROBLEM)
 
 
-class NothingHere(APIView):
+class UnknownAddress(APIView):
     """The answer to addresses of the API that lead nowhere."""
 
     schema = None

@@ -36,7 +36,7 @@ _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(9), *range(11, 32)
 _CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
-class Line(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """A line for each record; a traceback follows in lines of its own, which begin with spaces."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Line(logging.Formatter):
         return mask_secrets(super().format(record)).translate(_CONTROLS).replace("\n", "\n  ")
 
 
-class Json(JsonFormatter):
+class JSONLinesFormatter(JsonFormatter):
     """An object for each record, on one line."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def _who(request: HttpRequest) -> str | None:
     return user.uuid.hex if user.is_authenticated else None
 
 
-def tell_call(call: Call) -> None:
+def log_call(call: Call) -> None:
     """Log a call to the broker. What failed is told by whoever made it, too, with what follows from it."""
     if broker.isEnabledFor(logging.DEBUG):
         fields = {**call._asdict(), "milliseconds": round(call.seconds * 1000, 1)}

@@ -22,7 +22,7 @@ WRONG_KEYS = limits.RateLimit("wrong tokens and keys", 30, 60)
 View = Callable[[HttpRequest], HttpResponse]
 
 
-class Bodies:
+class BodyLimits:
     """A body larger than any form's is not read, and one that doesn't come in is waited for only so long.
 
     Otherwise anybody could fill the disk with files that no form asks for, or hold all threads. The API of the message
@@ -51,7 +51,7 @@ class Bodies:
         return self.get_response(request)
 
 
-class WrongKeys:
+class WrongKeyLimit:
     """Whoever presents one wrong token or key after the other is told to wait, in place of that it is wrong."""
 
     def __init__(self, get_response: View) -> None:

@@ -184,8 +184,8 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "guardian_site.middleware.Bodies",
-    "guardian_site.middleware.WrongKeys",
+    "guardian_site.middleware.BodyLimits",
+    "guardian_site.middleware.WrongKeyLimit",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -439,7 +439,10 @@ SENTRY_DSN = env.str("SENTRY_DSN", default="")
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"()": "guardian_site.logs.Line"}, "json": {"()": "guardian_site.logs.Json"}},
+    "formatters": {
+        "line": {"()": "guardian_site.logs.LineFormatter"},
+        "json": {"()": "guardian_site.logs.JSONLinesFormatter"},
+    },
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": "json" if LOG_FORMAT == "json" else "line"},
     },

@@ -19,7 +19,7 @@ HEADER = "X-Request-ID"
 TASK_HEADER = "guardian_request_id"
 """What the id is called among the headers of a task's message."""
 
-_SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _current: ContextVar[str] = ContextVar("request_id", default="")
 _running: dict[str, Token[str]] = {}  # by the id of the task
@@ -35,15 +35,15 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def begin() -> None:
+def set_new_id() -> None:
     """Do all that this process does from here on under a new id."""
     _current.set(new_id())
 
 
 @contextmanager
-def begun(given: str = "") -> Iterator[str]:
+def use_id(given: str = "") -> Iterator[str]:
     """Do what is inside under the id that is given, or under a new one where that can't be used."""
-    token = _current.set(_usable(given))
+    token = _current.set(_valid_or_new(given))
     try:
         yield current()
     finally:
@@ -65,22 +65,22 @@ class RequestId:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Pass on, and mark the answer."""
         given = request.headers.get(HEADER, "") if settings.ALLAUTH_TRUSTED_PROXY_COUNT > 0 else ""
-        with begun(given) as request_id:
+        with use_id(given) as request_id:
             response = self.get_response(request)
             response[HEADER] = request_id
             return response
 
 
 @signals.before_task_publish.connect
-def send_along(headers: dict[str, Any], **_: Any) -> None:
+def attach_id(headers: dict[str, Any], **_: Any) -> None:
     """Put the id into the message that hands over a task. What beat hands over begins with a new one."""
     headers[TASK_HEADER] = current() or new_id()
 
 
 @signals.task_prerun.connect
-def take_over(task_id: str, task: Any, **_: Any) -> None:
+def adopt_id(task_id: str, task: Any, **_: Any) -> None:
     """Run a task under the id that its message has; one that is called where it is handed over has that already."""
-    _running[task_id] = _current.set(_usable(task.request.get(TASK_HEADER) or current()))
+    _running[task_id] = _current.set(_valid_or_new(task.request.get(TASK_HEADER) or current()))
 
 
 @signals.task_postrun.connect
@@ -90,5 +90,5 @@ def forget_id(task_id: str, **_: Any) -> None:
         _current.reset(token)
 
 
-def _usable(given: Any) -> str:
-    return given if isinstance(given, str) and _SANE.fullmatch(given) else new_id()
+def _valid_or_new(given: Any) -> str:
+    return given if isinstance(given, str) and _VALID_ID.fullmatch(given) else new_id()

@@ -18,7 +18,7 @@ from accounts.tokens import make_token
 from core import broker
 from core.masking import mask_secrets
 from guardian_site import tracing
-from guardian_site.logs import Json, Line
+from guardian_site.logs import JSONLinesFormatter, LineFormatter
 from rabbit.management import BrokerError, Call, Management
 from tests.plugin import ROOT
 from tests.proxy import Proxy
@@ -29,7 +29,7 @@ TOKEN = "0123456789abcdef" * 4
 MARKER = "open-sesame"
 
 
-@pytest.fixture(params=[Line, Json], ids=["line", "json"])
+@pytest.fixture(params=[LineFormatter, JSONLinesFormatter], ids=["line", "json"])
 def log(request):
     """Give a logger, and what reads what it has written so far."""
     written = io.StringIO()
@@ -45,7 +45,7 @@ def json_log():
     """Have the site's log written as JSON, DEBUG included, and give what reads its records."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
-    handler.setFormatter(Json())
+    handler.setFormatter(JSONLinesFormatter())
     root, level = logging.getLogger(), logging.getLogger().level
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
@@ -151,11 +151,11 @@ def test_a_name_can_not_write_lines_of_the_log_nor_speak_to_a_terminal():
     record = logging.LogRecord(
         "queues", logging.INFO, "", 0, "%s was deleted", ("x\n2026-01-01 ERROR \x1b[2J\r\x9b\u2028y",), None
     )
-    line = Line().format(record)
+    line = LineFormatter().format(record)
     first, second = line.split("\n")
     assert first.endswith("INFO queues: x")
     assert second == "  2026-01-01 ERROR \\x1b[2J\\x0d\\x9b\\u2028y was deleted"
-    assert len(Json().format(record).splitlines()) == 1
+    assert len(JSONLinesFormatter().format(record).splitlines()) == 1
 
 
 def test_what_no_encoding_has_is_logged_all_the_same(log):
@@ -180,7 +180,7 @@ def test_a_traceback_follows_its_line_further_in(log):
 
 def test_each_line_has_the_id(log):
     logger, written = log
-    with tracing.begun("this-one"):
+    with tracing.use_id("this-one"):
         logger.warning("within")
     logger.warning("without")
     within, without = written().splitlines()
@@ -212,7 +212,7 @@ def test_in_json_no_field_has_a_secret_whatever_it_is_made_of():
     record = logging.LogRecord("queues", logging.INFO, "", 0, "done", (), None)
     record.path = {"password": [MARKER], "of": ("x", [f"password={MARKER}"]), "thing": Thing(), "number": 3}
     record.owner = f"password={MARKER}".encode()
-    line = Json().format(record)
+    line = JSONLinesFormatter().format(record)
     assert MARKER not in line
     assert json.loads(line)["path"] == {
         "password": "…", "of": ["x", ["password=…"]], "thing": "amqp://guardian:…@rabbit", "number": 3
@@ -263,7 +263,7 @@ def test_what_machines_ask_for_every_few_seconds_is_for_debugging(json_log, sett
 
 def test_a_call_to_the_broker_is_told_by_its_shape_and_outcome(json_log, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-    with tracing.begun("this-one"), pytest.raises(BrokerError):
+    with tracing.use_id("this-one"), pytest.raises(BrokerError):
         broker.management().queue("/", "queue/alice/secret plans")
     (call,) = json_log("guardian.broker")
     assert (call["method"], call["path"], call["outcome"]) == ("GET", "/api/queues/{vhost}/{name}", "away")

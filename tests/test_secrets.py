@@ -19,7 +19,7 @@ from django.test import Client
 from accounts.models import AuditEntry, Owner
 from accounts.signin import make_link
 from agents.models import Offering
-from guardian_site.logs import Json, Line
+from guardian_site.logs import JSONLinesFormatter, LineFormatter
 from message_store import applications
 from notifications import sending
 from notifications.models import Channel, Notification
@@ -72,8 +72,8 @@ def log():
     """Have everything logged, DEBUG included, in both forms, and give what reads it."""
     written = io.StringIO()
     root, level = logging.getLogger(), logging.getLogger().level
-    handlers = [logging.StreamHandler(written) for _ in (Line, Json)]
-    for handler, form in zip(handlers, (Line, Json), strict=True):
+    handlers = [logging.StreamHandler(written) for _ in (LineFormatter, JSONLinesFormatter)]
+    for handler, form in zip(handlers, (LineFormatter, JSONLinesFormatter), strict=True):
         handler.setFormatter(form())
         root.addHandler(handler)
     root.setLevel(logging.DEBUG)

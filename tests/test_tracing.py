@@ -75,7 +75,7 @@ urlpatterns = [path("broken/", broken), path("api/broken/", broken), *urls.urlpa
 def test_the_broker_is_told_the_id(settings):
     with Recorder(answer=LISTED) as recorder:
         settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:secret@127.0.0.1:{recorder.port}"
-        with tracing.begun("from-a-request"):
+        with tracing.use_id("from-a-request"):
             broker.management().whoami()
         broker.management().whoami()
     first, second = recorder.asked
@@ -90,9 +90,9 @@ def test_a_client_that_knows_of_no_id_sends_none():
 
 
 def test_threads_know_the_id_of_who_set_them_to_work():
-    with tracing.begun("ours"), ContextThreadPool(2) as threads:
+    with tracing.use_id("ours"), ContextThreadPool(2) as threads:
         assert list(threads.map(lambda _: tracing.current(), range(4))) == ["ours"] * 4
-        with tracing.begun("another"):
+        with tracing.use_id("another"):
             assert threads.submit(tracing.current).result() == "another"
         assert threads.submit(lambda given, more: (given, more), 1, more=2).result() == (1, 2)
 
@@ -123,7 +123,7 @@ def published():
 
 def test_a_task_is_handed_over_with_the_id_of_the_request(published):
     with Connection("memory://") as memory:
-        with tracing.begun("from-a-request"):
+        with tracing.use_id("from-a-request"):
             say_id.apply_async(connection=memory)
         say_id.apply_async(connection=memory)  # as beat does
     first, second = (headers[tracing.TASK_HEADER] for headers in published)
@@ -132,7 +132,7 @@ def test_a_task_is_handed_over_with_the_id_of_the_request(published):
 
 
 def test_a_task_that_is_called_here_has_the_id_of_its_caller():
-    with tracing.begun("ours"):
+    with tracing.use_id("ours"):
         assert say_id.apply().get() == "ours"
         assert tracing.current() == "ours"
     assert NEW.fullmatch(say_id.apply().get())
@@ -156,7 +156,7 @@ def test_a_message_without_an_id_or_with_a_strange_one_has_a_new_one():
 
     for given in (None, "", "a b", 7, ["x"]):
         Task.request = {} if given is None else {tracing.TASK_HEADER: given}
-        tracing.take_over(task_id="1", task=Task)
+        tracing.adopt_id(task_id="1", task=Task)
         assert NEW.fullmatch(tracing.current())
         tracing.forget_id(task_id="1")
     assert tracing.current() == ""
