@@ -191,7 +191,9 @@ def _what_goes(management: Management, username: str) -> Goes:
         exchanges = management.exchanges(vhost)
     except NotOnBroker as error:
         if vhost in {there.name for there in management.vhosts()}:
-            raise BrokerUnavailable(f"the vhost '{vhost}' exists and can't be listed; try again later: {error}") from error
+            raise BrokerUnavailable(
+                f"the vhost '{vhost}' exists and can't be listed; try again later: {error}"
+            ) from error
         return Goes([], [])
     return Goes(
         sorted(row["name"] for row in queues if names.user_of_queue(row["name"]) == username),

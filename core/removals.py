@@ -28,9 +28,9 @@ from django.utils import timezone
 
 from core import broker, bulk, locks
 from core.models import Removal
-from rabbit.management import BrokerAway, BrokerError, Management, NotThere
+from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker
 from rabbit.names import QueueName
-from rabbit.threads import Threads
+from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class Handler:
     remove: Callable[[Management, Removal, float], None]
     """Remove the thing; make no request after the given ``time.monotonic()``.
 
-    It raises :class:`Kept`, :class:`Postponed`, ``locks.Taken``, or a ``BrokerError``, of which ``NotThere`` means that
-    the thing is gone.
+    It raises :class:`Kept`, :class:`Postponed`, ``locks.LockTaken`` or a ``BrokerError``. ``NotOnBroker`` means that the
+    thing is gone.
     """
     needed: Callable[[Sequence[Removal]], Iterable[Removal]] = lambda removals: ()
     """Return the removals to drop, since a row needs the thing again."""
@@ -234,7 +234,7 @@ class _Batch:
         self.kept: list[Removal] = []
         self.busy: list[Removal] = []
         self.refused: list[tuple[Removal, BrokerError]] = []
-        self.unanswered: list[tuple[Removal, BrokerAway]] = []
+        self.unanswered: list[tuple[Removal, BrokerUnavailable]] = []
 
     @property
     def away(self) -> bool:
@@ -246,7 +246,7 @@ class _Batch:
         self._drop_needed()
         try:
             self._remove(broker.management())
-        except BrokerAway as error:  # no broker is configured
+        except BrokerUnavailable as error:  # no broker is configured
             self._stopped.set()
             self.unanswered += [(removal, error) for removal in self._removals[:1]]
         self._record()
@@ -273,7 +273,7 @@ class _Batch:
             self.removed += [removal for removal in of_kind if removal.vhost in vhosts]
             left = [removal for removal in of_kind if removal.vhost not in vhosts]
             if _handlers[kind].parallel:
-                with Threads(MAX_PARALLEL) as pool:
+                with ContextThreadPool(MAX_PARALLEL) as pool:
                     list(pool.map(lambda removal: self._attempt(management, removal), left))
             else:
                 for removal in left:
@@ -285,12 +285,12 @@ class _Batch:
             return
         try:
             _handlers[removal.kind].remove(management, removal, self._until)
-        except NotThere:
+        except NotOnBroker:
             self.removed.append(removal)
-        except BrokerAway as error:
+        except BrokerUnavailable as error:
             self._stopped.set()
             self.unanswered.append((removal, error))
-        except (locks.Taken, Postponed):
+        except (locks.LockTaken, Postponed):
             self.busy.append(removal)
         except Kept:
             self.kept.append(removal)

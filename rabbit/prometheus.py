@@ -243,8 +243,8 @@ class Scrape(NamedTuple):
     ) -> Snapshot:
         """Return the queues, by these figures and by what is known of each that was there.
 
-        ``is_ignored`` says of a vhost and a name whether nobody looks at that queue. With ``keep_stored_lengths`` what is
-        known of a length is newer than its figures, and stays.
+        ``is_ignored`` says of a vhost and a name whether nobody looks at that queue. With ``keep_stored_lengths`` what
+        is known of a length is newer than its figures, and stays.
         What can't be told by these figures stays as it is stored: a queue with an odd name, one that two nodes say they
         lead, and one that is there and has no figures. An odd name that the last list lacked is looked up.
 

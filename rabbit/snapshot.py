@@ -78,8 +78,8 @@ class Snapshot(NamedTuple):
     """A list of queues.
 
     ``unlisted`` maps each vhost that could not be listed to the reason; its queues are not in the list, which says
-    nothing about them. ``nodes`` are the running nodes, ``down`` the cluster's others; ``nodes_unchanged`` says that they were
-    the same before and after.
+    nothing about them. ``nodes`` are the running nodes, ``down`` the cluster's others; ``nodes_unchanged`` says that
+    they were the same before and after.
     ``exact`` says that the lengths of classic queues are exact (see ``TOTALS``). It is False where a queue's process
     did not answer and the lengths are the broker's statistics, which lag by seconds. ``unreadable`` are names that
     cannot be kept in a database, ``missing_vhosts`` vhosts that were asked for and aren't there. ``seconds`` is from

@@ -88,7 +88,11 @@ class Subscriber:
         names = [subscription_queue(subscription.hex, offering.uuid.hex, "order") for offering in self._offerings]
         self._management.put_user(subscription.hex, "secret")
         with ThreadPoolExecutor(MAX_PARALLEL) as pool:
-            list(pool.map(lambda name: self._management.declare_queue(self._vhost, name, REGISTERED_QUEUE_ARGUMENTS), names))
+            list(
+                pool.map(
+                    lambda name: self._management.declare_queue(self._vhost, name, REGISTERED_QUEUE_ARGUMENTS), names
+                )
+            )
         return names
 
     def _delete(self, username: str, names: list[str]) -> None:
