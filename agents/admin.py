@@ -17,7 +17,7 @@ from accounts.models import Owner
 from agents import deletions
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core.models import Removal
-from queues.admin import too_many
+from queues.admin import brake_refusal
 
 
 class RemovingAdmin(Audited):
@@ -42,7 +42,7 @@ class RemovingAdmin(Audited):
     def delete_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Ask, and remove them, as far as the brake allows so many queues at once."""
         these = list(queryset.values_list("pk", flat=True))
-        if len(these) > 1 and (refused := too_many(self._queues_of(these))):
+        if len(these) > 1 and (refused := brake_refusal(self._queues_of(these))):
             self.message_user(request, refused, messages.ERROR)
             return None
         return cast("HttpResponse | None", delete_selected(self, request, queryset))

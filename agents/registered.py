@@ -50,6 +50,6 @@ class RegisteredByAgents:
 
     vhosts = staticmethod(agent_vhosts)
     queues = staticmethod(registered)
-    leaving = staticmethod(removals.pending)
-    vanished = staticmethod(mark_vanished)
-    returned = staticmethod(mark_returned)
+    pending_removals = staticmethod(removals.pending)
+    record_missing = staticmethod(mark_vanished)
+    record_returned = staticmethod(mark_returned)

@@ -18,7 +18,7 @@ from agents.models import Sweep
 from core import leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from notifications.models import Notification
 from queues.thresholds import brake_limit
 from rabbit.names import QueueName
@@ -151,12 +151,12 @@ def apply_brake(report: Report, force: bool) -> None:
 
 def _file(report: Report) -> None:
     """Keep the report as a row, with the messages about it."""
-    report.told += enqueue.tell(list(_news(report)), report.at)
+    report.told += enqueue.enqueue(list(_news(report)), report.at)
     names = [one.name for one in Sweep._meta.get_fields() if one.name != "id"]
     Sweep.objects.create(**{name: getattr(report, name) for name in names})
 
 
-def _news(report: Report) -> Iterator[Telling]:
+def _news(report: Report) -> Iterator[Notice]:
     """Return what the operators have not been told yet: that the brake holds, and that orphans are in use."""
     # One that saw nothing says nothing: the broker was away.
     earlier = Sweep.objects.filter(kind=report.kind).exclude(seen=0)
@@ -168,7 +168,7 @@ def _news(report: Report) -> Iterator[Telling]:
                 "seen": report.seen,
                 "stale": report.kind == Sweep.Kind.STALE,
             }
-            yield Telling(kinds.SWEEP_BRAKE, facts)
+            yield Notice(kinds.SWEEP_BRAKE, facts)
     if report.in_use and report.kind == Sweep.Kind.ORPHANS:
         names = sorted((one["vhost"], one["queue"]) for one in report.in_use)
         digest = hashlib.sha256(repr(names).encode()).hexdigest()
@@ -183,7 +183,7 @@ def _news(report: Report) -> Iterator[Telling]:
                 "more": max(0, len(names) - MOST_NAMED),
                 "digest": digest,
             }
-            yield Telling(kinds.ORPHANS_IN_USE, facts)
+            yield Notice(kinds.ORPHANS_IN_USE, facts)
 
 
 def named(name: QueueName) -> dict[str, str]:

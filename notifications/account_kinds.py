@@ -36,4 +36,6 @@ CONFIRM_ADDRESS = kinds.register(
 
 VOUCH_REQUEST = kinds.register("vouch-request", "somebody asks to be vouched for", context=_request)
 
-VOUCHED = kinds.register("vouched", "somebody may use the broker now", is_to_a_person=True, context=_pulse_users_link)
+VOUCHED = kinds.register(
+    "vouched", "somebody may use the broker now", needs_active_recipient=True, context=_pulse_users_link
+)

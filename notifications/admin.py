@@ -55,4 +55,4 @@ class ChannelAdmin(Removable):
 
     def delete_model(self, request: HttpRequest, obj: Channel) -> None:
         """Remove it."""
-        channels.remove_channel(obj)
+        channels.delete_channel(obj)

@@ -46,12 +46,12 @@ class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[
         """
         body = read(NewChannelSerializer, request)
         with at_field("url", channels.BadChannel):
-            channel = channels.make_channel(request.user, body["name"], body["url"])
+            channel = channels.create_channel(request.user, body["name"], body["url"])
         return Response(self.get_serializer(channel).data, HTTPStatus.CREATED)
 
     def destroy(self, request: Request, uuid: str) -> Response:
         """Delete a channel. What waits for it is not sent any more."""
-        channels.remove_channel(self.get_object())
+        channels.delete_channel(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None, 409: None})

@@ -11,8 +11,8 @@ from accounts.models import NotificationAddress, Owner, PulseUser, normal_addres
 from core import bulk
 
 
-class Whose(NamedTuple):
-    """Whose a queue is: the owners' of a Pulse user, by its name; an owner's, by its vhost; or nobody's."""
+class Ownership(NamedTuple):
+    """The owner of a queue: a Pulse user, by the queue's name; an owner, by the vhost of their agents; or nobody."""
 
     pulse_user_id: int | None = None
     owner_id: int | None = None
@@ -40,70 +40,70 @@ def operators() -> list[str]:
     return list(dict.fromkeys(normal_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 
-def recipients_of(queues: Iterable[Whose]) -> dict[Whose, list[Recipient]]:
-    """Return who is told of queues, by whose they are. Three statements at most, whatever their number.
+def recipients_of(queues: Iterable[Ownership]) -> dict[Ownership, list[Recipient]]:
+    """Return the recipients of notifications about queues, by ownership, in at most three statements.
 
-    Of a Pulse user's queues its owners are told, by mail and in their channels, and the addresses that owners added and
-    somebody confirmed; of an agents' queue its owner.
+    A Pulse user's queues are reported to its owners, by mail and in their channels, and to confirmed added addresses.
+    An agents' queue is reported to its owner.
     """
     wanted = set(queues)
     of_accounts = _of_accounts([(one.pulse_user_id,) for one in wanted if one.pulse_user_id is not None])
     of_owners = _of_owners([(one.owner_id,) for one in wanted if one.owner_id is not None])
-    told = {}
+    recipients = {}
     for one in wanted:
         both = {**of_accounts.get(one.pulse_user_id, {}), **of_owners.get(one.owner_id, {})}
         if both:
-            told[one] = list(both)
-    return told
+            recipients[one] = list(both)
+    return recipients
 
 
-WHERE_TOLD = ("email", "quiet_from", "quiet_until", "time_zone", "channels__uuid")
-"""What of an owner says where, and when not, they are told."""
+RECIPIENT_FIELDS = ("email", "quiet_from", "quiet_until", "time_zone", "channels__uuid")
+"""The columns of an owner that :func:`_recipients_at` takes."""
 
-Told = dict[int | None, dict[Recipient, None]]
+Recipients = dict[int | None, dict[Recipient, None]]
 
 
-def _of_accounts(accounts: Sequence[tuple[int]]) -> Told:
-    """Return who is told of the queues of these Pulse users, by the Pulse user's id."""
-    told: Told = {}
+def _of_accounts(accounts: Sequence[tuple[int]]) -> Recipients:
+    """Return the recipients for the queues of these Pulse users, by the Pulse user's id."""
+    recipients: Recipients = {}
     if not accounts:
-        return told
+        return recipients
     through = PulseUser.owners.through
     owners = through.objects.filter(bulk.among(through, ("pulseuser",), accounts), owner__is_active=True)
-    rows = owners.order_by("owner__email").values_list("pulseuser", *(f"owner__{name}" for name in WHERE_TOLD))
+    rows = owners.order_by("owner__email").values_list("pulseuser", *(f"owner__{name}" for name in RECIPIENT_FIELDS))
     for pulse_user, *where in rows:
-        told.setdefault(pulse_user, {}).update(_places(*where))
+        recipients.setdefault(pulse_user, {}).update(_recipients_at(*where))
     these = bulk.among(NotificationAddress, ("pulse_user",), accounts)
     added = NotificationAddress.objects.filter(these, confirmed_at__isnull=False).order_by("email")
     for pulse_user, address, *why in added.values_list(
         "pulse_user", "email", "pulse_user__username", "added_by__email"
     ):
         recipient = Recipient(address, account=why[0], added_by=why[1] or "")
-        told.setdefault(pulse_user, {})[recipient] = None
-    return told
+        recipients.setdefault(pulse_user, {})[recipient] = None
+    return recipients
 
 
-def _of_owners(owners: Sequence[tuple[int]]) -> Told:
-    """Return who is told of the queues of these owners' agents, by the owner's id."""
-    told: Told = {}
+def _of_owners(owners: Sequence[tuple[int]]) -> Recipients:
+    """Return the recipients for the queues of these owners' agents, by the owner's id."""
+    recipients: Recipients = {}
     if not owners:
-        return told
+        return recipients
     active = Owner.objects.filter(bulk.among(Owner, ("id",), owners), is_active=True)
-    for owner, *where in active.order_by("email").values_list("id", *WHERE_TOLD):
-        told.setdefault(owner, {}).update(_places(*where))
-    return told
+    for owner, *where in active.order_by("email").values_list("id", *RECIPIENT_FIELDS):
+        recipients.setdefault(owner, {}).update(_recipients_at(*where))
+    return recipients
 
 
-def _places(
+def _recipients_at(
     address: str, quiet_from: time_of_day | None, quiet_until: time_of_day | None, zone: str, channel: uuid.UUID | None
 ) -> dict[Recipient, None]:
-    """Return where an owner with one of their channels is told."""
+    """Return the owner's mailbox and, if given, the channel as recipients."""
     by_mail = Recipient(address, quiet=(quiet_from, quiet_until, zone))
     if channel is None:
         return {by_mail: None}
     return {by_mail: None, by_mail._replace(channel=channel.hex): None}
 
 
-def is_anybody_told(whose: Whose, people: Mapping[Whose, Sequence[Recipient]]) -> bool:
-    """Return whether a message about a queue has a recipient at all; ``people`` are those told of queues."""
+def has_recipients(whose: Ownership, people: Mapping[Ownership, Sequence[Recipient]]) -> bool:
+    """Return whether a message about a queue has any recipient; ``people`` is the result of ``recipients_of``."""
     return bool(settings.GUARDIAN_OPERATOR_EMAILS) or bool(people.get(whose))

@@ -9,31 +9,39 @@ from functools import partial
 from django.utils import timezone
 
 from notifications import channels, claims, mails
-from notifications.claims import Delivery, claim, finish, in_words, note_sent, postpone, still_to_tell
+from notifications.claims import (
+    DeliveryCounts,
+    claim,
+    drop_outdated,
+    postpone,
+    record_sent,
+    release_claim,
+    render_or_fail,
+)
 from notifications.models import Channel, Notification
 from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
-CHANNEL_SECONDS = 30
+MAX_SENDING_SECONDS = 30
 """For so long one call sends to channels. With the last answers, of 12 s at most, it ends before the lease does."""
 
-CHANNELS_AT_ONCE = 8
+MAX_CONCURRENT_CHANNELS = 8
 
 Message = tuple[Notification, str, str]
 
 
-def send_to_channels(delivery: Delivery) -> None:
+def send_to_channels(counts: DeliveryCounts) -> None:
     """Send what is due to channels, several at once, until nothing is or the time is over."""
-    until = time.monotonic() + CHANNEL_SECONDS
-    with ContextThreadPool(CHANNELS_AT_ONCE) as pool:
-        while time.monotonic() < until and (batch := claim(claims.BATCH, to_channels=True)):
-            delivery.claimed += len(batch)
-            _send_side_by_side(pool, _by_channel(still_to_tell(batch), delivery), until, delivery)
+    until = time.monotonic() + MAX_SENDING_SECONDS
+    with ContextThreadPool(MAX_CONCURRENT_CHANNELS) as pool:
+        while time.monotonic() < until and (batch := claim(claims.MAX_CLAIMED, to_channels=True)):
+            counts.claimed += len(batch)
+            _send_side_by_side(pool, _render_by_channel(drop_outdated(batch), counts), until, counts)
 
 
 def _send_side_by_side(
-    pool: ContextThreadPool, waiting: dict[Channel, list[Message]], until: float, delivery: Delivery
+    pool: ContextThreadPool, waiting: dict[Channel, list[Message]], until: float, counts: DeliveryCounts
 ) -> None:
     """Send these to their channels, and write down what became of each as soon as it is known.
 
@@ -52,30 +60,30 @@ def _send_side_by_side(
             try:
                 arrived = future.result()
             except channels.ChannelFailed as error:
-                channels.note(channel, str(error))
+                channels.record_result(channel, str(error))
                 for notification, _, _ in messages:
-                    postpone(notification, error, delivery)
+                    postpone(notification, error, counts)
                 continue
             if not arrived:
                 for notification, _, _ in messages:
-                    finish(notification, state=Notification.State.DUE, due_at=timezone.now())
+                    release_claim(notification, state=Notification.State.DUE, due_at=timezone.now())
                 continue
-            channels.note(channel)
-            note_sent([messages[0][0]], delivery)
+            channels.record_result(channel)
+            record_sent([messages[0][0]], counts)
             if len(messages) > 1:
                 begin(channel, messages[1:])
 
 
-def _by_channel(batch: list[Notification], delivery: Delivery) -> dict[Channel, list[Message]]:
+def _render_by_channel(batch: list[Notification], counts: DeliveryCounts) -> dict[Channel, list[Message]]:
     """Return these in words, by the channel they go to. What goes to one that was removed is given up quietly."""
     there = {one.uuid.hex: one for one in Channel.objects.filter(uuid__in={uuid.UUID(n.channel) for n in batch})}
     found: dict[Channel, list[Message]] = {}
     for notification in batch:
         channel = there.get(notification.channel)
         if channel is None:
-            finish(notification, state=Notification.State.FAILED, last_error="The channel was removed.")
+            release_claim(notification, state=Notification.State.FAILED, last_error="The channel was removed.")
             continue
-        words = in_words(notification, partial(mails.in_text, notification), delivery)
+        words = render_or_fail(notification, partial(mails.in_text, notification), counts)
         if words is not None:
             found.setdefault(channel, []).append((notification, *words))
     return found

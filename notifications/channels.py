@@ -25,14 +25,14 @@ from core import limits, sealing
 from notifications import public_https
 from notifications.models import Channel
 
-MOST_CHANNELS = 10
+MAX_CHANNELS = 10
 """So many may an owner have: each of them gets every message."""
 
-TEST_SECONDS = 15
+TEST_LOCK_SECONDS = 15
 """For so long an owner's next test waits where the process that sends one is killed. One takes 12 seconds at most."""
 
-LONGEST_NAME = 100
-LONGEST_URL = 2000
+MAX_NAME_LENGTH = 100
+MAX_URL_LENGTH = 2000
 
 # The services whose messages are single requests over HTTPS, and the host that is shown; empty: the address has its
 # own. A list of what is let through: apprise knows more than a hundred others, among them some that send mail or SMS
@@ -63,7 +63,7 @@ WEBHOOK = "Webhook"
 
 # What calls everybody in a room, or in Discord's form somebody. It may stand in the name of a queue, and isn't meant
 # there. Also within a mail address at such a host: services differ in where they see a call, and it reads the same.
-CALL = re.compile(r"@(?=(?:everyone|channel|here|all|room)\b)|(?<=<)@", re.IGNORECASE)
+MENTION = re.compile(r"@(?=(?:everyone|channel|here|all|room)\b)|(?<=<)@", re.IGNORECASE)
 
 # What apprise takes behind the question mark and must not be had: files of this machine, certificates that nobody
 # verifies, redirects, other waits than ours.
@@ -81,7 +81,7 @@ class ChannelFailed(Exception):
     """A message did not arrive; the text says why and what can be done, without the address."""
 
 
-def make_channel(owner: Owner, name: str, url: str) -> Channel:
+def create_channel(owner: Owner, name: str, url: str) -> Channel:
     """Make a channel of this owner's, and return it. Nothing is sent to it.
 
     ``url`` is an https:// address, or one of apprise's for a service that is listed in ``SERVICES``.
@@ -94,23 +94,23 @@ def make_channel(owner: Owner, name: str, url: str) -> Channel:
     vouching.require_vouched(owner)
     name = name.strip()
     try:
-        check_line(name, LONGEST_NAME)
+        check_line(name, MAX_NAME_LENGTH)
     except ValidationError as error:
-        why = f"A name has 1 to {LONGEST_NAME} characters, all of which can be seen."
+        why = f"A name has 1 to {MAX_NAME_LENGTH} characters, all of which can be seen."
         raise ValidationError({"name": why}) from error
     sender = _sender(url.strip())
     sealed = sealing.seal(sealing.CHANNELS, url.strip())
     try:
         with transaction.atomic():
             Owner.objects.select_for_update().get(id=owner.id)
-            if owner.channels.count() >= MOST_CHANNELS:
-                raise ValidationError(f"You have {MOST_CHANNELS} channels, which is the most; delete one first.")
+            if owner.channels.count() >= MAX_CHANNELS:
+                raise ValidationError(f"You have {MAX_CHANNELS} channels, which is the most; delete one first.")
             return Channel.objects.create(owner=owner, name=name, service=sender.shown(), sealed_url=sealed)
     except IntegrityError as error:
         raise ValidationError({"name": "You have a channel of this name; choose another one."}) from error
 
 
-def remove_channel(channel: Channel) -> None:
+def delete_channel(channel: Channel) -> None:
     """Remove a channel. What waits for it is not sent any more."""
     channel.delete()
 
@@ -125,7 +125,7 @@ def test_channel(channel: Channel) -> None:
     vouching.require_vouched(channel.owner)
     body = f"Messages about your queues arrive here.\n{settings.GUARDIAN_BASE_URL}"
     key = f"channel-test:{channel.owner_id}"
-    if not limits.add(key, True, TEST_SECONDS):
+    if not limits.add(key, True, TEST_LOCK_SECONDS):
         raise ChannelFailed("a test is on its way; wait for it")
     try:
         send(channel, "This is a test from Guardian", body)
@@ -142,9 +142,9 @@ def send(channel: Channel, title: str, body: str) -> None:
     try:
         post(channel, title, body)
     except ChannelFailed as error:
-        note(channel, str(error))
+        record_result(channel, str(error))
         raise
-    note(channel)
+    record_result(channel)
 
 
 def post(channel: Channel, title: str, body: str) -> None:
@@ -162,16 +162,16 @@ def post(channel: Channel, title: str, body: str) -> None:
     except BadChannel as error:
         raise ChannelFailed(str(error).rstrip(".")) from error
     if sender.service != WEBHOOK:
-        title, body = (CALL.sub("@\N{ZERO WIDTH SPACE}", text) for text in (title, body))
+        title, body = (MENTION.sub("@\N{ZERO WIDTH SPACE}", text) for text in (title, body))
     public_https.confine(sender.plugin)
-    arrived, attempt = public_https.limited(
+    arrived, attempt = public_https.run_with_deadline(
         lambda: sender.plugin.notify(body, title, body_format=NotifyFormat.TEXT, overflow=OverflowMode.TRUNCATE)
     )
     if not arrived or attempt.status is None:
         raise ChannelFailed(_why(attempt))
 
 
-def note(channel: Channel, error: str = "") -> None:
+def record_result(channel: Channel, error: str = "") -> None:
     """Write down that a message arrived, or why it did not."""
     news: dict[str, Any] = {"last_error": error[:300]} if error else {"last_error": "", "last_sent_at": timezone.now()}
     Channel.objects.filter(id=channel.id).update(**news)
@@ -195,8 +195,8 @@ def _sender(url: str) -> _Sender:
     Raises:
         BadChannel: there is none, or it isn't to be used.
     """
-    if len(url) > LONGEST_URL or any(character.isspace() or not character.isprintable() for character in url):
-        raise BadChannel(f"An address has {LONGEST_URL} characters at most, and no spaces in it.")
+    if len(url) > MAX_URL_LENGTH or any(character.isspace() or not character.isprintable() for character in url):
+        raise BadChannel(f"An address has {MAX_URL_LENGTH} characters at most, and no spaces in it.")
     scheme = url.partition("://")[0].lower()
     if scheme == "http":
         raise BadChannel("Messages go over https:// only; enter an address that begins so.")

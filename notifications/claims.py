@@ -15,7 +15,7 @@ from django.utils import timezone
 from accounts.models import Owner
 from core import bulk
 from notifications import kinds, subjects
-from notifications.audience import EMAIL, Whose, operators, recipients_of
+from notifications.audience import EMAIL, Ownership, operators, recipients_of
 from notifications.models import Notification
 
 logger = logging.getLogger(__name__)
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 CLAIM_SECONDS = 300
 """How long a sender may take over a batch. It stops before; what is left is claimed by the next."""
 
-RETRY_FIRST_SECONDS = 15
+FIRST_RETRY_SECONDS = 15
 
-RETRY_MOST_SECONDS = 900
+MAX_RETRY_SECONDS = 900
 
-GIVE_UP_AFTER = timedelta(hours=24)
+RETRY_FOR = timedelta(hours=24)
 
-GIVE_UP_ATTEMPTS = 100
+MIN_ATTEMPTS = 100
 """So many attempts take a day. Both have to be over: a clock that jumps a day ahead is no day of trying."""
 
 
@@ -39,7 +39,7 @@ Unsent = Q(state__in=[Notification.State.DUE, Notification.State.SENDING])
 
 
 @dataclass
-class Delivery:
+class DeliveryCounts:
     """What became of the notifications that were due, as numbers of them.
 
     What was ``claimed`` and is nothing of the rest was given up quietly, or is still due as the time was over.
@@ -50,9 +50,9 @@ class Delivery:
     postponed: int = 0
     failed: int = 0
 
-    def __add__(self, other: "Delivery") -> "Delivery":
+    def __add__(self, other: "DeliveryCounts") -> "DeliveryCounts":
         """Return what became of both."""
-        return Delivery(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return DeliveryCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
@@ -89,7 +89,7 @@ def claim(limit: int, *, to_channels: bool = False) -> list[Notification]:
     return list(of_mine.order_by("id"))
 
 
-def still_to_tell(batch: list[Notification]) -> list[Notification]:
+def drop_outdated(batch: list[Notification]) -> list[Notification]:
     """Return those of these whose recipients still are to hear of it. The others are given up quietly.
 
     Messages can be held for hours, and meanwhile somebody is taken off an account, or can't sign in any more. What
@@ -109,20 +109,20 @@ def still_to_tell(batch: list[Notification]) -> list[Notification]:
     for one in batch:
         if one.channel == EMAIL and one.recipient in copies:
             still.append(one)
-        elif not owners.get(one.recipient, not kinds.get(one.kind).is_to_a_person):
-            finish(one, state=Notification.State.FAILED, last_error="The recipient can't sign in any more.")
+        elif not owners.get(one.recipient, not kinds.get(one.kind).needs_active_recipient):
+            release_claim(one, state=Notification.State.FAILED, last_error="The recipient can't sign in any more.")
         elif (
             one.subject is None
-            or (kinds.get(one.kind).is_final and one.subject.whose == Whose())
+            or (kinds.get(one.kind).is_final and one.subject.whose == Ownership())
             or (one.subject.whose, one.recipient, one.channel) in told
         ):
             still.append(one)
         else:
-            finish(one, state=Notification.State.FAILED, last_error="The recipient is not told of it any more.")
+            release_claim(one, state=Notification.State.FAILED, last_error="The recipient is not told of it any more.")
     return still
 
 
-def note_sent(sent: Sequence[Notification], delivery: Delivery) -> None:
+def record_sent(sent: Sequence[Notification], counts: DeliveryCounts) -> None:
     """Note that these, which were claimed together, arrived. In one statement, and one before it for each deletion."""
     if not sent:
         return
@@ -141,50 +141,50 @@ def note_sent(sent: Sequence[Notification], delivery: Delivery) -> None:
     Notification.objects.filter(id__in=[one.id for one in sent], claim=sent[0].claim).update(
         claim=None, state=Notification.State.SENT, sent_at=timezone.now(), last_error=""
     )
-    delivery.sent += len(sent)
+    counts.sent += len(sent)
 
 
-def in_words(notification: Notification, words: Callable[[], T], delivery: Delivery) -> T | None:
-    """Return what ``words`` does, or None where there is nothing to send any more, which is written down."""
+def render_or_fail(notification: Notification, render: Callable[[], T], counts: DeliveryCounts) -> T | None:
+    """Return what ``render`` does, or None where there is nothing to send any more, which is written down."""
     try:
-        return words()
+        return render()
     except kinds.Obsolete as error:
-        finish(notification, state=Notification.State.FAILED, last_error=str(error))
+        release_claim(notification, state=Notification.State.FAILED, last_error=str(error))
     except Exception as error:  # a template that can't be filled in never will be; the others must not wait for it
-        logger.exception("Notification %s can't be put into words.", notification.uuid)
-        finish(notification, state=Notification.State.FAILED, last_error=repr(error)[:1000])
-        delivery.failed += 1
+        logger.exception("Notification %s can't be put into render.", notification.uuid)
+        release_claim(notification, state=Notification.State.FAILED, last_error=repr(error)[:1000])
+        counts.failed += 1
     return None
 
 
-def postpone(notification: Notification, error: Exception, delivery: Delivery) -> None:
+def postpone(notification: Notification, error: Exception, counts: DeliveryCounts) -> None:
     """Record that a notification could not be sent, and when it is tried again, or that it is given up."""
     now = timezone.now()
     attempts = notification.attempts + 1
-    if now - notification.created >= GIVE_UP_AFTER and attempts >= GIVE_UP_ATTEMPTS:
+    if now - notification.created >= RETRY_FOR and attempts >= MIN_ATTEMPTS:
         logger.error("Notification %s to %s given up: %s", notification.uuid, notification.recipient, error)
-        finish(notification, state=Notification.State.FAILED, attempts=attempts, last_error=str(error)[:1000])
-        delivery.failed += 1
+        release_claim(notification, state=Notification.State.FAILED, attempts=attempts, last_error=str(error)[:1000])
+        counts.failed += 1
         return
-    finish(
+    release_claim(
         notification,
         state=Notification.State.DUE,
         attempts=attempts,
         due_at=now + timedelta(seconds=retry_seconds(attempts)),
         last_error=str(error)[:1000],
     )
-    delivery.postponed += 1
+    counts.postponed += 1
 
 
-def finish(notification: Notification, **values: Any) -> None:
+def release_claim(notification: Notification, **values: Any) -> None:
     """Record what became of a notification and give up its claim, if it still is this sender's."""
     Notification.objects.filter(id=notification.id, claim=notification.claim).update(claim=None, **values)
 
 
 def retry_seconds(attempts: int) -> int:
     """Return how long to wait after so many failed attempts: twice as long each time, up to a quarter of an hour."""
-    return min(RETRY_MOST_SECONDS, RETRY_FIRST_SECONDS << min(attempts - 1, 10))
+    return min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS << min(attempts - 1, 10))
 
 
-BATCH = 50
+MAX_CLAIMED = 50
 """Notifications that one claim takes at most: so few that two senders share what one pass tells evenly."""

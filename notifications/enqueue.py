@@ -11,25 +11,25 @@ from celery import current_app
 
 from core import bulk
 from notifications import claims, kinds
-from notifications.audience import EMAIL, Recipient, Whose, operators, recipients_of
+from notifications.audience import EMAIL, Ownership, Recipient, operators, recipients_of
 from notifications.models import Notification
 from notifications.preferences import deferred_until
 
 logger = logging.getLogger(__name__)
 
 
-FIELDS = (
+COLUMNS = (
     "uuid", "recipient", "channel", "kind", "about", "facts", "deferred_until", "state", "created", "due_at",
     "attempts", "last_error",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Telling:
+class Notice:
     """One thing to tell, before it is known whom.
 
-    Whoever is to hear of the queues of ``pulse_user_id`` is told, or the owner ``owner_id`` of the agents whose it is,
-    and operators get a copy of everything. Where ``recipients`` are given, these addresses alone are told instead, by
+    Whoever is to hear of the queues of ``pulse_user_id`` is recipients, or the owner ``owner_id`` of the agents whose it is,
+    and operators get a copy of everything. Where ``recipients`` are given, these addresses alone are recipients instead, by
     mail, once ``deferred_until`` is over.
     ``facts`` is what the message says.
     """
@@ -43,9 +43,9 @@ class Telling:
     deferred_until: datetime | None = None
 
     @property
-    def whose(self) -> Whose:
-        """Whose the queue is that it is about."""
-        return Whose(self.pulse_user_id, self.owner_id)
+    def ownership(self) -> Ownership:
+        """Ownership the queue is that it is about."""
+        return Ownership(self.pulse_user_id, self.owner_id)
 
     @property
     def about(self) -> str:
@@ -53,48 +53,48 @@ class Telling:
         return self.subject or (self.kind if self.recipients else "the broker")
 
 
-def tell(tellings: Sequence[Telling], now: datetime) -> int:
+def enqueue(notices: Sequence[Notice], now: datetime) -> int:
     """Write the outbox rows of these, one for each recipient, and return their number.
 
     Call it in the transaction that writes the state that caused them, and ``nudge`` once that is committed.
     """
-    people = recipients_of(telling.whose for telling in tellings)
+    people = recipients_of(notice.ownership for notice in notices)
     copies = operators()
     rows: list[tuple[Any, ...]] = []
     brought_forward = []
-    for telling in tellings:
-        told = people.get(telling.whose, [])
-        owners = [one.address for one in told if one.channel == EMAIL and not one.account]
-        is_deletion = kinds.get(telling.kind).is_final
-        for to in _recipients(telling, told, copies):
-            deferred = telling.deferred_until
+    for notice in notices:
+        recipients = people.get(notice.ownership, [])
+        owners = [one.address for one in recipients if one.channel == EMAIL and not one.account]
+        is_deletion = kinds.get(notice.kind).is_final
+        for to in _recipients(notice, recipients, copies):
+            deferred = notice.deferred_until
             if not is_deletion and (to.channel != EMAIL or to.address not in copies):
                 deferred = deferred or deferred_until(*to.quiet, now)
-            facts = {**telling.facts, "owners": owners}
+            facts = {**notice.facts, "owners": owners}
             if to.account:
                 facts |= {"account": to.account, "added_by": to.added_by}
-            common = (telling.kind, telling.about, facts, deferred)
+            common = (notice.kind, notice.about, facts, deferred)
             state = (Notification.State.DUE, now, now, 0, "")
             rows.append((uuid.uuid4(), to.address, to.channel, *common, *state))
             if is_deletion:
-                brought_forward.append((telling.about, to.address, to.channel))
+                brought_forward.append((notice.about, to.address, to.channel))
     if brought_forward:
-        _release(brought_forward)
-    bulk.insert(Notification, FIELDS, rows)
+        _release_deferred(brought_forward)
+    bulk.insert(Notification, COLUMNS, rows)
     return len(rows)
 
 
-def _recipients(telling: Telling, told: list[Recipient], copies: list[str]) -> list[Recipient]:
-    """Return where this goes, each place once: an owner is told as an owner, whatever else the address stands for."""
-    if telling.recipients:
-        return [Recipient(address) for address in dict.fromkeys(telling.recipients)]
+def _recipients(notice: Notice, recipients: list[Recipient], copies: list[str]) -> list[Recipient]:
+    """Return where this goes, each place once: an owner is recipients as an owner, whatever else the address stands for."""
+    if notice.recipients:
+        return [Recipient(address) for address in dict.fromkeys(notice.recipients)]
     places: dict[tuple[str, str], Recipient] = {}
-    for recipient in [*told, *map(Recipient, copies)]:
+    for recipient in [*recipients, *map(Recipient, copies)]:
         places.setdefault((recipient.address, recipient.channel), recipient)
     return list(places.values())
 
 
-def _release(keys: Sequence[tuple[str, str, str]]) -> None:
+def _release_deferred(keys: Sequence[tuple[str, str, str]]) -> None:
     """Hold nothing back any more about these things, given with recipient and channel: what follows can't wait."""
     these = bulk.among(Notification, ("about", "recipient", "channel"), keys)
     # What is just being sent is past its hold. Its sender notes several at once, and would wait for this in a circle.
@@ -108,7 +108,7 @@ def nudge(written: int = 1) -> None:
     It is the processor that mails cost most. When the task queue is away, the sweep does it later.
     """
     try:
-        for _ in range(2 if written > claims.BATCH else 1):
+        for _ in range(2 if written > claims.MAX_CLAIMED else 1):
             current_app.send_task("notifications.tasks.send_notifications", expires=60, retry=False)
     except Exception as error:  # whatever the transport raises: nothing depends on it
         logger.warning("The task queue is away (%s); the sweep will send what is due.", error)

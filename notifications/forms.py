@@ -11,11 +11,11 @@ class ChannelForm(Form):
 
     about = "channel"
     name = forms.CharField(
-        max_length=channels.LONGEST_NAME, help_text="How you call it, such as the name of the chat room."
+        max_length=channels.MAX_NAME_LENGTH, help_text="How you call it, such as the name of the chat room."
     )
     url = forms.CharField(
         label="Address",
-        max_length=channels.LONGEST_URL,
+        max_length=channels.MAX_URL_LENGTH,
         help_text=(
             "The https:// address that the service gives you for incoming messages (a webhook): Slack, Discord, "
             "Microsoft Teams, Google Chat, Mattermost, or a program of yours that takes JSON. "

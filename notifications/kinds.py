@@ -20,14 +20,14 @@ class Kind:
     """A kind of notification.
 
     ``is_final``: nothing earlier about the same thing is true after it, so it waits for nothing and for no quiet hours.
-    ``is_to_a_person``: it is about its recipient, and not sent to one who can't sign in any more. ``context`` returns
+    ``needs_active_recipient``: it is about its recipient, and not sent to one who can't sign in any more. ``context`` returns
     what its templates need beside the facts, and raises ``Obsolete``.
     """
 
     name: str
     text: str
     is_final: bool = False
-    is_to_a_person: bool = False
+    needs_active_recipient: bool = False
     context: Callable[["Notification"], dict[str, Any]] = lambda notification: {}
 
 

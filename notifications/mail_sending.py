@@ -15,59 +15,67 @@ from django.core.mail.backends.base import BaseEmailBackend
 from django.utils import timezone
 
 from notifications import claims, mails
-from notifications.claims import Delivery, claim, finish, in_words, note_sent, postpone, still_to_tell
+from notifications.claims import (
+    DeliveryCounts,
+    claim,
+    drop_outdated,
+    postpone,
+    record_sent,
+    release_claim,
+    render_or_fail,
+)
 from notifications.models import Notification
 from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
-MAIL_SECONDS = 30
+MAX_SENDING_SECONDS = 30
 """For so long one call sends mails. What is due after that is the next one's."""
 
-MAILS_AT_ONCE = 4
+MAX_CONNECTIONS = 4
 """Connections to the mail server at most, on which one call sends side by side."""
 
-MAILS_TOGETHER = 16
+MAIL_BATCH_SIZE = 16
 """Mails that one call puts into words, sends and notes together. The mail server may have accepted as many of them at
 most that are not noted yet."""
 
 
-def send_mails(delivery: Delivery) -> None:
+def send_mails(counts: DeliveryCounts) -> None:
     """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
-    until = time.monotonic() + MAIL_SECONDS
-    connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAILS_AT_ONCE)]
-    usable = Usable(standing=set(), spare=set(connections))
-    with ContextThreadPool(MAILS_AT_ONCE) as pool:
+    until = time.monotonic() + MAX_SENDING_SECONDS
+    connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAX_CONNECTIONS)]
+    usable = Connections(open=set(), unused=set(connections))
+    with ContextThreadPool(MAX_CONNECTIONS) as pool:
         try:
-            while time.monotonic() < until and (batch := claim(claims.BATCH)):
-                delivery.claimed += len(batch)
-                if not _send(pool, usable, still_to_tell(batch), until, delivery):
+            while time.monotonic() < until and (batch := claim(claims.MAX_CLAIMED)):
+                counts.claimed += len(batch)
+                if not _send(pool, usable, drop_outdated(batch), until, counts):
                     break
         finally:
             list(pool.map(_close, connections))
 
 
-class Usable(NamedTuple):
-    """Connections to the mail server that may be sent over: ``standing`` are those that were, ``spare`` the others."""
+class Connections(NamedTuple):
+    """Connections to the mail server that may be sent over: ``open`` are those that were, ``unused`` the others."""
 
-    standing: set[BaseEmailBackend]
-    spare: set[BaseEmailBackend]
+    open: set[BaseEmailBackend]
+    unused: set[BaseEmailBackend]
 
     def first(self, number: int) -> list[BaseEmailBackend]:
         """Return so many at most, those that stand before others."""
-        return [*self.standing, *self.spare][:number]
+        return [*self.open, *self.unused][:number]
 
     def note(self, tried: Collection[BaseEmailBackend], failed: Collection[BaseEmailBackend]) -> None:
-        """Do without those that failed, and then without the spare ones: a server may want no more of them."""
-        self.standing.update(tried)
-        self.standing.difference_update(failed)
-        self.spare.difference_update(tried)
+        """Do without those that failed, and then without the unused ones: a server may want no more of them."""
+        self.open.update(tried)
+        self.open.difference_update(failed)
+        self.unused.difference_update(tried)
         if failed:
-            self.spare.clear()
+            self.unused.clear()
 
 
 @dataclass
-class Mailbag:
+class MailBatch:
     """Mails that wait for a connection, in words, and what became of those that were sent over one."""
 
     waiting: deque[tuple[Notification, EmailMessage]]
@@ -75,7 +83,7 @@ class Mailbag:
     failed: list[tuple[Notification, Exception]] = field(default_factory=list)
 
 
-def _send(pool: ContextThreadPool, usable: Usable, batch: list[Notification], until: float, delivery: Delivery) -> bool:
+def _send(pool: ContextThreadPool, usable: Connections, batch: list[Notification], until: float, counts: DeliveryCounts) -> bool:
     """Send these as long as there is time, and return whether the mail server can still be reached.
 
     Several are put into words first, and then sent side by side: beside threads that send, everything else waits for
@@ -84,45 +92,45 @@ def _send(pool: ContextThreadPool, usable: Usable, batch: list[Notification], un
     left = deque(batch)
     away: Exception = ConnectionError("there is no connection to it")
     while any(usable) and left and time.monotonic() < until:
-        bag = Mailbag(_next_in_words(left, until, delivery))
+        bag = MailBatch(_render_next(left, until, counts))
         trying = usable.first(len(bag.waiting))
         sending = [pool.submit(_send_over, connection, bag, until) for connection in trying]
         try:
             reasons = [future.result() for future in sending]
         finally:
             wait(sending)  # nobody closes a connection that is in use
-            note_sent(bag.arrived, delivery)
+            record_sent(bag.arrived, counts)
         for notification, error in bag.failed:
-            postpone(notification, error, delivery)
+            postpone(notification, error, counts)
         left.extendleft(notification for notification, _ in reversed(bag.waiting))
         failed = {connection: reason for connection, reason in zip(trying, reasons, strict=True) if reason}
         usable.note(trying, failed)
         away = next(iter(failed.values()), away)
     if any(usable):
         for notification in left:
-            finish(notification, state=Notification.State.DUE, due_at=timezone.now())
+            release_claim(notification, state=Notification.State.DUE, due_at=timezone.now())
         return True
     # Each of the others would wait for it as long, and passes for a free worker.
     logger.warning("The mail server can't be reached (%s); %d notifications wait.", away, len(left))
     for notification in left:
-        postpone(notification, away, delivery)
+        postpone(notification, away, counts)
     return False
 
 
-def _next_in_words(
-    left: deque[Notification], until: float, delivery: Delivery
+def _render_next(
+    left: deque[Notification], until: float, counts: DeliveryCounts
 ) -> deque[tuple[Notification, EmailMessage]]:
-    """Take the next of these, ``MAILS_TOGETHER`` at most, and return in words what is still to be said of them."""
+    """Take the next of these, ``MAIL_BATCH_SIZE`` at most, and return in words what is still to be said of them."""
     found: deque[tuple[Notification, EmailMessage]] = deque()
-    while left and len(found) < MAILS_TOGETHER and time.monotonic() < until:
+    while left and len(found) < MAIL_BATCH_SIZE and time.monotonic() < until:
         notification = left.popleft()
-        message = in_words(notification, partial(mails.compose, notification), delivery)
+        message = render_or_fail(notification, partial(mails.compose, notification), counts)
         if message is not None:
             found.append((notification, message))
     return found
 
 
-def _send_over(connection: BaseEmailBackend, bag: Mailbag, until: float) -> Exception | None:
+def _send_over(connection: BaseEmailBackend, bag: MailBatch, until: float) -> Exception | None:
     """Send what waits over this connection, one at least, and return why it is of no more use, or None.
 
     Runs beside others, without the database.

@@ -14,9 +14,9 @@ from notifications import kinds
 from notifications.models import Notification
 from rabbit.names import readable
 
-NAME_IN_SUBJECT = 80
+MAX_NAME_IN_SUBJECT = 80
 
-UNSAID = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings"), "")
+FACT_DEFAULTS = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings"), "")
 """Facts that most notifications lack. To templates, a name that is nowhere is dearer than one that stands for nothing:
 with these, a warning takes a fifth less to put into words."""
 
@@ -64,7 +64,7 @@ def _context(notification: Notification) -> dict[str, Any]:
     facts = notification.facts
     base_url = settings.GUARDIAN_BASE_URL
     context = {
-        **UNSAID,
+        **FACT_DEFAULTS,
         **facts,
         "queue": readable(facts.get("queue", "")),
         "vhost": readable(facts.get("vhost", "")),
@@ -85,7 +85,7 @@ def _context(notification: Notification) -> dict[str, Any]:
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= NAME_IN_SUBJECT else name[: NAME_IN_SUBJECT - 1] + "…"
+    return name if len(name) <= MAX_NAME_IN_SUBJECT else name[: MAX_NAME_IN_SUBJECT - 1] + "…"
 
 
 def _readable_bindings(bindings: list[dict[str, str]] | None) -> list[dict[str, str]] | None:

@@ -12,13 +12,13 @@ from accounts.models import UNCHANGED, Owner, Unchanged
 from notifications.models import Notification
 
 # Files that lie among the time zones and are no place's: what this machine is set to, and what stands for nothing set.
-NO_PLACES = {"Factory", "localtime", "posixrules"}
+EXCLUDED_ZONES = {"Factory", "localtime", "posixrules"}
 
 
 @cache
 def time_zones() -> frozenset[str]:
     """Return the names of the time zones that there are."""
-    return frozenset(zoneinfo.available_timezones() - NO_PLACES)
+    return frozenset(zoneinfo.available_timezones() - EXCLUDED_ZONES)
 
 
 def set_quiet_hours(

@@ -26,7 +26,7 @@ from urllib3.util.connection import create_connection
 
 CONNECT_SECONDS = 4.0
 READ_SECONDS = 8.0
-MOST_BYTES = 1024 * 1024
+MAX_RESPONSE_BYTES = 1024 * 1024
 """So much of an answer is read. What services answer has some hundred bytes."""
 
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
@@ -38,7 +38,7 @@ class Unreachable(Exception):
 
 
 class Attempt:
-    """What became of the requests of one ``limited`` call."""
+    """What became of the requests of one ``run_with_deadline`` call."""
 
     def __init__(self) -> None:
         self.status: int | None = None
@@ -49,7 +49,7 @@ class Attempt:
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
 
-    def watch(self, connected: socket.socket) -> None:
+    def add_socket(self, connected: socket.socket) -> None:
         """Have this connection ended with the attempt."""
         with self._lock:
             if self._over:
@@ -72,7 +72,7 @@ class Attempt:
 _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 
-def limited(action: Callable[[], bool]) -> tuple[bool, Attempt]:
+def run_with_deadline(action: Callable[[], bool]) -> tuple[bool, Attempt]:
     """Return the result of an action that sends requests through ``client``, and what became of them.
 
     It runs in a thread of its own, and returns within 12 seconds, however slow the other end is.
@@ -165,7 +165,7 @@ class _Connection(HTTPSConnection):
             except OSError as error:
                 failure = error
             else:
-                attempt.watch(connected)
+                attempt.add_socket(connected)
                 return connected
         why = "nobody answers there" if failure is None or isinstance(failure, TimeoutError) else failure.strerror
         raise Unreachable(f"'{host}' can't be connected to ({why})")
@@ -200,7 +200,7 @@ class _Adapter(HTTPAdapter):
                 request, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS), verify=verify or True
             )
             # An answer without an end, or one that grows when it is unpacked, must not fill the memory.
-            content = response.raw.read(MOST_BYTES, decode_content=True)
+            content = response.raw.read(MAX_RESPONSE_BYTES, decode_content=True)
         except Unreachable as error:
             attempt.reason = str(error)
             raise requests.ConnectionError("not reached") from error
@@ -228,7 +228,7 @@ class _Session(requests.Session):
 class Client:
     """What apprise's plugins use of ``requests``; the rest is missing, so that a plugin which uses more fails.
 
-    It works inside ``limited`` only.
+    It works inside ``run_with_deadline`` only.
     """
 
     codes = requests.codes

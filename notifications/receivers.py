@@ -13,7 +13,7 @@ from accounts import audit, signals
 from accounts.models import NotificationAddress, Owner
 from notifications import audience, enqueue
 from notifications.account_kinds import CONFIRM_ADDRESS, VOUCH_REQUEST, VOUCHED
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from notifications.models import Channel
 
 audit.watch(Channel, ("owner", "name", "service"))  # where it leads to is a secret
@@ -27,7 +27,7 @@ def ask_to_confirm(sender: object, address: NotificationAddress, **_: Any) -> No
         "account": address.pulse_user.username,
         "added_by": address.added_by.email if address.added_by else "",
     }
-    _tell(Telling(CONFIRM_ADDRESS, facts, recipients=[address.email]))
+    _tell(Notice(CONFIRM_ADDRESS, facts, recipients=[address.email]))
 
 
 @receiver(signals.vouch_requested)
@@ -37,17 +37,17 @@ def ask_operators(sender: object, owner: Owner, reason: str, **_: Any) -> None:
     recipients = list(dict.fromkeys([*audience.operators(), *active]))
     if recipients:
         facts = {"asks": owner.email, "reason": reason}
-        _tell(Telling(VOUCH_REQUEST, facts, recipients=recipients))
+        _tell(Notice(VOUCH_REQUEST, facts, recipients=recipients))
 
 
 @receiver(signals.vouched)
 def tell_vouched(sender: object, owner: Owner, by: Owner | None, **_: Any) -> None:
     """Tell an owner who may use the broker now."""
     facts = {"by": by.email if by else ""}
-    _tell(Telling(VOUCHED, facts, recipients=[owner.email]))
+    _tell(Notice(VOUCHED, facts, recipients=[owner.email]))
 
 
-def _tell(telling: Telling) -> None:
+def _tell(notice: Notice) -> None:
     with transaction.atomic():
-        enqueue.tell([telling], timezone.now())
+        enqueue.enqueue([notice], timezone.now())
         transaction.on_commit(enqueue.nudge, robust=True)

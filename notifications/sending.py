@@ -3,7 +3,7 @@
 No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
 Two senders never send one row at once, as each claims its rows by a conditional update, and takes others where some are
 just being claimed. A sender that is killed between the mail server's "accepted" and its own note of it makes the few
-mails that it had not noted go out again, with the same Message-ID: ``MAILS_TOGETHER`` at most.
+mails that it had not noted go out again, with the same Message-ID: ``MAIL_BATCH_SIZE`` at most.
 
 A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
 Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
@@ -20,7 +20,7 @@ from django.utils import timezone
 from accounts import audit
 from core.leases import LeaseTaken, lease
 from notifications.channel_sending import send_to_channels
-from notifications.claims import Delivery
+from notifications.claims import DeliveryCounts
 from notifications.enqueue import nudge
 from notifications.mail_sending import send_mails
 from notifications.models import Notification
@@ -56,17 +56,17 @@ def send_again(picked: Collection[int]) -> int:
     return len(again)
 
 
-def send_due() -> Delivery:
+def send_due() -> DeliveryCounts:
     """Send what is due now, mails first, and return what became of it. Where the time is over, the rest stays due.
 
     It stops early where the mail server can't be reached: everything stays in the outbox, to be tried again. Channels
     are left to whoever is sending to them already.
     """
-    delivery = Delivery()
-    send_mails(delivery)
+    counts = DeliveryCounts()
+    send_mails(counts)
     try:
         with lease(LEASE):
-            send_to_channels(delivery)
+            send_to_channels(counts)
     except LeaseTaken:
         logger.debug("Another process is sending to channels.")
-    return delivery
+    return counts

@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from accounts.models import Owner
 from accounts.serializers import HexUUIDField
-from notifications.channels import LONGEST_NAME, LONGEST_URL
+from notifications.channels import MAX_NAME_LENGTH, MAX_URL_LENGTH
 from notifications.models import Channel
 
 
@@ -50,10 +50,10 @@ class ChannelSerializer(serializers.ModelSerializer[Channel]):
 class NewChannelSerializer(serializers.Serializer[Any]):
     """A new channel."""
 
-    name = serializers.CharField(max_length=LONGEST_NAME)
+    name = serializers.CharField(max_length=MAX_NAME_LENGTH)
     url = serializers.CharField(
         write_only=True,
-        max_length=LONGEST_URL,
+        max_length=MAX_URL_LENGTH,
         help_text="Where a webhook answers, by https, or an address that apprise knows.",
     )
 

@@ -7,13 +7,13 @@ for hours, so its recipients are compared with this again before it is sent.
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from notifications.audience import Whose
+from notifications.audience import Ownership
 
 
 class Subject(NamedTuple):
     """A thing that notifications are about, as it is now: whose it is, and the path of its page."""
 
-    whose: Whose
+    ownership: Ownership
     path: str
 
 

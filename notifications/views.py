@@ -47,7 +47,7 @@ def channel_delete(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     """Ask whether a channel of the visitor's shall be deleted, and delete it."""
     channel = get_object_or_404(Channel, owner=request.user, uuid=uuid)
     if request.method == "POST":
-        channels.remove_channel(channel)
+        channels.delete_channel(channel)
         messages.success(request, f"The channel {channel.name} is deleted. Nothing is sent there any more.")
         return redirect("settings")
     return render(request, "settings/channel_delete.html", {"channel": channel})
@@ -57,7 +57,7 @@ def _add_channel(request: OwnersRequest) -> HttpResponse:
     form = ChannelForm(request.POST)
     if form.is_valid():
         try:
-            channel = channels.make_channel(request.user, form.cleaned_data["name"], form.cleaned_data["url"])
+            channel = channels.create_channel(request.user, form.cleaned_data["name"], form.cleaned_data["url"])
         except NotVouched as error:
             return _settings(request, channel_form=form, trouble=str(error), status=403)
         except channels.BadChannel as error:
@@ -111,8 +111,8 @@ def _settings(
         "settings/settings.html",
         {
             "channels": mine,
-            "may_add": may_use_broker(owner) and len(mine) < channels.MOST_CHANNELS,
-            "is_full": len(mine) >= channels.MOST_CHANNELS,
+            "may_add": may_use_broker(owner) and len(mine) < channels.MAX_CHANNELS,
+            "is_full": len(mine) >= channels.MAX_CHANNELS,
             "channel_form": channel_form or ChannelForm(),
             "quiet_form": quiet_form or QuietHoursForm(initial=hours),
             "weekly_form": WeeklyForm(initial={"weekly_summary": owner.weekly_summary}),

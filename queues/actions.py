@@ -18,7 +18,7 @@ from accounts.models import UNCHANGED, Owner, PulseUser, Unchanged, check_thresh
 from core import broker
 from queues import registered
 from queues.models import Queue, QueueEvent
-from queues.tombstones import as_gone, figures
+from queues.tombstones import figures, gone_fields
 from rabbit import amqp
 from rabbit.management import Binding, BrokerError, BrokerUnavailable, NotOnBroker, Refused, was_not_executed
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 LIMITS = ("unbounded", "warn_length", "max_length")
 
-AT_ONCE = 1000
+LIMITS_BATCH_SIZE = 1000
 """So many queues are given limits in one transaction: a pass waits for it."""
 
 # The words of the audit trail.
@@ -61,7 +61,7 @@ def delete_queue(queue: Queue, by: Owner) -> None:
         BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be deleted anyway.
     """
     require_may_destroy(queue, by)
-    with _announced(queue, QueueEvent.Kind.REMOVING, by), audit.deed(by, DELETED, queue):
+    with _intent_recorded(queue, QueueEvent.Kind.REMOVING, by), audit.deed(by, DELETED, queue):
         _delete_on_broker(queue)
     _record_deletion(queue, by)
     logger.info("%s in %s was deleted by %s", queue.name, queue.vhost, by)
@@ -78,7 +78,7 @@ def purge_queue(queue: Queue, by: Owner) -> None:
         BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be empty all the same.
     """
     require_may_destroy(queue, by)
-    with _announced(queue, QueueEvent.Kind.PURGED, by), audit.deed(by, PURGED, queue):
+    with _intent_recorded(queue, QueueEvent.Kind.PURGED, by), audit.deed(by, PURGED, queue):
         broker.management().purge_queue(queue.vhost, queue.name)
     logger.info("%s in %s was emptied by %s", queue.name, queue.vhost, by)
 
@@ -131,8 +131,8 @@ def set_limits_of_all(
         raise PermissionDenied("Only operators set the limits of a queue.")
     refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
     queues = list(queues)
-    for start in range(0, len(queues), AT_ONCE):
-        refused |= _set_limits(queues[start : start + AT_ONCE], by, limits)
+    for start in range(0, len(queues), LIMITS_BATCH_SIZE):
+        refused |= _set_limits(queues[start : start + LIMITS_BATCH_SIZE], by, limits)
     return refused
 
 
@@ -142,7 +142,7 @@ def _set_limits(
     refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
     changes: list[audit.Change] = []
     with transaction.atomic():
-        who = _who(by)
+        who = _lock_actor(by)
         # The rows as they stand now. The account's thresholds are what an empty field of a queue's own means.
         these = Queue.objects.filter(pk__in=[queue.pk for queue in queues]).order_by("pk")
         locked = these.select_for_update(of=("self",)).select_related("pulse_user")
@@ -226,14 +226,14 @@ def _delete_on_broker(queue: Queue) -> None:
 
 
 @contextmanager
-def _announced(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
+def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
     """Write down what is about to be asked of the broker, and take it back where that was certainly not done.
 
     Raises:
         Gone: the broker doesn't show the queue. It says 404 of one whose node is down, too, so that decides nothing.
     """
     with transaction.atomic():
-        announced = _new_event(queue, kind, _who(by), figures(queue.ready, queue.unacknowledged))
+        announced = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
         announced.save()
     try:
         yield
@@ -251,13 +251,13 @@ def _announced(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
 def _record_deletion(queue: Queue, by: Owner) -> None:
     """Record that this owner deleted a queue."""
     with transaction.atomic():
-        who = _who(by)
+        who = _lock_actor(by)
         row = Queue.objects.select_for_update().get(pk=queue.pk)
         _new_event(row, QueueEvent.Kind.REMOVED, who, figures(row.ready, row.unacknowledged)).save()
         if row.state != Queue.State.GONE:
-            Queue.objects.filter(pk=row.pk).update(**as_gone(), last_seen=timezone.now())
+            Queue.objects.filter(pk=row.pk).update(**gone_fields(), last_seen=timezone.now())
         if row.owner_id is not None:
-            registered.provider().vanished([(row.vhost, row.name)])  # the sweep makes a registered queue again
+            registered.provider().record_missing([(row.vhost, row.name)])  # the sweep makes a registered queue again
     queue.refresh_from_db()
 
 
@@ -273,7 +273,7 @@ def _new_event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any
     )
 
 
-def _who(by: Owner) -> Owner | None:
+def _lock_actor(by: Owner) -> Owner | None:
     """Return who does it, in a transaction of the caller's; None: they were removed meanwhile. The trail names them.
 
     It comes before queues are locked: whoever removes an owner goes that way, too.

@@ -50,7 +50,7 @@ class QueueForm(forms.ModelForm):
         return cleaned
 
 
-class LengthsForm(forms.Form):
+class BulkLimitsForm(forms.Form):
     """The limits that several queues are given. What each can have is said where they are set."""
 
     warn_length = forms.IntegerField(required=False, label="Warned at (messages)")
@@ -65,8 +65,8 @@ class LengthsForm(forms.Form):
         return cleaned
 
 
-class WhoseFilter(admin.SimpleListFilter):
-    """Whose queues they are: what nobody owns is the operators' own to look after."""
+class OwnerFilter(admin.SimpleListFilter):
+    """Filter queues by their kind of owner. Operators look after the queues without one."""
 
     title = "owner"
     parameter_name = "owned"
@@ -95,7 +95,7 @@ class QueueAdmin(ReadOnly):
         "last_seen",
     ]  # fmt: skip
     list_filter = [
-        "state", "unbounded", WhoseFilter, "registered", "type", "exclusive",
+        "state", "unbounded", OwnerFilter, "registered", "type", "exclusive",
         ("max_length", admin.EmptyFieldListFilter), "vhost",
     ]  # fmt: skip
     list_select_related = ["pulse_user", "owner"]
@@ -105,7 +105,7 @@ class QueueAdmin(ReadOnly):
         "warn_length", "max_length", "type", "durable", "auto_delete", "exclusive", "registered", "node", "first_seen",
         "last_seen", "unattended_since", "delete_sent_at",
     ]  # fmt: skip
-    actions = ["delete_on_broker", "purge", "set_limits", "unbind", "bind"]
+    actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Allow what the model's permissions allow."""
@@ -173,7 +173,7 @@ class QueueAdmin(ReadOnly):
         queues = list(chosen(self, request, queryset).exclude(state=Queue.State.GONE))
         if not queues:
             self.message_user(request, "None of these is on the broker any more.", messages.WARNING)
-        elif refused := too_many(len(queues)):
+        elif refused := brake_refusal(len(queues)):
             self.message_user(request, refused, messages.ERROR)
         elif not is_agreed(request):
             return ask(self, request, question, queues, _with_length)
@@ -186,7 +186,7 @@ class QueueAdmin(ReadOnly):
     @admin.action(description="Set the limits of the selected queues", permissions=["change"])
     def set_limits(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Give them the same warn length and maximum."""
-        form = LengthsForm(request.POST if is_agreed(request) else None)
+        form = BulkLimitsForm(request.POST if is_agreed(request) else None)
         if form.is_valid():
             self._limit(request, chosen(self, request, queryset), "given these limits", **form.cleaned_data)
             return None
@@ -201,19 +201,19 @@ class QueueAdmin(ReadOnly):
         return ask(self, request, question, list(chosen(self, request, queryset)), _with_length, form)
 
     @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["change"])
-    def unbind(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
+    def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Never delete them for their length."""
         self._limit(request, queryset, "unbounded from now on", unbounded=True)
 
     @admin.action(description="Mark as bounded again", permissions=["change"])
-    def bind(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
+    def make_bounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Let their maximum hold again, once it was confirmed: the next pass may delete them."""
         queues = chosen(self, request, queryset)
         if is_agreed(request):
             self._limit(request, queues, "bounded again", unbounded=False)
             return None
         question = Question(
-            "bind",
+            "make_bounded",
             "Mark these queues as bounded again",
             "The next pass deletes those that are longer than their maximum, as far as the brake allows.",
             "Mark them",
@@ -228,7 +228,7 @@ class QueueAdmin(ReadOnly):
         tell_each(self, request, went_well, done, [(str(one), refused[one.pk]) for one in these if one.pk in refused])
 
 
-def too_many(queues: int) -> str:
+def brake_refusal(queues: int) -> str:
     """Return why so many queues are not removed at once; empty: they may be. The brake holds here as for a pass."""
     limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, Queue.objects.exclude(state=Queue.State.GONE).count())
     if queues <= limit:
@@ -307,7 +307,7 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
         """Remove them with their queues and exchanges, once it was confirmed."""
         accounts = list(chosen(self, request, queryset))
         going = sum(self.queues(account) for account in accounts)
-        if len(accounts) > 1 and (refused := too_many(going)):
+        if len(accounts) > 1 and (refused := brake_refusal(going)):
             self.message_user(request, refused, messages.ERROR)
         elif not is_agreed(request):
             question = Question(

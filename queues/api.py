@@ -31,11 +31,11 @@ from queues.serializers import (
 )
 from rabbit.management import BrokerUnavailable
 
-MOST_SAMPLES = 5000
+MAX_SAMPLES = 5000
 
 
 @contextlib.contextmanager
-def still_there() -> Iterator[None]:
+def gone_as_404() -> Iterator[None]:
     """Answer 404 where what the path names isn't on the broker any more."""
     try:
         yield
@@ -88,7 +88,7 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
     @extend_schema(responses={204: None, 409: None, 503: None})
     def destroy(self, request: Request, uuid: str) -> Response:
         """Delete a queue with all that is in it."""
-        with still_there():
+        with gone_as_404():
             actions.delete_queue(self.get_object(), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
 
@@ -98,7 +98,7 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
 
         Its ready messages are removed. What consumers hold unacknowledged stays.
         """
-        with still_there():
+        with gone_as_404():
             actions.purge_queue(self.get_object(), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
 
@@ -133,9 +133,9 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
         asked = SamplesAskedSerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
         span = charts.SPANS[asked.validated_data.get("span", "hour")]
-        began = asked.validated_data.get("since", timezone.now() - span.long)
+        began = asked.validated_data.get("since", timezone.now() - span.duration)
         samples = QueueSample.objects.filter(queue=queue).order_by("-at")
-        found = [*samples.filter(at__gt=began)[:MOST_SAMPLES], *samples.filter(at__lte=began)[:1]][:MOST_SAMPLES]
+        found = [*samples.filter(at__gt=began)[:MAX_SAMPLES], *samples.filter(at__lte=began)[:1]][:MAX_SAMPLES]
         return Response(SampleSerializer(found[::-1], many=True).data)
 
     @extend_schema(filters=False, responses=EventSerializer(many=True))
@@ -179,7 +179,7 @@ class Exchanges(GenericViewSet[Any]):
         if not name:
             raise ValidationError({"name": ["Say which exchange."]})
         try:
-            with still_there():
+            with gone_as_404():
                 exchanges.delete_exchange(request.user, name)
         except LookupError as error:
             raise NotFound("There is no such exchange of yours.") from error

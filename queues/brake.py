@@ -20,9 +20,9 @@ from rabbit.names import QueueName
 logger = logging.getLogger(__name__)
 
 
-RELEASE_HOLDS = timedelta(minutes=10)
+RELEASE_VALID_FOR = timedelta(minutes=10)
 
-USED_UP: dict[str, Any] = {"released": None, "released_at": None, "released_by": ""}
+NO_RELEASE: dict[str, Any] = {"released": None, "released_at": None, "released_by": ""}
 
 
 class Brake(NamedTuple):
@@ -77,7 +77,7 @@ def released(watch: Watch, now: datetime) -> int:
 
 def released_queues(watch: Watch, now: datetime) -> frozenset[QueueName]:
     """Return the queues that an operator released, as far as that holds now."""
-    if watch.released_at is None or abs(now - watch.released_at) >= RELEASE_HOLDS:
+    if watch.released_at is None or abs(now - watch.released_at) >= RELEASE_VALID_FOR:
         return frozenset()
     return frozenset((vhost, name) for vhost, name in watch.released or ())
 
@@ -91,10 +91,10 @@ def after_pass(watch: Watch, kept: Collection[QueueName], short: bool, now: date
     if short and not kept:
         return {}
     if watch.released_at is not None:
-        Watch.objects.filter(id=watch.id, released_at=watch.released_at).update(**USED_UP)
+        Watch.objects.filter(id=watch.id, released_at=watch.released_at).update(**NO_RELEASE)
     return {"brake_since": (watch.brake_since or now) if kept else None, "braked": len(kept)}
 
 
-def is_news(watch: Watch, braked: int) -> bool:
+def needs_notice(watch: Watch, braked: int) -> bool:
     """Return whether operators are to hear that the brake keeps so many: it began to, or a release was not enough."""
     return braked > 0 and (watch.brake_since is None or watch.released_at is not None)

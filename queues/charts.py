@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from queues.thresholds import Thresholds
 
-SHEET = 1000
-MOST_POINTS = 300
-BUCKETS = MOST_POINTS // 2
+SHEET_SIZE = 1000
+MAX_POINTS = 300
+BUCKETS = MAX_POINTS // 2
 HEADROOM = 1.1
 """How much of the sheet's height is above the highest thing in it."""
 
@@ -23,7 +23,7 @@ class Span(NamedTuple):
     """How far back a chart goes, and how long before its end its beginning and its middle are, in words."""
 
     name: str
-    long: timedelta
+    duration: timedelta
     words: str
     began: str
     middle: str
@@ -84,19 +84,19 @@ def chart(
     seconds = (ended - began).total_seconds()
 
     def across(at: datetime) -> str:
-        return _number((at - began).total_seconds() / seconds * SHEET)
+        return _number((at - began).total_seconds() / seconds * SHEET_SIZE)
 
     def down(length: float) -> str:
-        return _number((1 - length / top) * SHEET)
+        return _number((1 - length / top) * SHEET_SIZE)
 
     first, *others = thinned(steps, began, ended)
     steps_drawn = "".join(f"H{across(at)}V{down(length)}" for at, length in others)
-    line = f"M{across(first[0])} {down(first[1])}{steps_drawn}H{SHEET}"
+    line = f"M{across(first[0])} {down(first[1])}{steps_drawn}H{SHEET_SIZE}"
     return Chart(
         line=line,
-        area=f"{line}V{SHEET}H{across(first[0])}Z",
-        warn_at=float(down(thresholds.warn)) / SHEET * 100,
-        max_at=float(down(thresholds.max)) / SHEET * 100 if has_maximum else None,
+        area=f"{line}V{SHEET_SIZE}H{across(first[0])}Z",
+        warn_at=float(down(thresholds.warn)) / SHEET_SIZE * 100,
+        max_at=float(down(thresholds.max)) / SHEET_SIZE * 100 if has_maximum else None,
         lowest=min(lengths),
         highest=max(lengths),
         last=lengths[-1],
@@ -111,8 +111,8 @@ def within(samples: Sequence[Sample], began: datetime, ended: datetime) -> list[
 
 
 def thinned(steps: Sequence[Sample], began: datetime, ended: datetime) -> list[Sample]:
-    """Return ``MOST_POINTS`` of these at most, and one: of each stretch of time the highest and the last."""
-    if len(steps) <= MOST_POINTS:
+    """Return ``MAX_POINTS`` of these at most, and one: of each stretch of time the highest and the last."""
+    if len(steps) <= MAX_POINTS:
         return list(steps)
     stretch = (ended - began) / BUCKETS
     kept = [steps[0]]

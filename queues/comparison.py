@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
-from notifications.audience import Whose
+from notifications.audience import Ownership
 from queues import quiet
 from queues.models import QueueEvent
-from queues.quiet import Quiet, Say
+from queues.quiet import MessageKind, QuietPeriod
 from queues.thresholds import (
     DELETING,
     GONE,
-    NO_OWN,
+    NOT_SET,
     OK,
     UNACKED_MINIMUM,
     Action,
@@ -33,11 +33,11 @@ from rabbit.amqp import DeclareOk
 from rabbit.names import NameKind, QueueName, kind_of_queue, user_of_queue
 from rabbit.snapshot import CLASSIC, ListedQueue, Snapshot, length_of
 
-LISTS_TO_BE_GONE = 2
-SHORT_LISTS_TO_BELIEVE = 3
+MISSES_UNTIL_GONE = 2
+SHORT_LISTS_UNTIL_BELIEVED = 3
 
 
-class Known(NamedTuple):
+class StoredQueue(NamedTuple):
     """A queue's row, as far as a pass reads and writes it. The fields are those of ``queues.models.Queue``."""
 
     id: int | None
@@ -71,28 +71,28 @@ class Known(NamedTuple):
         return length_of(self.ready, self.unacknowledged)
 
     @property
-    def stood(self) -> str:
+    def last_notified_state(self) -> str:
         """Where it stood as far as people know: a queue about to be deleted is where the last message put it."""
         return self.said if self.state == DELETING else self.state
 
     @property
-    def whose(self) -> Whose:
-        """Whose it is."""
-        return Whose(self.pulse_user_id, self.owner_id)
+    def whose(self) -> Ownership:
+        """Who owns the queue."""
+        return Ownership(self.pulse_user_id, self.owner_id)
 
     @property
-    def quiet(self) -> Quiet:
+    def quiet_period(self) -> QuietPeriod:
         """What is remembered of its messages."""
-        return Quiet(self.said, self.quiet_until, self.recovery_said, self.folded)
+        return QuietPeriod(self.said, self.quiet_until, self.recovery_said, self.folded)
 
-    def with_quiet(self, after: Quiet) -> "Known":
+    def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
         """Return it with this remembered of its messages."""
         return self._replace(
-            said=after.said, quiet_until=after.until, recovery_said=after.recovery_said, folded=after.folded
+            said=after.notified_state, quiet_until=after.until, recovery_said=after.recovery_sent, folded=after.folded
         )
 
 
-Belongs = tuple[int | None, int | None, bool]
+OwnershipFields = tuple[int | None, int | None, bool]
 """``pulse_user_id``, ``owner_id`` and ``registered``."""
 
 
@@ -109,24 +109,24 @@ class PulseAccount(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Agents:
+class Registrations:
     """What agents registered: the owners, by their ids, of these queues, and of all queues in the agents' vhosts.
 
-    ``leaving`` are queues that Guardian itself is about to remove, since no registration stands for them.
+    ``pending_removals`` are queues that Guardian itself is about to remove, since no registration stands for them.
     """
 
     queues: Mapping[QueueName, int] = field(default_factory=dict)
     vhosts: Mapping[str, int] = field(default_factory=dict)
-    leaving: Collection[QueueName] = frozenset()
+    pending_removals: Collection[QueueName] = frozenset()
 
     def owner_of(self, queue: QueueName) -> int | None:
         """Return whose agents have this queue, by its registration or its vhost; None: no agents do."""
         return self.queues.get(queue, self.vhosts.get(queue[0]))
 
-    def was_unregistered(self, queue: Known) -> bool:
+    def was_unregistered(self, queue: StoredQueue) -> bool:
         """Return whether this queue lost its registration, which explains that it is gone."""
         name = (queue.vhost, queue.name)
-        return name in self.leaving or (queue.registered and name not in self.queues)
+        return name in self.pending_removals or (queue.registered and name not in self.queues)
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,13 @@ class Rules:
     brake: int
     quiet_seconds: int
 
-    def leaves_alone(self, vhost: str, name: str) -> bool:
+    def ignores(self, vhost: str, name: str) -> bool:
         """Return whether Guardian leaves this queue alone entirely."""
         if self.vhosts is not None and vhost not in self.vhosts:
             return True
         return self.ignored is not None and self.ignored.search(name) is not None
 
-    def deletes_for_its_name(self, queue: Known) -> bool:
+    def deletes_for_its_name(self, queue: StoredQueue) -> bool:
         """Return whether the namespace policy has this queue deleted, whatever its length."""
         if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost:
             return False
@@ -159,7 +159,7 @@ class Rules:
         return self.namespace_policy == "delete-misnamed" and kind is NameKind.MISNAMED
 
 
-NO_AGENTS = Agents()
+NO_REGISTRATIONS = Registrations()
 
 
 class Earlier(NamedTuple):
@@ -172,15 +172,15 @@ class Earlier(NamedTuple):
 class Event(NamedTuple):
     """Something that happened to a queue, to be written down."""
 
-    queue: Known
+    queue: StoredQueue
     kind: str
 
 
 class Message(NamedTuple):
     """Something to be told about a queue."""
 
-    queue: Known
-    say: Say
+    queue: StoredQueue
+    kind: MessageKind
     thresholds: Thresholds
     folded: int = 0
 
@@ -188,7 +188,7 @@ class Message(NamedTuple):
 class Condemned(NamedTuple):
     """A queue that is to go, unless a second look says otherwise. ``for_its_name``: whatever its length."""
 
-    queue: Known
+    queue: StoredQueue
     thresholds: Thresholds
     for_its_name: bool
 
@@ -210,16 +210,16 @@ class Changes:
     """
 
     seen: int = 0
-    new: list[Known] = field(default_factory=list)
-    changed: list[Known] = field(default_factory=list)
-    lengths: list[Known] = field(default_factory=list)
-    missed: list[Known] = field(default_factory=list)
-    gone: list[Known] = field(default_factory=list)
-    vanished: list[Known] = field(default_factory=list)
-    listed_last: list[Known] = field(default_factory=list)
-    returned: list[Known] = field(default_factory=list)
-    deleted: list[Known] = field(default_factory=list)
-    samples: list[Known] = field(default_factory=list)
+    new: list[StoredQueue] = field(default_factory=list)
+    changed: list[StoredQueue] = field(default_factory=list)
+    lengths: list[StoredQueue] = field(default_factory=list)
+    missed: list[StoredQueue] = field(default_factory=list)
+    gone: list[StoredQueue] = field(default_factory=list)
+    vanished: list[StoredQueue] = field(default_factory=list)
+    listed_last: list[StoredQueue] = field(default_factory=list)
+    returned: list[StoredQueue] = field(default_factory=list)
+    deleted: list[StoredQueue] = field(default_factory=list)
+    samples: list[StoredQueue] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     condemned: list[Condemned] = field(default_factory=list)
@@ -228,15 +228,10 @@ class Changes:
     unpatterned: int = 0
     short: int = 0
     short_lists: int = 0
-    kept: list[QueueName] = field(default_factory=list)
+    blocked: list[QueueName] = field(default_factory=list)
     unconfirmed: list[QueueName] = field(default_factory=list)
 
-    @property
-    def braked(self) -> int:
-        """How many queues the brake keeps."""
-        return len(self.kept)
-
-    def leave_out(
+    def drop(
         self,
         gone: Collection[int | None],
         removed: Collection[int | None],
@@ -247,7 +242,7 @@ class Changes:
         Of ``gone`` queues nothing is written; ``removed`` accounts and ``departed`` owners have none any more.
         """
 
-        def now(queue: Known) -> Known | None:
+        def now(queue: StoredQueue) -> StoredQueue | None:
             if queue.id in gone:
                 return None
             if queue.pulse_user_id in removed:
@@ -263,7 +258,7 @@ class Changes:
                 lambda queue: queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
             )
 
-    def replace_queues(self, by: Callable[[Known], Known | None]) -> None:
+    def replace_queues(self, by: Callable[[StoredQueue], StoredQueue | None]) -> None:
         """Replace each queue by what this returns, and drop those for which it returns None."""
         written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
         for queues in (*written, self.vanished, self.listed_last, self.returned):
@@ -273,16 +268,16 @@ class Changes:
         self.condemned = [one._replace(queue=after) for one in self.condemned if (after := by(one.queue)) is not None]
 
 
-def from_seen(seen: ListedQueue) -> Known:
+def from_seen(seen: ListedQueue) -> StoredQueue:
     """Return the row of a queue that is seen for the first time."""
-    return Known(
+    return StoredQueue(
         None, *seen, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, over_unacked_since=None,
         unbounded=False, warn_length=None, max_length=None,
     )  # fmt: skip
 
 
-Q = TypeVar("Q", ListedQueue, Known)
+Q = TypeVar("Q", ListedQueue, StoredQueue)
 
 
 def with_ready(queue: Q, ready: int) -> Q:
@@ -295,11 +290,11 @@ def with_ready(queue: Q, ready: int) -> Q:
     return queue._replace(ready=ready, unacknowledged=max(0, total - ready))
 
 
-def confirmed(
+def with_exact_lengths(
     snapshot: Snapshot,
     unconfirmed: Collection[QueueName],
     depths: Mapping[QueueName, DeclareOk],
-    known: Mapping[QueueName, Known],
+    stored: Mapping[QueueName, StoredQueue],
 ) -> Snapshot:
     """Return the snapshot with the exact ready counts of these queues, as passive declares gave them.
 
@@ -310,7 +305,7 @@ def confirmed(
         key = (seen.vhost, seen.name)
         if key not in unconfirmed or seen.ready is None or seen.unacknowledged is None:
             return seen
-        depth, row = depths.get(key), known.get(key)
+        depth, row = depths.get(key), stored.get(key)
         if depth is not None:
             return with_ready(seen, depth.ready)
         may_have_shrunk = row is not None and (row.length is None or seen.ready + seen.unacknowledged < row.length)
@@ -323,15 +318,15 @@ def confirmed(
 class Observation:
     """What a pass compares: the snapshot, and what was read after it was fetched.
 
-    ``known`` has the rows of all queues that aren't gone, and of gone ones that are listed again, by (vhost, name).
+    ``stored`` has the rows of all queues that aren't gone, and of gone ones that are listed again, by (vhost, name).
     ``memory`` is the use of the fullest node as a fraction of its watermark. Nothing is missing from
     ``stopped_vhosts``. The brake does not count the queues that an operator ``released``.
     """
 
     snapshot: Snapshot
-    known: Mapping[QueueName, Known]
+    stored: Mapping[QueueName, StoredQueue]
     accounts: Mapping[str, PulseAccount]
-    agents: Agents
+    registrations: Registrations
     earlier: Earlier
     memory: float = 0.0
     stopped_vhosts: frozenset[str] = frozenset()
@@ -365,9 +360,9 @@ class _Comparison:
         self.listed = {
             (seen.vhost, seen.name): seen
             for seen in observation.snapshot.queues
-            if not rules.leaves_alone(seen.vhost, seen.name)
+            if not rules.ignores(seen.vhost, seen.name)
         }
-        self.known = observation.known
+        self.stored = observation.stored
         accounts = observation.accounts.values()
         self.limits: dict[int | None, tuple[int | None, int | None]] = {
             account.id: (account.warn_length, account.max_length) for account in accounts
@@ -390,20 +385,20 @@ class _Comparison:
         short = unexplained > 0 and (not self.listed or unexplained > brake_limit(self.rules.brake, expected))
         changes.short = unexplained if short else 0
         changes.short_lists = (earlier.short_lists + 1 if comparable else 1) if short else 0
-        self.removes_nothing = short and changes.short_lists < SHORT_LISTS_TO_BELIEVE and not force
+        self.removes_nothing = short and changes.short_lists < SHORT_LISTS_UNTIL_BELIEVED and not force
         if comparable and not self.removes_nothing:
             changes.deleted = deleted
-        needed = (1 if force else SHORT_LISTS_TO_BELIEVE) if short else LISTS_TO_BE_GONE
+        needed = (1 if force else SHORT_LISTS_UNTIL_BELIEVED) if short else MISSES_UNTIL_GONE
         for row in missing:
             misses = row.misses + 1 if comparable else int(snapshot.nodes_unchanged)
             if misses >= needed and not self.removes_nothing:
                 self._gone(row)
-                if (row.vhost, row.name) in self.observation.agents.queues:
+                if (row.vhost, row.name) in self.observation.registrations.queues:
                     changes.vanished.append(row)
             elif misses != row.misses:
                 changes.missed.append(row._replace(misses=misses, over_unacked_since=None))
 
-    def _expected(self) -> tuple[int, list[Known], list[Known]]:
+    def _expected(self) -> tuple[int, list[StoredQueue], list[StoredQueue]]:
         """Return how many known queues should be listed, and those that are not: missing, and deleted by Guardian.
 
         Queues that are no longer guarded are gone. Those that can't be listed now, with their vhost or node, are
@@ -412,12 +407,12 @@ class _Comparison:
         snapshot = self.observation.snapshot
         unlisted = {*snapshot.unlisted, *self.observation.stopped_vhosts}
         expected = 0
-        missing: list[Known] = []
-        deleted: list[Known] = []
-        for key, row in self.known.items():
+        missing: list[StoredQueue] = []
+        deleted: list[StoredQueue] = []
+        for key, row in self.stored.items():
             if row.state == GONE:
                 continue
-            if key not in self.listed and self.rules.leaves_alone(row.vhost, row.name):
+            if key not in self.listed and self.rules.ignores(row.vhost, row.name):
                 self._gone(row)
                 continue
             expected += 1
@@ -427,12 +422,12 @@ class _Comparison:
             (deleted if is_deleted else missing).append(row)
         return expected, missing, deleted
 
-    def _is_unexplained(self, row: Known) -> bool:
+    def _is_unexplained(self, row: StoredQueue) -> bool:
         """Return whether a missing queue did not go with its account or registration."""
         with_account = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
-        return not with_account and not self.observation.agents.was_unregistered(row)
+        return not with_account and not self.observation.registrations.was_unregistered(row)
 
-    def _gone(self, row: Known) -> None:
+    def _gone(self, row: StoredQueue) -> None:
         """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""
         gone = row._replace(
             state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None
@@ -456,9 +451,9 @@ class _Comparison:
             self.changes.unknown += 1
         queue = self._updated(key, seen, whose)
         policys = self.rules.policy(seen.length, broker)
-        thresholds = resolve((queue.warn_length, queue.max_length), self.limits.get(whose[0], NO_OWN), policys)
+        thresholds = resolve((queue.warn_length, queue.max_length), self.limits.get(whose[0], NOT_SET), policys)
         queue = _with_over_unacked(queue, thresholds, self.now)
-        verdict = judge(queue.stood, seen.length, thresholds, spared=self._is_spared(queue))
+        verdict = judge(queue.last_notified_state, seen.length, thresholds, spared=self._is_spared(queue))
         if seen.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
         for_its_name = not self.removes_nothing and self.rules.deletes_for_its_name(queue)
@@ -467,16 +462,16 @@ class _Comparison:
         else:
             self._settle(queue, verdict.state, thresholds)
 
-    def _whose(self, key: QueueName) -> Belongs:
+    def _whose(self, key: QueueName) -> OwnershipFields:
         """Return whom a queue belongs to by its name or its vhost."""
         vhost, name = key
-        agents = self.observation.agents
-        registered, owner_id = key in agents.queues, agents.owner_of(key)
+        registrations = self.observation.registrations
+        registered, owner_id = key in registrations.queues, registrations.owner_of(key)
         user = user_of_queue(name) if vhost == self.rules.pulse_vhost and not registered else None
         account = self.observation.accounts.get(user) if user is not None else None
         return account.id if account is not None else None, owner_id, registered
 
-    def _note_name(self, key: QueueName, whose: Belongs) -> None:
+    def _note_name(self, key: QueueName, whose: OwnershipFields) -> None:
         """Note a name that follows no pattern: it is on the Pulse vhost, and no Pulse user's."""
         pulse_user_id, _, registered = whose
         if key[0] != self.rules.pulse_vhost or pulse_user_id is not None or registered:
@@ -487,20 +482,20 @@ class _Comparison:
         elif kind is NameKind.UNPATTERNED:
             self.changes.unpatterned += 1
 
-    def _updated(self, key: QueueName, seen: ListedQueue, whose: Belongs) -> Known:
+    def _updated(self, key: QueueName, seen: ListedQueue, whose: OwnershipFields) -> StoredQueue:
         """Return the row with what the list shows, and with whom the queue belongs to."""
-        queue = self.known.get(key) or from_seen(seen)
+        queue = self.stored.get(key) or from_seen(seen)
         if queue.state == GONE:
             # It is judged from where the last message put it, so that the message stays true.
             queue = queue._replace(state=queue.said)
             self.changes.events.append(Event(queue, QueueEvent.Kind.RETURNED))
-            if key in self.observation.agents.queues:
+            if key in self.observation.registrations.queues:
                 self.changes.returned.append(queue)
         if queue[1:13] == (*seen, *whose) and queue.misses == 0:
             return queue  # as nearly always
-        return Known._make((queue.id, *seen, *whose, queue.state, 0, *queue[15:]))
+        return StoredQueue._make((queue.id, *seen, *whose, queue.state, 0, *queue[15:]))
 
-    def _is_spared(self, queue: Known) -> bool:
+    def _is_spared(self, queue: StoredQueue) -> bool:
         """Return whether a queue is not deleted for its length."""
         if queue.unbounded or queue.exclusive or queue.registered or self.removes_nothing:
             return True
@@ -514,10 +509,12 @@ class _Comparison:
         if len(counted) <= brake_limit(self.rules.brake, len(self.listed)):
             return
         kept = [one for one in counted if one.queue.state != DELETING]
-        self.changes.kept = [one.key for one in kept]
+        self.changes.blocked = [one.key for one in kept]
         for queue, thresholds, _ in kept:
-            self._settle(queue, judge(queue.stood, queue.length, thresholds, spared=True).state, thresholds)
-        keys = set(self.changes.kept)
+            self._settle(
+                queue, judge(queue.last_notified_state, queue.length, thresholds, spared=True).state, thresholds
+            )
+        keys = set(self.changes.blocked)
         self.changes.condemned = [one for one in self.changes.condemned if one.key not in keys]
 
     def condemn(self) -> None:
@@ -526,12 +523,12 @@ class _Comparison:
         for one in condemned:
             queue = one.queue._replace(state=DELETING)
             self.changes.condemned.append(one._replace(queue=queue))
-            row = self.known.get(one.key)
+            row = self.stored.get(one.key)
             if row is None or row.state != DELETING:
                 self.changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
             self._keep(queue)
 
-    def _settle(self, queue: Known, state: str, thresholds: Thresholds) -> None:
+    def _settle(self, queue: StoredQueue, state: str, thresholds: Thresholds) -> None:
         """Note the state of a queue that stays, and what is to be said of it."""
         if queue.length is None:  # nothing is known, so nothing changes, a deletion under way included
             self._keep(queue)
@@ -539,14 +536,14 @@ class _Comparison:
         after, message = _stays(queue, state, thresholds, self.rules, self.now)
         if message is not None:
             self.changes.messages.append(message)
-        if state != queue.stood:
+        if state != queue.last_notified_state:
             kind = QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED
             self.changes.events.append(Event(after, kind))
         self._keep(after)
 
-    def _keep(self, queue: Known) -> None:
+    def _keep(self, queue: StoredQueue) -> None:
         """Note what has to be written of a queue."""
-        row = self.known.get((queue.vhost, queue.name))
+        row = self.stored.get((queue.vhost, queue.name))
         if row is None:
             self.changes.new.append(queue)
         elif queue != row:
@@ -556,30 +553,36 @@ class _Comparison:
             self.changes.samples.append(queue)
 
 
-def settled(queue: Known, thresholds: Thresholds, rules: Rules, now: datetime) -> tuple[Known, Message | None]:
+def judge_kept(
+    queue: StoredQueue, thresholds: Thresholds, rules: Rules, now: datetime
+) -> tuple[StoredQueue, Message | None]:
     """Return where a queue stands that was condemned and stays, and what is to be said of it."""
-    state = judge(queue.stood, queue.length, thresholds, spared=True).state
+    state = judge(queue.last_notified_state, queue.length, thresholds, spared=True).state
     return _stays(queue, state, thresholds, rules, now)
 
 
 def _stays(
-    queue: Known, state: str, thresholds: Thresholds, rules: Rules, now: datetime
-) -> tuple[Known, Message | None]:
+    queue: StoredQueue, state: str, thresholds: Thresholds, rules: Rules, now: datetime
+) -> tuple[StoredQueue, Message | None]:
     """Return a queue that stays, in its new state, and what is to be said of it."""
-    stood = queue.stood
+    last_notified_state = queue.last_notified_state
     after = queue
     if state != queue.state or queue.delete_sent_at is not None:
         after = queue._replace(state=state, delete_sent_at=None)
-    if state == stood and not quiet.is_over(queue.quiet_until, now):
+    if state == last_notified_state and not quiet.is_over(queue.quiet_until, now):
         return after, None
-    remembered, due = quiet.say(queue.quiet, state, changed=state != stood, now=now, quiet_seconds=rules.quiet_seconds)
-    after = after.with_quiet(remembered)
-    if due is Say.NOTHING:
+    remembered, due = quiet.next_message(
+        queue.quiet_period, state, changed=state != last_notified_state, now=now, quiet_seconds=rules.quiet_seconds
+    )
+    after = after.with_quiet_period(remembered)
+    if due is MessageKind.NONE:
         return after, None
-    return after, Message(after, due, thresholds, queue.folded + (state != stood) if due is Say.SUMMARY else 0)
+    return after, Message(
+        after, due, thresholds, queue.folded + (state != last_notified_state) if due is MessageKind.SUMMARY else 0
+    )
 
 
-def _with_over_unacked(queue: Known, thresholds: Thresholds, now: datetime) -> Known:
+def _with_over_unacked(queue: StoredQueue, thresholds: Thresholds, now: datetime) -> StoredQueue:
     """Return the queue with the time since when it is over its limit only with its unacknowledged messages."""
     since = None
     if queue.type != CLASSIC and queue.ready is not None and queue.length is not None:

@@ -18,9 +18,9 @@ from django.utils import timezone
 from core import broker, bulk, leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import enqueue
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from queues import kinds, thresholds
-from queues.comparison import Known
+from queues.comparison import StoredQueue
 from queues.facts import Facts
 from queues.listing import should_have_consumer
 from queues.models import Queue, Watch
@@ -33,17 +33,19 @@ from rabbit.snapshot import length_of
 logger = logging.getLogger(__name__)
 
 LEASE = "consumers"
-EVERY = timedelta(minutes=1)
-ATTENDED = ("consumers", "unattended_since", "unattended_told_at")
-WORKED_ON = ("taken_out", "stalled_since", "stalled_told_at")
-WRITTEN = (*ATTENDED, *WORKED_ON)
+COUNT_INTERVAL = timedelta(minutes=1)
+CONSUMER_FIELDS = ("consumers", "unattended_since", "unattended_told_at")
+STALL_FIELDS = ("taken_out", "stalled_since", "stalled_told_at")
+WRITTEN_FIELDS = (*CONSUMER_FIELDS, *STALL_FIELDS)
 """What is written of a queue: of its consumers, and of whether they take anything out."""
 
-GONE_AND_COUNTED = Q(state=Queue.State.GONE) & (Q(consumers__isnull=False) | Q(stalled_since__isnull=False))
+GONE_WITH_COUNTS = Q(state=Queue.State.GONE) & (Q(consumers__isnull=False) | Q(stalled_since__isnull=False))
 COLUMNS = "name,vhost,consumers"
-TAKEN_OUT = ("ack", "deliver_no_ack", "get_no_ack")
+ACK_COUNTERS = ("ack", "deliver_no_ack", "get_no_ack")
 """The broker's counts of messages that were acknowledged, or needed no acknowledgement. It counts no rejected ones."""
-STALL_COLUMNS = ",".join(["messages_ready", "messages_unacknowledged", *(f"message_stats.{one}" for one in TAKEN_OUT)])
+STALL_COLUMNS = ",".join(
+    ["messages_ready", "messages_unacknowledged", *(f"message_stats.{one}" for one in ACK_COUNTERS)]
+)
 
 
 class Count(NamedTuple):
@@ -55,7 +57,7 @@ class Count(NamedTuple):
     taken_out: int | None = None
 
 
-class Attendance(NamedTuple):
+class ConsumerState(NamedTuple):
     """What is known of a queue's consumers. The fields are those of ``queues.models.Queue``."""
 
     id: int
@@ -71,7 +73,7 @@ class Attendance(NamedTuple):
     stalled_since: datetime | None
     stalled_told_at: datetime | None
 
-    def at(self, consumers: int, now: datetime, minutes: int) -> "Attendance":
+    def with_consumers(self, consumers: int, now: datetime, minutes: int) -> "ConsumerState":
         """Return what is known now that it has so many. ``minutes`` without one are told about; 0: never.
 
         That is told of those alone that should have one.
@@ -84,7 +86,7 @@ class Attendance(NamedTuple):
         told_at = self.unattended_told_at or (now if is_news else None)
         return self._replace(consumers=0, unattended_since=since, unattended_told_at=told_at)
 
-    def worked_on(self, count: Count, now: datetime, minutes: int) -> "Attendance":
+    def with_progress(self, count: Count, now: datetime, minutes: int) -> "ConsumerState":
         """Return what is known now of whether its consumers work. ``minutes`` of a stall are told about; 0: never.
 
         A stall counts from the first look at which nothing had been taken out since the one before, with messages in
@@ -136,15 +138,15 @@ def _count(lease: HeldLease) -> int:
     watch, _ = Watch.objects.get_or_create(id=1)
     try:
         management = broker.management()
-        counted = _ask(management)
+        counted = _fetch_counts(management)
     except BrokerError as error:
         # The monitor tells people of an outage; one line at its beginning is enough here.
-        is_first = watch.consumers_counted_at is None or now - watch.consumers_counted_at < 2 * EVERY
+        is_first = watch.consumers_counted_at is None or now - watch.consumers_counted_at < 2 * COUNT_INTERVAL
         logger.log(logging.WARNING if is_first else logging.DEBUG, "Consumers can't be counted: %s", error)
         return 0
-    before = {attendance.id: attendance for attendance in _known()}
+    before = {attendance.id: attendance for attendance in _stored_states()}
     after = {
-        id_: attendance.at(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES).worked_on(
+        id_: attendance.with_consumers(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES).with_progress(
             count, now, settings.GUARDIAN_STALLED_MINUTES
         )
         for id_, attendance in before.items()
@@ -156,47 +158,49 @@ def _count(lease: HeldLease) -> int:
         stalls = set()  # nobody looks any more: that is no news of the queues
     told = _gather_facts(management, lonely | stalls, now)
     lease.renew_if_due()
-    tellings: dict[tuple[int, bool], Telling] = {}
+    notices: dict[tuple[int, bool], Notice] = {}
     for queue in told.queues:
-        telling = _telling(queue, before[queue.id], after[queue.id], told, now) if queue.id in lonely else None
-        if telling is not None:
-            tellings[queue.id, False] = telling
+        notice = _notice(queue, before[queue.id], after[queue.id], told, now) if queue.id in lonely else None
+        if notice is not None:
+            notices[queue.id, False] = notice
         count = counted[queue.vhost, queue.name]
-        telling = (
-            _stall_telling(queue, before[queue.id], after[queue.id], count, told, now) if queue.id in stalls else None
+        notice = (
+            _stall_notice(queue, before[queue.id], after[queue.id], count, told, now) if queue.id in stalls else None
         )
-        if telling is not None:
-            tellings[queue.id, True] = telling
+        if notice is not None:
+            notices[queue.id, True] = notice
     with transaction.atomic():
         lease.renew()
-        there = _still_there([id_ for id_, one in after.items() if one != before[id_]])
-        tellings = {which: telling for which, telling in tellings.items() if which[0] in there}
-        for news, is_stall, names in ((lonely, False, ATTENDED), (stalls, True, WORKED_ON)):
+        there = _lock_remaining([id_ for id_, one in after.items() if one != before[id_]])
+        notices = {which: notice for which, notice in notices.items() if which[0] in there}
+        for news, is_stall, names in ((lonely, False, CONSUMER_FIELDS), (stalls, True, STALL_FIELDS)):
             for id_ in news:
-                if (id_, is_stall) not in tellings:  # the next count decides anew
+                if (id_, is_stall) not in notices:  # the next count decides anew
                     after[id_] = after[id_]._replace(**{name: getattr(before[id_], name) for name in names})
         changed = [one for id_, one in after.items() if one != before[id_]]
-        bulk.update(Queue, WRITTEN, [(one.id, *(getattr(one, name) for name in WRITTEN)) for one in changed])
+        bulk.update(
+            Queue, WRITTEN_FIELDS, [(one.id, *(getattr(one, name) for name in WRITTEN_FIELDS)) for one in changed]
+        )
         # Not when it was told: who was told is told of a consumer, too, when the queue comes back with one.
-        Queue.objects.filter(GONE_AND_COUNTED).update(
+        Queue.objects.filter(GONE_WITH_COUNTS).update(
             consumers=None, unattended_since=None, taken_out=None, stalled_since=None
         )
         Watch.objects.filter(id=watch.id).update(consumers_counted_at=now)
-        return enqueue.tell(list(tellings.values()), now)
+        return enqueue.enqueue(list(notices.values()), now)
 
 
-def _still_there(ids: Sequence[int]) -> set[int]:
+def _lock_remaining(ids: Sequence[int]) -> set[int]:
     """Return which of these queues are neither gone nor about to be, and lock all that is to be written.
 
     By id, as a pass does: in another order the two would wait for each other.
     """
     theirs = Q(bulk.among(Queue, ("id",), [(id_,) for id_ in ids])) if ids else Q(pk__in=[])
-    rows = Queue.objects.select_for_update().filter(theirs | GONE_AND_COUNTED).order_by("id")
+    rows = Queue.objects.select_for_update().filter(theirs | GONE_WITH_COUNTS).order_by("id")
     leaving = (Queue.State.GONE, Queue.State.DELETING)
     return {id_ for id_, state in rows.values_list("id", "state") if state not in leaving}
 
 
-def _ask(management: Management) -> Mapping[QueueName, Count]:
+def _fetch_counts(management: Management) -> Mapping[QueueName, Count]:
     """Return what the broker says of each guarded queue that it tells a number of consumers of.
 
     Raises:
@@ -207,51 +211,54 @@ def _ask(management: Management) -> Mapping[QueueName, Count]:
     rows = management.list_queues(None, {"columns": columns})
     return {
         (row["vhost"], row["name"]): Count(
-            consumers, _number(row.get("messages_ready")), _number(row.get("messages_unacknowledged")), _taken_out(row)
+            consumers,
+            _number(row.get("messages_ready")),
+            _number(row.get("messages_unacknowledged")),
+            _acked_total(row),
         )
         for row in rows
         if (vhosts is None or row["vhost"] in vhosts) and (consumers := _number(row.get("consumers"))) is not None
     }
 
 
-def _taken_out(row: Row) -> int | None:
+def _acked_total(row: Row) -> int | None:
     stats = row.get("message_stats")
     if not isinstance(stats, dict) or not stats:
         return None
-    return sum(_number(stats.get(name)) or 0 for name in TAKEN_OUT)
+    return sum(_number(stats.get(name)) or 0 for name in ACK_COUNTERS)
 
 
 def _number(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _known() -> list[Attendance]:
-    rows = Queue.objects.exclude(state=Queue.State.GONE).order_by().values_list(*Attendance._fields)
-    return [Attendance._make(row) for row in rows]
+def _stored_states() -> list[ConsumerState]:
+    rows = Queue.objects.exclude(state=Queue.State.GONE).order_by().values_list(*ConsumerState._fields)
+    return [ConsumerState._make(row) for row in rows]
 
 
-class _News(NamedTuple):
+class _Gathered(NamedTuple):
     queues: Sequence[Queue]
     facts: Facts
 
 
-def _gather_facts(management: Management, ids: set[int], now: datetime) -> _News:
+def _gather_facts(management: Management, ids: set[int], now: datetime) -> _Gathered:
     """Return these queues, and what is to be told of them."""
     if not ids:
-        return _News([], Facts({}, {}, now))
+        return _Gathered([], Facts({}, {}, now))
     these = bulk.among(Queue, ("id",), [(id_,) for id_ in ids])
     queues = list(Queue.objects.filter(these).select_related("pulse_user").order_by("id"))
-    known = [_as_known(queue) for queue in queues]
-    return _News(queues, Facts.gather(management, broker.amqp_url(), known, now))
+    known = [_as_stored(queue) for queue in queues]
+    return _Gathered(queues, Facts.gather(management, broker.amqp_url(), known, now))
 
 
-def _as_known(queue: Queue) -> Known:
-    return Known._make(getattr(queue, name) for name in Known._fields)
+def _as_stored(queue: Queue) -> StoredQueue:
+    return StoredQueue._make(getattr(queue, name) for name in StoredQueue._fields)
 
 
-def _telling(queue: Queue, before: Attendance, after: Attendance, news: _News, now: datetime) -> Telling | None:
+def _notice(queue: Queue, before: ConsumerState, after: ConsumerState, news: _Gathered, now: datetime) -> Notice | None:
     """Return what is to be told of this queue; None where a second look, at the queue itself, doesn't bear it out."""
-    told = news.facts.of(_as_known(queue), thresholds.of_queue(queue))
+    told = news.facts.of(_as_stored(queue), thresholds.of_queue(queue))
     exact: int | None = told["consumers"]
     if after.consumers:
         if exact == 0:
@@ -265,14 +272,14 @@ def _telling(queue: Queue, before: Attendance, after: Attendance, news: _News, n
         kind, seen = kinds.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
     facts = {**told, "consumers": seen, "seconds": seconds}
-    return Telling(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
+    return Notice(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
 
 
-def _stall_telling(
-    queue: Queue, before: Attendance, after: Attendance, count: Count, news: _News, now: datetime
-) -> Telling | None:
+def _stall_notice(
+    queue: Queue, before: ConsumerState, after: ConsumerState, count: Count, news: _Gathered, now: datetime
+) -> Notice | None:
     """Return what is to be told of this queue's stall, or of its end; None where a second look doesn't bear it out."""
-    told = news.facts.of(_as_known(queue), thresholds.of_queue(queue))
+    told = news.facts.of(_as_stored(queue), thresholds.of_queue(queue))
     if after.stalled_told_at:
         if not told["consumers"]:  # none is there any more, which is another matter; or it doesn't answer
             return None
@@ -286,4 +293,4 @@ def _stall_telling(
         "unacknowledged": count.unacknowledged,
         "seconds": max(0.0, (now - since).total_seconds()) if since else None,
     }
-    return Telling(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
+    return Notice(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)

@@ -20,12 +20,12 @@ from django.utils import timezone
 from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from queues import kinds, registered
-from queues.comparison import Condemned, Known, Rules, settled, with_ready
+from queues.comparison import Condemned, Rules, StoredQueue, judge_kept, with_ready
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent
-from queues.quiet import Quiet
+from queues.quiet import QuietPeriod
 from queues.subject import about
 from queues.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
@@ -36,20 +36,20 @@ from rabbit.threads import ContextThreadPool
 
 logger = logging.getLogger(__name__)
 
-BATCH = 500
+BATCH_SIZE = 500
 """Queues between two renewals of the lease. So many take the broker half a second. However long it takes, none is asked
 for once the recheck of the batch is out of date."""
 
-SIDE_BY_SIDE = 8
+MAX_CONCURRENT_DELETIONS = 8
 """Deletions under way at once."""
 
 RECHECK_VALID_SECONDS = 30
 """A process that was stopped in between must not go on deleting by an old recheck."""
 
-LIST_SECONDS = 20
+LIST_TIMEOUT_SECONDS = 20
 """How long its list may take. What is over its maximum by the ready messages alone can then still be deleted by it."""
 
-TOO_LATE = "too late"
+RECHECK_EXPIRED = "too late"
 
 
 class Recheck(NamedTuple):
@@ -116,7 +116,7 @@ class Deletion:
                     recheck.kept.append(one._replace(queue=kept))
         if not doubtful:
             return recheck
-        listed = self._list({one.queue.vhost for one in doubtful}, between) if exact else None
+        listed = self._list_again({one.queue.vhost for one in doubtful}, between) if exact else None
         lengths = {(seen.vhost, seen.name): seen for seen in listed.queues} if listed else {}
         for one in doubtful:
             seen = lengths.get(_name(one.queue))
@@ -139,22 +139,22 @@ class Deletion:
             LeaseLost: the lease ran out; the next pass goes on.
         """
         outcome = Outcome()
-        for start in range(0, len(condemned), BATCH):
+        for start in range(0, len(condemned), BATCH_SIZE):
             lease.renew()
             began = time.monotonic()
             until = began + RECHECK_VALID_SECONDS
-            in_time = partial(_keep_in_time, lease, began + LIST_SECONDS)
-            recheck = self.recheck(condemned[start : start + BATCH], exact=exact, between=in_time)
-            self._keep(recheck.kept, lease, outcome)
-            self._leave(recheck.unsure, lease, outcome)
+            in_time = partial(_keep_in_time, lease, began + LIST_TIMEOUT_SECONDS)
+            recheck = self.recheck(condemned[start : start + BATCH_SIZE], exact=exact, between=in_time)
+            self._record_kept(recheck.kept, lease, outcome)
+            self._record_still_condemned(recheck.unsure, lease, outcome)
             outcome.kept += len(recheck.unsure)
-            asked = self._announce(recheck.over, lease, outcome)
+            asked = self._mark_sent(recheck.over, lease, outcome)
             gone = self._delete(asked, until, lease, outcome)
             facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in gone}
             self._record([one.queue for one in gone], facts, lease, outcome)
         return outcome
 
-    def finish(self, queues: Sequence[Known], lease: HeldLease) -> Outcome:
+    def finish(self, queues: Sequence[StoredQueue], lease: HeldLease) -> Outcome:
         """Record the deletion of these, which an earlier pass asked for.
 
         Raises:
@@ -166,7 +166,7 @@ class Deletion:
         return outcome
 
     def _record(
-        self, queues: Sequence[Known], facts: dict[int | None, dict[str, Any]], lease: HeldLease, outcome: Outcome
+        self, queues: Sequence[StoredQueue], facts: dict[int | None, dict[str, Any]], lease: HeldLease, outcome: Outcome
     ) -> None:
         """Record that these were deleted and tell people, in one transaction."""
         if not queues:
@@ -181,12 +181,12 @@ class Deletion:
             # Only what was registered since the decision: a registered queue isn't condemned.
             newly_registered = [_name(queue) for queue in ours if queue.owner_id is not None]
             if newly_registered:
-                registered.provider().vanished(newly_registered)
-            tellings = [Telling(kinds.DELETION, facts[queue.id], about(queue.id), *queue.whose) for queue in ours]
-            outcome.told += enqueue.tell(tellings, now)
+                registered.provider().record_missing(newly_registered)
+            notices = [Notice(kinds.DELETION, facts[queue.id], about(queue.id), *queue.ownership) for queue in ours]
+            outcome.told += enqueue.enqueue(notices, now)
         outcome.deleted += len(ours)
 
-    def _list(self, vhosts: set[str], between: Callable[[], None]) -> Snapshot | None:
+    def _list_again(self, vhosts: set[str], between: Callable[[], None]) -> Snapshot | None:
         try:
             listed = snapshot.take(self.management, sorted(vhosts), between)
         except BrokerError as error:
@@ -194,39 +194,41 @@ class Deletion:
             return None
         return listed if listed.exact else None
 
-    def _keep(self, kept: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
+    def _record_kept(self, kept: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
         """Record that these stay, and say so where the last message is no longer true."""
-        self._settle(kept, lease, outcome, condemned_still=False)
+        self._record_not_deleted(kept, lease, outcome, condemned_still=False)
 
-    def _leave(self, left: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
+    def _record_still_condemned(self, left: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
         """Warn of these, which are over their maximum by the list and can't be deleted now. They stay condemned."""
-        self._settle(left, lease, outcome, condemned_still=True)
+        self._record_not_deleted(left, lease, outcome, condemned_still=True)
 
-    def _settle(self, ones: Sequence[Condemned], lease: HeldLease, outcome: Outcome, *, condemned_still: bool) -> None:
+    def _record_not_deleted(
+        self, ones: Sequence[Condemned], lease: HeldLease, outcome: Outcome, *, condemned_still: bool
+    ) -> None:
         if not ones:
             return
         now = timezone.now()
-        after, tellings = [], []
+        after, notices = [], []
         with transaction.atomic():
             lease.renew()
             deleting = _still_deleting([one.queue for one in ones])
             ones = [one for one in ones if one.queue.id in deleting]
             for one in ones:
-                queue, message = settled(one.queue, one.thresholds, self.rules, now)
+                queue, message = judge_kept(one.queue, one.thresholds, self.rules, now)
                 if message is not None:
                     told = self.facts.of(queue, one.thresholds, message.folded)
-                    tellings.append(Telling(message.say.value, told, about(queue.id), *queue.whose))
+                    notices.append(Notice(message.kind.value, told, about(queue.id), *queue.ownership))
                 if condemned_still:
                     queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
                 after.append(queue)
             write_states(after)
             if not condemned_still:
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
-            outcome.told += enqueue.tell(tellings, now)
+            outcome.told += enqueue.enqueue(notices, now)
         if not condemned_still:
             outcome.kept += len(ones)
 
-    def _announce(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:
+    def _mark_sent(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:
         """Note on the rows that the broker is about to be asked, and return those that may still go.
 
         An operator may have made one unbounded since the decision, or somebody deleted it by hand.
@@ -241,15 +243,15 @@ class Deletion:
                 rows.select_for_update().order_by("id").values_list("id", "unbounded")
             )
             rows.filter(unbounded=False).update(delete_sent_at=timezone.now())
-        self._keep([one for one in over if unbounded.get(one.queue.id) is True], lease, outcome)
+        self._record_kept([one for one in over if unbounded.get(one.queue.id) is True], lease, outcome)
         return [one for one in over if unbounded.get(one.queue.id) is False]
 
     def _delete(self, asked: Sequence[Condemned], until: float, lease: HeldLease, outcome: Outcome) -> list[Condemned]:
         """Ask the broker to delete these side by side, and return those that it says it deleted."""
         if not asked:
             return []
-        with ContextThreadPool(SIDE_BY_SIDE) as threads:
-            errors = list(threads.map(lambda one: self._ask(one, until), asked))
+        with ContextThreadPool(MAX_CONCURRENT_REQUESTS) as threads:
+            errors = list(threads.map(lambda one: self._fetch_counts(one, until), asked))
         done, not_there, refused = [], [], []
         for one, error in zip(asked, errors, strict=True):
             if error is None:
@@ -259,7 +261,7 @@ class Deletion:
             else:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
                 if isinstance(error, Refused):
-                    never_asked = error.reason == TOO_LATE  # this time: an earlier request may be under way
+                    never_asked = error.reason == RECHECK_EXPIRED  # this time: an earlier request may be under way
                     refused.append(one if never_asked else one._replace(queue=one.queue._replace(delete_sent_at=None)))
                     outcome.refused += not never_asked
         if not_there:
@@ -269,14 +271,14 @@ class Deletion:
                 lease.renew()
                 deleting = _still_deleting(not_there)
                 write_states([queue for queue in not_there if queue.id in deleting])
-        self._leave(refused, lease, outcome)
+        self._record_still_condemned(refused, lease, outcome)
         return done
 
-    def _ask(self, one: Condemned, until: float) -> BrokerError | None:
+    def _delete_one(self, one: Condemned, until: float) -> BrokerError | None:
         vhost, name = one.queue.vhost, one.queue.name
         if time.monotonic() > until:
             late = "the second look is too old to act on; the next pass looks again"
-            return Refused(late, status=0, reason=TOO_LATE)
+            return Refused(late, status=0, reason=RECHECK_EXPIRED)
         try:
             if not self.management.delete_queue(vhost, name):
                 return BrokerUnavailable(
@@ -303,21 +305,23 @@ def _keep_in_time(lease: HeldLease, until: float) -> None:
     """
     lease.renew_if_due()
     if time.monotonic() > until:
-        raise BrokerUnavailable(f"the list took more than {LIST_SECONDS} s; the broker is busy")
+        raise BrokerUnavailable(f"the list took more than {LIST_TIMEOUT_SECONDS} s; the broker is busy")
 
 
-def _still_deleting(queues: Sequence[Known]) -> set[int]:
+def _still_deleting(queues: Sequence[StoredQueue]) -> set[int]:
     """Return the ids of those that are still to be deleted, and lock them: somebody may have deleted one by hand."""
     these = bulk.among(Queue, ("id",), [(queue.id,) for queue in queues])
     rows = Queue.objects.select_for_update().filter(these, state=DELETING).order_by("id")
     return set(rows.values_list("id", flat=True))
 
 
-def _deleted(queue: Known) -> Known:
-    return queue.with_quiet(Quiet())._replace(state=GONE, delete_sent_at=None, misses=0, over_unacked_since=None)
+def _deleted(queue: StoredQueue) -> StoredQueue:
+    return queue.with_quiet_period(QuietPeriod())._replace(
+        state=GONE, delete_sent_at=None, misses=0, over_unacked_since=None
+    )
 
 
-def write_states(queues: Sequence[Known]) -> None:
+def write_states(queues: Sequence[StoredQueue]) -> None:
     """Write where these stand, and what is remembered of their messages."""
     fields = (
         "state", "misses", "delete_sent_at", "said", "quiet_until", "recovery_said", "folded", "over_unacked_since",
@@ -326,13 +330,13 @@ def write_states(queues: Sequence[Known]) -> None:
     bulk.update(Queue, fields, rows)
 
 
-def write_events(events: Sequence[tuple[Known, str, dict[str, Any]]], at: datetime) -> None:
+def write_events(events: Sequence[tuple[StoredQueue, str, dict[str, Any]]], at: datetime) -> None:
     """Write what happened to queues, with the figures that it was decided by."""
     rows = [(queue.id, queue.vhost, queue.name, kind, at, details) for queue, kind, details in events]
     bulk.insert(QueueEvent, ("queue", "vhost", "queue_name", "kind", "at", "details"), rows)
 
 
-def _last_facts(queues: Sequence[Known]) -> dict[int | None, dict[str, Any]]:
+def _last_facts(queues: Sequence[StoredQueue]) -> dict[int | None, dict[str, Any]]:
     """Return the facts that each of these was condemned by, by its id: they were written down with the decision."""
     facts: dict[int | None, dict[str, Any]] = {
         queue.id: {"queue": queue.name, "vhost": queue.vhost} for queue in queues
@@ -343,5 +347,5 @@ def _last_facts(queues: Sequence[Known]) -> dict[int | None, dict[str, Any]]:
     return facts
 
 
-def _name(queue: Known) -> QueueName:
+def _name(queue: StoredQueue) -> QueueName:
     return (queue.vhost, queue.name)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from core import bulk
 from queues import growth
-from queues.comparison import Known
+from queues.comparison import StoredQueue
 from queues.models import QueueSample
 from queues.thresholds import Thresholds
 from rabbit import amqp
@@ -21,21 +21,21 @@ from rabbit.management import Binding, BrokerError, Management, NotOnBroker, Ref
 from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 from rabbit.threads import ContextThreadPool
 
-ONE_BY_ONE = 10
+MAX_SINGLE_REQUESTS = 10
 """Up to so many queues are asked for one by one, and more where they are few among all that there are."""
 
-ONE_IN = 20
+QUEUES_PER_SINGLE_REQUEST = 20
 """Few are one in so many at most: as each queue has a binding at least, listing those of all takes the broker longer
 then. Else everything is listed once for each vhost."""
 
-SIDE_BY_SIDE = 8
+MAX_CONCURRENT_REQUESTS = 8
 """Requests for the bindings of a queue under way at once."""
 
-ALL_SECONDS = 10.0
+BINDINGS_TIMEOUT_SECONDS = 10.0
 """How long all bindings may take together. Whoever's aren't there by then are told without: a pass must not wait for
 them."""
 
-BINDINGS_TOLD = 20
+MAX_BINDINGS_SHOWN = 20
 
 Sample = tuple[datetime, int]
 
@@ -57,7 +57,7 @@ class Facts:
 
     @classmethod
     def gather(
-        cls, management: Management, amqp_url: str, queues: Sequence[Known], now: datetime, *, among: int = 0
+        cls, management: Management, amqp_url: str, queues: Sequence[StoredQueue], now: datetime, *, among: int = 0
     ) -> "Facts":
         """Ask the broker and the database about these queues, of ``among`` that there are, where that is known.
 
@@ -65,10 +65,10 @@ class Facts:
         """
         if not queues:
             return cls({}, {}, now)
-        feeds = ask_feeds(management, amqp_url, list({(queue.vhost, queue.name) for queue in queues}), among)
+        feeds = fetch_feeds(management, amqp_url, list({(queue.vhost, queue.name) for queue in queues}), among)
         return cls(feeds, _samples([queue.id for queue in queues], now), now)
 
-    def of(self, queue: Known, thresholds: Thresholds, folded: int = 0) -> dict[str, Any]:
+    def of(self, queue: StoredQueue, thresholds: Thresholds, folded: int = 0) -> dict[str, Any]:
         """Return what a message about this queue tells, ready for the outbox. Lengths are messages, times seconds."""
         samples = list(self._samples.get(queue.id, []))
         if queue.length is not None:
@@ -94,11 +94,13 @@ class Facts:
         }
 
 
-def ask_feeds(management: Management, amqp_url: str, queues: Sequence[QueueName], among: int) -> dict[QueueName, Feed]:
+def fetch_feeds(
+    management: Management, amqp_url: str, queues: Sequence[QueueName], among: int
+) -> dict[QueueName, Feed]:
     """Return the feed of each of these queues, given as (vhost, name), of ``among`` that there are."""
     with ContextThreadPool(1) as beside:  # each waits for the broker most of the time
         asked = beside.submit(amqp.declare_passively, amqp_url, queues)
-        bindings = _ask_bindings(management, queues, one_by_one=len(queues) <= max(ONE_BY_ONE, among // ONE_IN))
+        bindings = _ask_bindings(management, queues, one_by_one=len(queues) <= max(MAX_SINGLE_REQUESTS, among // QUEUES_PER_SINGLE_REQUEST))
     consumers = {queue: depth.consumers for queue, depth in asked.result().items()}
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
 
@@ -111,12 +113,12 @@ def _ask_bindings(
     Once it doesn't answer it isn't asked for more: the others would wait as long.
     """
     # Lists of whole vhosts are asked for one after the other, as each keeps the broker busy.
-    threads = ContextThreadPool(SIDE_BY_SIDE if one_by_one else 1)
+    threads = ContextThreadPool(MAX_CONCURRENT_REQUESTS if one_by_one else 1)
     if one_by_one:
         asked = [threads.submit(_bindings_of_queue, management, queue) for queue in queues]
     else:
         asked = [threads.submit(_bindings_of_vhost, management, vhost) for vhost in sorted({one[0] for one in queues})]
-    answered, _ = wait(asked, ALL_SECONDS, FIRST_EXCEPTION)
+    answered, _ = wait(asked, BINDINGS_TIMEOUT_SECONDS, FIRST_EXCEPTION)
     threads.shutdown(wait=False, cancel_futures=True)  # what hangs is not waited for
     bindings: dict[QueueName, list[Binding]] = {}
     for answer in answered:
@@ -140,7 +142,7 @@ def _bindings_of_vhost(management: Management, vhost: str) -> dict[QueueName, li
     return found
 
 
-def _agents_told(queue: Known) -> dict[str, Any]:
+def _agents_told(queue: StoredQueue) -> dict[str, Any]:
     """Return what is to be told of a queue of agents: how many messages it keeps at most, and for how many seconds."""
     if queue.owner_id is None and not queue.registered:
         return {}
@@ -159,9 +161,10 @@ def _bindings_told(bindings: list[Binding] | None) -> dict[str, Any]:
     told = [(binding.source, binding.routing_key) for binding in bindings if binding.source]
     return {
         "bindings": [
-            {"exchange": _storable(exchange), "routing_key": _storable(key)} for exchange, key in told[:BINDINGS_TOLD]
+            {"exchange": _storable(exchange), "routing_key": _storable(key)}
+            for exchange, key in told[:MAX_BINDINGS_SHOWN]
         ],
-        "more_bindings": max(0, len(told) - BINDINGS_TOLD),
+        "more_bindings": max(0, len(told) - MAX_BINDINGS_SHOWN),
     }
 
 

@@ -26,12 +26,12 @@ ORDERINGS = [
 ]
 
 LENGTH = F("ready") + F("unacknowledged")
-UNREAD = r"\.(parked|retry\.[0-9]+m?s)\Z"
+UNCONSUMED_NAMES = r"\.(parked|retry\.[0-9]+m?s)\Z"
 """Endings of the consumer toolkit's parking and delay queues (``guardian_consumers.names``), which have no consumer:
 their messages wait for a person, or for their next attempt."""
-_IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(name__regex=UNREAD)
+_IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(name__regex=UNCONSUMED_NAMES)
 # The first two say nothing of their own: SQLite asks Python about each name that has to match a pattern.
-UNATTENDED = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD
+WITHOUT_CONSUMER = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD
 """Queues that are known to have no consumer, and ``should_have_consumer``."""
 STALLED = Q(stalled_told_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
 """Queues whose consumers take nothing out, as their owners were told, and it isn't over."""
@@ -40,12 +40,12 @@ BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 
 
 def should_have_consumer(name: str, *, exclusive: bool, registered: bool) -> bool:
-    """Return whether somebody is meant to read this queue. ``UNATTENDED`` has the same rule for a list.
+    """Return whether somebody is meant to read this queue. ``WITHOUT_CONSUMER`` has the same rule for a list.
 
     Nobody has to read dead letters, or what is parked or delayed. One connection has an exclusive queue to itself, and
     reads it when it will.
     """
-    return not exclusive and not (registered and name == DEAD_LETTER_QUEUE) and not re.search(UNREAD, name)
+    return not exclusive and not (registered and name == DEAD_LETTER_QUEUE) and not re.search(UNCONSUMED_NAMES, name)
 
 
 class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
@@ -55,8 +55,8 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     state = ChoiceFilter(choices=Queue.State.choices, label="State", empty_label="all but gone")
     vhost = CharFilter(label="Virtual host")
     pulse_user = CharFilter(field_name="pulse_user__username", label="Pulse user")
-    without_consumers = BooleanFilter(method="with_no_consumer", label="Without consumers")
-    ordering = ChoiceFilter(choices=ORDERINGS, method="in_order", label="Order", empty_label=None)
+    without_consumers = BooleanFilter(method="filter_without_consumers", label="Without consumers")
+    ordering = ChoiceFilter(choices=ORDERINGS, method="filter_ordering", label="Order", empty_label=None)
 
     class Meta:
         model = Queue
@@ -69,14 +69,14 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         if not asked.get("state"):
             queryset = queryset.exclude(state=Queue.State.GONE)
         if not asked.get("ordering"):
-            queryset = self.in_order(queryset, "ordering", WORST_FIRST)
+            queryset = self.filter_ordering(queryset, "ordering", WORST_FIRST)
         return queryset
 
-    def with_no_consumer(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
+    def filter_without_consumers(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
         """Return the queues that are known to have no consumer; where it isn't asked for, all."""
-        return queryset.filter(UNATTENDED) if value else queryset
+        return queryset.filter(WITHOUT_CONSUMER) if value else queryset
 
-    def in_order(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
+    def filter_ordering(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
         """Return the queues in one of ``ORDERINGS``. What is unknown comes last, equals are by name."""
         backwards = value.startswith("-")
         key = value.removeprefix("-")
@@ -89,7 +89,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         return queryset.order_by(OrderBy(by, descending=backwards, nulls_last=True), *BY_NAME)
 
 
-class Standing(NamedTuple):
+class StateCount(NamedTuple):
     """How many queues stand where: by state and vhost, and how many of them have no consumer."""
 
     state: str
@@ -98,11 +98,11 @@ class Standing(NamedTuple):
     unattended: int
 
 
-def standing(queues: QuerySet[Queue]) -> list[Standing]:
+def count_by_state(queues: QuerySet[Queue]) -> list[StateCount]:
     """Return how many of these queues stand where, in one statement; gone ones too."""
     groups = queues.order_by().values("state", "vhost")
-    counts = groups.annotate(number=Count("id"), unattended=Count("id", filter=UNATTENDED))
-    return [Standing(*row) for row in counts.values_list("state", "vhost", "number", "unattended")]
+    counts = groups.annotate(number=Count("id"), unattended=Count("id", filter=WITHOUT_CONSUMER))
+    return [StateCount(*row) for row in counts.values_list("state", "vhost", "number", "unattended")]
 
 
 def _severity() -> Expression:

@@ -18,21 +18,21 @@ from django.utils import timezone
 from core import broker, leases
 from core.leases import HeldLease, LeaseLost, LeaseTaken
 from notifications import audience, enqueue
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from queues import kinds, registered
 from queues.comparison import (
-    Agents,
     Changes,
-    Known,
     Observation,
+    Registrations,
+    StoredQueue,
     compare,
-    confirmed,
+    with_exact_lengths,
 )
 from queues.deletion import Deletion, Outcome, Recheck
 from queues.facts import Facts
 from queues.models import QueueEvent, Watch
 from queues.pass_run import PassRun, Report, guarded_vhosts, rules, save_report
-from queues.persistence import known_queues, load, write
+from queues.persistence import load, stored_queues, write
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerError
 from rabbit.names import DEAD_LETTER_QUEUE, NameKind, QueueName, kind_of_exchange
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 LEASE = "pass"
 
-EXCHANGES_EVERY = timedelta(minutes=5)
-EXACT_LIST_EVERY = timedelta(minutes=1)
+EXCHANGES_INTERVAL = timedelta(minutes=5)
+EXACT_LIST_INTERVAL = timedelta(minutes=1)
 """Where lengths come from figures that lag, and that say nothing else of a queue, the list still comes so often."""
 
 FIGURES_LAG = timedelta(seconds=10)
@@ -60,7 +60,7 @@ def is_due() -> bool:
 def seconds_to_wait() -> float:
     """Return the seconds to wait after a pass: the poll interval, longer after failures to reach the broker."""
     watch = Watch.objects.filter(id=1).first()
-    return _wait(watch.failures if watch else 0)
+    return _backoff_seconds(watch.failures if watch else 0)
 
 
 def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
@@ -131,24 +131,24 @@ def _observe(run: PassRun) -> tuple[Observation, Changes]:
     Figures lag, so nothing is deleted by them, and nothing is gone by them where too much is missing.
     """
     if _may_use_figures(run):
-        known = known_queues()
-        figures = _fetch_figures(run, known)
+        stored = stored_queues()
+        figures = _fetch_figures(run, stored)
         if figures is not None:
-            observation, changes = _compare(run, figures, known)
-            if not (changes.condemned or changes.kept or changes.short):
+            observation, changes = _compare(run, figures, stored)
+            if not (changes.condemned or changes.blocked or changes.short):
                 return observation, changes
     seen = snapshot.take(run.management, run.vhosts, run.keep_lease)
-    return _compare(run, seen, known_queues())
+    return _compare(run, seen, stored_queues())
 
 
-def _compare(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> tuple[Observation, Changes]:
+def _compare(run: PassRun, seen: Snapshot, stored: dict[QueueName, StoredQueue]) -> tuple[Observation, Changes]:
     """Load what is missing and compare. Confirm lengths that lag by passive declares, and compare again by these."""
     run.report.listing_seconds = seen.seconds
-    observation = load(run, seen, known)
+    observation = load(run, seen, stored)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
     if changes.unconfirmed:
         depths = amqp.declare_passively(broker.amqp_url(), changes.unconfirmed)
-        seen = confirmed(seen, changes.unconfirmed, depths, observation.known)
+        seen = with_exact_lengths(seen, changes.unconfirmed, depths, observation.stored)
         observation = replace(observation, snapshot=seen)
         changes = compare(observation, run.rules, now=run.now, force=run.force)
     return observation, changes
@@ -163,16 +163,16 @@ def _may_use_figures(run: PassRun) -> bool:
     is_wrong = watch.failures or watch.short_lists or watch.braked or watch.unresponsive_since is not None
     if settings.GUARDIAN_SNAPSHOT != "prometheus" or run.lease is None or run.force or is_wrong:
         return False
-    return watch.exact_at is not None and timedelta(0) <= run.now - watch.exact_at < EXACT_LIST_EVERY
+    return watch.exact_at is not None and timedelta(0) <= run.now - watch.exact_at < EXACT_LIST_INTERVAL
 
 
-def _fetch_figures(run: PassRun, known: Mapping[QueueName, Known]) -> Snapshot | None:
+def _fetch_figures(run: PassRun, stored: Mapping[QueueName, StoredQueue]) -> Snapshot | None:
     """Return the snapshot by the nodes' Prometheus figures and the known rows; None: fetch the list."""
     is_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
-    leaves_alone = run.rules.leaves_alone
+    ignores = run.rules.ignores
     try:
         return broker.prometheus().take(
-            run.management, run.vhosts, known, leaves_alone, run.keep_lease, keep_stored_lengths=is_behind
+            run.management, run.vhosts, stored, ignores, run.keep_lease, keep_stored_lengths=is_behind
         )
     except ListNeeded as reason:
         logger.info("The queues are listed, since %s.", reason)
@@ -184,7 +184,7 @@ def _fetch_figures(run: PassRun, known: Mapping[QueueName, Known]) -> Snapshot |
 
 def _preview(report: Report, changes: Changes, recheck: Recheck) -> None:
     """Put into the report of a dry run what is to be deleted, and what would be."""
-    report.condemned = [_named(key) for key in sorted({one.key for one in changes.condemned} | set(changes.kept))]
+    report.condemned = [_named(key) for key in sorted({one.key for one in changes.condemned} | set(changes.blocked))]
     report.would_delete = [_named(one.key) for one in recheck.over]
     report.kept = len(recheck.kept)
 
@@ -210,7 +210,7 @@ def _note_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: dateti
         if not outcome.refused:
             return 0
         facts = {"count": outcome.refused, "error": outcome.errors[0]}
-        return enqueue.tell([Telling(kinds.REFUSED, facts)], now)
+        return enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
 
 
 def _note_outage(report: Report, watch: Watch, error: str, lease: HeldLease | None) -> None:
@@ -223,17 +223,17 @@ def _note_outage(report: Report, watch: Watch, error: str, lease: HeldLease | No
     failures = watch.failures + 1
     news = {
         "failures": failures,
-        "next_pass_at": report.at + timedelta(seconds=_wait(failures)),
+        "next_pass_at": report.at + timedelta(seconds=_backoff_seconds(failures)),
         "outage_since": watch.outage_since or report.at,
     }
     with transaction.atomic():
         lease.renew()
         Watch.objects.filter(id=watch.id).update(**news)
         if watch.outage_since is None:
-            report.told = enqueue.tell([Telling(kinds.OUTAGE, {"error": error})], report.at)
+            report.told = enqueue.enqueue([Notice(kinds.OUTAGE, {"error": error})], report.at)
 
 
-def _wait(failures: int) -> float:
+def _backoff_seconds(failures: int) -> float:
     longest = max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS)
     return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), longest))
 
@@ -242,8 +242,8 @@ def _misnamed_exchanges(run: PassRun) -> list[str] | None:
     """Return the exchanges in the queues' namespace, and report them; None: not listed in this pass."""
     watch, report = run.watch, run.report
     report.misnamed_exchanges = watch.misnamed_exchanges
-    since = run.now - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else EXCHANGES_EVERY
-    if timedelta(0) <= since < EXCHANGES_EVERY:
+    since = run.now - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else EXCHANGES_INTERVAL
+    if timedelta(0) <= since < EXCHANGES_INTERVAL:
         return None
     try:
         exchanges = run.management.exchanges(run.rules.pulse_vhost)
@@ -269,16 +269,16 @@ def _count(report: Report, changes: Changes) -> None:
     report.unknown = changes.unknown
     report.warned = kinds.count(QueueEvent.Kind.WARNED)
     report.recovered = kinds.count(QueueEvent.Kind.RECOVERED)
-    report.brake_held = changes.braked > 0
+    report.brake_held = bool(changes.blocked)
     report.misnamed = changes.misnamed
     report.unpatterned = changes.unpatterned
 
 
 def _note_errors(report: Report, changes: Changes, observation: Observation) -> None:
     """Put into the report what was wrong with the list, and that the brake holds."""
-    seen, agents = observation.snapshot, observation.agents
+    seen, registrations = observation.snapshot, observation.registrations
     report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in seen.unlisted.items()]
-    report.errors += [words for vhost in seen.missing_vhosts if (words := _no_such_vhost(vhost, agents))]
+    report.errors += [words for vhost in seen.missing_vhosts if (words := _no_such_vhost(vhost, registrations))]
     report.errors += [
         f"the queue {name!r} can't be guarded: a name has a NUL in it, or is too long" for name in seen.unreadable
     ]
@@ -289,9 +289,9 @@ def _note_errors(report: Report, changes: Changes, observation: Observation) -> 
             f"the list lacks {changes.short} known queues, which is more than the brake allows "
             f"(list {changes.short_lists} in a row)"
         )
-    if changes.braked:
+    if changes.blocked:
         report.errors.append(
-            f"the brake holds: {changes.braked} queues are to be deleted; look, then release it in the admin "
+            f"the brake holds: {len(changes.blocked)} queues are to be deleted; look, then release it in the admin "
             "or use --force"
         )
 
@@ -300,11 +300,11 @@ def _named(key: QueueName) -> dict[str, str]:
     return {"vhost": key[0], "queue": key[1]}
 
 
-def _no_such_vhost(vhost: str, agents: Agents) -> str:
+def _no_such_vhost(vhost: str, registrations: Registrations) -> str:
     """Return what is wrong where a guarded vhost isn't on the broker; empty: nothing, since its owner was deleted."""
-    if vhost not in agents.vhosts:
+    if vhost not in registrations.vhosts:
         return f"vhost '{vhost}' isn't on the broker; see GUARDIAN_VHOSTS"
-    if (vhost, DEAD_LETTER_QUEUE) not in agents.queues:
+    if (vhost, DEAD_LETTER_QUEUE) not in registrations.queues:
         return ""
     return f"vhost '{vhost}', which is an owner's agents', is gone from the broker; the next sweep makes it again"
 
@@ -312,6 +312,6 @@ def _no_such_vhost(vhost: str, agents: Agents) -> str:
 def _gather_facts(run: PassRun, changes: Changes) -> Facts:
     """Ask about the queues that somebody is to be notified about."""
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
-    people = audience.recipients_of(queue.whose for queue in candidates)
-    told = [queue for queue in candidates if audience.is_anybody_told(queue.whose, people)]
+    people = audience.recipients_of(queue.ownership for queue in candidates)
+    told = [queue for queue in candidates if audience.has_recipients(queue.ownership, people)]
     return Facts.gather(run.management, broker.amqp_url(), told, run.now, among=changes.seen)

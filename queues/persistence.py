@@ -12,10 +12,19 @@ from accounts.models import Owner, PulseUser
 from core import bulk
 from core.leases import HeldLease
 from notifications import enqueue
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from queues import kinds, registered
-from queues.brake import after_pass, is_news, released_queues
-from queues.comparison import NO_AGENTS, Agents, Changes, Earlier, Known, Message, Observation, PulseAccount
+from queues.brake import after_pass, needs_notice, released_queues
+from queues.comparison import (
+    NO_REGISTRATIONS,
+    Changes,
+    Earlier,
+    Message,
+    Observation,
+    PulseAccount,
+    Registrations,
+    StoredQueue,
+)
 from queues.deletion import write_events
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent, QueueSample, Watch
@@ -27,10 +36,10 @@ from rabbit.management import Management
 from rabbit.names import QueueName
 from rabbit.snapshot import Snapshot
 
-SHORT_TOLD_EVERY = timedelta(hours=1)
+SHORT_LIST_NOTICE_INTERVAL = timedelta(hours=1)
 
 
-def load(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> Observation:
+def load(run: PassRun, seen: Snapshot, stored: dict[QueueName, StoredQueue]) -> Observation:
     """Read what to compare the snapshot and the known rows with.
 
     Accounts and registrations are read after the snapshot was fetched: a registration is written before its queue is
@@ -38,15 +47,15 @@ def load(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> Observa
     """
     listed = {(queue.vhost, queue.name) for queue in seen.queues}
     stopped: frozenset[str] = frozenset()
-    if known.keys() - listed:  # make sure that the list is whole
+    if stored.keys() - listed:  # make sure that the list is whole
         snapshot.require_administrator(run.management)
         stopped = frozenset(snapshot.stopped_vhosts(run.management))
     run.keep_lease()
     return Observation(
         snapshot=seen,
-        known=known | _returned(listed - known.keys()),
+        stored=stored | _returned_queues(listed - stored.keys()),
         accounts=_accounts(),
-        agents=_agents(run.agents_vhosts),
+        registrations=_registrations(run.agents_vhosts),
         earlier=Earlier(frozenset(run.watch.nodes), run.watch.short_lists),
         memory=_memory(run.management) if run.rules.policy.needs_memory else 0.0,
         stopped_vhosts=stopped,
@@ -54,20 +63,20 @@ def load(run: PassRun, seen: Snapshot, known: dict[QueueName, Known]) -> Observa
     )
 
 
-def known_queues() -> dict[QueueName, Known]:
+def stored_queues() -> dict[QueueName, StoredQueue]:
     """Return the rows of the queues that aren't gone, by (vhost, name)."""
     return _by_name(Queue.objects.exclude(state=GONE))
 
 
-def _returned(unknown: Collection[QueueName]) -> dict[QueueName, Known]:
+def _returned_queues(unknown: Collection[QueueName]) -> dict[QueueName, StoredQueue]:
     """Return the rows of those of these listed queues, by (vhost, name), that were gone."""
     if not unknown:
         return {}
     return _by_name(Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), list(unknown)), state=GONE))
 
 
-def _by_name(queues: QuerySet[Queue]) -> dict[QueueName, Known]:
-    rows = map(Known._make, queues.order_by().values_list(*Known._fields))
+def _by_name(queues: QuerySet[Queue]) -> dict[QueueName, StoredQueue]:
+    rows = map(StoredQueue._make, queues.order_by().values_list(*StoredQueue._fields))
     return {(row.vhost, row.name): row for row in rows}
 
 
@@ -77,12 +86,12 @@ def _accounts() -> dict[str, PulseAccount]:
     return {username: PulseAccount(id_, warn, most, since is not None) for username, id_, warn, most, since in rows}
 
 
-def _agents(vhosts: Mapping[str, int]) -> Agents:
+def _registrations(vhosts: Mapping[str, int]) -> Registrations:
     """Return what agents registered in these vhosts, which are theirs."""
     if not vhosts:
-        return NO_AGENTS
-    agents = registered.provider()
-    return Agents(agents.queues(), vhosts, agents.leaving())
+        return NO_REGISTRATIONS
+    provider = registered.provider()
+    return Registrations(provider.queues(), vhosts, provider.pending_removals())
 
 
 def _memory(management: Management) -> float:
@@ -97,7 +106,7 @@ def _memory(management: Management) -> float:
 
 LIMITS = ("unbounded", "warn_length", "max_length")
 
-WRITTEN = tuple(name for name in Known._fields if name not in ("id", "vhost", "name", *LIMITS))
+WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *LIMITS))
 """The fields that a pass writes. The others are people's."""
 
 
@@ -110,22 +119,22 @@ def write(
     exchanges: list[str] | None,
 ) -> None:
     """Write everything that changed in one transaction, but for concurrent edits, and give new queues their ids."""
-    returned = {row.id for row in observation.known.values() if row.state == GONE}
+    returned = {row.id for row in observation.stored.values() if row.state == GONE}
     with transaction.atomic():
         lease.renew()
         _drop_concurrent_edits(changes, returned, run.now)
         _insert(changes, run.now)
         _update(changes, run.watch.listed_at or run.now, run.now)
         _write_history(changes, facts, run.now)
-        tellings = [_telling(message, facts) for message in changes.messages]
+        notices = [_notice(message, facts) for message in changes.messages]
         news = _news_for_operators(changes, observation.snapshot, run.watch, run.now)
-        run.report.told = enqueue.tell(tellings + news, run.now)
-        _remember(run.watch, changes, observation.snapshot, exchanges, run.now)
+        run.report.told = enqueue.enqueue(notices + news, run.now)
+        _update_watch(run.watch, changes, observation.snapshot, exchanges, run.now)
 
 
 def _insert(changes: Changes, now: datetime) -> None:
     """Insert the new queues, and set their ids in the changes."""
-    fields = ("uuid", *Known._fields[1:], "first_seen", "last_seen")
+    fields = ("uuid", *StoredQueue._fields[1:], "first_seen", "last_seen")
     rows = [(uuid.uuid4(), *queue[1:], now, now) for queue in changes.new]
     inserted = bulk.insert(Queue, fields, rows, returning=("id", "vhost", "name"))
     changes.set_ids({(vhost, name): id_ for id_, vhost, name in inserted})
@@ -146,12 +155,12 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
     absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
     bulk.update(Queue, WRITTEN, [(queue.id, *_written(queue)) for queue in absent])
     if changes.vanished:
-        registered.provider().vanished([(queue.vhost, queue.name) for queue in changes.vanished])
+        registered.provider().record_missing([(queue.vhost, queue.name) for queue in changes.vanished])
     if changes.returned:
-        registered.provider().returned([(queue.vhost, queue.name) for queue in changes.returned])
+        registered.provider().record_returned([(queue.vhost, queue.name) for queue in changes.returned])
 
 
-def _written(queue: Known) -> list[Any]:
+def _written(queue: StoredQueue) -> list[Any]:
     return [getattr(queue, name) for name in WRITTEN]
 
 
@@ -174,8 +183,8 @@ def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], n
     lock what is about to be written: accounts and owners first, as the removal of one does.
     """
     whole = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
-    removed = _removed(PulseUser, {queue.pulse_user_id for queue in whole} - {None})
-    departed = _removed(Owner, {queue.owner_id for queue in whole} - {None})
+    removed = _lock_remaining(PulseUser, {queue.pulse_user_id for queue in whole} - {None})
+    departed = _lock_remaining(Owner, {queue.owner_id for queue in whole} - {None})
     written = [*changes.changed, *changes.lengths, *changes.missed, *changes.gone]
     judged = [one.queue for one in changes.condemned] + [one.queue for one in changes.messages]
     touched = {queue.id for queue in (*written, *judged)} - {None}
@@ -193,10 +202,10 @@ def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], n
                 gone.add(id_)
         gone |= touched  # it had been gone for so long that its row was removed
     if gone or removed or departed:
-        changes.leave_out(gone, removed, departed)
+        changes.drop(gone, removed, departed)
 
 
-def _removed(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | None]:
+def _lock_remaining(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | None]:
     """Return which of these aren't there any more, and lock the others until their ids are written."""
     if not ids:
         return set()
@@ -204,37 +213,37 @@ def _removed(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | 
     return ids - set(rows.order_by("id").values_list("id", flat=True))
 
 
-def _telling(message: Message, facts: Facts) -> Telling:
+def _notice(message: Message, facts: Facts) -> Notice:
     queue = message.queue
     told = facts.of(queue, message.thresholds, message.folded)
-    return Telling(message.say.value, told, about(queue.id), *queue.whose)
+    return Notice(message.kind.value, told, about(queue.id), *queue.ownership)
 
 
-def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: datetime) -> list[Telling]:
+def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: datetime) -> list[Notice]:
     """Return what the operators have not been told yet about the broker itself."""
     news = []
     if watch.outage_since is not None:
         seconds = (now - watch.outage_since).total_seconds()
-        news.append(Telling(kinds.OUTAGE_OVER, {"seconds": seconds}))
-    if is_news(watch, changes.braked):
-        news.append(Telling(kinds.BRAKE, {"count": changes.braked, "seen": changes.seen}))
+        news.append(Notice(kinds.OUTAGE_OVER, {"seconds": seconds}))
+    if needs_notice(watch, len(changes.blocked)):
+        news.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.seen}))
     if _short_is_news(changes, watch, now):
-        news.append(Telling(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.seen}))
+        news.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.seen}))
     if not seen.exact and watch.unresponsive_since is None:
-        news.append(Telling(kinds.UNRESPONSIVE, {}))
+        news.append(Notice(kinds.UNRESPONSIVE, {}))
     if seen.exact and watch.unresponsive_since is not None:
         seconds = (now - watch.unresponsive_since).total_seconds()
-        news.append(Telling(kinds.RESPONSIVE, {"seconds": seconds}))
+        news.append(Notice(kinds.RESPONSIVE, {"seconds": seconds}))
     return news
 
 
 def _short_is_news(changes: Changes, watch: Watch, now: datetime) -> bool:
     """Return whether operators are to hear of a short list: a node that stops makes lists short now and then."""
-    told_lately = watch.short_told_at is not None and now - watch.short_told_at < SHORT_TOLD_EVERY
+    told_lately = watch.short_told_at is not None and now - watch.short_told_at < SHORT_LIST_NOTICE_INTERVAL
     return changes.short > 0 and not told_lately
 
 
-def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[str] | None, now: datetime) -> None:
+def _update_watch(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[str] | None, now: datetime) -> None:
     """Write what the next pass needs to know of this one."""
     news: dict[str, Any] = {
         "failures": 0,
@@ -244,7 +253,7 @@ def _remember(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[st
         "unresponsive_since": None if seen.exact else (watch.unresponsive_since or now),
         "outage_since": None,
         "next_pass_at": None,
-        **after_pass(watch, changes.kept, changes.short > 0, now),
+        **after_pass(watch, changes.blocked, changes.short > 0, now),
     }
     if not seen.lagging:
         news["exact_at"] = now

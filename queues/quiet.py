@@ -1,7 +1,7 @@
-"""The quiet period: how a queue that hovers around its warn length doesn't fill anybody's inbox.
+"""The quiet period: limit the messages about a queue whose length hovers around its warning threshold.
 
-A warning opens a period for its queue. The first recovery inside it goes out at once; further changes are counted,
-and told in one message at its end, or in none where the last message still tells the truth. All of it is pure.
+A warning opens a quiet period for its queue. The first recovery inside it is sent immediately. Later changes are
+counted, and reported in one summary at the end; no summary is sent if the last message is still true. All pure.
 """
 
 from datetime import datetime, timedelta
@@ -11,23 +11,23 @@ from typing import NamedTuple
 from queues.thresholds import OK, WARNED
 
 
-class Quiet(NamedTuple):
-    """What is remembered of a queue's messages.
+class QuietPeriod(NamedTuple):
+    """The messages already sent about a queue.
 
-    ``said`` is the state (ok or warned) that the last message told; ``until`` the end of the open period, or None;
-    ``recovery_said`` whether the period's one recovery went out; ``folded`` the changes that nobody was told of.
+    ``notified_state`` is the state (ok or warned) in the last message. ``until`` is the end of the open period, or
+    None. ``recovery_sent``: this period's one recovery was sent. ``folded`` counts the changes left for the summary.
     """
 
-    said: str = OK
+    notified_state: str = OK
     until: datetime | None = None
-    recovery_said: bool = False
+    recovery_sent: bool = False
     folded: int = 0
 
 
-class Say(Enum):
+class MessageKind(Enum):
     """The message that is due, if any. The values are kinds of ``notifications.models.Notification``."""
 
-    NOTHING = ""
+    NONE = ""
     WARNING = "warning"
     RECOVERY = "recovery"
     SUMMARY = "summary"
@@ -38,34 +38,36 @@ def is_over(until: datetime | None, now: datetime) -> bool:
     return until is not None and until <= now
 
 
-def say(quiet: Quiet, state: str, *, changed: bool, now: datetime, quiet_seconds: int) -> tuple[Quiet, Say]:
-    """Return what to remember and what to say of a queue that stands at ``state`` (ok or warned) at ``now``.
+def next_message(
+    period: QuietPeriod, state: str, *, changed: bool, now: datetime, quiet_seconds: int
+) -> tuple[QuietPeriod, MessageKind]:
+    """Return the next quiet period, and the message that is due, for a queue in ``state`` (ok or warned) at ``now``.
 
-    ``changed`` says that it got there just now. Called for every queue that changed, and for every queue whose period
-    has ended. The summary tells the ``folded`` of the ``Quiet`` that was given, plus one where ``changed``.
+    ``changed``: this pass moved the queue into that state. Call it for every queue that changed, and for every queue
+    whose period has ended. A summary reports the ``folded`` changes of the given period, plus one if ``changed``.
     """
-    if is_over(quiet.until, now):
-        if quiet.folded:
-            return _close(quiet, state, now, quiet_seconds)
-        quiet = Quiet(said=quiet.said)
+    if is_over(period.until, now):
+        if period.folded:
+            return _close(period, state, now, quiet_seconds)
+        period = QuietPeriod(period.notified_state)
     if not changed:
-        return quiet, Say.NOTHING
-    if quiet.until is None:
-        if state == quiet.said:  # as after a second look that kept what nobody had been told was to go
-            return quiet, Say.NOTHING
+        return period, MessageKind.NONE
+    if period.until is None:
+        if state == period.notified_state:  # a recheck kept the queue before anybody was notified
+            return period, MessageKind.NONE
         if state == WARNED:
-            return Quiet(WARNED, _end(now, quiet_seconds)), Say.WARNING
-        return Quiet(OK), Say.RECOVERY
-    if state == OK and quiet.said == WARNED and not quiet.recovery_said:
-        return quiet._replace(said=OK, recovery_said=True), Say.RECOVERY
-    return quiet._replace(folded=quiet.folded + 1), Say.NOTHING
+            return QuietPeriod(WARNED, _end(now, quiet_seconds)), MessageKind.WARNING
+        return QuietPeriod(OK), MessageKind.RECOVERY
+    if state == OK and period.notified_state == WARNED and not period.recovery_sent:
+        return period._replace(notified_state=OK, recovery_sent=True), MessageKind.RECOVERY
+    return period._replace(folded=period.folded + 1), MessageKind.NONE
 
 
-def _close(quiet: Quiet, state: str, now: datetime, quiet_seconds: int) -> tuple[Quiet, Say]:
-    if state == quiet.said:
-        return Quiet(said=state), Say.NOTHING
-    # A summary that leaves the queue above its warn length is a warning too, and opens the next period.
-    return Quiet(state, _end(now, quiet_seconds) if state == WARNED else None), Say.SUMMARY
+def _close(period: QuietPeriod, state: str, now: datetime, quiet_seconds: int) -> tuple[QuietPeriod, MessageKind]:
+    if state == period.notified_state:
+        return QuietPeriod(state), MessageKind.NONE
+    # A summary that leaves the queue above its warning threshold is a warning too, and opens the next period.
+    return QuietPeriod(state, _end(now, quiet_seconds) if state == WARNED else None), MessageKind.SUMMARY
 
 
 def _end(now: datetime, quiet_seconds: int) -> datetime | None:

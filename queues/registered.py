@@ -15,13 +15,13 @@ class RegisteredQueues(Protocol):
     def queues(self) -> Mapping[QueueName, int]:
         """Return the registered queues, and the id of each one's owner, whatever their number in three statements."""
 
-    def leaving(self) -> Collection[QueueName]:
+    def pending_removals(self) -> Collection[QueueName]:
         """Return the queues that are about to be removed, so that a pass does not miss them. One statement."""
 
-    def vanished(self, names: Collection[QueueName]) -> None:
+    def record_missing(self, names: Collection[QueueName]) -> None:
         """Record that the broker has these registered queues no longer. They are declared again."""
 
-    def returned(self, names: Collection[QueueName]) -> None:
+    def record_returned(self, names: Collection[QueueName]) -> None:
         """Record that the broker has these registered queues again."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from django.urls import reverse
 
 from notifications import subjects
-from notifications.audience import Whose
+from notifications.audience import Ownership
 from notifications.subjects import Subject
 from queues.models import Queue
 
@@ -19,7 +19,7 @@ def about(queue_id: int | None) -> str:
 
 def _look_up(ids: Collection[int]) -> dict[int, Subject]:
     rows = Queue.objects.filter(pk__in=ids).values_list("pk", "pulse_user_id", "owner_id", "uuid")
-    return {pk: Subject(Whose(account, owner), reverse("queue", args=[uuid])) for pk, account, owner, uuid in rows}
+    return {pk: Subject(Ownership(account, owner), reverse("queue", args=[uuid])) for pk, account, owner, uuid in rows}
 
 
 subjects.register(KIND, _look_up)

@@ -27,4 +27,4 @@ def count_consumers() -> None:
 @shared_task
 def tell_the_week() -> None:
     """Write the weekly summaries that are due."""
-    weekly.tell_the_week()
+    weekly.enqueue_weekly_summaries()

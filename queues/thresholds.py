@@ -117,21 +117,21 @@ class Static:
 class MemoryPressure:
     """The longest queues have to go earlier as the broker's memory nears its watermark.
 
-    From ``RELIEF`` of the watermark on, the maximum of the longest queues falls evenly, to the warn length at the
+    From ``PRESSURE_START`` of the watermark on, the maximum of the longest queues falls evenly, to the warn length at the
     watermark, and never below it.
     """
 
     thresholds: Thresholds
     needs_memory: bool = True
 
-    RELIEF = 0.8
+    PRESSURE_START = 0.8
 
     def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
         """Return the pair, its maximum lowered where the queue is among the longest."""
         warn, most = self.thresholds
-        if length is None or length < broker.long or broker.memory <= self.RELIEF:
+        if length is None or length < broker.long or broker.memory <= self.PRESSURE_START:
             return self.thresholds
-        pressure = min(1.0, (broker.memory - self.RELIEF) / (1 - self.RELIEF))
+        pressure = min(1.0, (broker.memory - self.PRESSURE_START) / (1 - self.PRESSURE_START))
         return Thresholds(warn, max(warn, round(most - pressure * (most - warn))))
 
 
@@ -145,7 +145,7 @@ def long_length(lengths: Sequence[int]) -> int:
     return sorted(lengths, reverse=True)[len(lengths) // 10]
 
 
-NO_OWN = (None, None)
+NOT_SET = (None, None)
 
 
 def resolve(
@@ -155,7 +155,7 @@ def resolve(
 
     The two may come from different places: then nobody is warned later than at the maximum.
     """
-    if own == of_user == NO_OWN:  # nearly all, and this is asked for every queue in every pass
+    if own == of_user == NOT_SET:  # nearly all, and this is asked for every queue in every pass
         return policy
     warn, most = (
         next(value for value in values if value is not None) for values in zip(own, of_user, policy, strict=True)
@@ -173,7 +173,7 @@ def policy() -> Policy:
 def of_queue(queue: "Queue") -> Thresholds:
     """Return the thresholds of a queue while the broker has memory to spare, as a page shows them."""
     user = queue.pulse_user
-    of_user = (user.warn_length, user.max_length) if user else NO_OWN
+    of_user = (user.warn_length, user.max_length) if user else NOT_SET
     return resolve((queue.warn_length, queue.max_length), of_user, policy()(queue.length, BrokerState()))
 
 

@@ -43,7 +43,7 @@ def forget_queues_of(pulse_user: PulseUser) -> int:
     return _forget(Q(pulse_user=pulse_user), {"with": pulse_user.username})
 
 
-def as_gone() -> dict[str, Any]:
+def gone_fields() -> dict[str, Any]:
     """Return what a pass writes of a queue that is gone, so that both leave the same row."""
     return {
         "state": Queue.State.GONE, "misses": 0, "ready": None, "unacknowledged": None, "delete_sent_at": None,
@@ -63,7 +63,7 @@ def _forget(these: Q, details: dict[str, Any]) -> int:
         rows = Queue.objects.select_for_update().filter(these).exclude(state=Queue.State.GONE)
         # In the order in which a pass locks them.
         there = list(rows.order_by("id").values_list("id", "vhost", "name", "ready", "unacknowledged"))
-        rows.update(**as_gone(), last_seen=now)
+        rows.update(**gone_fields(), last_seen=now)
         bulk.insert(
             QueueEvent,
             ("queue", "vhost", "queue_name", "kind", "at", "details"),

@@ -16,9 +16,9 @@ from queues.models import Queue, QueueEvent
 from queues.monitor import LEASE
 from rabbit import snapshot
 
-SET = "make unbounded"
+MAKE_UNBOUNDED = "make unbounded"
 
-WAIT_SECONDS = 60.0
+LEASE_TIMEOUT_SECONDS = 60.0
 """So long a pass that is running is waited for."""
 
 POLL_SECONDS = 0.2
@@ -37,9 +37,9 @@ def plan(names: Iterable[str]) -> list[Step]:
     steps = [
         Step("queue", name, LEFT_OUT, notes=("It is no name that can be kept.",))
         for name in wanted
-        if not _can_be_kept(name)
+        if not _is_storable(name)
     ]
-    wanted = [name for name in wanted if _can_be_kept(name)]
+    wanted = [name for name in wanted if _is_storable(name)]
     if not wanted:
         return steps
     rows = Queue.objects.filter(bulk.among(Queue, ("name",), [(name,) for name in wanted])).order_by()
@@ -56,11 +56,11 @@ def plan(names: Iterable[str]) -> list[Step]:
                 steps.append(Step("queue", name, THERE, vhost=vhost))
                 continue
             notes = () if (vhost, name) in there else ("It isn't on the broker now; it is so when it comes back.",)
-            steps.append(Step("queue", name, SET, notes=notes, vhost=vhost))
+            steps.append(Step("queue", name, MAKE_UNBOUNDED, notes=notes, vhost=vhost))
     return steps
 
 
-def _can_be_kept(name: str) -> bool:
+def _is_storable(name: str) -> bool:
     return bool(name) and "\0" not in name and len(name) <= snapshot.MAX_NAME_LENGTH
 
 
@@ -74,10 +74,10 @@ def carry_out(steps: Sequence[Step], command: str) -> None:
         LeaseTaken: a pass is running, and doesn't end within a minute.
         LeaseLost: this process was stopped for longer than that. Nothing was done.
     """
-    wanted = [(step.vhost, step.name) for step in steps if step.do == SET]
+    wanted = [(step.vhost, step.name) for step in steps if step.do == MAKE_UNBOUNDED]
     if not wanted:
         return
-    until = time.monotonic() + WAIT_SECONDS
+    until = time.monotonic() + LEASE_TIMEOUT_SECONDS
     while True:
         try:
             with leases.lease(LEASE) as lease, transaction.atomic():

@@ -25,7 +25,7 @@ from accounts.models import Owner, PulseUser
 from core.formatting import duration, rate_in_words
 from queues import actions, charts, exchanges, growth, thresholds
 from queues.exchanges import OwnExchange
-from queues.listing import ORDERINGS, QueueFilter, Standing, should_have_consumer, standing
+from queues.listing import ORDERINGS, QueueFilter, StateCount, count_by_state, should_have_consumer
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.thresholds import Thresholds
 from rabbit.arguments import REGISTERED_MAX_LENGTH
@@ -90,7 +90,7 @@ class Row:
 
     @property
     def unattended(self) -> bool:
-        """Whether it is known to have no consumer, and should have one; as ``listing.UNATTENDED`` has it."""
+        """Whether it is known to have no consumer, and should have one; as ``listing.WITHOUT_CONSUMER`` has it."""
         queue = self.queue
         missed = should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
         return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
@@ -122,7 +122,7 @@ def _in_words(limits: Thresholds, spared: bool) -> str:
 def queues_page(request: Request) -> HttpResponse:
     """Show the visitor's queues, to an operator all; to htmx the figures of the rows that are shown already."""
     mine = Queue.objects.seen_by(request.user)
-    groups = standing(mine)
+    groups = count_by_state(mine)
     context = {"summary": _summary(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
     if request.htmx:
         shown = mine.filter(uuid__in=_uuids(request.GET.get("shown", ""))).select_related("pulse_user")
@@ -168,7 +168,7 @@ class Summary(NamedTuple):
     unattended: int
 
 
-def _summary(groups: Iterable[Standing]) -> Summary:
+def _summary(groups: Iterable[StateCount]) -> Summary:
     by_state = dict.fromkeys(Queue.State.values, 0)
     unattended = 0
     for group in groups:
@@ -301,11 +301,11 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
     span = _span(request)
     there = queue.state != Queue.State.GONE
     now = timezone.now() if there else queue.last_seen
-    samples = _samples(queue, now - span.long, now)
+    samples = _samples(queue, now - span.duration, now)
     if queue.length is not None and (not samples or samples[-1][1] != queue.length):
         # Samples are pruned: a length that didn't change for longer than they are kept has none, and held all along.
-        samples.append((now if samples else max(now - span.long, queue.first_seen), queue.length))
-    drawn = charts.chart(samples, now - span.long, now, limits, has_maximum=not _is_spared(queue))
+        samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
+    drawn = charts.chart(samples, now - span.duration, now, limits, has_maximum=not _is_spared(queue))
     recent = [sample for sample in samples if sample[0] >= now - timedelta(seconds=growth.WINDOW_SECONDS)]
     grows = growth.growth([*recent, (now, queue.length)], limits.max) if queue.length is not None else None
     (row,) = _rows([queue])

@@ -15,23 +15,23 @@ from django.utils import timezone
 from accounts.models import Owner, PulseUser
 from core import bulk
 from notifications import enqueue
-from notifications.audience import Whose
-from notifications.enqueue import Telling
+from notifications.audience import Ownership
+from notifications.enqueue import Notice
 from notifications.preferences import deferred_until, zone_of
 from queues import kinds
-from queues.listing import UNATTENDED
+from queues.listing import WITHOUT_CONSUMER
 from queues.models import Queue, QueueEvent
 
 BATCH = 500
 WEEK = timedelta(days=7)
-APART = timedelta(days=4)
+MIN_INTERVAL = timedelta(days=4)
 """Two summaries are further apart, so that an owner who moves to another time zone doesn't get one after the other."""
 
 DUE_AT = time(8)
 
-HAPPENED_TOLD = 20
-LONGEST_TOLD = 5
-UNATTENDED_TOLD = 10
+MAX_EVENTS = 20
+MAX_LONGEST = 5
+MAX_WITHOUT_CONSUMER = 10
 
 Line = dict[str, Any]
 Week = dict[str, Any]
@@ -51,7 +51,7 @@ class Subscriber(NamedTuple):
     def is_due(self, now: datetime) -> bool:
         """Return whether this week's summary is to be written. Who joined in the week has had no week yet."""
         last = self.weekly_summary_at or self.date_joined
-        is_apart = self.weekly_summary_at is None or now - self.weekly_summary_at > APART
+        is_apart = self.weekly_summary_at is None or now - self.weekly_summary_at > MIN_INTERVAL
         return is_apart and last < last_monday(now, self.time_zone)
 
 
@@ -66,7 +66,7 @@ def last_monday(now: datetime, time_zone: str) -> datetime:
     return monday
 
 
-def tell_the_week() -> int:
+def enqueue_weekly_summaries() -> int:
     """Write the weekly summaries that are due, and return their number.
 
     An owner with nothing to tell gets none, and is asked about again next week. It takes a constant number of
@@ -91,8 +91,8 @@ def _tell(owners: Sequence[Subscriber], now: datetime) -> int:
         locked = Owner.objects.select_for_update().filter(these, is_active=True, weekly_summary=True).order_by("id")
         mine = [one for row in locked.values_list(*Subscriber._fields) if (one := Subscriber._make(row)).is_due(now)]
         bulk.update(Owner, ("weekly_summary_at",), [(owner.id, now) for owner in mine])
-        tellings = [
-            Telling(
+        notices = [
+            Notice(
                 kinds.WEEKLY,
                 weeks[owner.id],
                 recipients=[owner.email],
@@ -101,16 +101,16 @@ def _tell(owners: Sequence[Subscriber], now: datetime) -> int:
             for owner in mine
             if owner.id in weeks
         ]
-        return enqueue.tell(tellings, now)
+        return enqueue.enqueue(notices, now)
 
 
 def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
     """Return what there is to tell each of these owners; nothing of those who have neither queues nor events."""
     through = PulseUser.owners.through
     theirs = through.objects.filter(bulk.among(through, ("owner",), [(owner,) for owner in owners]))
-    owned: dict[int, list[Whose]] = {owner: [Whose(owner_id=owner)] for owner in owners}
+    owned: dict[int, list[Ownership]] = {owner: [Ownership(owner_id=owner)] for owner in owners}
     for owner, pulse_user in theirs.order_by("pulseuser").values_list("owner", "pulseuser"):
-        owned[owner].append(Whose(pulse_user))
+        owned[owner].append(Ownership(pulse_user))
     accounts = {whose.pulse_user_id for all_theirs in owned.values() for whose in all_theirs} - {None}
     these = Q(bulk.among(Queue, ("owner",), [(owner,) for owner in owners]))
     if accounts:
@@ -118,8 +118,8 @@ def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
     there = Queue.objects.filter(these).exclude(state=Queue.State.GONE).order_by()
     states = _states(there)
     happened = _happened(these, now)
-    longest = _first(there.filter(ready__isnull=False, unacknowledged__isnull=False), LONGEST_TOLD)
-    unattended = _first(there.filter(UNATTENDED), UNATTENDED_TOLD)
+    longest = _first(there.filter(ready__isnull=False, unacknowledged__isnull=False), MAX_LONGEST)
+    unattended = _first(there.filter(WITHOUT_CONSUMER), MAX_WITHOUT_CONSUMER)
     weeks = {}
     for owner, all_theirs in owned.items():
         week = _week(all_theirs, states, happened, longest, unattended)
@@ -128,62 +128,62 @@ def _weeks(owners: Sequence[int], now: datetime) -> dict[int, Week]:
     return weeks
 
 
-def _states(there: Any) -> Mapping[Whose, Mapping[str, int]]:
+def _states(there: Any) -> Mapping[Ownership, Mapping[str, int]]:
     """Return the number of queues in each state, and of those without a consumer, by whose they are."""
-    unattended = Count("id", filter=UNATTENDED)
+    unattended = Count("id", filter=WITHOUT_CONSUMER)
     rows = there.values_list("pulse_user", "owner", "state").annotate(queues=Count("id"), unattended=unattended)
-    found: dict[Whose, dict[str, int]] = {}
+    found: dict[Ownership, dict[str, int]] = {}
     for account, owner, state, queues, unattended_ones in rows:
-        of_them = found.setdefault(Whose(account, owner), {"unattended": 0})
+        of_them = found.setdefault(Ownership(account, owner), {"unattended": 0})
         of_them[state] = queues
         of_them["unattended"] += unattended_ones
     return found
 
 
-def _happened(these: Q, now: datetime) -> dict[Whose, list[Line]]:
+def _happened(these: Q, now: datetime) -> dict[Ownership, list[Line]]:
     """Return the warnings and deletions of the week, as one line for each of these queues, by whose they are."""
     kinds = {QueueEvent.Kind.WARNED.value: "warnings", QueueEvent.Kind.DELETED.value: "deletions"}
     events = QueueEvent.objects.filter(queue__isnull=False, at__gt=now - WEEK, at__lte=now, kind__in=list(kinds))
     whose = ("queue__pulse_user", "queue__owner")
     rows = events.values(*whose, "queue__name", "kind").filter(these).order_by("queue__name")
-    found: dict[Whose, dict[str, Line]] = {}
+    found: dict[Ownership, dict[str, Line]] = {}
     for row in rows.annotate(times=Count("id")):
-        lines = found.setdefault(Whose(*(row[name] for name in whose)), {})
+        lines = found.setdefault(Ownership(*(row[name] for name in whose)), {})
         line = lines.setdefault(row["queue__name"], {"queue": row["queue__name"], "warnings": 0, "deletions": 0})
         line[kinds[row["kind"]]] += row["times"]
     return {owned: list(lines.values()) for owned, lines in found.items()}
 
 
-def _first(queues: Any, number: int) -> dict[Whose, list[Line]]:
+def _first(queues: Any, number: int) -> dict[Ownership, list[Line]]:
     """Return so many of the longest of these queues, by whose they are."""
     length = F("ready") + F("unacknowledged")
     whose = ("pulse_user", "owner")
     place = Window(RowNumber(), partition_by=whose, order_by=[length.desc(nulls_last=True), "name"])
     rows = queues.annotate(length_now=length, place=place).filter(place__lte=number).order_by(*whose, "place")
-    found: dict[Whose, list[Line]] = {}
+    found: dict[Ownership, list[Line]] = {}
     for account, owner, name, messages in rows.values_list(*whose, "name", "length_now"):
-        found.setdefault(Whose(account, owner), []).append({"queue": name, "length": messages})
+        found.setdefault(Ownership(account, owner), []).append({"queue": name, "length": messages})
     return found
 
 
 def _week(
-    theirs: Sequence[Whose],
-    states: Mapping[Whose, Mapping[str, int]],
-    happened: Mapping[Whose, list[Line]],
-    longest: Mapping[Whose, list[Line]],
-    unattended: Mapping[Whose, list[Line]],
+    theirs: Sequence[Ownership],
+    states: Mapping[Ownership, Mapping[str, int]],
+    happened: Mapping[Ownership, list[Line]],
+    longest: Mapping[Ownership, list[Line]],
+    unattended: Mapping[Ownership, list[Line]],
 ) -> Week:
     """Return what there is to tell the owner whose queues these are."""
 
     def number(what: str) -> int:
         return sum(states.get(whose, {}).get(what, 0) for whose in theirs)
 
-    def lines(by_whose: Mapping[Whose, list[Line]]) -> list[Line]:
+    def lines(by_whose: Mapping[Ownership, list[Line]]) -> list[Line]:
         return [line for whose in theirs for line in by_whose.get(whose, [])]
 
     worst_first = sorted(lines(happened), key=lambda line: (-line["deletions"], -line["warnings"], line["queue"]))
     long = sorted((line for line in lines(longest) if line["length"]), key=lambda line: -line["length"])
-    lonely = lines(unattended)[:UNATTENDED_TOLD]
+    lonely = lines(unattended)[:MAX_WITHOUT_CONSUMER]
     ok, warned, deleting = number(Queue.State.OK), number(Queue.State.WARNED), number(Queue.State.DELETING)
     return {
         "queues": ok + warned + deleting,
@@ -191,9 +191,9 @@ def _week(
         "warned": warned,
         "deleting": deleting,
         "deleted": sum(line["deletions"] for line in worst_first),
-        "happened": worst_first[:HAPPENED_TOLD],
-        "more_happened": max(0, len(worst_first) - HAPPENED_TOLD),
-        "longest": long[:LONGEST_TOLD],
+        "happened": worst_first[:MAX_EVENTS],
+        "more_happened": max(0, len(worst_first) - MAX_EVENTS),
+        "longest": long[:MAX_LONGEST],
         "unattended": lonely,
         "more_unattended": number("unattended") - len(lonely),
     }

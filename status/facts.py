@@ -283,7 +283,7 @@ def _measure_outbox(now: datetime) -> Outbox:
     is_deferred = Q(deferred_until__gt=now)
     given_up = Q(
         state=Notification.State.FAILED,
-        attempts__gte=claims.GIVE_UP_ATTEMPTS,
+        attempts__gte=claims.MIN_ATTEMPTS,
         due_at__gt=now - GIVEN_UP_WITHIN,
     )
     counted = (

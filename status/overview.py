@@ -16,7 +16,7 @@ from django.db.models import F, OuterRef, QuerySet, Subquery
 from core.formatting import duration, rate_in_words
 from core.models import Removal
 from queues import charts, growth, thresholds
-from queues.listing import LENGTH, STALLED, standing
+from queues.listing import LENGTH, STALLED, count_by_state
 from queues.models import Pass, Queue, QueueSample
 from queues.thresholds import Thresholds
 from rabbit.management import Node, Row
@@ -319,7 +319,7 @@ def chart_of_passes(
 def _states() -> list[tuple[str, str, int]]:
     """Return the states that queues are in, each with its words and the number of them."""
     numbers = dict.fromkeys(Queue.State.values, 0)
-    for group in standing(Queue.objects.all()):
+    for group in count_by_state(Queue.objects.all()):
         numbers[group.state] += group.number
     worst_first = (Queue.State.DELETING, Queue.State.WARNED, Queue.State.OK)
     return [(state.value, str(state.label), numbers[state]) for state in worst_first]

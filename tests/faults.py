@@ -29,7 +29,7 @@ STEPS = {
     "the list": (snapshot, "take"),
     "the decision": (monitor, "write"),
     "the recheck": (Deletion, "recheck"),
-    "the announcement": (Deletion, "_announce"),
+    "the announcement": (Deletion, "_mark_sent"),
     "the deletion": (Management, "delete_queue"),
 }
 """The steps of a pass that deletes a queue, and the functions that take them."""

@@ -478,7 +478,7 @@ def test_limits_are_set_for_several_and_each_that_can_not_be_is_told(admin, db):
 def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin, db, monkeypatch):
     def statements(queues):
         with CaptureQueriesContext(connection) as captured:
-            answer = act(admin, Queue, "unbind", *queues)
+            answer = act(admin, Queue, "make_unbounded", *queues)
         assert messages_of(answer)[0].startswith(f"{len(queues)} ")
         return len(captured)
 
@@ -588,10 +588,10 @@ def test_the_history_of_no_entry_is_not_found(admin, db, key):
 
 def test_queues_are_marked_unbounded_at_once_and_bounded_once_it_was_agreed_to(admin, db):
     queue = make_queue(warn_length=20, max_length=30)
-    assert messages_of(act(admin, Queue, "unbind", queue))[0].startswith("1 is unbounded from now on")
+    assert messages_of(act(admin, Queue, "make_unbounded", queue))[0].startswith("1 is unbounded from now on")
     queue.refresh_from_db()
     assert (queue.unbounded, queue.max_length) == (True, 30)
-    page = act(admin, Queue, "bind", queue)
+    page = act(admin, Queue, "make_bounded", queue)
     assert "The next pass deletes those" in page.text
     queue.refresh_from_db()
     assert queue.unbounded
@@ -864,7 +864,7 @@ def test_an_action_needs_the_csrf_token(operator):
     queue = make_queue()
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(operator)
-    assert act(strict, Queue, "unbind", queue).status_code == 403
+    assert act(strict, Queue, "make_unbounded", queue).status_code == 403
     queue.refresh_from_db()
     assert not queue.unbounded
 

@@ -442,9 +442,11 @@ def test_tokens_and_links_are_in_it_without_what_they_are(alice):
 def test_preferences_and_channels_are_in_it_without_where_they_lead(alice):
     forget()
     preferences.set_weekly_summary(alice, False)
-    channel = channels.make_channel(alice, "chat", "https://hooks.slack.com/services/T00000000/B00000000/s3cretmarker")
-    channels.note(channel, "it answered 500")
-    channels.remove_channel(channel)
+    channel = channels.create_channel(
+        alice, "chat", "https://hooks.slack.com/services/T00000000/B00000000/s3cretmarker"
+    )
+    channels.record_result(channel, "it answered 500")
+    channels.delete_channel(channel)
     assert [(deed, thing) for _, deed, thing, _ in trail()] == [
         ("changed", "alice@example.org"),
         ("made", "chat"),

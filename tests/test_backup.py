@@ -132,7 +132,7 @@ def test_a_channels_address_is_read_after_a_restore_with_the_same_secret_key_and
     settings,
 ):
     address = "https://1.1.1.1/hooks/3kd8fj2"
-    channels.make_channel(agents.owner("alice"), "chat", address)
+    channels.create_channel(agents.owner("alice"), "chat", address)
     backup.make()
     Channel.objects.all().delete()
     backup.restore()

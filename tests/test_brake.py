@@ -82,7 +82,7 @@ def test_a_release_that_is_not_needed_any_more_is_used_up(held, amqp, operator):
 
 def test_a_release_holds_for_ten_minutes(held, operator):
     brake.release_brake(operator, long_ones(held))
-    Watch.objects.update(released_at=timezone.now() - brake.RELEASE_HOLDS)
+    Watch.objects.update(released_at=timezone.now() - brake.RELEASE_VALID_FOR)
     assert brake.brake().released == 0
     assert monitor.run_pass().brake_held
 
@@ -95,7 +95,9 @@ def die(*arguments, **options):
 def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, step):
     brake.release_brake(operator, long_ones(held))
     with monkeypatch.context() as patch:
-        patch.setattr(*((persistence, "_remember", die) if step == "the decision" else (Deletion, "carry_out", die)))
+        patch.setattr(
+            *((persistence, "_update_watch", die) if step == "the decision" else (Deletion, "carry_out", die))
+        )
         with pytest.raises(Killed):
             monitor.run_pass()
     assert brake.brake().released == (3 if step == "the decision" else 0)
@@ -106,14 +108,14 @@ def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, s
 
 def test_a_release_that_is_given_during_a_pass_is_for_the_next_one(held, operator, monkeypatch):
     brake.release_brake(operator, long_ones(held, 1))
-    remember = persistence._remember
+    remember = persistence._update_watch
 
     def release_another(*arguments):
         brake.release_brake(operator, long_ones(held))
         remember(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(persistence, "_remember", release_another)
+        patch.setattr(persistence, "_update_watch", release_another)
         assert monitor.run_pass().deleted == 3  # the others are two, which the brake allows
     assert brake.brake().released == 3
 
@@ -171,7 +173,7 @@ def test_a_short_list_does_not_say_that_the_brake_is_off(held, operator, monkeyp
         patch.setattr(Management, "list_queues", lambda *_: [])
         assert not monitor.run_pass().brake_held
     assert (brake.brake().since, brake.brake().queues, brake.brake().released) == (since, 3, 3)
-    Watch.objects.update(**brake.USED_UP)
+    Watch.objects.update(**brake.NO_RELEASE)
     assert monitor.run_pass().brake_held
     assert sent_about_no_queue().count("brake") == 1
 

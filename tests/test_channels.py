@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from accounts.models import Owner
 from accounts.vouching import NotVouched
 from notifications import channels, public_https
-from notifications.channels import BadChannel, ChannelFailed, make_channel
+from notifications.channels import BadChannel, ChannelFailed, create_channel
 from notifications.models import Channel
 from tests.webhooks import Webhook, trickle
 
@@ -32,7 +32,7 @@ SLACK = "https://hooks.slack.com/services/T12345678/B12345678/abcdefghijklmnopqr
 
 @pytest.fixture
 def channel(alice, private_channels, webhook):
-    return make_channel(alice, "room", webhook.url())
+    return create_channel(alice, "room", webhook.url())
 
 
 def failure(channel):
@@ -64,7 +64,7 @@ def failure(channel):
     ],
 )
 def test_an_address_is_shown_as_its_service_and_host_and_nothing_more(alice, url, shown):
-    channel = make_channel(alice, "room", f"  {url} ")
+    channel = create_channel(alice, "room", f"  {url} ")
     assert channel.service == shown
     stored = str(Channel.objects.values().get())
     assert url not in stored
@@ -110,7 +110,7 @@ def test_an_address_is_shown_as_its_service_and_host_and_nothing_more(alice, url
 )
 def test_what_is_no_address_over_https_is_refused_with_the_reason(alice, url, why):
     with pytest.raises(BadChannel, match=why):
-        make_channel(alice, "room", url)
+        create_channel(alice, "room", url)
     assert not Channel.objects.exists()
 
 
@@ -126,9 +126,9 @@ def test_what_is_no_address_over_https_is_refused_with_the_reason(alice, url, wh
 )  # fmt: skip
 def test_a_private_address_is_refused_in_whatever_form_it_is_written(alice, host):
     with pytest.raises(BadChannel, match="private address"):
-        make_channel(alice, "room", f"https://{host}/hook")
+        create_channel(alice, "room", f"https://{host}/hook")
     with pytest.raises(BadChannel, match=r"private address|no complete"):
-        make_channel(alice, "room", f"jsons://{host}/hook")
+        create_channel(alice, "room", f"jsons://{host}/hook")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_address_of_the_internet_is_public(address):
 
 def test_a_private_address_can_be_allowed(alice, settings):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
-    assert make_channel(alice, "room", "https://10.0.0.7/hook").service == "Webhook at 10.0.0.7"
+    assert create_channel(alice, "room", "https://10.0.0.7/hook").service == "Webhook at 10.0.0.7"
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -153,22 +153,22 @@ def test_whatever_is_typed_makes_a_sender_or_is_refused_in_words(text):
 @pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\0b", "a\u202eb"])
 def test_a_name_has_one_to_a_hundred_characters_that_can_be_seen(alice, name):
     with pytest.raises(ValidationError, match="all of which can be seen"):
-        make_channel(alice, name, SLACK)
+        create_channel(alice, name, SLACK)
 
 
 def test_an_owner_has_each_name_once_and_others_may_have_it_too(alice):
-    make_channel(alice, "room", SLACK)
+    create_channel(alice, "room", SLACK)
     with pytest.raises(ValidationError, match="a channel of this name"):
-        make_channel(alice, " room ", SLACK)
+        create_channel(alice, " room ", SLACK)
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
-    assert make_channel(bob, "room", SLACK).owner == bob
+    assert create_channel(bob, "room", SLACK).owner == bob
 
 
 def test_an_owner_has_ten_channels_at_most(alice):
     for number in range(10):
-        make_channel(alice, f"room {number}", SLACK)
+        create_channel(alice, f"room {number}", SLACK)
     with pytest.raises(ValidationError, match="the most"):
-        make_channel(alice, "one more", SLACK)
+        create_channel(alice, "one more", SLACK)
     assert alice.channels.count() == 10
 
 
@@ -178,7 +178,7 @@ def test_who_is_not_vouched_for_makes_guardian_send_nothing_anywhere(channel, we
     with pytest.raises(NotVouched):
         channels.test_channel(channel)
     with pytest.raises(NotVouched):
-        make_channel(channel.owner, "another", SLACK)
+        create_channel(channel.owner, "another", SLACK)
     assert webhook.connections == 0
 
 
@@ -198,8 +198,8 @@ def test_a_test_message_arrives_and_is_noted(channel, webhook):
 
 def test_an_owner_sends_one_test_at_a_time(channel, webhook, private_channels):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
-    other = make_channel(channel.owner, "another", webhook.url())
-    of_bob = make_channel(bob, "room", webhook.url("/bob"))
+    other = create_channel(channel.owner, "another", webhook.url())
+    of_bob = create_channel(bob, "room", webhook.url("/bob"))
     begun = []
     post = channels.post
 
@@ -223,14 +223,14 @@ def test_an_owner_sends_one_test_at_a_time(channel, webhook, private_channels):
 
 
 def test_an_address_arrives_as_it_was_entered(alice, private_channels, webhook):
-    channel = make_channel(alice, "room", webhook.url("/a%2Fb/c?token=x%26y&token=z&empty="))
+    channel = create_channel(alice, "room", webhook.url("/a%2Fb/c?token=x%26y&token=z&empty="))
     channels.send(channel, "title", "body")
     assert webhook.received[0].path == "/a%2Fb/c?token=x%26y&token=z&empty="
 
 
 def test_name_and_password_of_an_address_are_sent_as_such(alice, private_channels, webhook):
     url = webhook.url().replace("https://", "https://me:p%40ss@")
-    channels.send(make_channel(alice, "room", url), "title", "body")
+    channels.send(create_channel(alice, "room", url), "title", "body")
     assert webhook.received[0].headers["Authorization"] == "Basic bWU6cEBzcw=="
 
 
@@ -248,7 +248,7 @@ def test_a_name_with_markup_arrives_as_text(channel, webhook):
 def test_a_name_that_would_call_everybody_in_a_room_calls_nobody(alice, private_channels, webhook):
     url = f"mmosts://localhost:{webhook.port}/abcdefghijklmnopqrstuvwxyz"
     body = "@all, @all.x and <@U123> <@&99>, bob@example.org and @alliance"
-    channels.send(make_channel(alice, "room", url), "queue/alice/@channel", body)
+    channels.send(create_channel(alice, "room", url), "queue/alice/@channel", body)
     text = webhook.received[0].json["text"]
     assert "@\u200bchannel" in text
     assert "@\u200ball, @\u200ball.x and <@\u200bU123> <@\u200b&99>, bob@example.org and @alliance" in text
@@ -277,12 +277,12 @@ def test_a_failure_is_forgotten_when_a_message_arrives(channel, webhook):
 def test_nobody_listening_is_told(channel, webhook):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    channel = make_channel(channel.owner, "another", f"https://localhost:{port}/s3cr3t")
+    channel = create_channel(channel.owner, "another", f"https://localhost:{port}/s3cr3t")
     assert "can't be connected to (Connection refused)" in failure(channel)
 
 
 def test_a_host_that_is_none_is_told(alice):
-    channel = make_channel(alice, "room", "https://no-such-host.invalid/s3cr3t")
+    channel = create_channel(alice, "room", "https://no-such-host.invalid/s3cr3t")
     assert "there is no host 'no-such-host.invalid'" in failure(channel)
 
 
@@ -294,13 +294,13 @@ def test_a_certificate_of_nobody_known_is_not_trusted(channel, webhook, monkeypa
 
 def test_a_certificate_for_another_host_is_not_trusted(alice, private_channels, certificate):
     with Webhook(certificate, "127.0.0.2") as other:
-        assert "certificate can't be verified" in failure(make_channel(alice, "room", other.url(host="127.0.0.2")))
+        assert "certificate can't be verified" in failure(create_channel(alice, "room", other.url(host="127.0.0.2")))
         assert other.received == []
 
 
 def test_a_server_without_tls_gets_no_message(alice, private_channels):
     with Webhook(None) as plain:
-        channel = make_channel(alice, "room", plain.url())
+        channel = create_channel(alice, "room", plain.url())
         assert "isn't HTTPS" in failure(channel) or "certificate can't be verified" in channel.last_error
         assert plain.received == []
 
@@ -313,7 +313,7 @@ def test_an_address_that_becomes_private_after_it_was_saved_is_not_connected_to(
     alice, private_channels, settings, certificate, host
 ):
     with Webhook(certificate, "::1" if "::" in host else "127.0.0.1") as hook:
-        channel = make_channel(alice, "room", hook.url(host=host))
+        channel = create_channel(alice, "room", hook.url(host=host))
         channels.send(channel, "title", "body")
         assert len(hook.received) == 1
         settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = False
@@ -324,7 +324,7 @@ def test_an_address_that_becomes_private_after_it_was_saved_is_not_connected_to(
 
 def test_a_name_that_leads_to_this_machine_is_found_out_when_it_is_connected_to(alice, webhook, monkeypatch):
     # What has no other way: a name in the public DNS that resolves to a private address, and changes in between.
-    channel = make_channel(alice, "room", webhook.url(host="rebinding.example.org"))
+    channel = create_channel(alice, "room", webhook.url(host="rebinding.example.org"))
     real = socket.getaddrinfo
 
     def resolve(host, *args, **kwargs):
@@ -350,7 +350,9 @@ def test_a_request_that_follows_redirects_all_the_same_gets_no_further(
     with Webhook(None) as plain:
         webhook.status, webhook.headers = 307, {"Location": f"http://localhost:{plain.port}/elsewhere"}
         url = webhook.url()
-        arrived, attempt = public_https.limited(lambda: public_https.client.post(url, data="{}", timeout=5).ok)
+        arrived, attempt = public_https.run_with_deadline(
+            lambda: public_https.client.post(url, data="{}", timeout=5).ok
+        )
         assert not arrived
         assert "plain http://" in attempt.reason
         assert plain.connections == 0
@@ -359,7 +361,7 @@ def test_a_request_that_follows_redirects_all_the_same_gets_no_further(
 def test_a_request_that_would_not_verify_a_certificate_does_all_the_same(settings, webhook):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
     url = webhook.url()
-    arrived, attempt = public_https.limited(
+    arrived, attempt = public_https.run_with_deadline(
         lambda: public_https.client.post(url, data="{}", verify=False, timeout=5).ok
     )
     assert not arrived
@@ -428,7 +430,7 @@ def test_a_service_that_does_not_answer_in_time_is_left(channel, webhook, short_
 
 def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private_channels, short_timeouts):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        channel = make_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")
+        channel = create_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")
         began = time.monotonic()
         assert failure(channel)
         assert time.monotonic() - began < 6
@@ -456,9 +458,9 @@ def test_no_secret_of_an_address_is_logged_at_any_level(channel, webhook, caplog
     webhook.status = 302
     failure(channel)
     with pytest.raises(BadChannel):
-        make_channel(channel.owner, "x", "slack://s3cr3t")
+        create_channel(channel.owner, "x", "slack://s3cr3t")
     with pytest.raises(BadChannel):
-        make_channel(channel.owner, "x", "jsons://me:s3cr3t@example.org/s3cr3t?verify=no")
+        create_channel(channel.owner, "x", "jsons://me:s3cr3t@example.org/s3cr3t?verify=no")
     out = capfd.readouterr()
     assert "s3cr3t" not in caplog.text + out.out + out.err
     logging.getLogger("apprise").setLevel(logging.NOTSET)
@@ -480,5 +482,5 @@ def test_an_address_sealed_with_another_key_is_told_and_harms_nothing(channel, w
 
 
 def test_sealing_the_same_address_twice_gives_nothing_away(alice):
-    one, other = make_channel(alice, "one", SLACK), make_channel(alice, "other", SLACK)
+    one, other = create_channel(alice, "one", SLACK), create_channel(alice, "other", SLACK)
     assert one.sealed_url != other.sealed_url

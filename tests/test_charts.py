@@ -86,7 +86,7 @@ def test_thinning_keeps_the_highest_the_first_and_the_last(figures):
     steps = charts.within(figures, BEGAN, ENDED)
     if steps:
         thinned = charts.thinned(steps, BEGAN, ENDED)
-        assert len(thinned) <= charts.MOST_POINTS + 1
+        assert len(thinned) <= charts.MAX_POINTS + 1
         assert max(length for _, length in thinned) == max(length for _, length in steps)
         assert (thinned[0], thinned[-1]) == (steps[0], steps[-1])
         assert [at for at, _ in thinned] == sorted(at for at, _ in thinned)
@@ -96,7 +96,7 @@ def test_a_week_of_samples_is_thinned_and_its_peak_stays():
     figures = [(BEGAN + timedelta(seconds=second), 9 if second == 1801 else second % 3) for second in range(3600)]
     drawn = chart(figures)
     assert drawn.highest == 9
-    assert drawn.line.count("H") <= charts.MOST_POINTS + 2
+    assert drawn.line.count("H") <= charts.MAX_POINTS + 2
     assert min(places(drawn.line)[1]) == pytest.approx(1000 * (1 - 9 / 11), abs=0.1)
 
 

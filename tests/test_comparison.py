@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.comparison import (
-    NO_AGENTS,
-    Agents,
+    NO_REGISTRATIONS,
     Earlier,
-    Known,
     Observation,
     PulseAccount,
+    Registrations,
     Rules,
+    StoredQueue,
     compare,
-    confirmed,
     from_seen,
-    settled,
+    judge_kept,
+    with_exact_lengths,
 )
-from queues.quiet import Say
+from queues.quiet import MessageKind
 from queues.thresholds import DELETING, GONE, OK, WARNED, Static, Thresholds
 from rabbit.amqp import DeclareOk
 from rabbit.snapshot import ListedQueue, Snapshot
@@ -44,7 +44,7 @@ def snapshot(*queues, **fields):
 class Story:
     """A monitor without a database: the rows that each look leaves are what the next look knows."""
 
-    def __init__(self, rules=RULES, accounts=ALICE, agents=NO_AGENTS):
+    def __init__(self, rules=RULES, accounts=ALICE, agents=NO_REGISTRATIONS):
         self.rules, self.accounts, self.agents = rules, accounts, agents
         self.rows = {}
         self.earlier = Earlier(NODES, 0)
@@ -111,7 +111,7 @@ def test_what_must_be_spared_is_never_condemned_for_its_length(history, why, pol
         for key, row in story.rows.items():
             story.rows[key] = row._replace(unbounded=why == "unbounded")
         if why == "registered":
-            story.agents = Agents(queues={("/", name): 7 for name in queues})
+            story.agents = Registrations(queues={("/", name): 7 for name in queues})
         new = {name for name in queues if ("/", name) not in story.rows}
         for one in story.look(shot, force=force).condemned:
             # A flag is an operator's, so a queue that is seen for the first time has none yet.
@@ -247,7 +247,9 @@ BOB = 7
 
 def of_agents(*names, registered=(), leaving=()):
     """Give Bob's agents, who have registered these queues, and these queues of theirs as they are listed."""
-    agents = Agents({(AGENTS, name): BOB for name in registered}, {AGENTS: BOB}, {(AGENTS, name) for name in leaving})
+    agents = Registrations(
+        {(AGENTS, name): BOB for name in registered}, {AGENTS: BOB}, {(AGENTS, name) for name in leaving}
+    )
     return agents, [seen(name, 0, vhost=AGENTS) for name in names]
 
 
@@ -263,7 +265,7 @@ def test_what_is_in_an_agents_vhost_is_its_owners_whatever_its_name(name):
 
 def test_what_is_registered_later_is_so_in_the_next_look_and_nothing_is_written_in_the_one_after():
     agents, queues = of_agents("consumer_1", registered=["consumer_1"])
-    story = Story(agents=Agents(vhosts=agents.vhosts))
+    story = Story(agents=Registrations(vhosts=agents.vhosts))
     story.look(snapshot(*queues))
     assert not story.rows[AGENTS, "consumer_1"].registered
     story.agents = agents
@@ -276,13 +278,13 @@ def test_a_registered_queue_is_warned_about_and_neither_its_length_nor_its_name_
     agents, _ = of_agents(registered=["consumer_1"])
     story = Story(Rules(RULES.policy, AGENTS, None, None, policy, 50, 900), agents=agents)
     changes = story.look(snapshot(seen("consumer_1", 11, vhost=AGENTS)), force=True)
-    assert [(message.say, message.queue.whose) for message in changes.messages] == [(Say.WARNING, (None, BOB))]
+    assert [(message.kind, message.queue.whose) for message in changes.messages] == [(MessageKind.WARNING, (None, BOB))]
     assert not changes.condemned
 
 
 def test_an_orphan_that_is_too_long_is_condemned_until_it_is_registered():
     agents, _ = of_agents(registered=["consumer_1"])
-    story = Story(agents=Agents(vhosts=agents.vhosts))
+    story = Story(agents=Registrations(vhosts=agents.vhosts))
     shot = snapshot(seen("consumer_1", 11, vhost=AGENTS))
     assert [one.queue.owner_id for one in story.look(shot).condemned] == [BOB]
     story.agents = agents
@@ -357,8 +359,8 @@ def test_a_condemned_queue_that_the_broker_was_never_asked_to_delete_and_that_is
 def test_past_the_brake_nothing_is_condemned_and_everybody_is_warned():
     story = Story(Rules(RULES.policy, "/", None, None, "report", 2, 900))
     changes = story.look(snapshot(seen("a", 11), seen("b", 11), seen("c", 11)))
-    assert (changes.condemned, changes.braked) == ([], 3)
-    assert [message.say for message in changes.messages] == [Say.WARNING] * 3
+    assert (changes.condemned, len(changes.blocked)) == ([], 3)
+    assert [message.kind for message in changes.messages] == [MessageKind.WARNING] * 3
 
 
 def test_a_quarter_of_all_may_go_where_that_is_more_than_the_brake():
@@ -376,9 +378,9 @@ def test_a_queue_in_another_vhost_makes_nobody_an_owner_and_has_no_namespace():
 def test_a_queue_that_is_kept_after_the_second_look_is_told_where_it_stands_and_no_more():
     story = Story()
     story.look(snapshot(seen("a", 11)))
-    queue, message = settled(story.row("a")._replace(ready=7), Thresholds(5, 10), RULES, story.now)
-    assert (queue.state, message.say) == (WARNED, Say.WARNING)
-    queue, message = settled(story.row("a")._replace(ready=2), Thresholds(5, 10), RULES, story.now)
+    queue, message = judge_kept(story.row("a")._replace(ready=7), Thresholds(5, 10), RULES, story.now)
+    assert (queue.state, message.kind) == (WARNED, MessageKind.WARNING)
+    queue, message = judge_kept(story.row("a")._replace(ready=2), Thresholds(5, 10), RULES, story.now)
     assert (queue.state, message) == (OK, None)
 
 
@@ -386,7 +388,7 @@ def test_the_rows_have_the_fields_of_the_model():
     from queues.models import Queue
 
     columns = {field.attname for field in Queue._meta.concrete_fields}
-    assert set(Known._fields) <= columns
+    assert set(StoredQueue._fields) <= columns
 
 
 @pytest.mark.parametrize("name", ["queue/alice", "queue//x", "queue/alice.b/x", "Queue/alice/x"])
@@ -404,7 +406,7 @@ class TestLengthsThatLag:
         held = seen("queue/alice/a", 3, type="quorum", unacknowledged=40)
         changes = [story.look(snapshot(held), seconds=4) for _ in range(4)]
         assert [len(one.condemned) for one in changes] == [0, 0, 0, 1]
-        assert [message.say for one in changes for message in one.messages] == [Say.WARNING]
+        assert [message.kind for one in changes for message in one.messages] == [MessageKind.WARNING]
 
     @pytest.mark.parametrize("other", [3, 11, None])
     def test_any_other_list_begins_the_12_s_anew(self, other):
@@ -446,5 +448,5 @@ class TestLengthsThatLag:
         shot = snapshot(seen("queue/alice/a", ready, type="quorum", unacknowledged=unacknowledged), seen("other", 3))
         known = {("/", "queue/alice/a"): from_seen(seen("queue/alice/a", 30, type="quorum"))}
         key = ("/", "queue/alice/a")
-        corrected = confirmed(shot, {key}, {key: depth} if depth else {}, known)
+        corrected = with_exact_lengths(shot, {key}, {key: depth} if depth else {}, known)
         assert [queue.length for queue in corrected.queues] == [length, 3]

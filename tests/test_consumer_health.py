@@ -13,7 +13,7 @@ from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from notifications.mails import compose
 from notifications.models import Notification
 from queues import actions, consumer_health, monitor
-from queues.consumer_health import Attendance, Count, count_consumers
+from queues.consumer_health import ConsumerState, Count, count_consumers
 from queues.models import Queue, Watch
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import queue_row, sent
@@ -50,7 +50,7 @@ def wait(minutes):
 
 
 def attendance(**values):
-    return Attendance(1, "/", "q", "classic", False, False, None, None, None, None, None, None)._replace(**values)
+    return ConsumerState(1, "/", "q", "classic", False, False, None, None, None, None, None, None)._replace(**values)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def attendance(**values):
     ],
 )
 def test_what_follows_from_a_count(before, consumers, minutes, since, told_at):
-    after = before.at(consumers, NOW, minutes)
+    after = before.with_consumers(consumers, NOW, minutes)
     assert (after.consumers, after.unattended_since, after.unattended_told_at) == (consumers, since, told_at)
 
 
@@ -100,7 +100,7 @@ def test_what_follows_from_a_count(before, consumers, minutes, since, told_at):
     ],
 )  # fmt: skip
 def test_what_consumers_park_and_delay_is_not_meant_to_have_a_reader(name, is_told):
-    alone = attendance(name=name, unattended_since=NOW - timedelta(minutes=9)).at(0, NOW, minutes=5)
+    alone = attendance(name=name, unattended_since=NOW - timedelta(minutes=9)).with_consumers(0, NOW, minutes=5)
     assert (alone.unattended_told_at is not None) is is_told
 
 
@@ -387,7 +387,7 @@ NOTHING = (None, None, None)
     ],
 )
 def test_what_follows_from_what_was_taken_out(before, count, minutes, known_now):
-    after = before.worked_on(count, NOW, minutes)
+    after = before.with_progress(count, NOW, minutes)
     assert (after.taken_out, after.stalled_since, after.stalled_told_at) == known_now
 
 

@@ -386,9 +386,9 @@ def test_the_channel_of_the_documents_can_be_made(db, monkeypatch):
     monkeypatch.setattr(channels, "SERVICES", dict(channels.SERVICES))
     owner = Owner.objects.create_user("you@example.org", vouched=True)
     with pytest.raises(channels.BadChannel):
-        channels.make_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
+        channels.create_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
     exec(code, {"SERVICES": channels.SERVICES})
-    made = channels.make_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
+    made = channels.create_channel(owner, "The lamp", "ifttt://abcdefghijklmnop@queue_is_long")
     assert made.service == "IFTTT at maker.ifttt.com"
 
 

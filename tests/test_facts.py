@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from queues import facts
-from queues.facts import ask_feeds
+from queues.facts import fetch_feeds
 from rabbit.management import Management
 from tools.benchmarks.passes import counted_requests
 
-QUEUES = facts.ONE_BY_ONE + 1
+QUEUES = facts.MAX_SINGLE_REQUESTS + 1
 
 
 @pytest.fixture
@@ -42,14 +42,14 @@ ALL = {f"q{number}": [f"build.{number}"] for number in range(QUEUES)}
 
 def test_the_bindings_of_few_queues_among_many_are_asked_for_one_by_one(management, broker, queues):
     with counted_requests() as sent:
-        feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+        feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
     assert len(sent) == QUEUES
     assert routing_keys(feeds) == ALL
 
 
 def test_the_bindings_of_many_queues_are_listed_in_one_request(management, broker, queues):
     with counted_requests() as sent:
-        feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN - 1)
+        feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST - 1)
     assert len(sent) == 1
     assert routing_keys(feeds) == ALL
 
@@ -57,10 +57,10 @@ def test_the_bindings_of_many_queues_are_listed_in_one_request(management, broke
 def test_a_broker_that_goes_meanwhile_is_not_asked_for_the_rest_and_consumers_are_told_all_the_same(
     behind, proxy, broker, queues, monkeypatch
 ):
-    monkeypatch.setattr(facts, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(facts, "MAX_CONCURRENT_REQUESTS", 1)
     proxy.close_after(2)
     with counted_requests() as sent:
-        feeds = ask_feeds(behind, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+        feeds = fetch_feeds(behind, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
     known = {name: keys for name, keys in routing_keys(feeds).items() if keys is not None}
     assert known == {name: ALL[name] for name in list(ALL)[:2]}
     assert len(sent) < QUEUES
@@ -70,11 +70,11 @@ def test_a_broker_that_goes_meanwhile_is_not_asked_for_the_rest_and_consumers_ar
 def test_a_broker_that_is_slow_is_waited_for_no_longer_than_all_together_may_take(
     behind, proxy, broker, queues, monkeypatch
 ):
-    monkeypatch.setattr(facts, "ALL_SECONDS", 0.5)
-    monkeypatch.setattr(facts, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(facts, "BINDINGS_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(facts, "MAX_CONCURRENT_REQUESTS", 1)
     proxy.delay(0.2)
     with counted_requests() as sent:
-        feeds = ask_feeds(behind, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+        feeds = fetch_feeds(behind, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
     known = {name: keys for name, keys in routing_keys(feeds).items() if keys is not None}
     assert 0 < len(known) <= 3
     assert known.items() <= ALL.items()
@@ -90,10 +90,10 @@ def test_one_answer_that_is_late_costs_the_others_nothing(broker, queues, monkey
                 over.wait(60)
             return super().queue_bindings(vhost, name)
 
-    monkeypatch.setattr(facts, "ALL_SECONDS", 2)
+    monkeypatch.setattr(facts, "BINDINGS_TIMEOUT_SECONDS", 2)
     management = Late(broker.management_url)
     try:
-        feeds = ask_feeds(management, broker.amqp_url, queues, QUEUES * facts.ONE_IN)
+        feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
     finally:
         over.set()
         management.close()
@@ -103,17 +103,17 @@ def test_one_answer_that_is_late_costs_the_others_nothing(broker, queues, monkey
 def test_a_vhost_that_is_gone_costs_the_others_nothing(management, broker, queues, vhost):
     gone = f"{vhost[:-1]}!"  # asked for before the other
     assert gone < vhost
-    feeds = ask_feeds(management, broker.amqp_url, [*queues, (gone, "nothing")], 0)
+    feeds = fetch_feeds(management, broker.amqp_url, [*queues, (gone, "nothing")], 0)
     assert routing_keys(feeds) == {**ALL, "nothing": None}
 
 
 def test_lists_of_vhosts_are_waited_for_no_longer_than_all_together_may_take(
     behind, proxy, broker, queues, vhost, monkeypatch
 ):
-    monkeypatch.setattr(facts, "ALL_SECONDS", 0.2)
+    monkeypatch.setattr(facts, "BINDINGS_TIMEOUT_SECONDS", 0.2)
     proxy.delay(1)
     with counted_requests() as sent:
-        feeds = ask_feeds(behind, broker.amqp_url, [*queues, (f"{vhost}-too", "nothing")], 0)
+        feeds = fetch_feeds(behind, broker.amqp_url, [*queues, (f"{vhost}-too", "nothing")], 0)
     assert set(routing_keys(feeds).values()) == {None}
     assert {feed.consumers for (_, name), feed in feeds.items() if name != "nothing"} == {0}
     assert len(sent) == 1

@@ -672,7 +672,7 @@ def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, s
 
 
 def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch):
-    monkeypatch.setattr(unbounded, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(unbounded, "LEASE_TIMEOUT_SECONDS", 0.0)
     before = state()
     with lease(LEASE):
         assert refused(source.url, "--apply").startswith("Nothing was done: a pass has been running")
@@ -686,7 +686,7 @@ def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch):
 
     running = lease(LEASE)
     running.__enter__()
-    monkeypatch.setattr(unbounded, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(unbounded, "LEASE_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr("time.sleep", sleep)
     imported(source.url, "--apply")
     assert waited == [unbounded.POLL_SECONDS]

@@ -84,7 +84,7 @@ def test_what_was_given_up_for_no_good_reason_is_lost(passed):
 @pytest.mark.soak
 def test_what_was_tried_for_a_day_may_be_given_up(passed):
     before = timezone.now() - timedelta(hours=25)
-    notification(state="failed", last_error="451", attempts=claims.GIVE_UP_ATTEMPTS, created=before)
+    notification(state="failed", last_error="451", attempts=claims.MIN_ATTEMPTS, created=before)
     assert invariants.lost() == []
 
 

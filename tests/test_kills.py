@@ -93,7 +93,7 @@ def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, al
 def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where_nobody_noted_it(
     settings, guarded, management, mailbox, monkeypatch, together, mails
 ):
-    monkeypatch.setattr(mail_sending, "MAILS_TOGETHER", together)
+    monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", together)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(mails)]
     interrupted = 0
 

@@ -16,7 +16,7 @@ from accounts.pulse_users import make_pulse_user
 from message_store.models import Application
 from message_store.store import store
 from notifications import channels, enqueue, sending
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from notifications.models import Notification
 from queues import monitor
 from queues.models import Queue
@@ -59,7 +59,7 @@ def leaving(agents, guarded, operator, amqp, settings):
     make_pulse_user(registered.alone, [owner])
     shared, _ = make_pulse_user(registered.shared, [owner, other])
     NotificationAddress.objects.create(pulse_user=shared, email="team@example.org", added_by=owner)
-    channels.make_channel(owner, "chat", "https://1.1.1.1/hooks/3kd8fj2")
+    channels.create_channel(owner, "chat", "https://1.1.1.1/hooks/3kd8fj2")
     for name in (registered.alone, registered.shared):
         amqp.queue(f"queue/{name}/q", 7)
     monitor.run_pass()
@@ -118,7 +118,7 @@ def test_what_was_to_be_told_somebody_is_not_told_once_they_left(agents, mailbox
     owner = agents.owner("leaving")
     now = timezone.now()
     facts = {"longest": [], "unattended": [], "happened": [], "queues": 0, "accounts": 0}
-    enqueue.tell([Telling(kind, facts, recipients=[ADDRESS], deferred_until=now - timedelta(seconds=1))], now)
+    enqueue.enqueue([Notice(kind, facts, recipients=[ADDRESS], deferred_until=now - timedelta(seconds=1))], now)
     owner.delete()
     sending.send_due()
     assert mailbox.mails == []

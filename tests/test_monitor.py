@@ -105,7 +105,7 @@ def test_where_the_list_of_the_second_look_takes_too_long_what_is_too_long_witho
     amqp.queue("doubtful", 11)
     for _ in range(11):
         amqp.channel.basic_get("doubtful", auto_ack=False)
-    monkeypatch.setattr("queues.deletion.LIST_SECONDS", -1)
+    monkeypatch.setattr("queues.deletion.LIST_TIMEOUT_SECONDS", -1)
     report = monitor.run_pass()
     assert (report.deleted, report.kept) == (1, 1)
     assert Queue.objects.get(name="certain").state == "gone"
@@ -401,14 +401,14 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
     queue = Queue.objects.get(name="queue/alice/builds")
-    known = monitor.known_queues
+    known = monitor.stored_queues
 
     def delete_and_read():
-        monkeypatch.setattr(monitor, "known_queues", known)
+        monkeypatch.setattr(monitor, "stored_queues", known)
         actions.delete_queue(queue, alice)
         return known()
 
-    monkeypatch.setattr(monitor, "known_queues", delete_and_read)
+    monkeypatch.setattr(monitor, "stored_queues", delete_and_read)
     for _ in range(3):
         monitor.run_pass()
     queue.refresh_from_db()
@@ -416,7 +416,7 @@ def test_a_queue_that_is_deleted_by_hand_right_after_the_list_did_not_come_back(
     assert queue_events(queue.name) == ["warned", "removing", "removed"]
 
 
-@pytest.mark.parametrize("step", ["recheck", "_announce", "_delete", "_record"])
+@pytest.mark.parametrize("step", ["recheck", "_mark_sent", "_delete", "_record"])
 def test_whoever_deletes_a_condemned_queue_by_hand_is_the_one_who_deleted_it(amqp, alice, monkeypatch, step):
     amqp.queue("another")
     amqp.queue("queue/alice/builds", 11)
@@ -448,7 +448,7 @@ def test_a_condemned_queue_that_is_deleted_by_hand_and_declared_again_is_not_del
         amqp.queue("queue/alice/builds", 1)
         return announce(self, *arguments)
 
-    monkeypatch.setattr(Deletion, "_announce", delete_and_declare)
+    monkeypatch.setattr(Deletion, "_mark_sent", delete_and_declare)
     assert monitor.run_pass().deleted == 0
     assert queue_names(management, vhost) == {"queue/alice/builds"}
 

@@ -21,7 +21,7 @@ from agents.models import AgentIdentity, SubscriptionQueue
 from core import removals
 from core.models import Removal
 from notifications import claims, enqueue, mail_sending, sending
-from notifications.enqueue import Telling
+from notifications.enqueue import Notice
 from notifications.models import Notification
 from queues import monitor
 from queues.models import Pass, Queue, QueueEvent
@@ -106,11 +106,11 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
 def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_one_that_nobody_noted_twice(
     cluster, guarded, management, mailbox, settings, monkeypatch
 ):
-    monkeypatch.setattr(mail_sending, "MAILS_TOGETHER", 1)  # so that it is known how many are on their way
+    monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", 1)  # so that it is known how many are on their way
     settings.GUARDIAN_OPERATOR_EMAILS = ["a@example.org", "b@example.org", "c@example.org"]
     with transaction.atomic():
-        enqueue.tell([Telling("outage", {"error": "x"})], timezone.now())
-    note, noted = claims.note_sent, []
+        enqueue.enqueue([Notice("outage", {"error": "x"})], timezone.now())
+    note, noted = claims.record_sent, []
 
     def stop_before_the_second_note(*arguments):
         noted.append(arguments)
@@ -118,7 +118,7 @@ def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_o
             cluster.halt()
         note(*arguments)
 
-    monkeypatch.setattr(mail_sending, "note_sent", stop_before_the_second_note)
+    monkeypatch.setattr(mail_sending, "record_sent", stop_before_the_second_note)
     with pytest.raises(Error):
         sending.send_due()
     assert len(mailbox.mails) == 2
@@ -341,7 +341,7 @@ def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_
         cuts = range(0, 200, 7)  # the server says some 180 bytes
         for count in cuts:
             with transaction.atomic():
-                enqueue.tell([Telling("outage", {"error": str(count)})], timezone.now())
+                enqueue.enqueue([Notice("outage", {"error": str(count)})], timezone.now())
             between.cut_after(count)
             sending.send_due()
             between.forward()

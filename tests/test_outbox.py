@@ -21,8 +21,8 @@ from accounts.models import NotificationAddress, Owner, PulseUser
 from core import bulk
 from core.leases import lease
 from notifications import audience, channel_sending, channels, claims, enqueue, mail_sending, mails, public_https
-from notifications.audience import Whose
-from notifications.enqueue import Telling
+from notifications.audience import Ownership
+from notifications.enqueue import Notice
 from notifications.models import Channel, Notification
 from notifications.sending import send_due
 from queues import monitor
@@ -44,7 +44,7 @@ def operators(settings):
 
 def tell(*errors):
     with transaction.atomic():
-        enqueue.tell([Telling("outage", {"error": error}) for error in errors], timezone.now())
+        enqueue.enqueue([Notice("outage", {"error": error}) for error in errors], timezone.now())
 
 
 def write(state, number, to_channels=False):
@@ -52,7 +52,7 @@ def write(state, number, to_channels=False):
     now, to = timezone.now(), ("ops@example.org", "0123abcd" if to_channels else audience.EMAIL)
     told = (None, state, now, now, 0, "")
     rows = [(uuid.uuid4(), *to, "warning", f"queue {row % 500}", {}, *told) for row in range(number)]
-    bulk.insert(Notification, enqueue.FIELDS, rows)
+    bulk.insert(Notification, enqueue.COLUMNS, rows)
 
 
 def later(**delta):
@@ -82,7 +82,7 @@ def test_what_is_told_twice_to_one_person_is_one_mail_each(mailbox, settings):
 
 def test_nothing_is_told_of_what_was_rolled_back(mailbox):
     with transaction.atomic():
-        enqueue.tell([Telling("outage", {"error": "x"})], timezone.now())
+        enqueue.enqueue([Notice("outage", {"error": "x"})], timezone.now())
         transaction.set_rollback(True)
     assert send_due().sent == 0
 
@@ -171,7 +171,7 @@ def test_a_sender_that_is_no_address_holds_mails_back_and_breaks_nothing(mailbox
 
 def test_once_a_connection_failed_no_further_one_is_opened():
     first, second, third = (get_connection() for _ in range(3))
-    usable = mail_sending.Usable(standing=set(), spare={first, second, third})
+    usable = mail_sending.Connections(open=set(), unused={first, second, third})
     usable.note([first, second], [second])
     assert usable.first(3) == [first]
 
@@ -210,14 +210,14 @@ def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
         settings.EMAIL_PORT = slow.port
         tell("one")
         assert send_due().sent == 12
-        assert slow.most_at_once == mail_sending.MAILS_AT_ONCE
+        assert slow.most_at_once == mail_sending.MAX_CONNECTIONS
         assert lost() + told_twice(slow.mails) == []
 
 
 def test_where_a_pass_tells_more_than_one_claim_takes_another_worker_is_asked_to_help(
     amqp, guarded, settings, monkeypatch
 ):
-    monkeypatch.setattr(claims, "BATCH", 4)
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     asked = []
     monkeypatch.setattr(enqueue.current_app, "send_task", lambda name, **_: asked.append(name))
     monitor.run_pass()
@@ -229,18 +229,18 @@ def test_where_a_pass_tells_more_than_one_claim_takes_another_worker_is_asked_to
         asked.clear()
 
 
-@pytest.mark.parametrize("number", [mail_sending.MAILS_TOGETHER, mail_sending.MAILS_TOGETHER + 1])
+@pytest.mark.parametrize("number", [mail_sending.MAIL_BATCH_SIZE, mail_sending.MAIL_BATCH_SIZE + 1])
 def test_mails_that_were_sent_together_are_noted_in_one_statement(mailbox, settings, number):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{one}@example.org" for one in range(number)]
     tell("one")
     with CaptureQueriesContext(connection) as queries:
         assert send_due().sent == number
     noted = [query for query in queries if query["sql"].startswith("UPDATE") and '"sent_at"' in query["sql"]]
-    assert len(noted) == math.ceil(number / mail_sending.MAILS_TOGETHER)
+    assert len(noted) == math.ceil(number / mail_sending.MAIL_BATCH_SIZE)
 
 
 def test_nobody_is_asked_to_help_with_a_mail_server_that_is_away(mailbox, settings, monkeypatch):
-    monkeypatch.setattr(claims, "BATCH", 4)
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     asked = []
     monkeypatch.setattr(enqueue, "nudge", asked.append)
     settings.EMAIL_PORT = free_port()
@@ -251,7 +251,7 @@ def test_nobody_is_asked_to_help_with_a_mail_server_that_is_away(mailbox, settin
 
 
 def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, settings, monkeypatch):
-    monkeypatch.setattr(claims, "BATCH", 4)
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 4)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(24)]
     with Slow() as slow:
         settings.EMAIL_PORT = slow.port
@@ -318,9 +318,9 @@ class CutsOff(MailCatcher):
 
 
 def test_the_mails_after_one_whose_connection_was_cut_go_over_those_that_stand(mailbox, settings, monkeypatch):
-    monkeypatch.setattr(mail_sending, "MAILS_TOGETHER", 4)
+    monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", 4)
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(8)]
-    monkeypatch.setattr(claims, "BATCH", 5)
+    monkeypatch.setattr(claims, "MAX_CLAIMED", 5)
     with CutsOff() as server:
         settings.EMAIL_PORT = server.port
         tell("one")
@@ -355,7 +355,7 @@ def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_agai
         between.close_after(0)
         delivery = background.result()
         assert delivery.sent + delivery.postponed == 12
-        assert delivery.postponed >= 12 - 2 * mail_sending.MAILS_AT_ONCE
+        assert delivery.postponed >= 12 - 2 * mail_sending.MAX_CONNECTIONS
         assert set(Notification.objects.filter(state="due").values_list("attempts", "claim")) == {(1, None)}
         between.forward()
         later(seconds=20)
@@ -434,8 +434,8 @@ WARNING = {
 
 def tell_of(account, *kinds, now=None):
     with transaction.atomic():
-        tellings = [Telling(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds]
-        return enqueue.tell(tellings, now or timezone.now())
+        notices = [Notice(kind, {**WARNING}, pulse_user_id=account.id) for kind in kinds]
+        return enqueue.enqueue(notices, now or timezone.now())
 
 
 def places():
@@ -487,11 +487,11 @@ def test_telling_takes_as_many_statements_for_many_as_for_few(django_assert_num_
         for name in "ab":
             Channel.objects.create(owner=owner, name=name, service="x", sealed_url="x")
         accounts.append(account)
-    tellings = [Telling("warning", {}, pulse_user_id=account.id) for account in accounts]
+    notices = [Notice("warning", {}, pulse_user_id=account.id) for account in accounts]
     with transaction.atomic(), django_assert_num_queries(3):
-        assert enqueue.tell(tellings, timezone.now()) == many * (4 + many)
+        assert enqueue.enqueue(notices, timezone.now()) == many * (4 + many)
     with transaction.atomic(), django_assert_num_queries(4):
-        enqueue.tell([Telling("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
+        enqueue.enqueue([Notice("deletion", {}, pulse_user_id=account.id) for account in accounts], timezone.now())
 
 
 def agents_queue(owner, **fields):
@@ -500,10 +500,10 @@ def agents_queue(owner, **fields):
 
 def tell_of_agents(queue, *kinds):
     with transaction.atomic():
-        tellings = [
-            Telling(kind, {**WARNING, "agents": True}, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds
+        notices = [
+            Notice(kind, {**WARNING, "agents": True}, f"queue {queue.id}", owner_id=queue.owner_id) for kind in kinds
         ]
-        return enqueue.tell(tellings, timezone.now())
+        return enqueue.enqueue(notices, timezone.now())
 
 
 def test_the_owner_of_agents_is_told_of_their_queues_by_mail_and_channels_and_nobody_else_is(account, alice, mailbox):
@@ -543,25 +543,25 @@ def test_an_owner_whose_agents_have_a_queue_no_longer_is_not_told_of_it_any_more
 
 
 def test_a_queue_of_nobody_has_nobody_to_tell_but_operators(settings):
-    assert audience.recipients_of([Whose(), Whose()]) == {}
-    assert audience.is_anybody_told(Whose(), {})
+    assert audience.recipients_of([Ownership(), Ownership()]) == {}
+    assert audience.has_recipients(Ownership(), {})
     settings.GUARDIAN_OPERATOR_EMAILS = []
-    assert not audience.is_anybody_told(Whose(), {})
+    assert not audience.has_recipients(Ownership(), {})
 
 
 @pytest.mark.parametrize("many", [1, 30])
 def test_telling_the_owners_of_agents_takes_as_many_statements_for_many_as_for_few(django_assert_num_queries, many):
     queues = [agents_queue(Owner.objects.create_user(f"o{number}@example.org")) for number in range(many)]
-    tellings = [Telling("warning", {}, f"queue {one.id}", owner_id=one.owner_id) for one in queues]
+    notices = [Notice("warning", {}, f"queue {one.id}", owner_id=one.owner_id) for one in queues]
     with transaction.atomic(), django_assert_num_queries(2):
-        assert enqueue.tell(tellings, timezone.now()) == 2 * many
+        assert enqueue.enqueue(notices, timezone.now()) == 2 * many
 
 
 def test_who_is_named_is_told_alone_and_once(account, mailbox):
     Owner.objects.create_user("bob@example.org")
     with transaction.atomic():
         recipients = ["bob@example.org", "bob@example.org"]
-        assert enqueue.tell([Telling("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
+        assert enqueue.enqueue([Notice("vouched", {"by": ""}, recipients=recipients)], timezone.now()) == 1
     assert send_due().sent == 1
     assert [mail.recipients[0] for mail in mailbox.mails] == ["bob@example.org"]
 
@@ -576,8 +576,8 @@ def queue(account):
 
 def tell_of_queue(queue, *kinds):
     with transaction.atomic():
-        tellings = [Telling(kind, {**WARNING}, f"queue {queue.id}", queue.pulse_user_id) for kind in kinds]
-        return enqueue.tell(tellings, timezone.now())
+        notices = [Notice(kind, {**WARNING}, f"queue {queue.id}", queue.pulse_user_id) for kind in kinds]
+        return enqueue.enqueue(notices, timezone.now())
 
 
 def recipients(mailbox):
@@ -593,7 +593,7 @@ def test_who_was_taken_off_an_account_in_between_is_not_told_and_the_others_are(
 ):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
     account.owners.add(bob)
-    channels.make_channel(bob, "room", webhook.url("/bob"))
+    channels.create_channel(bob, "room", webhook.url("/bob"))
     NotificationAddress.objects.create(pulse_user=account, email="team@example.org", confirmed_at=timezone.now())
     tell_of_queue(queue, "warning")
     account.owners.remove(bob)
@@ -617,8 +617,8 @@ def test_a_deletion_is_told_where_the_account_is_gone_too_and_a_warning_is_not(a
 def test_who_can_not_sign_in_any_more_is_told_nothing_even_of_a_deletion(account, alice, queue, room, webhook, mailbox):
     tell_of_queue(queue, "deletion")
     with transaction.atomic():
-        weekly = Telling("vouched", {"by": ""}, recipients=["alice@example.org"])
-        enqueue.tell([weekly], timezone.now())
+        weekly = Notice("vouched", {"by": ""}, recipients=["alice@example.org"])
+        enqueue.enqueue([weekly], timezone.now())
     Owner.objects.update(is_active=False)
     account.delete()
     send_due()
@@ -636,15 +636,13 @@ def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_a
         other.owners.add(owner)
         stored_queue(f"queue/u{number}/x", pulse_user=other)
     with transaction.atomic():
-        tellings = [
-            Telling("warning", {**WARNING}, f"queue {one.id}", one.pulse_user_id) for one in Queue.objects.all()
-        ]
-        enqueue.tell(tellings, timezone.now())
+        notices = [Notice("warning", {**WARNING}, f"queue {one.id}", one.pulse_user_id) for one in Queue.objects.all()]
+        enqueue.enqueue(notices, timezone.now())
     batch = claims.claim(100)
     assert len(batch) == 62
     for some in (batch[:2], batch):
         with django_assert_num_queries(4):
-            assert claims.still_to_tell(some) == some
+            assert claims.drop_outdated(some) == some
 
 
 # Channels
@@ -652,12 +650,12 @@ def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_a
 
 @pytest.fixture
 def room(alice, webhook):
-    return channels.make_channel(alice, "room", webhook.url())
+    return channels.create_channel(alice, "room", webhook.url())
 
 
 def test_a_message_goes_to_the_channels_of_each_owner_beside_the_mail(account, room, webhook, mailbox):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
-    channels.make_channel(bob, "not told", webhook.url("/bob"))
+    channels.create_channel(bob, "not told", webhook.url("/bob"))
     tell_of(account, "warning")
     assert places() == sorted(
         [("alice@example.org", "email"), ("alice@example.org", room.uuid.hex), ("ops@example.org", "email")]
@@ -689,8 +687,8 @@ def test_a_channel_that_fails_is_tried_again_in_order_and_mails_go_on(account, r
 def test_the_first_failure_of_a_channel_is_the_last_that_is_tried_for_now(account, alice, room, webhook, mailbox):
     webhook.status = 503
     with transaction.atomic():
-        tellings = [Telling("warning", WARNING, pulse_user_id=account.id)] * 3
-        enqueue.tell(tellings, timezone.now())
+        notices = [Notice("warning", WARNING, pulse_user_id=account.id)] * 3
+        enqueue.enqueue(notices, timezone.now())
     for number, row in enumerate(Notification.objects.filter(channel=room.uuid.hex)):
         Notification.objects.filter(id=row.id).update(about=f"queue {number}")
     assert send_due().postponed == 3
@@ -699,7 +697,7 @@ def test_the_first_failure_of_a_channel_is_the_last_that_is_tried_for_now(accoun
 
 def test_what_waits_for_a_removed_channel_is_given_up_quietly(account, room, webhook, mailbox, caplog):
     tell_of(account, "warning")
-    channels.remove_channel(room)
+    channels.delete_channel(room)
     delivery = send_due()
     assert (delivery.sent, delivery.failed) == (2, 0)
     row = Notification.objects.get(channel=room.uuid.hex)
@@ -723,8 +721,8 @@ def test_channels_that_hang_hold_up_neither_mails_nor_each_other_for_long(
     with Webhook(certificate) as stuck:
         stuck.slowly = lambda write: time.sleep(60)
         for number in range(5):
-            channels.make_channel(alice, f"stuck {number}", stuck.url())
-        channels.make_channel(alice, "room", webhook.url())
+            channels.create_channel(alice, f"stuck {number}", stuck.url())
+        channels.create_channel(alice, "room", webhook.url())
         tell_of(account, "warning")
         began = time.monotonic()
         background = in_background(send_due)
@@ -758,11 +756,11 @@ def clock(monkeypatch):
 def test_what_takes_longer_than_the_time_for_channels_is_left_to_the_next_call(
     account, alice, webhook, mailbox, monkeypatch, clock
 ):
-    monkeypatch.setattr(channel_sending, "CHANNEL_SECONDS", 2)
-    monkeypatch.setattr(channel_sending, "CHANNELS_AT_ONCE", 1)
+    monkeypatch.setattr(channel_sending, "MAX_SENDING_SECONDS", 2)
+    monkeypatch.setattr(channel_sending, "MAX_CONCURRENT_CHANNELS", 1)
     webhook.slowly = lambda write: (clock.sleep(1), write(b"HTTP/1.0 200 OK\r\n\r\n"))
     for number in range(4):
-        channels.make_channel(alice, f"room {number}", webhook.url())
+        channels.create_channel(alice, f"room {number}", webhook.url())
     tell_of(account, "warning")
     assert [send_due().sent for _ in range(3)] == [2 + 2, 2, 0]  # two mails, and two of the channels each time
     assert set(Notification.objects.values_list("state", "attempts")) == {("sent", 0)}
@@ -771,7 +769,7 @@ def test_what_takes_longer_than_the_time_for_channels_is_left_to_the_next_call(
 
 def test_a_call_sends_mails_for_a_time_and_leaves_the_rest_to_the_next(mailbox, settings, monkeypatch, clock):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(10)]
-    monkeypatch.setattr(mail_sending, "MAIL_SECONDS", 3)
+    monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 3)
     compose = mails.compose
     monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
     tell("one")
@@ -783,7 +781,7 @@ def test_a_call_sends_mails_for_a_time_and_leaves_the_rest_to_the_next(mailbox, 
 def test_the_command_sends_all_that_is_due_however_many_calls_it_takes(mailbox, settings, monkeypatch, capsys, clock):
     settings.GUARDIAN_OPERATOR_EMAILS = [f"op{number}@example.org" for number in range(5)]
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(mail_sending, "MAIL_SECONDS", 1)
+    monkeypatch.setattr(mail_sending, "MAX_SENDING_SECONDS", 1)
     compose = mails.compose
     monkeypatch.setattr(mails, "compose", lambda *args: (clock.sleep(1), compose(*args))[1])
     tell("one")
@@ -819,18 +817,18 @@ def test_channels_that_hang_hold_one_worker_and_not_for_long(account, mailbox, m
     tell_of(account, "warning")
     Notification.objects.filter(channel="email").delete()
     first = in_background(send_due)
-    wait_until_equal(lambda: len(hanging), channel_sending.CHANNELS_AT_ONCE)
+    wait_until_equal(lambda: len(hanging), channel_sending.MAX_CONCURRENT_CHANNELS)
     assert send_due().claimed == 0
-    clock.sleep(channel_sending.CHANNEL_SECONDS)
+    clock.sleep(channel_sending.MAX_SENDING_SECONDS)
     time_out.set()
-    assert first.result().postponed == channel_sending.CHANNELS_AT_ONCE
-    assert Notification.objects.filter(state="due", attempts=0).count() == 60 - channel_sending.CHANNELS_AT_ONCE
+    assert first.result().postponed == channel_sending.MAX_CONCURRENT_CHANNELS
+    assert Notification.objects.filter(state="due", attempts=0).count() == 60 - channel_sending.MAX_CONCURRENT_CHANNELS
 
 
 def test_a_channel_that_breaks_the_sending_itself_keeps_nothing_from_the_others(
     account, alice, room, webhook, mailbox, monkeypatch, caplog
 ):
-    bad = channels.make_channel(alice, "bad", webhook.url("/bad"))
+    bad = channels.create_channel(alice, "bad", webhook.url("/bad"))
     post = channels.post
 
     def break_down(channel, title, body):
@@ -867,7 +865,7 @@ def test_what_arrived_is_noted_while_the_next_message_to_the_channel_is_on_its_w
 
 def test_many_senders_at_once_send_each_row_to_its_channel_once(account, alice, webhook, mailbox):
     for number in range(10):
-        channels.make_channel(alice, f"room {number}", webhook.url(f"/{number}"))
+        channels.create_channel(alice, f"room {number}", webhook.url(f"/{number}"))
     tell_of(account, "warning")
     in_parallel(*[send_due] * 4)
     assert sorted(request.path for request in webhook.received) == [f"/{number}" for number in range(10)]

@@ -15,7 +15,7 @@ from agents.models import Sweep
 from core.formatting import rate_in_words
 from core.models import Removal
 from notifications.models import Notification
-from queues.consumer_health import _as_known
+from queues.consumer_health import _as_stored
 from queues.facts import Facts as QueueFacts
 from queues.models import Pass, Queue, QueueSample, Watch
 from queues.monitor import run_pass
@@ -282,12 +282,12 @@ def test_the_fastest_growing_come_first_with_the_pace_that_a_message_tells(guard
         for minutes, length in ((20, 10_000), (5, first), (2, 3)):  # what is older than ten minutes doesn't count
             QueueSample.objects.create(queue=queue, at=minutes_ago(minutes, now), length=length)
     made = {queue.name: queue for queue in Queue.objects.all()}
-    gathered = QueueFacts.gather(management, broker.amqp_url, [_as_known(queue) for queue in made.values()], now)
+    gathered = QueueFacts.gather(management, broker.amqp_url, [_as_stored(queue) for queue in made.values()], now)
     found = overview.overview(now).growing
     assert [line.name for line in found] == ["over", "fast", "slow"]
     for line in found:
-        told = gathered.of(_as_known(made[line.name]), of_queue(made[line.name]))
-        assert line.figure == rate_in_words(told["per_second"])
+        recipients = gathered.of(_as_stored(made[line.name]), of_queue(made[line.name]))
+        assert line.figure == rate_in_words(recipients["per_second"])
     assert [line.more.partition(", ")[2] for line in found] == [
         "over its maximum", "at its maximum in 3 minutes", "at its maximum in 8 hours",
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner, PulseUser
-from queues.listing import UNATTENDED, should_have_consumer
+from queues.listing import WITHOUT_CONSUMER, should_have_consumer
 from queues.models import Queue, Watch
 from queues.monitor import run_pass
 from tests.toolbox import queue_row
@@ -293,7 +293,7 @@ def test_queues_that_nobody_is_to_read_are_not_without_consumers(visit, alice, a
     page = visit()
     assert f"{len(lonely)} without consumers" in page.text
     assert page.text.count("no consumers") == len(lonely)
-    assert {queue.name for queue in Queue.objects.filter(UNATTENDED)} == {
+    assert {queue.name for queue in Queue.objects.filter(WITHOUT_CONSUMER)} == {
         queue.name
         for queue in Queue.objects.all()
         if should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)

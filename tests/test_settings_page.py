@@ -20,7 +20,7 @@ def page(client, alice):
 
 @pytest.fixture
 def room(alice):
-    return channels.make_channel(alice, "the room", URL)
+    return channels.create_channel(alice, "the room", URL)
 
 
 def text_of(response):
@@ -75,7 +75,7 @@ def test_what_cannot_be_a_channel_is_said_at_the_field(page, room, form, error):
 
 def test_with_ten_channels_there_is_no_form_for_more_and_what_is_sent_all_the_same_is_refused(page, alice):
     for number in range(10):
-        channels.make_channel(alice, f"room {number}", URL)
+        channels.create_channel(alice, f"room {number}", URL)
     assert "Delete one to add another" in text_of(page.get("/settings/"))
     assert "Add it" not in text_of(page.get("/settings/"))
     page.post("/settings/", {"channel": "add", "name": "room", "url": URL})
@@ -92,21 +92,21 @@ def test_who_is_not_vouched_for_has_no_form_and_is_refused(page, alice):
 
 
 def test_names_with_markup_are_shown_as_text(page, alice):
-    channels.make_channel(alice, "<script>alert(1)</script>", URL)
+    channels.create_channel(alice, "<script>alert(1)</script>", URL)
     text = text_of(page.get("/settings/"))
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
 
 
 def test_the_button_sends_a_test_and_says_so(page, alice, private_channels, webhook):
-    room = channels.make_channel(alice, "the room", webhook.url())
+    room = channels.create_channel(alice, "the room", webhook.url())
     response = page.post(reverse("channel_test", args=[room.uuid]), follow=True)
     assert "The test message to the room is sent." in text_of(response)
     assert len(webhook.received) == 1
 
 
 def test_the_button_says_why_a_test_did_not_arrive(page, alice, private_channels, webhook):
-    room = channels.make_channel(alice, "the room", webhook.url())
+    room = channels.create_channel(alice, "the room", webhook.url())
     webhook.status = 404
     text = text_of(page.post(reverse("channel_test", args=[room.uuid]), follow=True))
     assert "did not arrive: it answered 404" in text
@@ -189,6 +189,6 @@ def test_a_form_of_another_site_changes_nothing(alice):
 
 def test_the_page_takes_few_statements(page, alice, django_assert_max_num_queries):
     for number in range(10):
-        channels.make_channel(alice, f"room {number}", URL)
+        channels.create_channel(alice, f"room {number}", URL)
     with django_assert_max_num_queries(5):
         page.get("/settings/")

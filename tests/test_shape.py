@@ -115,8 +115,8 @@ def test_claiming_what_is_due_takes_as_many_statements_for_many_as_for_few(db):
             )
             for one in range(number)
         )  # fmt: skip
-        batch, statements, _, _ = counted(lambda: claims.claim(claims.BATCH))
-        assert len(batch) == claims.BATCH
+        batch, statements, _, _ = counted(lambda: claims.claim(claims.MAX_CLAIMED))
+        assert len(batch) == claims.MAX_CLAIMED
         found.append(statements)
     assert found[0] == found[1]
 
@@ -125,20 +125,20 @@ def test_sending_mails_takes_as_many_statements_for_each_claim_however_many_are_
     settings.GUARDIAN_OPERATOR_EMAILS = ["ops@example.org"]
     sending.send_due()  # the first one makes the lease
     found = {}
-    for number in (claims.BATCH, FEW, MANY):
+    for number in (claims.MAX_CLAIMED, FEW, MANY):
         with transaction.atomic():
-            tellings = [enqueue.Telling("outage", {"error": f"{one}"}) for one in range(number)]
-            enqueue.tell(tellings, timezone.now())
+            notices = [enqueue.Notice("outage", {"error": f"{one}"}) for one in range(number)]
+            enqueue.enqueue(notices, timezone.now())
         Notification.objects.filter(state="due").update(about=Concat(Value("about "), Cast("id", CharField())))
         delivery, found[number], _, _ = counted(sending.send_due)
         assert (delivery.sent, len(mailbox.mails)) == (number, number)
         mailbox.clear()
-    a_claim = found[FEW] - found[claims.BATCH]
-    assert found[MANY] - found[FEW] == a_claim * (MANY - FEW) / claims.BATCH
+    a_claim = found[FEW] - found[claims.MAX_CLAIMED]
+    assert found[MANY] - found[FEW] == a_claim * (MANY - FEW) / claims.MAX_CLAIMED
 
 
 def test_deleting_takes_one_request_for_each_queue_and_the_rest_for_each_batch(filled, settings, monkeypatch):
-    monkeypatch.setattr(deletion, "BATCH", FEW)
+    monkeypatch.setattr(deletion, "BATCH_SIZE", FEW)
     found = []
     for number in (FEW, MANY):
         filled(number)

@@ -11,7 +11,7 @@ from notifications.models import Notification
 from notifications.sending import send_due
 from queues import weekly
 from queues.models import Queue, QueueEvent
-from queues.weekly import last_monday, tell_the_week
+from queues.weekly import enqueue_weekly_summaries, last_monday
 from tests.toolbox import in_parallel, stored_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,13 +52,13 @@ def facts():
 def test_an_owner_with_queues_is_told_once_a_week(mailbox):
     _, account = owner_of("alice")
     queue(account, "builds")
-    assert tell_the_week() == 1
-    assert tell_the_week() == 0
+    assert enqueue_weekly_summaries() == 1
+    assert enqueue_weekly_summaries() == 0
     assert recipients() == ["alice@example.org"]
     assert send_due().sent == 1
     assert "Your week: 1 queue" in mailbox.mails[0].subject
     Owner.objects.update(weekly_summary_at=timezone.now() - timedelta(days=8))
-    assert tell_the_week() == 1
+    assert enqueue_weekly_summaries() == 1
 
 
 def test_what_there_is_to_tell():
@@ -71,7 +71,7 @@ def test_what_there_is_to_tell():
         event(long, kind)
     event(short, "warned", days=8)
     event(gone, "deleted")
-    tell_the_week()
+    enqueue_weekly_summaries()
     week = facts()
     assert (week["queues"], week["ok"], week["warned"], week["deleted"]) == (3, 2, 1, 1)
     assert week["happened"] == [
@@ -97,7 +97,7 @@ def test_the_queues_of_an_owners_agents_are_told_with_the_others():
     Queue.objects.filter(pk=dead_letters.pk).update(name="guardian.dlq")
     event(hers, "warned")
     event(lost, "deleted")
-    assert tell_the_week() == 2
+    assert enqueue_weekly_summaries() == 2
     week = Notification.objects.get(recipient="alice@example.org").facts
     assert (week["queues"], week["ok"], week["warned"], week["deleted"]) == (3, 2, 1, 1)
     assert [(line["queue"], line["length"]) for line in week["longest"]] == [
@@ -111,7 +111,7 @@ def test_who_has_no_account_and_only_agents_is_told_too():
     alice = Owner.objects.create_user("alice@example.org", date_joined=timezone.now() - WEEKS_AGO)
     _, other = owner_of("bob")
     queue(other, "x", vhost=alice.uuid.hex, owner=alice, pulse_user=None)
-    assert tell_the_week() == 1
+    assert enqueue_weekly_summaries() == 1
     assert recipients() == ["alice@example.org"]
 
 
@@ -122,7 +122,7 @@ def test_long_lists_are_cut_and_say_how_many_more_there_are():
     for number in range(15):
         for of in (account, second):
             event(queue(of, f"{number}", ready=number, consumers=0), "warned")
-    tell_the_week()
+    enqueue_weekly_summaries()
     week = facts()
     assert week["queues"] == 30
     assert [line["length"] for line in week["longest"]] == [14, 14, 13, 13, 12]
@@ -134,7 +134,7 @@ def test_who_has_nothing_to_hear_of_gets_none_and_who_lost_all_queues_does():
     owner_of("empty")
     _, account = owner_of("lost")
     event(queue(account, "gone", state="gone"), "deleted")
-    assert tell_the_week() == 1
+    assert enqueue_weekly_summaries() == 1
     assert recipients() == ["lost@example.org"]
 
 
@@ -144,7 +144,7 @@ def test_who_has_nothing_to_hear_of_gets_none_and_who_lost_all_queues_does():
 def test_who_turned_it_off_or_may_not_sign_in_or_just_came_gets_none(fields):
     _, account = owner_of("alice", **fields)
     queue(account, "builds")
-    assert tell_the_week() == 0
+    assert enqueue_weekly_summaries() == 0
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_in_quiet_hours_it_is_held():
         "alice", quiet_from=(now - timedelta(hours=1)).time(), quiet_until=(now + timedelta(hours=1)).time()
     )
     queue(account, "builds")
-    tell_the_week()
+    enqueue_weekly_summaries()
     assert Notification.objects.get().deferred_until is not None
 
 
@@ -180,7 +180,7 @@ def test_co_owners_each_get_theirs_and_the_operators_no_copy():
     bob, _ = owner_of("bob")
     account.owners.add(bob)
     queue(account, "builds")
-    tell_the_week()
+    enqueue_weekly_summaries()
     assert recipients() == ["alice@example.org", "bob@example.org"]
 
 
@@ -190,20 +190,20 @@ def test_it_takes_as_many_statements_for_many_owners_as_for_few(django_assert_nu
         _, account = owner_of(f"o{number}")
         event(queue(account, "builds", ready=3, consumers=0), "warned")
     with django_assert_num_queries(11):
-        assert tell_the_week() == owners
+        assert enqueue_weekly_summaries() == owners
 
 
 def test_more_owners_than_a_batch_are_all_told(monkeypatch):
     monkeypatch.setattr(weekly, "BATCH", 2)
     for number in range(5):
         queue(owner_of(f"o{number}")[1], "builds")
-    assert tell_the_week() == 5
+    assert enqueue_weekly_summaries() == 5
 
 
 def test_two_at_once_write_each_summary_once():
     for number in range(10):
         queue(owner_of(f"o{number}")[1], "builds")
-    in_parallel(*[tell_the_week] * 3)
+    in_parallel(*[enqueue_weekly_summaries] * 3)
     assert len(recipients()) == 10
 
 
@@ -213,16 +213,16 @@ def test_who_moves_to_another_time_zone_gets_no_second_summary_at_once(days, tol
     with time_machine.travel(moment, tick=False):
         _, account = owner_of("alice", weekly_summary_at=moment - timedelta(days=days))
         queue(account, "builds")
-        assert tell_the_week() == told_again
+        assert enqueue_weekly_summaries() == told_again
 
 
 def test_who_moves_around_the_world_on_a_monday_gets_one_summary():
     with time_machine.travel(datetime(2026, 6, 7, 20, 30, tzinfo=UTC), tick=False) as clock:
         _, account = owner_of("alice", time_zone="Pacific/Auckland")
         queue(account, "builds")
-        summaries = [tell_the_week()]
+        summaries = [enqueue_weekly_summaries()]
         for hours, zone in ((12, "UTC"), (10, "Pacific/Honolulu"), (1, "Pacific/Pago_Pago")):
             Owner.objects.update(time_zone=zone)
             clock.shift(timedelta(hours=hours))
-            summaries.append(tell_the_week())
+            summaries.append(enqueue_weekly_summaries())
     assert summaries == [1, 0, 0, 0]

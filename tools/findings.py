@@ -132,7 +132,7 @@ class Checks:
         mails = self.production.mail.mails
         # A sender may be interrupted between the mail server's "accepted" and its own record of it. A worker has two.
         senders = {"worker": 2, "PostgreSQL": 2 * self.each, "the mail server": 2 * self.each}
-        interrupted = mail_sending.MAILS_TOGETHER * sum(
+        interrupted = mail_sending.MAIL_BATCH_SIZE * sum(
             senders.get(fault.part.partition("-")[0], 0) for fault in self.faults if fault.how in ("killed", "stopped")
         )
         breaches = invariants.broken_mails(mails, interrupted=interrupted) + self._unequal_copies()

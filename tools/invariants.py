@@ -93,7 +93,7 @@ def lost(*, settled: bool = True) -> list[str]:
     wrong += [
         f"{_named(one)} was given up after {one.attempts} attempts: {one.last_error}"
         for one in failed
-        if one.attempts < claims.GIVE_UP_ATTEMPTS or now - one.created < claims.GIVE_UP_AFTER
+        if one.attempts < claims.MIN_ATTEMPTS or now - one.created < claims.RETRY_FOR
     ]
     return [*wrong, *_untold_deletions(), *_untrue(settled=settled)]
 
@@ -217,11 +217,11 @@ def disagreements(management: Management, vhosts: Collection[str]) -> list[str]:
 
 def _guarded_disagreements(there: dict[tuple[str, str], int | None], vhosts: Collection[str]) -> list[str]:
     rules = pass_run.rules(pass_run.guarded_vhosts())
-    guarded = {key: length for key, length in there.items() if not rules.leaves_alone(*key)}
+    guarded = {key: length for key, length in there.items() if not rules.ignores(*key)}
     rows = {
         (row.vhost, row.name): row
         for row in Queue.objects.filter(vhost__in=vhosts).exclude(state=Queue.State.GONE)
-        if not rules.leaves_alone(row.vhost, row.name)
+        if not rules.ignores(row.vhost, row.name)
     }
     wrong = [f"{name} in {vhost} is on the broker, and has no row" for vhost, name in guarded.keys() - rows.keys()]
     wrong += [f"{rows[key]} is {rows[key].state}, and not on the broker" for key in rows.keys() - guarded.keys()]

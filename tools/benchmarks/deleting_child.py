@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from queues.deletion import SIDE_BY_SIDE
+from queues.deletion import MAX_CONCURRENT_DELETIONS
 from queues.monitor import run_pass
 from rabbit import amqp
 from rabbit.management import Management
@@ -84,7 +84,7 @@ class Doomed:
             assert len(consumers.result()) == len(names)
 
     def _side_by_side(self, do: Any, names: list[str]) -> None:
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        with ThreadPoolExecutor(MAX_CONCURRENT_DELETIONS) as threads:
             list(threads.map(do, names))
 
 

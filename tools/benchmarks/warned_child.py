@@ -16,7 +16,7 @@ from typing import Any
 
 from accounts.models import Owner, PulseUser
 from core import broker
-from notifications.mail_sending import MAILS_AT_ONCE
+from notifications.mail_sending import MAX_CONNECTIONS
 from notifications.models import Notification
 from queues.models import Queue
 from rabbit.snapshot import COLUMNS, TOTALS
@@ -140,9 +140,9 @@ def measure(vhost: str, queues: int, warned: int, rounds: int, poll_seconds: int
 
 def _send_bare(port: int, number: int) -> None:
     """Send so many mails of an ordinary size over as many connections as Guardian has."""
-    share = number // MAILS_AT_ONCE
-    with ThreadPoolExecutor(MAILS_AT_ONCE) as threads:
-        list(threads.map(partial(_send_over_one, port), [share] * MAILS_AT_ONCE))
+    share = number // MAX_CONNECTIONS
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+        list(threads.map(partial(_send_over_one, port), [share] * MAX_CONNECTIONS))
 
 
 def _send_over_one(port: int, number: int) -> None:

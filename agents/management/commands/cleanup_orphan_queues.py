@@ -9,7 +9,7 @@ from accounts import audit
 from agents import sweep
 from agents.models import Sweep
 from agents.reports import Report
-from queues.management.commands.monitor_queues import BRAKE_HELD, DONE, NOT_ASKED
+from queues.management.commands.monitor_queues import BRAKE_HELD, DONE, NOT_FINISHED
 from rabbit.names import readable
 
 
@@ -44,10 +44,10 @@ class Command(BaseCommand):
         except Error as error:
             # The next one finishes what this one began.
             self.stderr.write(f"The database can't be used: {error}. See that it runs and that 'migrate' was run.")
-            raise SystemExit(NOT_ASKED) from error
+            raise SystemExit(NOT_FINISHED) from error
         self.stdout.write(json.dumps(report.as_json()) if options["json"] else in_words(report))
         if report.away or report.given_up:
-            raise SystemExit(NOT_ASKED)
+            raise SystemExit(NOT_FINISHED)
         raise SystemExit(BRAKE_HELD if report.brake_held else DONE)
 
 

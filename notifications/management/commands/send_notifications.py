@@ -28,23 +28,23 @@ class Command(BaseCommand):
         while True:
             close_old_connections()
             try:
-                delivery = _send_all_due() if options["once"] else sending.send_due()
+                counts = _send_all_due() if options["once"] else sending.send_due()
             except Error as error:
                 if options["once"]:
                     raise
                 self.stderr.write(f"The database can't be used: {error}")
             else:
-                if options["once"] or delivery.sent or delivery.postponed or delivery.failed:
+                if options["once"] or counts.sent or counts.postponed or counts.failed:
                     self.stdout.write(
-                        f"{delivery.sent} sent, {delivery.postponed} to be tried again, {delivery.failed} given up."
+                        f"{counts.sent} sent, {counts.postponed} to be tried again, {counts.failed} given up."
                     )
             if options["once"] or stop.wait(EVERY_SECONDS):
                 return
 
 
-def _send_all_due() -> claims.Delivery:
+def _send_all_due() -> claims.DeliveryCounts:
     """Send until nothing is due: one call takes no more than fits in its time."""
-    total = claims.Delivery()
-    while (delivery := sending.send_due()).claimed:
-        total += delivery
+    total = claims.DeliveryCounts()
+    while (counts := sending.send_due()).claimed:
+        total += counts
     return total

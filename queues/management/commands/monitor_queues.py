@@ -15,7 +15,7 @@ from queues.pass_run import Report
 
 logger = logging.getLogger(__name__)
 
-DONE, NOT_ASKED, BRAKE_HELD = 0, 1, 3
+DONE, NOT_FINISHED, BRAKE_HELD = 0, 1, 3
 
 
 class Command(BaseCommand):
@@ -60,24 +60,24 @@ class Command(BaseCommand):
         except Error as error:
             # The next pass finishes what this one began.
             self.stderr.write(f"The database can't be used: {error}. See that it runs and that 'migrate' was run.")
-            return NOT_ASKED
+            return NOT_FINISHED
         except Exception:
             if options["once"]:
                 raise
             # Whatever it is, the next pass is the best that can be done about it.
             logger.exception("The pass failed.")
-            return NOT_ASKED
-        return self._say(options, report)
+            return NOT_FINISHED
+        return self._print(options, report)
 
-    def _say(self, options: dict[str, Any], report: Report) -> int:
+    def _print(self, options: dict[str, Any], report: Report) -> int:
         """Print the report, and return the code that it stands for."""
         if options["json"]:
             self.stdout.write(json.dumps(report.as_json()))
         else:
-            self.stdout.write(in_words(report))
+            self.stdout.write(as_text(report))
         self.stdout.flush()
         if report.away or report.given_up:
-            return NOT_ASKED
+            return NOT_FINISHED
         return BRAKE_HELD if report.brake_held else DONE
 
     def _seconds_to_wait(self) -> float:
@@ -87,7 +87,7 @@ class Command(BaseCommand):
             return float(settings.GUARDIAN_POLL_MAX_SECONDS)
 
 
-def in_words(report: Report) -> str:
+def as_text(report: Report) -> str:
     """Return the report as a person reads it."""
     if report.another_pass:
         return "Another pass is running; nothing was done."
