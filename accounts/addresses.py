@@ -11,15 +11,15 @@ from django.db import transaction
 from django.utils import timezone
 
 from accounts import audit, signals
-from accounts.models import NotificationAddress, Owner, PulseUser, check_address, normal_address
+from accounts.models import NotificationAddress, Owner, PulseUser, check_address, normalize_address
 from core import limits
 
-MOST_ADDRESSES = 10
+MAX_ADDRESSES = 10
 """How many further addresses an account may have."""
 
-CONFIRMED_WITHIN_SECONDS = 7 * 24 * 3600
+CONFIRMATION_MAX_AGE_SECONDS = 7 * 24 * 3600
 
-BETWEEN_QUESTIONS = timedelta(hours=1)
+MIN_REQUEST_INTERVAL = timedelta(hours=1)
 """Somebody at an address who wants nothing of an account is asked no more often, whatever its owners do."""
 
 _SALT = "accounts.notification-address"
@@ -40,7 +40,7 @@ def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> No
         locked.notification_addresses.exclude(email__in=wanted).delete()
         for email in wanted:
             if email not in present:
-                new_address(locked, email, by)
+                create_address(locked, email, by)
 
 
 def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
@@ -55,10 +55,10 @@ def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAdd
         locked = PulseUser.objects.locked(pulse_user)
         present = [address.email for address in locked.notification_addresses.all()]
         try:
-            if normal_address(email) in present:
-                raise ValidationError(f"{normal_address(email)} is there already.")
+            if normalize_address(email) in present:
+                raise ValidationError(f"{normalize_address(email)} is there already.")
             usable_addresses([*present, email], locked.owners.all(), present)
-            return new_address(locked, normal_address(email), by)
+            return create_address(locked, normalize_address(email), by)
         except ValidationError as error:
             raise ValidationError({"email": error.messages}) from None
 
@@ -76,7 +76,7 @@ def send_again(address: NotificationAddress) -> None:
     """
     with transaction.atomic():
         if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).exists():
-            _ask(address)
+            _request_confirmation(address)
 
 
 def confirmation_token(address: NotificationAddress) -> str:
@@ -91,7 +91,7 @@ def address_of_token(token: str) -> NotificationAddress:
         django.core.signing.SignatureExpired: it is too late.
         django.core.signing.BadSignature: it is none of ours, or the address was removed meanwhile.
     """
-    uuid, email = signing.loads(token, salt=_SALT, max_age=CONFIRMED_WITHIN_SECONDS)
+    uuid, email = signing.loads(token, salt=_SALT, max_age=CONFIRMATION_MAX_AGE_SECONDS)
     address = NotificationAddress.objects.select_related("pulse_user").filter(uuid=uuid, email=email).first()
     if address is None:
         raise signing.BadSignature("The address was removed meanwhile.")
@@ -112,7 +112,7 @@ def confirm_address(token: str) -> NotificationAddress:
     return address
 
 
-def new_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
+def create_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
     """Write a further address down, and have somebody there asked. In a transaction of the caller's.
 
     Raises:
@@ -120,13 +120,13 @@ def new_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAdd
     """
     address = NotificationAddress.objects.create(pulse_user=pulse_user, email=email, added_by=by)
     try:
-        _ask(address)
+        _request_confirmation(address)
     except ValidationError as error:
         raise ValidationError({"notification_emails": error.messages}) from None
     return address
 
 
-def _ask(address: NotificationAddress) -> None:
+def _request_confirmation(address: NotificationAddress) -> None:
     """Ask at an address of an account. An address that was removed and added anew is still the same.
 
     Raises:
@@ -134,8 +134,8 @@ def _ask(address: NotificationAddress) -> None:
     """
     digest = hashlib.sha256(address.email.encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
-    if not limits.add(key, now, BETWEEN_QUESTIONS.total_seconds()):
-        again = cache.get(key, now - BETWEEN_QUESTIONS) + BETWEEN_QUESTIONS
+    if not limits.add(key, now, MIN_REQUEST_INTERVAL.total_seconds()):
+        again = cache.get(key, now - MIN_REQUEST_INTERVAL) + MIN_REQUEST_INTERVAL
         raise ValidationError(
             f"Somebody at {address.email} was asked less than an hour ago. Try again after {again:%H:%M} UTC."
         )
@@ -148,7 +148,7 @@ def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: It
     Raises:
         ValidationError: one that isn't present yet can't be used, or they are too many.
     """
-    wanted = list(dict.fromkeys(normal_address(email) for email in emails))
+    wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     known, owning = set(present), {owner.email for owner in owners}
     wrong = []
     for email in wanted:
@@ -158,8 +158,8 @@ def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: It
             wrong.append(f"'{email}' is not an e-mail address.")
         elif email in owning:
             wrong.append(f"{email} is an owner's, who gets all messages anyway.")
-    if len(wanted) > MOST_ADDRESSES:
-        wrong = [f"An account can have {MOST_ADDRESSES} further addresses, and these are {len(wanted)}."]
+    if len(wanted) > MAX_ADDRESSES:
+        wrong = [f"An account can have {MAX_ADDRESSES} further addresses, and these are {len(wanted)}."]
     if wrong:
         raise ValidationError({"notification_emails": wrong})
     return wanted

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from accounts import addresses, audit, pulse_users, vouching
-from accounts.models import Owner, PulseUser, normal_address
+from accounts.models import Owner, PulseUser, normalize_address
 from core import broker, locks
 from rabbit import names, permissions, snapshot
 from rabbit.permissions import Permissions
@@ -153,7 +153,7 @@ def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
     steps: list[Step] = []
     planned = set()
     for username, emails in wanted:
-        owners = tuple(dict.fromkeys(map(normal_address, emails)))
+        owners = tuple(dict.fromkeys(map(normalize_address, emails)))
         may = tuple(email for email in owners if email in usable)
         notes = [f"{names.readable(email)} can't own it." for email in owners if email not in usable]
         if username in planned:
@@ -164,8 +164,8 @@ def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
             steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
         elif not may:
             steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "Nobody would own it.")))
-        elif len(may) > pulse_users.MOST_OWNERS:
-            too_many = f"It has {len(may)} owners; {pulse_users.MOST_OWNERS} are allowed."
+        elif len(may) > pulse_users.MAX_OWNERS:
+            too_many = f"It has {len(may)} owners; {pulse_users.MAX_OWNERS} are allowed."
             steps.append(Step("account", username, LEFT_OUT, notes=(too_many,)))
         else:
             notes += differences(username, granted.get(username, {}))
@@ -432,7 +432,7 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
         else:
             cells += [""] * (len(header) - len(cells))
             owners = filter(None, _BETWEEN.split(_unsafe(cells[owners_at])))
-            row = Row(line, _unsafe(cells[username_at]), tuple(dict.fromkeys(map(normal_address, owners))))
+            row = Row(line, _unsafe(cells[username_at]), tuple(dict.fromkeys(map(normalize_address, owners))))
             if not row.username:
                 errors.append(f"line {line}: it names no account.")
             rows.append(row)

@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts import addresses, pulse_users, removal, tokens, vouching, withdrawal
-from accounts.models import UNCHANGED, AuthToken, NotificationAddress, Owner, PulseUser, normal_address, people_like
+from accounts.models import UNCHANGED, AuthToken, NotificationAddress, Owner, PulseUser, normalize_address, owners_matching
 from accounts.serializers import (
     AddressSerializer,
     AdoptionSerializer,
@@ -184,7 +184,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
         One that has confirmed is not asked. Nobody is asked twice within an hour.
         """
         pulse_user = self.get_object()
-        email = normal_address(read(AddressSerializer, request)["email"])
+        email = normalize_address(read(AddressSerializer, request)["email"])
         with at_field("email", InvalidValue):
             address = pulse_user.notification_addresses.filter(email=email).first()
             if address is None:
@@ -211,7 +211,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
     def get_queryset(self) -> QuerySet[Owner]:
         """Return those that the visitor sees."""
         if self.request.user.is_staff:
-            return vouching.known()
+            return vouching.listed_owners()
         if vouching.may_vouch(self.request.user):
             return Owner.objects.filter(vouch_requested_at__isnull=False, vouched=False, is_active=True)
         return Owner.objects.none()
@@ -220,7 +220,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         """Return those that are searched for."""
         search = search_in(self.request)
         if self.action == "list" and search:
-            return queryset.filter(people_like(search))
+            return queryset.filter(owners_matching(search))
         return queryset
 
     @extend_schema(
@@ -259,7 +259,7 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         if not vouching.may_vouch(request.user):
             raise PermissionDenied("You can't vouch for others. Ask an operator.")
         body = read(VouchSerializer, request)
-        owner = vouching.find(body["email"])
+        owner = vouching.find_owner(body["email"])
         if owner is not None:
             with contextlib.nullcontext() if request.user.is_staff else contextlib.suppress(PermissionDenied):
                 vouching.vouch(owner, request.user, body.get("reason", ""))
@@ -373,7 +373,7 @@ class Me(GenericViewSet[Owner]):
         body = read(AskSerializer, request)
         try:
             with at_field("reason", InvalidValue):
-                vouching.ask(request.user, body["reason"])
-        except vouching.AskedAlready as error:
+                vouching.request_vouching(request.user, body["reason"])
+        except vouching.AlreadyRequested as error:
             raise Conflict(str(error)) from error
         return Response(status=HTTPStatus.NO_CONTENT)

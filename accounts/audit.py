@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 MADE, CHANGED, DELETED = "made", "changed", "deleted"
 _OF_ROWS = {AuditEntry.Action.CREATE: MADE, AuditEntry.Action.UPDATE: CHANGED, AuditEntry.Action.DELETE: DELETED}
 
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 
 _request: ContextVar[HttpRequest | None] = ContextVar("audit_request", default=None)
 
@@ -133,7 +133,7 @@ def deed(by: Owner | None, action: str, thing: Model | None, **details: Any) -> 
     try:
         yield
     except BrokerError as error:
-        entry.additional_data = {**(entry.additional_data or {}), "why": str(error)[:LONGEST_REASON]}
+        entry.additional_data = {**(entry.additional_data or {}), "why": str(error)[:MAX_REASON_LENGTH]}
         if was_not_executed(error):
             entry.outcome = AuditEntry.Outcome.NOT_DONE
         entry.save(update_fields=["outcome", "additional_data"])

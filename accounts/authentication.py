@@ -16,7 +16,7 @@ from accounts.models import AuthToken, Owner
 
 logger = logging.getLogger(__name__)
 
-USED_EVERY = timedelta(minutes=1)
+LAST_USED_RESOLUTION = timedelta(minutes=1)
 """How exactly the last use of a token is noted, so that reading doesn't write each time."""
 
 _TOKEN = re.compile(r"[0-9a-f]{64}")
@@ -51,8 +51,8 @@ class TokenAuthentication(BaseAuthentication):
         owner: Owner = token.user
         if not owner.is_active:
             raise AuthenticationFailed("The owner of this token can't sign in any more. Ask an operator.")
-        if token.last_used is None or token.last_used < now - USED_EVERY:
-            stale = Q(last_used=None) | Q(last_used__lt=now - USED_EVERY)
+        if token.last_used is None or token.last_used < now - LAST_USED_RESOLUTION:
+            stale = Q(last_used=None) | Q(last_used__lt=now - LAST_USED_RESOLUTION)
             try:
                 AuthToken.objects.filter(stale, pk=token.pk).update(last_used=now)
             except DatabaseError as error:  # it can only be read, or its disk is full: that keeps nobody from reading

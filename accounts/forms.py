@@ -179,7 +179,7 @@ class VouchRequestForm(Form):
     about = "request"
     reason = forms.CharField(
         label="What do you need RabbitMQ for?",
-        max_length=vouching.LONGEST_REQUEST,
+        max_length=vouching.MAX_REQUEST_LENGTH,
         help_text="A sentence or two. Those who may vouch for you read it.",
         widget=forms.Textarea(attrs={"rows": 3}),
     )
@@ -191,7 +191,7 @@ class VouchForm(Form):
     about = "vouch"
     email = forms.EmailField(label="E-mail address", help_text="Somebody who has signed in here at least once.")
     reason = forms.CharField(
-        label="Why (optional)", required=False, max_length=vouching.LONGEST_REASON, help_text="Kept in the record."
+        label="Why (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="Kept in the record."
     )
 
 
@@ -203,7 +203,7 @@ class WithdrawForm(Form):
         label="Remove what is there too", required=False, help_text="Without the tick, accounts and tokens stay usable."
     )
     reason = forms.CharField(
-        label="Why (optional)", required=False, max_length=vouching.LONGEST_REASON, help_text="Kept in the record."
+        label="Why (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="Kept in the record."
     )
 
 
@@ -216,4 +216,4 @@ class TokenForm(Form):
         help_text="What it is for, such as: nightly clean-up.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
-    days = forms.IntegerField(label="Days until it expires", initial=tokens.DAYS)
+    days = forms.IntegerField(label="Days until it expires", initial=tokens.DEFAULT_DAYS)

@@ -19,21 +19,21 @@ from django.db.models.functions import Lower
 from django.utils import timezone
 from knox.models import AbstractAuthToken
 
-LONGEST_ADDRESS = 254
+MAX_ADDRESS_LENGTH = 254
 
-NO_ADDRESS = "Enter an e-mail address, such as you@example.org."
+INVALID_ADDRESS = "Enter an e-mail address, such as you@example.org."
 
 
-class OwnerQuerySet(BaseUserManager["Owner"]):
+class OwnerManager(BaseUserManager["Owner"]):
     """Owners are found and made by their e-mail address, whatever its case."""
 
     def get_by_natural_key(self, username: str | None) -> "Owner":
         """Return the owner with this address."""
-        return self.get(email=normal_address(username or ""))
+        return self.get(email=normalize_address(username or ""))
 
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
         """Make an owner. Without a password there is no signing in by password, which is the rule."""
-        owner = self.model(email=normal_address(email), **fields)
+        owner = self.model(email=normalize_address(email), **fields)
         owner.set_password(password)
         owner.full_clean(exclude=["password"])
         owner.save(using=self._db)
@@ -53,12 +53,12 @@ class Unchanged(enum.Enum):
 UNCHANGED: Final = Unchanged.UNCHANGED
 
 
-def people_like(text: str) -> models.Q:
+def owners_matching(text: str) -> models.Q:
     """Return the condition that an owner has this in the address or the name."""
     return models.Q(email__icontains=text) | models.Q(full_name__icontains=text)
 
 
-def normal_address(email: str) -> str:
+def normalize_address(email: str) -> str:
     """Return the form that an e-mail address is stored and compared in: trimmed and lower-cased."""
     return email.strip().lower()
 
@@ -72,10 +72,10 @@ def check_address(email: str) -> None:
     Raises:
         ValidationError: it isn't.
     """
-    EmailValidator(NO_ADDRESS)(email)
+    EmailValidator(INVALID_ADDRESS)(email)
     is_plain = email.isprintable() and unicodedata.normalize("NFKC", email) == email
-    if len(email) > LONGEST_ADDRESS or not is_plain:
-        raise ValidationError(NO_ADDRESS)
+    if len(email) > MAX_ADDRESS_LENGTH or not is_plain:
+        raise ValidationError(INVALID_ADDRESS)
 
 
 def check_line(text: str, most: int) -> None:
@@ -150,7 +150,7 @@ class Owner(AbstractBaseUser, PermissionsMixin):
     EMAIL_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []
 
-    objects = OwnerQuerySet()
+    objects = OwnerManager()
 
     class Meta:
         ordering = ["email"]
@@ -163,7 +163,7 @@ class Owner(AbstractBaseUser, PermissionsMixin):
 
     def clean(self) -> None:
         """Bring the address into its normal form, and refuse one that looks like another than it is."""
-        email = normal_address(self.email)
+        email = normalize_address(self.email)
         try:
             check_address(email)
         except ValidationError as error:

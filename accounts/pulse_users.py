@@ -24,7 +24,7 @@ from accounts.models import (
     Unchanged,
     check_thresholds,
     has_control_characters,
-    normal_address,
+    normalize_address,
 )
 from core import broker, locks, removals
 from core.models import Removal
@@ -34,9 +34,9 @@ from rabbit.permissions import Permissions
 
 logger = logging.getLogger(__name__)
 
-MOST_OWNERS = 100
+MAX_OWNERS = 100
 
-LONGEST_PASSWORD = 255
+MAX_PASSWORD_LENGTH = 255
 
 HARMLESS_TAGS = frozenset({"management", "monitoring"})
 """With these an account looks at the broker; with any other it can do what its permissions don't allow."""
@@ -99,8 +99,8 @@ def check_password(password: str, username: str) -> None:
         # Logging in sends name and password with a NUL between them.
         if has_control_characters(password):
             raise ValidationError("The password has a character in it that can't be typed, such as a line break.")
-        if len(password) > LONGEST_PASSWORD:
-            raise ValidationError(f"The password is too long; {LONGEST_PASSWORD} characters are allowed.")
+        if len(password) > MAX_PASSWORD_LENGTH:
+            raise ValidationError(f"The password is too long; {MAX_PASSWORD_LENGTH} characters are allowed.")
         validate_password(password, PulseUser(username=username))  # type: ignore[arg-type]  # it has a username
     except ValidationError as error:
         raise ValidationError({"password": error.messages}) from None
@@ -214,7 +214,7 @@ def _mark_ready(pulse_user: PulseUser, owners: Sequence[Owner], notification_ema
         pulse_user.owners.set(owners)
         for email in notification_emails:
             if not pulse_user.notification_addresses.filter(email=email).exists():
-                addresses.new_address(pulse_user, email, by)
+                addresses.create_address(pulse_user, email, by)
         return True
 
 
@@ -419,9 +419,9 @@ def find_owners(emails: Iterable[str]) -> list[Owner]:
         ValidationError: some are nobody's who has signed in and may use the broker; the text names them, and not
             whether they are known.
     """
-    wanted = list(dict.fromkeys(normal_address(email) for email in emails))
-    if len(wanted) > MOST_OWNERS:
-        raise ValidationError(f"An account can have {MOST_OWNERS} owners, and these are {len(wanted)}.")
+    wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
+    if len(wanted) > MAX_OWNERS:
+        raise ValidationError(f"An account can have {MAX_OWNERS} owners, and these are {len(wanted)}.")
     askable = [email for email in wanted if addresses.is_address(email)]
     there = vouching.possible_owners().filter(email__in=askable)
     found = {owner.email: owner for owner in there}

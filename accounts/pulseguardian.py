@@ -20,7 +20,7 @@ from django.db.models import Exists, OuterRef
 
 from accounts import adoption, audit, signin, vouching
 from accounts.adoption import LEFT_OUT, THERE, MadeMeanwhile, Step, Wanted
-from accounts.models import Owner, Vouching, check_address, normal_address
+from accounts.models import Owner, Vouching, check_address, normalize_address
 
 MOST_ROWS = 100_000
 """So many people, accounts, ownerships and queues are read at most."""
@@ -250,7 +250,7 @@ def _plan_people(people: Iterable[Person], *, operators: bool) -> list[Step]:
     steps: list[Step] = []
     admins: dict[str, bool] = {}
     for email, admin in people:
-        address = normal_address(email)
+        address = normalize_address(email)
         if not address:
             steps.append(Step("owner", email, LEFT_OUT, notes=("It has no address.",)))
         elif address in admins:

@@ -6,9 +6,9 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from accounts.addresses import MOST_ADDRESSES
+from accounts.addresses import MAX_ADDRESSES
 from accounts.models import (
-    LONGEST_ADDRESS,
+    MAX_ADDRESS_LENGTH,
     MAX_THRESHOLD,
     AuthToken,
     NotificationAddress,
@@ -16,9 +16,9 @@ from accounts.models import (
     PulseUser,
     Vouching,
 )
-from accounts.pulse_users import LONGEST_PASSWORD, MOST_OWNERS
-from accounts.tokens import DAYS, LONGEST_NAME, MOST_DAYS
-from accounts.vouching import LONGEST_REASON, LONGEST_REQUEST
+from accounts.pulse_users import MAX_PASSWORD_LENGTH, MAX_OWNERS
+from accounts.tokens import DEFAULT_DAYS, MAX_NAME_LENGTH, MAX_DAYS
+from accounts.vouching import MAX_REASON_LENGTH, MAX_REQUEST_LENGTH
 from core.links import absolute_url, object_url
 from rabbit.management import Connection
 from rabbit.permissions import Permissions, in_words
@@ -115,7 +115,7 @@ class AddressesField(serializers.ListField):
     """E-mail addresses."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(child=serializers.EmailField(max_length=LONGEST_ADDRESS), required=False, **kwargs)
+        super().__init__(child=serializers.EmailField(max_length=MAX_ADDRESS_LENGTH), required=False, **kwargs)
 
 
 # RabbitMQ accounts
@@ -221,13 +221,13 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
         required=False,
         write_only=True,
         trim_whitespace=False,
-        max_length=LONGEST_PASSWORD,
+        max_length=MAX_PASSWORD_LENGTH,
         help_text="Left out: generated.",
     )
     owners = AddressesField(
-        min_length=1, max_length=MOST_OWNERS, help_text="E-mail addresses of owners. Left out: yourself."
+        min_length=1, max_length=MAX_OWNERS, help_text="E-mail addresses of owners. Left out: yourself."
     )
-    notification_emails = AddressesField(max_length=MOST_ADDRESSES, help_text="Who else is told of its queues.")
+    notification_emails = AddressesField(max_length=MAX_ADDRESSES, help_text="Who else is told of its queues.")
 
 
 @extend_schema_serializer(
@@ -236,9 +236,9 @@ class NewPulseUserSerializer(serializers.Serializer[Any]):
 class PulseUserChangesSerializer(serializers.Serializer[Any]):
     """What is to change about an account; what is left out stays."""
 
-    owners = AddressesField(max_length=MOST_OWNERS, help_text="All owners there are to be; one at least.")
+    owners = AddressesField(max_length=MAX_OWNERS, help_text="All owners there are to be; one at least.")
     notification_emails = AddressesField(
-        max_length=MOST_ADDRESSES, help_text="All addresses there are to be; new ones are asked to confirm."
+        max_length=MAX_ADDRESSES, help_text="All addresses there are to be; new ones are asked to confirm."
     )
     warn_length = MessagesField(help_text="Messages at which owners are warned; null: as the policy says.")
     max_length = MessagesField(help_text="Messages past which a queue is deleted; null: as the policy says.")
@@ -270,7 +270,7 @@ class NewPasswordSerializer(serializers.Serializer[Any]):
         required=False,
         write_only=True,
         trim_whitespace=False,
-        max_length=LONGEST_PASSWORD,
+        max_length=MAX_PASSWORD_LENGTH,
         help_text="Left out: generated.",
     )
     close_connections = serializers.BooleanField(
@@ -310,7 +310,7 @@ class BelongingsSerializer(serializers.Serializer[Any]):
 class AddressSerializer(serializers.Serializer[Any]):
     """One of an account's addresses."""
 
-    email = serializers.EmailField(max_length=LONGEST_ADDRESS)
+    email = serializers.EmailField(max_length=MAX_ADDRESS_LENGTH)
 
 
 @extend_schema_serializer(
@@ -321,7 +321,7 @@ class AdoptionSerializer(serializers.Serializer[Any]):
 
     username = UserNameField()
     owners = serializers.ListField(
-        child=serializers.EmailField(max_length=LONGEST_ADDRESS), min_length=1, max_length=MOST_OWNERS
+        child=serializers.EmailField(max_length=MAX_ADDRESS_LENGTH), min_length=1, max_length=MAX_OWNERS
     )
 
 
@@ -392,13 +392,13 @@ class MeSerializer(OwnerSerializer):
 class ReasonSerializer(serializers.Serializer[Any]):
     """Why, in words."""
 
-    reason = serializers.CharField(required=False, allow_blank=True, max_length=LONGEST_REASON)
+    reason = serializers.CharField(required=False, allow_blank=True, max_length=MAX_REASON_LENGTH)
 
 
 class VouchSerializer(ReasonSerializer):
     """For whom, and why."""
 
-    email = serializers.EmailField(max_length=LONGEST_ADDRESS)
+    email = serializers.EmailField(max_length=MAX_ADDRESS_LENGTH)
 
 
 class WithdrawSerializer(ReasonSerializer):
@@ -412,7 +412,7 @@ class WithdrawSerializer(ReasonSerializer):
 class AskSerializer(serializers.Serializer[Any]):
     """Why somebody should vouch for you."""
 
-    reason = serializers.CharField(max_length=LONGEST_REQUEST)
+    reason = serializers.CharField(max_length=MAX_REQUEST_LENGTH)
 
 
 # Tokens
@@ -437,8 +437,8 @@ class TokenSerializer(serializers.ModelSerializer[AuthToken]):
 class NewTokenSerializer(serializers.Serializer[Any]):
     """What a new token is for, and how long it lives."""
 
-    name = serializers.CharField(max_length=LONGEST_NAME)
-    days = serializers.IntegerField(min_value=1, max_value=MOST_DAYS, default=DAYS)
+    name = serializers.CharField(max_length=MAX_NAME_LENGTH)
+    days = serializers.IntegerField(min_value=1, max_value=MAX_DAYS, default=DEFAULT_DAYS)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A token", {**TOKEN, "token": 8 * "5f1e9c0a"}, response_only=True)])

@@ -48,7 +48,7 @@ from django.views.decorators.csrf import csrf_exempt
 from requests import RequestException
 
 from accounts import allauth_private, audit, vouching
-from accounts.models import LONGEST_ADDRESS, NO_ADDRESS, Owner, SignInLink, check_address, normal_address
+from accounts.models import MAX_ADDRESS_LENGTH, INVALID_ADDRESS, Owner, SignInLink, check_address, normalize_address
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def usable_address(text: str) -> str:
     Raises:
         ValidationError: it is no address that an owner could have.
     """
-    address = normal_address(text)
+    address = normalize_address(text)
     check_address(address)
     return address
 
@@ -154,8 +154,8 @@ class AddressForm(RequestLoginCodeForm):
     email = EmailField(
         label="E-mail address",
         label_suffix="",
-        max_length=LONGEST_ADDRESS,
-        error_messages={"required": NO_ADDRESS, "invalid": NO_ADDRESS},
+        max_length=MAX_ADDRESS_LENGTH,
+        error_messages={"required": INVALID_ADDRESS, "invalid": INVALID_ADDRESS},
         widget=forms.EmailInput(attrs={"autocomplete": "email", "autofocus": True}),
     )
 

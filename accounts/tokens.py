@@ -10,18 +10,18 @@ from accounts import audit, vouching
 from accounts.models import AuthToken, Owner, check_line
 from core import limits
 
-DAYS = 365
+DEFAULT_DAYS = 365
 """How long a token lives unless said otherwise."""
 
-MOST_DAYS = 3650
+MAX_DAYS = 3650
 
-LONGEST_NAME = 100
+MAX_NAME_LENGTH = 100
 
-MADE = limits.RateLimit("tokens", 100, 3600)
+CREATION_LIMIT = limits.RateLimit("tokens", 100, 3600)
 """An owner's, so that a program gone wild fills no table."""
 
 
-def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, str]:
+def make_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[AuthToken, str]:
     """Make a token that expires after so many days, and return its row and the token itself.
 
     The token can't be had again, so this is the time to show it.
@@ -33,12 +33,12 @@ def make_token(owner: Owner, name: str, days: int = DAYS) -> tuple[AuthToken, st
     """
     name = name.strip()
     try:
-        check_line(name, LONGEST_NAME)
+        check_line(name, MAX_NAME_LENGTH)
     except ValidationError as error:
         raise ValidationError({"name": error.messages}) from error
-    if not 1 <= days <= MOST_DAYS:
-        raise ValidationError({"days": [f"A token lives 1 day at least, and {MOST_DAYS} at most."]})
-    limits.consume(MADE, owner.uuid.hex)
+    if not 1 <= days <= MAX_DAYS:
+        raise ValidationError({"days": [f"A token lives 1 day at least, and {MAX_DAYS} at most."]})
+    limits.consume(CREATION_LIMIT, owner.uuid.hex)
     with transaction.atomic():
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)

@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
 from accounts import addresses, forms, pulse_users, queue_counts, removal, tokens, vouching, withdrawal
-from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, people_like
+from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser, Vouching, owners_matching
 from core import broker, limits
 from rabbit.management import BrokerError, NotOnBroker, Refused
 from rabbit.names import InvalidUserName, exchange_prefix, queue_prefix, readable
@@ -415,8 +415,8 @@ def vouching_page(request: OwnersRequest) -> HttpResponse:
     form = forms.VouchRequestForm(_posted(request))
     if request.method == "POST" and form.is_valid():
         try:
-            vouching.ask(request.user, form.cleaned_data["reason"])
-        except vouching.AskedAlready as error:
+            vouching.request_vouching(request.user, form.cleaned_data["reason"])
+        except vouching.AlreadyRequested as error:
             form.add_error("reason", str(error))
         except ValidationError as error:
             _add_error(form, error, "reason")
@@ -444,7 +444,7 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
         raise PermissionDenied("Only those who may vouch for others see who asks for it.")
     form = forms.VouchForm(_posted(request))
     if request.method == "POST" and form.is_valid():
-        owner = vouching.find(form.cleaned_data["email"])
+        owner = vouching.find_owner(form.cleaned_data["email"])
         if owner is None:
             where = settings.GUARDIAN_BASE_URL
             form.add_error("email", f"Nobody has signed in with this address yet. Ask them to do so first, at {where}.")
@@ -457,10 +457,10 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
                 messages.success(request, f"{owner} may use RabbitMQ now.")
                 return redirect("owners")
     search = _search(request)
-    known = vouching.known()
+    known = vouching.listed_owners()
     owners = known.annotate(number_of_accounts=Count("pulse_users")).order_by("email")
     if search:
-        owners = owners.filter(people_like(search))
+        owners = owners.filter(owners_matching(search))
     page = _page(request, owners if request.user.is_staff else owners.none())
     records = Vouching.objects.filter(owner__in=list(page)).select_related("by").order_by("at", "id")
     last = {record.owner_id: record for record in records}

@@ -12,13 +12,13 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from accounts import audit, signals
-from accounts.models import Owner, Vouching, check_line, normal_address
+from accounts.models import Owner, Vouching, check_line, normalize_address
 
-BETWEEN_REQUESTS = timedelta(days=1)
+MIN_REQUEST_INTERVAL = timedelta(days=1)
 
 # In characters, as in the models.
-LONGEST_REASON = 300
-LONGEST_REQUEST = 500
+MAX_REASON_LENGTH = 300
+MAX_REQUEST_LENGTH = 500
 
 # What the reasons of the rules' own records begin with.
 BY_DOMAIN = "By rule: an address under "
@@ -31,7 +31,7 @@ class NotVouched(PermissionDenied):
     """This owner may not use the broker. The text says why, and what to do."""
 
 
-class AskedAlready(ValueError):
+class AlreadyRequested(ValueError):
     """There is nothing to ask for, or it was asked a short while ago. The text says which."""
 
 
@@ -78,7 +78,7 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
     """
     if by is not None and not may_vouch(by):
         raise PermissionDenied("You can't vouch for others. Ask an operator.")
-    reason = _line(reason, by)
+    reason = _normalized_reason(reason, by)
     with transaction.atomic():
         locked = lock(owner)
         last = locked.vouchings.first()
@@ -93,7 +93,7 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
                 audit.note(by, "vouched for, too", locked, reason=reason)
         if is_new:
             signals.vouched.send(Owner, owner=locked, by=by)
-    _copy(locked, owner)
+    _refresh(locked, owner)
 
 
 def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
@@ -107,7 +107,7 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
     """
     if by is not None and not by.is_staff:
         raise PermissionDenied("Only operators can withdraw what somebody vouched for.")
-    reason = _line(reason, by)
+    reason = _normalized_reason(reason, by)
     with transaction.atomic():
         locked = lock(owner)
         if locked.is_staff:
@@ -119,30 +119,30 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
             Vouching.objects.create(owner=locked, vouched=False, by=by, reason=reason)
             if not was:
                 audit.note(by, "ruled out that anybody else vouches for", locked, reason=reason)
-    _copy(locked, owner)
+    _refresh(locked, owner)
 
 
-def ask(owner: Owner, reason: str) -> None:
+def request_vouching(owner: Owner, reason: str) -> None:
     """Ask to be vouched for. Once a day is enough.
 
     Raises:
-        AskedAlready: it was asked within a day, or somebody has vouched already.
+        AlreadyRequested: it was asked within a day, or somebody has vouched already.
         ValidationError: there is no reason, or it is too long, or has control characters in it.
     """
     reason = " ".join(reason.split())
-    check_line(reason, LONGEST_REQUEST)
+    check_line(reason, MAX_REQUEST_LENGTH)
     with transaction.atomic():
         locked = lock(owner)
         if locked.vouched or locked.is_staff:
-            raise AskedAlready("You are vouched for already.")
+            raise AlreadyRequested("You are vouched for already.")
         asked, now = locked.vouch_requested_at, timezone.now()
-        if asked is not None and asked <= now < asked + BETWEEN_REQUESTS:
-            raise AskedAlready("You have asked within a day. The operators have your message; ask again tomorrow.")
+        if asked is not None and asked <= now < asked + MIN_REQUEST_INTERVAL:
+            raise AlreadyRequested("You have asked within a day. The operators have your message; ask again tomorrow.")
         locked.vouch_requested_at, locked.vouch_request = now, reason
         locked.save(update_fields=["vouch_requested_at", "vouch_request"])
         audit.note(locked, "asked to be vouched for", locked, reason=reason)
         signals.vouch_requested.send(Owner, owner=locked, reason=reason)
-    _copy(locked, owner)
+    _refresh(locked, owner)
 
 
 def apply_rules(owner: Owner, *, address: str | None, groups: Collection[str] | None) -> None:
@@ -155,13 +155,13 @@ def apply_rules(owner: Owner, *, address: str | None, groups: Collection[str] | 
     with transaction.atomic():
         locked = lock(owner)
         last = locked.vouchings.first()
-        reason = _rule(address, groups)
+        reason = _reason_by_rule(address, groups)
         if reason is not None:
             if not locked.vouched and not _is_withdrawn_by_a_person(last):
                 vouch(locked, None, reason)
         elif groups is not None and locked.vouched and not locked.is_staff and _is_by_group(last):
             unvouch(locked, None, reason=NO_LONGER_IN_GROUP)
-    _copy(locked, owner)
+    _refresh(locked, owner)
 
 
 def lock(owner: Owner) -> Owner:
@@ -200,25 +200,25 @@ def has_signed_in() -> Q:
     return Q(Exists(proven)) | Q(last_login__isnull=False) | Q(is_staff=True)
 
 
-def known() -> QuerySet[Owner]:
+def listed_owners() -> QuerySet[Owner]:
     """Return the owners that operators see: not who merely typed an address."""
     return Owner.objects.filter(has_signed_in() | Q(vouched=True))
 
 
-def find(email: str) -> Owner | None:
+def find_owner(email: str) -> Owner | None:
     """Return the owner with this address who can be vouched for by it; None: nobody has signed in with it."""
-    return Owner.objects.filter(has_signed_in(), email=normal_address(email)).first()
+    return Owner.objects.filter(has_signed_in(), email=normalize_address(email)).first()
 
 
-def _rule(address: str | None, groups: Collection[str] | None) -> str | None:
+def _reason_by_rule(address: str | None, groups: Collection[str] | None) -> str | None:
     """Return the reason why a rule vouches for who has this address and is in these groups; None: none does."""
     domain = (address or "").rpartition("@")[2].lower()
     if domain and domain in settings.GUARDIAN_VOUCHED_DOMAINS:
-        return (BY_DOMAIN + domain)[:LONGEST_REASON]
+        return (BY_DOMAIN + domain)[:MAX_REASON_LENGTH]
     named = [groups] if isinstance(groups, str) else groups or ()
     for group in settings.OIDC_VOUCHED_GROUPS:
         if group in named:
-            return (BY_GROUP + group)[:LONGEST_REASON]
+            return (BY_GROUP + group)[:MAX_REASON_LENGTH]
     return None
 
 
@@ -235,7 +235,7 @@ def _is_by_group(record: Vouching | None) -> bool:
     return record is not None and record.by_id is None and record.reason.startswith(BY_GROUP)
 
 
-def _line(reason: str, by: Owner | None) -> str:
+def _normalized_reason(reason: str, by: Owner | None) -> str:
     """Return a reason as one line, which may be empty. A person's doesn't look like a rule's."""
     line = " ".join(reason.split())
     if by is not None and line.casefold().startswith(RULE.strip().casefold()):
@@ -243,11 +243,11 @@ def _line(reason: str, by: Owner | None) -> str:
             f"A reason can't begin with '{RULE.strip()}': so do the records of rules. Word it otherwise."
         )
     if line:
-        check_line(line, LONGEST_REASON)
+        check_line(line, MAX_REASON_LENGTH)
     return line
 
 
-def _copy(locked: Owner, owner: Owner) -> None:
+def _refresh(locked: Owner, owner: Owner) -> None:
     """Have the caller's copy say what the database says now."""
     for field in ("vouched", "vouch_requested_at", "vouch_request"):
         setattr(owner, field, getattr(locked, field))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from django.core.exceptions import ValidationError
 
-from accounts.models import check_address, normal_address
+from accounts.models import check_address, normalize_address
 from message_store.store import StoredQueue
 
 MOST_PRINCIPALS = 100
@@ -80,9 +80,9 @@ def _principal(text: str) -> str:
         return text
     if kind == "bid":
         try:
-            check_address(normal_address(name))
+            check_address(normalize_address(name))
         except ValidationError:
             pass
         else:
-            return f"bid:{normal_address(name)}"
+            return f"bid:{normalize_address(name)}"
     raise ValueError(f'"{text[:100]}" is not a principal, such as app:NAME or bid:EMAIL')

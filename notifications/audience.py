@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-from accounts.models import NotificationAddress, Owner, PulseUser, normal_address
+from accounts.models import NotificationAddress, Owner, PulseUser, normalize_address
 from core import bulk
 
 
@@ -37,7 +37,7 @@ class Recipient(NamedTuple):
 
 def operators() -> list[str]:
     """Return the addresses that get a copy of everything."""
-    return list(dict.fromkeys(normal_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
+    return list(dict.fromkeys(normalize_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 
 def recipients_of(queues: Iterable[Ownership]) -> dict[Ownership, list[Recipient]]:

@@ -782,7 +782,7 @@ def test_who_is_vouched_for_sees_since_when_and_by_whom_or_which_rule(people, vi
 
 
 def test_an_operator_sees_who_asks_first_and_vouches_with_a_button(people, visit):
-    vouching.ask(people["not vouched"], MARKUP)
+    vouching.request_vouching(people["not vouched"], MARKUP)
     client = visit("operator")
     page = client.get("/owners/").text
     assert MARKUP not in page
@@ -809,7 +809,7 @@ def test_who_merely_typed_an_address_is_not_listed_and_not_vouched_for(people, v
 
 def test_owners_who_may_vouch_see_only_who_asks(people, visit, settings):
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
-    vouching.ask(people["not vouched"], "For the builds.")
+    vouching.request_vouching(people["not vouched"], "For the builds.")
     client = visit("owner")
     page = client.get("/owners/?search=carol").text
     assert "dora@example.org" in page

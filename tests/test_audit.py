@@ -376,7 +376,7 @@ def test_vouching_that_changes_no_row_is_in_it(alice, operator):
     forget()
     withdrawal.withdraw(alice, operator, reason="has left")
     withdrawal.withdraw(alice, operator, reason="has left")
-    vouching.ask(bob, "for builds")
+    vouching.request_vouching(bob, "for builds")
     vouching.vouch(bob, None, f"{vouching.BY_DOMAIN}example.org")
     vouching.vouch(bob, operator, "known to us")
     assert trail() == [

@@ -15,7 +15,7 @@ from accounts.pulse_users import make_pulse_user
 from accounts.signin import owner_of, prove
 from accounts.tokens import make_token
 from accounts.vouching import (
-    AskedAlready,
+    AlreadyRequested,
     NotVouched,
     apply_rules,
     ask,
@@ -127,7 +127,7 @@ def test_a_reason_that_cant_be_kept_is_refused(newcomer, operator, reason):
 
 def test_asking_is_once_a_day(newcomer, signals_sent):
     ask(newcomer, "first")
-    with pytest.raises(AskedAlready, match="within a day"):
+    with pytest.raises(AlreadyRequested, match="within a day"):
         ask(newcomer, "second")
     Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
     ask(newcomer, "third")
@@ -142,7 +142,7 @@ def test_asking_needs_a_reason_that_can_be_kept(newcomer, signals_sent, reason):
 
 
 def test_who_is_vouched_for_has_nothing_to_ask(bob, signals_sent):
-    with pytest.raises(AskedAlready, match="vouched for already"):
+    with pytest.raises(AlreadyRequested, match="vouched for already"):
         ask(bob, "again")
     assert signals_sent == []
 
@@ -406,10 +406,10 @@ def test_no_persons_reason_looks_like_a_rules(bob, operator, reason):
 
 def test_who_merely_typed_an_address_has_not_signed_in(operator, bob):
     typed = owner_of("typed@example.org")
-    assert vouching.find(" TYPED@example.org ") is None
-    assert vouching.find("nobody@example.org") is None
-    assert vouching.find("ops@example.org") == operator
+    assert vouching.find_owner(" TYPED@example.org ") is None
+    assert vouching.find_owner("nobody@example.org") is None
+    assert vouching.find_owner("ops@example.org") == operator
     prove(typed)
-    assert vouching.find("typed@example.org") == typed
+    assert vouching.find_owner("typed@example.org") == typed
     Owner.objects.filter(pk=bob.pk).update(last_login=timezone.now())
-    assert vouching.find(bob.email) == bob
+    assert vouching.find_owner(bob.email) == bob

@@ -4,7 +4,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from accounts.models import Owner, normal_address
+from accounts.models import Owner, normalize_address
 from accounts.signin import prove
 from accounts.vouching import vouch
 
@@ -22,10 +22,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Make or change the owner."""
-        owner = Owner.objects.filter(email=normal_address(options["email"])).first()
+        owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
         made = owner is None
         if owner is None:
-            owner = Owner(email=normal_address(options["email"]))
+            owner = Owner(email=normalize_address(options["email"]))
             owner.set_unusable_password()
         if options["operator"]:
             owner.is_staff = owner.is_superuser = True

@@ -4,8 +4,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from accounts.models import Owner, normal_address
-from accounts.tokens import DAYS, make_token
+from accounts.models import Owner, normalize_address
+from accounts.tokens import DEFAULT_DAYS, make_token
 from accounts.vouching import NotVouched
 from core.limits import RateLimitExceeded
 
@@ -18,11 +18,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Take the address and for how long."""
         parser.add_argument("email")
-        parser.add_argument("--days", type=int, default=DAYS, help=f"how long it lives (default: {DAYS} days)")
+        parser.add_argument("--days", type=int, default=DEFAULT_DAYS, help=f"how long it lives (default: {DEFAULT_DAYS} days)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Make the token."""
-        email = normal_address(options["email"])
+        email = normalize_address(options["email"])
         owner = Owner.objects.filter(email=email).first()
         if owner is None:
             raise CommandError(f"There is no owner {email!r}; make one with: manage.py create_owner EMAIL --vouched")

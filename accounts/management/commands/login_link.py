@@ -3,7 +3,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from accounts.models import Owner, normal_address
+from accounts.models import Owner, normalize_address
 from accounts.signin import make_link
 
 
@@ -18,7 +18,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Make the link."""
-        owner = Owner.objects.filter(email=normal_address(options["email"])).first()
+        owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
         if owner is None:
             raise CommandError(f"No owner has the address {options['email']!r}. Make one: manage.py create_owner EMAIL")
         if not owner.is_active:

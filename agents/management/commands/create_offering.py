@@ -7,7 +7,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
-from accounts.models import Owner, normal_address
+from accounts.models import Owner, normalize_address
 from accounts.vouching import NotVouched, require_vouched
 from agents.models import Offering, check_offering_name
 
@@ -46,7 +46,7 @@ class Command(BaseCommand):
 
 def _owners(emails: Iterable[str]) -> list[Owner]:
     owners = []
-    for email in dict.fromkeys(map(normal_address, emails)):
+    for email in dict.fromkeys(map(normalize_address, emails)):
         try:
             email.encode()
         except UnicodeEncodeError as error:
