@@ -68,7 +68,7 @@ def remove_address(address: NotificationAddress) -> None:
     NotificationAddress.objects.filter(pk=address.pk).delete()
 
 
-def send_again(address: NotificationAddress) -> None:
+def resend_confirmation(address: NotificationAddress) -> None:
     """Ask at this address once more, unless somebody there has confirmed it.
 
     Raises:
@@ -84,7 +84,7 @@ def confirmation_token(address: NotificationAddress) -> str:
     return signing.dumps([address.uuid.hex, address.email], salt=_SALT)
 
 
-def address_of_token(token: str) -> NotificationAddress:
+def address_for_token(token: str) -> NotificationAddress:
     """Return the address that this token confirms.
 
     Raises:
@@ -105,7 +105,7 @@ def confirm_address(token: str) -> NotificationAddress:
         django.core.signing.SignatureExpired: it is too late.
         django.core.signing.BadSignature: it is none of ours, or the address was removed meanwhile.
     """
-    address = address_of_token(token)
+    address = address_for_token(token)
     if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).update(confirmed_at=timezone.now()):
         audit.note(None, "confirmed", address)
     address.refresh_from_db(fields=["confirmed_at"])

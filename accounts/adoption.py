@@ -21,25 +21,25 @@ from core import broker, locks
 from rabbit import names, permissions, snapshot
 from rabbit.permissions import Permissions
 
-THERE, LEFT_OUT, ADOPT = "there already", "left out", "adopt"
+EXISTS, LEFT_OUT, ADOPT = "there already", "left out", "adopt"
 
-BATCH = 200
+BATCH_SIZE = 200
 """So many are written in one transaction."""
 
-MOST_BYTES = 10 * 1024 * 1024
+MAX_FILE_BYTES = 10 * 1024 * 1024
 """The largest file that is read."""
 
 COLUMNS = ("username", "owners", "guess", "queues", "messages", "connections")
 
 _FORMULA = re.compile(r"[=+\-@\t\r]")
-_BETWEEN = re.compile(r"[\s;,]+")
+_SEPARATORS = re.compile(r"[\s;,]+")
 
 
-class MadeMeanwhile(Exception):
+class PlanOutdated(Exception):
     """Somebody changed what this was about to change. Plan it anew."""
 
 
-class Wanted(NamedTuple):
+class Ownership(NamedTuple):
     """An account, and the addresses of who is to own it."""
 
     username: str
@@ -60,16 +60,16 @@ class Step(NamedTuple):
     vhost: str = ""
 
     @property
-    def is_to_do(self) -> bool:
+    def is_change(self) -> bool:
         """Whether something is to be done."""
-        return self.do not in (THERE, LEFT_OUT)
+        return self.do not in (EXISTS, LEFT_OUT)
 
     def as_json(self) -> dict[str, object]:
         """Return it in the form that ``--json`` prints."""
         return {**self._asdict(), "owners": list(self.owners), "notes": list(self.notes)}
 
 
-def in_words(steps: Sequence[Step]) -> list[str]:
+def as_table(steps: Sequence[Step]) -> list[str]:
     """Return the steps as a person reads them: a table, and how many of each there are."""
     rows = [
         (step.what, step.do, _name(step), " ".join([*filter(None, [", ".join(step.owners)]), *step.notes]))
@@ -91,14 +91,14 @@ def _name(step: Step) -> str:
 
 def batches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
     """Return the steps in pieces of a size that one transaction takes."""
-    for start in range(0, len(steps), BATCH):
-        yield steps[start : start + BATCH]
+    for start in range(0, len(steps), BATCH_SIZE):
+        yield steps[start : start + BATCH_SIZE]
 
 
 # Deciding
 
 
-class _Known(NamedTuple):
+class _StoredAccount(NamedTuple):
     ready: bool
     removing: bool
     owners: frozenset[str]
@@ -110,7 +110,7 @@ class AccountLists(NamedTuple):
     The rows are read first: an account that is being removed keeps its row after it is gone from the broker.
     """
 
-    known: Mapping[str, _Known]
+    known: Mapping[str, _StoredAccount]
     tags: Mapping[str, frozenset[str]]
 
     @classmethod
@@ -125,10 +125,13 @@ class AccountLists(NamedTuple):
         for username, email in owned:
             owners.setdefault(username, set()).add(email)
         rows = PulseUser.objects.order_by().values_list("username", "ready", "removing_since")
-        known = {name: _Known(ready, since is not None, frozenset(owners.get(name, ()))) for name, ready, since in rows}
+        known = {
+            name: _StoredAccount(ready, since is not None, frozenset(owners.get(name, ())))
+            for name, ready, since in rows
+        }
         return cls(known, {user.name: user.tags for user in broker.management().users()})
 
-    def why_not(self, username: str) -> str:
+    def why_not_adoptable(self, username: str) -> str:
         """Return why an account of this name can't be adopted; empty: it can be, unless it is known already."""
         try:
             names.check_user_name(username)
@@ -139,7 +142,7 @@ class AccountLists(NamedTuple):
         return pulse_users.why_nobodys(username, self.tags[username])
 
 
-def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
+def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
     """Return what follows for these accounts. The broker is asked twice; nothing is changed.
 
     ``usable`` are the addresses of those who may own an account. An owner who isn't among them is left out, and so is
@@ -159,8 +162,8 @@ def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
         if username in planned:
             steps.append(Step("account", username, LEFT_OUT, notes=("It stands there twice.",)))
         elif (known := lists.known.get(username)) is not None:
-            steps.append(Step("account", username, *_as_it_is(known, may)))
-        elif reason := lists.why_not(username):
+            steps.append(Step("account", username, *_existing_step(known, may)))
+        elif reason := lists.why_not_adoptable(username):
             steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
         elif not may:
             steps.append(Step("account", username, LEFT_OUT, notes=(*notes, "Nobody would own it.")))
@@ -174,14 +177,14 @@ def plan(wanted: Iterable[Wanted], usable: Collection[str]) -> list[Step]:
     return steps
 
 
-def _as_it_is(known: _Known, wanted: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _existing_step(known: _StoredAccount, wanted: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     if known.removing:
         return LEFT_OUT, (), ("It is being removed here.",)
     if not known.ready:
         return LEFT_OUT, (), ("It is just being made here.",)
     if known.owners != set(wanted):
-        return THERE, tuple(sorted(known.owners)), ("It keeps the owners that it has here.",)
-    return THERE, tuple(sorted(known.owners)), ()
+        return EXISTS, tuple(sorted(known.owners)), ("It keeps the owners that it has here.",)
+    return EXISTS, tuple(sorted(known.owners)), ()
 
 
 def differences(username: str, granted: Mapping[str, Permissions]) -> list[str]:
@@ -197,11 +200,15 @@ def differences(username: str, granted: Mapping[str, Permissions]) -> list[str]:
             continue
         said = permissions.in_words(there, username)
         given = zip(there, usual, said, strict=True)
-        found += [sentence for one, other, sentence in given if _plain(one) != _plain(other)]
+        found += [
+            sentence
+            for one, other, sentence in given
+            if _without_needless_escapes(one) != _without_needless_escapes(other)
+        ]
     return found
 
 
-def _plain(pattern: str) -> str:
+def _without_needless_escapes(pattern: str) -> str:
     # Some versions of Python write a backslash before what needs none.
     return re.sub(r"\\([_/-])", r"\1", pattern)
 
@@ -215,7 +222,7 @@ def adopt(steps: Sequence[Step]) -> None:
     Each is adopted with all its owners or not at all; what a crash leaves undone is done by planning and doing it anew.
 
     Raises:
-        MadeMeanwhile: somebody made, adopted or is changing one of them.
+        PlanOutdated: somebody made, adopted or is changing one of them.
         NotVouched: an owner may not use the broker any more.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
@@ -224,13 +231,13 @@ def adopt(steps: Sequence[Step]) -> None:
 
 def _adopt(steps: Sequence[Step]) -> None:
     for name in locks.locked_names([step.name for step in steps]):
-        raise MadeMeanwhile(f"Somebody is changing '{name}' right now.")
+        raise PlanOutdated(f"Somebody is changing '{name}' right now.")
     try:
         with transaction.atomic():
             emails = {email for step in steps for email in step.owners}
             owners = {owner.email: owner for owner in vouching.lock_all(Owner.objects.filter(email__in=emails))}
             for email in sorted(emails - owners.keys()):
-                raise MadeMeanwhile(f"{email} was removed meanwhile.")
+                raise PlanOutdated(f"{email} was removed meanwhile.")
             for owner in owners.values():
                 vouching.require_vouched(owner)
             rows = PulseUser.objects.bulk_create([PulseUser(username=step.name, ready=True) for step in steps])
@@ -244,7 +251,7 @@ def _adopt(steps: Sequence[Step]) -> None:
             )
             audit.note(None, "adopted", None, accounts=[f"{step.name}: {', '.join(step.owners)}" for step in steps])
     except IntegrityError as error:
-        raise MadeMeanwhile("Somebody made or adopted one of these accounts just now.") from error
+        raise PlanOutdated("Somebody made or adopted one of these accounts just now.") from error
 
 
 # Proposing owners, and reading who they are to be
@@ -285,7 +292,7 @@ def propose() -> Proposals:
     seen = snapshot.take(management, [settings.GUARDIAN_PULSE_VHOST]).queues
     connected = Counter(client.user for client in management.clients(None))
     free = sorted(lists.tags.keys() - lists.known.keys())
-    left_out = {name: reason for name in free if (reason := lists.why_not(name))}
+    left_out = {name: reason for name in free if (reason := lists.why_not_adoptable(name))}
     lengths: dict[str, list[int | None]] = {name: [] for name in free if name not in left_out}
     parts: dict[str, set[str]] = {name: {name.casefold()} for name in lengths}
     for queue in seen:
@@ -326,20 +333,20 @@ def as_csv(proposals: Iterable[Proposal]) -> str:
     writer.writerow(COLUMNS)
     for username, guess, queues, messages, connected in proposals:
         figures = (queues, "" if messages is None else messages, connected)
-        writer.writerow([_safe(username), "", _safe(guess), *figures])
+        writer.writerow([_escape_formula(username), "", _escape_formula(guess), *figures])
     return text.getvalue()
 
 
-def _safe(cell: str) -> str:
+def _escape_formula(cell: str) -> str:
     """Return a cell that a spreadsheet takes for text, and not for a formula."""
     return f"'{cell}" if _FORMULA.match(cell) else cell
 
 
-def _unsafe(cell: str) -> str:
+def _unescape_formula(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell
 
 
-class WrongFile(ValueError):
+class InvalidFile(ValueError):
     """The file can't be used. ``errors`` say why, each with its line."""
 
     def __init__(self, errors: Sequence[str]) -> None:
@@ -361,7 +368,7 @@ def plan_file(path: Path) -> tuple[list[Step], int]:
     Everything in it is looked at first: of a file with one wrong line nothing is used.
 
     Raises:
-        WrongFile: it can't be read, or lines of it are wrong.
+        InvalidFile: it can't be read, or lines of it are wrong.
         BrokerError: the broker is away or refused.
     """
     rows = read_file(path)
@@ -370,10 +377,10 @@ def plan_file(path: Path) -> tuple[list[Step], int]:
     askable = [email for email in emails if addresses.is_address(email)]
     usable = set(vouching.possible_owners().filter(email__in=askable).values_list("email", flat=True))
     # Wrong addresses are told of below, each with its line.
-    steps = plan([Wanted(row.username, row.owners) for row in filled.values()], emails)
+    steps = plan([Ownership(row.username, row.owners) for row in filled.values()], emails)
     errors = _errors(rows, {step.name: step for step in steps}, usable)
     if errors:
-        raise WrongFile(errors)
+        raise InvalidFile(errors)
     return steps, len(rows) - len(filled)
 
 
@@ -384,25 +391,25 @@ def read_file(path: Path) -> list[Row]:
     or tabs, and the addresses in a cell by spaces, semicolons or commas.
 
     Raises:
-        WrongFile: it can't be read, or is no such file.
+        InvalidFile: it can't be read, or is no such file.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise WrongFile([f"{path}: {error.strerror}."]) from error
-    if len(content) > MOST_BYTES:
-        raise WrongFile([f"{path}: it has more than {MOST_BYTES // 1024 // 1024} MB."])
+        raise InvalidFile([f"{path}: {error.strerror}."]) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidFile([f"{path}: it has more than {MAX_FILE_BYTES // 1024 // 1024} MB."])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise WrongFile([f"{path}: it isn't written in UTF-8. A spreadsheet calls that 'CSV UTF-8'."]) from None
+        raise InvalidFile([f"{path}: it isn't written in UTF-8. A spreadsheet calls that 'CSV UTF-8'."]) from None
     first = text.lstrip("\r\n").splitlines()[:1]
     for delimiter in ",;\t":
         header = [cell.strip().casefold() for row in csv.reader(first, delimiter=delimiter) for cell in row]
         if {"username", "owners"} <= set(header):
             return _rows(text, header, delimiter)
-    raise WrongFile(["line 1: the first line has to name the columns, username and owners among them."])
+    raise InvalidFile(["line 1: the first line has to name the columns, username and owners among them."])
 
 
 def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
@@ -431,13 +438,13 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
             )
         else:
             cells += [""] * (len(header) - len(cells))
-            owners = filter(None, _BETWEEN.split(_unsafe(cells[owners_at])))
-            row = Row(line, _unsafe(cells[username_at]), tuple(dict.fromkeys(map(normalize_address, owners))))
+            owners = filter(None, _SEPARATORS.split(_unescape_formula(cells[owners_at])))
+            row = Row(line, _unescape_formula(cells[username_at]), tuple(dict.fromkeys(map(normalize_address, owners))))
             if not row.username:
                 errors.append(f"line {line}: it names no account.")
             rows.append(row)
     if errors:
-        raise WrongFile(errors)
+        raise InvalidFile(errors)
     return rows
 
 

@@ -16,7 +16,15 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from accounts import addresses, pulse_users, removal, tokens, vouching, withdrawal
-from accounts.models import UNCHANGED, AuthToken, NotificationAddress, Owner, PulseUser, normalize_address, owners_matching
+from accounts.models import (
+    UNCHANGED,
+    AuthToken,
+    NotificationAddress,
+    Owner,
+    PulseUser,
+    normalize_address,
+    owners_matching,
+)
 from accounts.serializers import (
     AddressSerializer,
     AdoptionSerializer,
@@ -91,7 +99,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
             owners = [request.user, *(owner for owner in owners if owner != request.user)]
         own_password = body.get("password")
         with at_field("username", InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken):
-            pulse_user, password = pulse_users.make_pulse_user(
+            pulse_user, password = pulse_users.create_pulse_user(
                 body["username"], owners, own_password, body.get("notification_emails", []), by=request.user
             )
         data = self.get_serializer(pulse_user).data
@@ -189,7 +197,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
             address = pulse_user.notification_addresses.filter(email=email).first()
             if address is None:
                 raise InvalidValue("This is no address of the account.")
-            addresses.send_again(address)
+            addresses.resend_confirmation(address)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     def _shown(self, pulse_user: PulseUser) -> Response:

@@ -66,6 +66,6 @@ class TokenAuthentication(BaseAuthentication):
         return "Token"
 
 
-def key_in(request: Request) -> str:
+def presented_key(request: Request) -> str:
     """Return the token in clear, as the request presents it. Only where ``request.auth`` is a token there is one."""
     return str(request.META["HTTP_AUTHORIZATION"]).split()[1]

@@ -14,10 +14,10 @@ from rabbit.names import InvalidUserName
 class Form(forms.Form):
     """A form on a page with others: its fields have ids of their own, and the first that is wrong is gone to."""
 
-    about = ""
+    id_prefix = ""
 
     def __init__(self, data: QueryDict | None = None, initial: dict[str, Any] | None = None) -> None:
-        super().__init__(data, initial=initial, auto_id=f"{self.about}-%s", label_suffix="")
+        super().__init__(data, initial=initial, auto_id=f"{self.id_prefix}-%s", label_suffix="")
 
     def get_context(self) -> dict[str, Any]:
         """Return what the form is rendered with."""
@@ -27,7 +27,7 @@ class Form(forms.Form):
         return super().get_context()
 
 
-class Addresses(forms.CharField):
+class AddressesField(forms.CharField):
     """E-mail addresses, one to a line or with commas between them: a list, each of them once."""
 
     widget = forms.Textarea(attrs={"rows": 2, "autocomplete": "off"})
@@ -38,7 +38,7 @@ class Addresses(forms.CharField):
         return list(dict.fromkeys(filter(None, re.split(r"[\s,;]+", text))))
 
 
-def new_password(label: str, help_text: str) -> forms.CharField:
+def password_field(label: str, help_text: str) -> forms.CharField:
     """Return the field for a password of somebody's own. It is taken as it stands, and never shown again."""
     widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
     return forms.CharField(label=label, help_text=help_text, required=False, strip=False, widget=widget)
@@ -47,31 +47,31 @@ def new_password(label: str, help_text: str) -> forms.CharField:
 class SearchForm(Form):
     """What a list is searched for."""
 
-    about = "list"
+    id_prefix = "list"
     search = forms.CharField(required=False, max_length=255)
 
 
 class PulseUserForm(Form):
     """A RabbitMQ account to be made."""
 
-    about = "new"
+    id_prefix = "new"
     username = forms.CharField(
         label="Name",
         strip=False,
         help_text="Letters, digits, '.', '_' and '-', with a letter first. It can't be changed later.",
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
     )
-    password = new_password(
+    password = password_field(
         "A password of your own (optional)",
         "Best left empty: a long one is made then, and shown to you once. "
         "If you choose your own, take one that you use nowhere else.",
     )
-    owners = Addresses(
+    owners = AddressesField(
         label="Further owners (optional)",
         required=False,
         help_text="E-mail addresses of people who signed in here, one to a line. They can do what you can.",
     )
-    notification_emails = Addresses(
+    notification_emails = AddressesField(
         label="Further addresses for its messages (optional)",
         required=False,
         help_text="One to a line. Each gets nothing until somebody there has confirmed it.",
@@ -94,8 +94,8 @@ class PulseUserForm(Form):
 class AdoptForm(Form):
     """An account on the broker that was made by hand, and whose it shall be."""
 
-    about = "adopt"
-    owners = Addresses(
+    id_prefix = "adopt"
+    owners = AddressesField(
         label="Owners", required=True, help_text="E-mail addresses of people who signed in here, one to a line."
     )
 
@@ -116,8 +116,10 @@ class AdoptForm(Form):
 class PasswordForm(Form):
     """A new password for an account."""
 
-    about = "password"
-    password = new_password("A password of your own (optional)", "Best left empty: a long one is made, and shown once.")
+    id_prefix = "password"
+    password = password_field(
+        "A password of your own (optional)", "Best left empty: a long one is made, and shown once."
+    )
     close_connections = forms.BooleanField(
         label="Close its live connections too",
         required=False,
@@ -129,14 +131,14 @@ class PasswordForm(Form):
 class OwnerForm(Form):
     """Somebody who shall own an account too."""
 
-    about = "owner"
+    id_prefix = "owner"
     email = forms.EmailField(label="E-mail address of another owner", help_text="Somebody who has signed in here.")
 
 
 class AddressForm(Form):
     """A further address for the messages about an account's queues."""
 
-    about = "address"
+    id_prefix = "address"
     email = forms.EmailField(
         label="Another address", help_text="A mail asks there for a confirmation. Until then it gets nothing else."
     )
@@ -145,7 +147,7 @@ class AddressForm(Form):
 class ThresholdsForm(Form):
     """The lengths at which owners are warned of an account's queues, and past which these are deleted, in messages."""
 
-    about = "thresholds"
+    id_prefix = "thresholds"
     warn_length = forms.IntegerField(label="Warned at (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD)
     max_length = forms.IntegerField(
         label="Deleted past (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD
@@ -155,7 +157,7 @@ class ThresholdsForm(Form):
 class DeleteForm(Form):
     """The name of what is to be deleted, typed by whoever means it."""
 
-    about = "delete"
+    id_prefix = "delete"
     name = forms.CharField(
         label="Type the account's name to delete it",
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}),
@@ -176,7 +178,7 @@ class DeleteForm(Form):
 class VouchRequestForm(Form):
     """Why somebody should be vouched for."""
 
-    about = "request"
+    id_prefix = "request"
     reason = forms.CharField(
         label="What do you need RabbitMQ for?",
         max_length=vouching.MAX_REQUEST_LENGTH,
@@ -188,7 +190,7 @@ class VouchRequestForm(Form):
 class VouchForm(Form):
     """Whom to vouch for."""
 
-    about = "vouch"
+    id_prefix = "vouch"
     email = forms.EmailField(label="E-mail address", help_text="Somebody who has signed in here at least once.")
     reason = forms.CharField(
         label="Why (optional)", required=False, max_length=vouching.MAX_REASON_LENGTH, help_text="Kept in the record."
@@ -198,7 +200,7 @@ class VouchForm(Form):
 class WithdrawForm(Form):
     """How far a withdrawal goes."""
 
-    about = "withdraw"
+    id_prefix = "withdraw"
     remove = forms.BooleanField(
         label="Remove what is there too", required=False, help_text="Without the tick, accounts and tokens stay usable."
     )
@@ -210,7 +212,7 @@ class WithdrawForm(Form):
 class TokenForm(Form):
     """A token to be made."""
 
-    about = "token"
+    id_prefix = "token"
     name = forms.CharField(
         label="Name",
         help_text="What it is for, such as: nightly clean-up.",

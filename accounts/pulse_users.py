@@ -68,7 +68,7 @@ class CannotAdopt(ValueError):
 def check_name(username: str) -> None:
     """Make sure that an account can be made with this name, as far as is known here. The broker isn't asked.
 
-    A name whose making was broken off is left to :func:`make_pulse_user`, which knows whose it was.
+    A name whose making was broken off is left to :func:`create_pulse_user`, which knows whose it was.
 
     Raises:
         rabbit.names.InvalidUserName: the name can't be used; the text says why.
@@ -76,7 +76,7 @@ def check_name(username: str) -> None:
         NameTaken: an account here has it.
     """
     names.check_user_name(username)
-    if username.casefold() in {name.casefold() for name in (*settings.GUARDIAN_RESERVED_USERS, *own_accounts())}:
+    if username.casefold() in {name.casefold() for name in (*settings.GUARDIAN_RESERVED_USERS, *guardian_usernames())}:
         raise NameReserved(f"'{username}' is reserved; choose another name.")
     if names.is_agents_login(username):
         raise NameReserved("A name of 32 hex digits is kept for agents' logins; choose another one.")
@@ -106,7 +106,7 @@ def check_password(password: str, username: str) -> None:
         raise ValidationError({"password": error.messages}) from None
 
 
-def make_pulse_user(
+def create_pulse_user(
     username: str,
     owners: Sequence[Owner],
     password: str | None = None,
@@ -141,12 +141,12 @@ def make_pulse_user(
     try:
         with locks.lock(username) as ours:
             password = password or secrets.token_urlsafe(24)
-            return _make(ours.renewing_client(management), username, owners, password, wanted, by or owners[0])
+            return _create(ours.renewing_client(management), username, owners, password, wanted, by or owners[0])
     except locks.LockTaken as error:
         raise NameTaken(f"'{username}' is just being made; look again in some minutes, or choose another.") from error
 
 
-def _make(
+def _create(
     management: Management,
     username: str,
     owners: Sequence[Owner],
@@ -158,12 +158,12 @@ def _make(
     unfinished = begun.filter(owners__in=owners).first()
     if not may_be_made(management, username, begun=unfinished is not None):
         raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
-    pulse_user = unfinished or _new_row(username, owners)
+    pulse_user = unfinished or _create_row(username, owners)
     try:
         management.put_user(username, password)
         _grant(management, username)
     except BrokerError:
-        _unmake(management, pulse_user)
+        _undo_creation(management, pulse_user)
         raise
     if not _mark_ready(pulse_user, owners, notification_emails, by):
         raise NameTaken(f"'{username}' was removed by somebody while it was being made.")
@@ -182,7 +182,7 @@ def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
     return management.permissions_of(username) in ({}, made)
 
 
-def _new_row(username: str, owners: Sequence[Owner]) -> PulseUser:
+def _create_row(username: str, owners: Sequence[Owner]) -> PulseUser:
     try:
         with transaction.atomic():
             # Somebody may be withdrawing it right now, with all accounts that such an owner has.
@@ -208,7 +208,7 @@ def _grant(management: Management, username: str) -> None:
 def _mark_ready(pulse_user: PulseUser, owners: Sequence[Owner], notification_emails: list[str], by: Owner) -> bool:
     """Return whether it is ready; not where somebody has begun to remove it, which the task finishes."""
     with transaction.atomic():
-        if not still(pulse_user).update(ready=True):
+        if not _live_row(pulse_user).update(ready=True):
             return False
         pulse_user.ready = True
         pulse_user.owners.set(owners)
@@ -218,7 +218,7 @@ def _mark_ready(pulse_user: PulseUser, owners: Sequence[Owner], notification_ema
         return True
 
 
-def _unmake(management: Management, pulse_user: PulseUser) -> None:
+def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
     """Take back what was begun. Where the broker can't be asked, the row stays, not ready, and says so."""
     ours = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
     # A ready one is an account of somebody's by now. Marked as being removed, nobody makes it ready meanwhile.
@@ -237,7 +237,7 @@ def _unmake(management: Management, pulse_user: PulseUser) -> None:
         ours.delete()
 
 
-def still(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
+def _live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
     """Return the account's row, if it isn't gone or being removed."""
     return PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None)
 
@@ -270,7 +270,7 @@ def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close
 
 
 def _rotate(management: Management, pulse_user: PulseUser, password: str | None, *, close_connections: bool) -> str:
-    row = still(pulse_user).first()
+    row = _live_row(pulse_user).first()
     if row is None:
         raise ValidationError(f"'{pulse_user.username}' is being removed, so it gets no new password.")
     username, is_ready = row.username, row.ready
@@ -279,7 +279,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
     except NotOnBroker:
         tags, is_ready = frozenset(), False
         # Not ready until it has its permissions again, whatever comes in between.
-        still(row).update(ready=False)
+        _live_row(row).update(ready=False)
     if reason := why_nobodys(username, tags):
         raise ValidationError(reason)
     if not is_ready and not may_be_made(management, username, begun=True):
@@ -289,7 +289,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
         is_new = management.put_user(username, password, sorted(tags))
     if is_new or not is_ready:
         _grant(management, username)
-    if not still(row).update(ready=True):
+    if not _live_row(row).update(ready=True):
         raise ValidationError(f"'{username}' was removed by somebody meanwhile.")
     pulse_user.ready = True
     if close_connections:
@@ -354,8 +354,8 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
         with locks.lock(username) as ours:
             if reason := why_nobodys(username, ours.renewing_client(management).user(username).tags):
                 raise CannotAdopt(reason)
-            pulse_user = _new_row(username, owners)
-            still(pulse_user).update(ready=True)
+            pulse_user = _create_row(username, owners)
+            _live_row(pulse_user).update(ready=True)
             audit.note(by, "adopted", pulse_user)
     except locks.LockTaken as error:
         raise NameTaken(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
@@ -380,7 +380,7 @@ def adoptable() -> list[str]:
 
 def why_nobodys(username: str, tags: Collection[str] = ()) -> str:
     """Return why an account with these tags must not be an owner's, or changed by one; empty: it may be."""
-    if username in own_accounts():
+    if username in guardian_usernames():
         return f"'{username}' is the account that Guardian itself works with."
     if names.is_agents_login(username):
         return f"'{username}' is named as an agent's login, which Guardian makes and removes with its registration."
@@ -395,7 +395,7 @@ def why_nobodys(username: str, tags: Collection[str] = ()) -> str:
     return ""
 
 
-def own_accounts() -> set[str]:
+def guardian_usernames() -> set[str]:
     """Return the names of the accounts that Guardian itself works with."""
     urls = [urlsplit(url) for url in (settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL) if url]
     return {unquote(url.username or "guest") for url in urls}

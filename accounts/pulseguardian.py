@@ -19,27 +19,27 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef
 
 from accounts import adoption, audit, signin, vouching
-from accounts.adoption import LEFT_OUT, THERE, MadeMeanwhile, Step, Wanted
+from accounts.adoption import EXISTS, LEFT_OUT, Ownership, PlanOutdated, Step
 from accounts.models import Owner, Vouching, check_address, normalize_address
 
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 """So many people, accounts, ownerships and queues are read at most."""
 
-MOST_BYTES = 1_000_000
+MAX_CELL_BYTES = 1_000_000
 """The largest cell that is read."""
 
-CONNECT_SECONDS = 10
-STATEMENT_SECONDS = 60
+CONNECT_TIMEOUT_SECONDS = 10
+STATEMENT_TIMEOUT_SECONDS = 60
 
 MAKE, MAKE_OPERATOR, VOUCH, PROMOTE = "make", "make, an operator", "vouch for", "make an operator"
 REASON = "PulseGuardian let them in: by the command import_pulseguardian"
 
-LONGEST = 300
+MAX_TEXT_LENGTH = 300
 """In characters. SQLite keeps any length, and what is longer than this is no address and no name anyhow."""
 
 Rows = Iterable[tuple[Any, ...]]
 
-_FORM = "write postgres://user:password@host:5432/name, or sqlite:///path"
+_URL_FORMS = "write postgres://user:password@host:5432/name, or sqlite:///path"
 
 _COLUMNS_ON_POSTGRESQL = """
     SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
@@ -52,14 +52,14 @@ _COLUMNS_ON_SQLITE = """
     WHERE m.name IN ('users', 'emails', 'pulse_users', 'pulse_user_owners', 'queues') AND m.type IN ('table', 'view')
 """
 
-_PEOPLE = "SELECT id, email, admin FROM users ORDER BY id"
-_PEOPLE_BY_ADDRESS = """
+_SELECT_PEOPLE = "SELECT id, email, admin FROM users ORDER BY id"
+_SELECT_PEOPLE_WITH_EMAILS = """
     SELECT u.id, e.address, u.admin FROM users u LEFT JOIN emails e ON e.id = u.email_id ORDER BY u.id
 """
-_ACCOUNTS = "SELECT id, username FROM pulse_users ORDER BY id"
-_OWNERS = "SELECT pulse_users_id, users_id FROM pulse_user_owners ORDER BY pulse_users_id, users_id"
-_ONE_OWNER = "SELECT id, owner_id FROM pulse_users WHERE owner_id IS NOT NULL ORDER BY id"
-_UNBOUNDED = "SELECT name, unbounded FROM queues ORDER BY name"
+_SELECT_ACCOUNTS = "SELECT id, username FROM pulse_users ORDER BY id"
+_SELECT_OWNERS = "SELECT pulse_users_id, users_id FROM pulse_user_owners ORDER BY pulse_users_id, users_id"
+_SELECT_SINGLE_OWNERS = "SELECT id, owner_id FROM pulse_users WHERE owner_id IS NOT NULL ORDER BY id"
+_SELECT_QUEUES = "SELECT name, unbounded FROM queues ORDER BY name"
 
 
 class SourceError(ValueError):
@@ -80,7 +80,7 @@ class Found(NamedTuple):
     """
 
     people: list[Person]
-    accounts: list[Wanted]
+    accounts: list[Ownership]
     unbounded: list[str] | None
 
 
@@ -103,7 +103,7 @@ def read(url: str) -> Found:
         return _read_postgresql(rest)
     if dialect == "sqlite" and rest:
         return _read_sqlite(rest)
-    raise SourceError(f"This is no address of a database that can be read; {_FORM}.")
+    raise SourceError(f"This is no address of a database that can be read; {_URL_FORMS}.")
 
 
 def _read_postgresql(rest: str) -> Found:
@@ -120,7 +120,7 @@ def _read_postgresql(rest: str) -> Found:
                     yield from cursor
 
             with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL statement_timeout = %s", [STATEMENT_SECONDS * 1000])
+                cursor.execute("SET LOCAL statement_timeout = %s", [STATEMENT_TIMEOUT_SECONDS * 1000])
             return _read(rows(_COLUMNS_ON_POSTGRESQL), rows)
     except (psycopg2.Error, UnicodeDecodeError) as error:
         text = " ".join(str(error).split())
@@ -132,7 +132,7 @@ def _read_postgresql(rest: str) -> Found:
 def _parameters(rest: str) -> dict[str, Any]:
     """Return what to connect by. What libpq says of an address that is none has the password in it."""
     wrong = SourceError(
-        f"This is no address of a database; {_FORM}. In a user or password write @ as %40, / as %2F and % as %25."
+        f"This is no address of a database; {_URL_FORMS}. In a user or password write @ as %40, / as %2F and % as %25."
     )
     try:
         parameters: dict[str, Any] = psycopg2.extensions.parse_dsn("postgresql://" + rest)
@@ -142,7 +142,7 @@ def _parameters(rest: str) -> dict[str, Any]:
     misread = any("@" in parameters.get(name, "") for name in ("host", "dbname"))
     if misread or not parameters.get("port", "0").replace(",", "0").isdecimal():
         raise wrong
-    return {"connect_timeout": CONNECT_SECONDS, "application_name": "guardian", **parameters}
+    return {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "guardian", **parameters}
 
 
 def _read_sqlite(rest: str) -> Found:
@@ -151,8 +151,10 @@ def _read_sqlite(rest: str) -> Found:
         raise SourceError(f"There is no file '{path}'. A path from the root has four slashes: sqlite:////var/lib/…")
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=CONNECT_SECONDS, isolation_level=None)) as connection:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+        with closing(
+            sqlite3.connect(uri, uri=True, timeout=CONNECT_TIMEOUT_SECONDS, isolation_level=None)
+        ) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
             connection.text_factory = lambda text: text.decode("utf-8", "replace")
             connection.execute("PRAGMA query_only = ON")
             connection.execute("BEGIN")
@@ -180,28 +182,28 @@ def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
 
     people = {
         id_: Person(_text(email), _flag(admin, "users.admin"))
-        for id_, email, admin in _not_too_many(rows(_PEOPLE_BY_ADDRESS if by_address else _PEOPLE))
+        for id_, email, admin in _limited(rows(_SELECT_PEOPLE_WITH_EMAILS if by_address else _SELECT_PEOPLE))
     }
     owners: dict[Any, list[str]] = {}
-    for account, owner in _not_too_many(rows(_OWNERS if many_owners else _ONE_OWNER)):
+    for account, owner in _limited(rows(_SELECT_OWNERS if many_owners else _SELECT_SINGLE_OWNERS)):
         if owner in people and people[owner].email:
             owners.setdefault(account, []).append(people[owner].email)
-    accounts = [Wanted(_text(name), tuple(owners.get(id_, ()))) for id_, name in _not_too_many(rows(_ACCOUNTS))]
+    accounts = [Ownership(_text(name), tuple(owners.get(id_, ()))) for id_, name in _limited(rows(_SELECT_ACCOUNTS))]
     if "unbounded" not in there["queues"]:
         return Found(list(people.values()), accounts, None)
-    queues = [(_text(name), _flag(flag, "queues.unbounded")) for name, flag in _not_too_many(rows(_UNBOUNDED))]
+    queues = [(_text(name), _flag(flag, "queues.unbounded")) for name, flag in _limited(rows(_SELECT_QUEUES))]
     return Found(list(people.values()), accounts, [name for name, is_unbounded in queues if is_unbounded])
 
 
-def _not_too_many(rows: Rows) -> Iterator[tuple[Any, ...]]:
+def _limited(rows: Rows) -> Iterator[tuple[Any, ...]]:
     for number, row in enumerate(rows):
-        if number == MOST_ROWS:
-            raise SourceError(f"A table has more than {MOST_ROWS:,} rows. PulseGuardian's have far fewer.")
+        if number == MAX_ROWS:
+            raise SourceError(f"A table has more than {MAX_ROWS:,} rows. PulseGuardian's have far fewer.")
         yield row
 
 
 def _text(cell: Any) -> str:
-    return "" if cell is None else str(cell)[:LONGEST]
+    return "" if cell is None else str(cell)[:MAX_TEXT_LENGTH]
 
 
 def _flag(cell: Any, column: str) -> bool:
@@ -282,7 +284,7 @@ def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
     if admin and operators and not owner.is_staff:
         return Step("owner", address, PROMOTE)
     if owner.vouched or owner.is_staff:
-        return Step("owner", address, THERE, notes=() if owner.is_staff else notes)
+        return Step("owner", address, EXISTS, notes=() if owner.is_staff else notes)
     if owner.judged:
         return Step("owner", address, LEFT_OUT, notes=("May not use the broker: that was withdrawn here.",))
     return Step("owner", address, VOUCH, notes=notes)
@@ -291,22 +293,22 @@ def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
 # Doing
 
 
-def carry_out(steps: Sequence[Step]) -> None:
+def apply(steps: Sequence[Step]) -> None:
     """Do what these say of owners and accounts, in that order. Each is done whole or not at all; again: the rest.
 
     Raises:
-        MadeMeanwhile: somebody did some of it at the same time; plan anew.
+        PlanOutdated: somebody did some of it at the same time; plan anew.
         NotVouched: it was withdrawn from somebody meanwhile; plan anew.
     """
     for batch in adoption.batches([step for step in steps if step.do in (MAKE, MAKE_OPERATOR)]):
-        _make_owners(batch)
+        _create_owners(batch)
     for step in steps:
         if step.do in (VOUCH, PROMOTE):
             _change_owner(step)
     adoption.adopt(steps)
 
 
-def _make_owners(steps: Sequence[Step]) -> None:
+def _create_owners(steps: Sequence[Step]) -> None:
     owners = []
     for step in steps:
         is_operator = step.do == MAKE_OPERATOR
@@ -330,18 +332,18 @@ def _make_owners(steps: Sequence[Step]) -> None:
                 operators=[owner.email for owner in owners if owner.is_staff],
             )
     except IntegrityError as error:
-        raise MadeMeanwhile("Somebody of these signed in for the first time just now.") from error
+        raise PlanOutdated("Somebody of these signed in for the first time just now.") from error
 
 
 def _change_owner(step: Step) -> None:
     with transaction.atomic():
         owner = Owner.objects.filter(email=step.name).first()
         if owner is None:
-            raise MadeMeanwhile(f"{step.name} was removed meanwhile.")
+            raise PlanOutdated(f"{step.name} was removed meanwhile.")
         owner = vouching.lock(owner)
         if step.do == PROMOTE:
             owner.is_staff = owner.is_superuser = True
             owner.save(update_fields=["is_staff", "is_superuser"])
-        signin.prove(owner)
+        signin.mark_address_verified(owner)
         if not owner.vouched:
             vouching.vouch(owner, None, REASON)

@@ -16,8 +16,8 @@ from accounts.models import (
     PulseUser,
     Vouching,
 )
-from accounts.pulse_users import MAX_PASSWORD_LENGTH, MAX_OWNERS
-from accounts.tokens import DEFAULT_DAYS, MAX_NAME_LENGTH, MAX_DAYS
+from accounts.pulse_users import MAX_OWNERS, MAX_PASSWORD_LENGTH
+from accounts.tokens import DEFAULT_DAYS, MAX_DAYS, MAX_NAME_LENGTH
 from accounts.vouching import MAX_REASON_LENGTH, MAX_REQUEST_LENGTH
 from core.links import absolute_url, object_url
 from rabbit.management import Connection
@@ -73,14 +73,14 @@ class HexUUIDField(serializers.UUIDField):
         super().__init__(format="hex", read_only=True, **kwargs)
 
 
-class EmailOf(serializers.SlugRelatedField[Owner]):
+class OwnerEmailField(serializers.SlugRelatedField[Owner]):
     """An owner, told by the e-mail address."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(slug_field="email", read_only=True, **kwargs)
 
 
-class AddressHereField(serializers.HyperlinkedIdentityField):
+class CanonicalURLField(serializers.HyperlinkedIdentityField):
     """Where something is read, by the name of this site, not by the one that it was asked by."""
 
     def to_representation(self, value: Any) -> str:  # type: ignore[override]  # a text, not the library's kind of it
@@ -88,7 +88,7 @@ class AddressHereField(serializers.HyperlinkedIdentityField):
         return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
 
 
-class HexAddressField(AddressHereField):
+class HexURLField(CanonicalURLField):
     """Where something is read, with its UUID as it is written everywhere here."""
 
     def to_representation(self, value: Any) -> str:  # type: ignore[override]
@@ -104,7 +104,7 @@ class UserNameField(serializers.CharField):
         super().__init__(trim_whitespace=False, **kwargs)
 
 
-class MessagesField(serializers.IntegerField):
+class ThresholdField(serializers.IntegerField):
     """A threshold of one's own, in messages; null: the policy's holds."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -124,7 +124,7 @@ class AddressesField(serializers.ListField):
 class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddress]):
     """An address that is told of an account's queues, once somebody there has confirmed it."""
 
-    added_by = EmailOf(allow_null=True)
+    added_by = OwnerEmailField(allow_null=True)
 
     class Meta:
         model = NotificationAddress
@@ -136,8 +136,8 @@ class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddr
 class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
     """A RabbitMQ account."""
 
-    url = AddressHereField(view_name="api-pulse-user", lookup_field="username")
-    owners = EmailOf(many=True)
+    url = CanonicalURLField(view_name="api-pulse-user", lookup_field="username")
+    owners = OwnerEmailField(many=True)
     notification_emails = serializers.SerializerMethodField(
         help_text="Who is told of its queues beside its owners, once the address is confirmed."
     )
@@ -240,8 +240,8 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
     notification_emails = AddressesField(
         max_length=MAX_ADDRESSES, help_text="All addresses there are to be; new ones are asked to confirm."
     )
-    warn_length = MessagesField(help_text="Messages at which owners are warned; null: as the policy says.")
-    max_length = MessagesField(help_text="Messages past which a queue is deleted; null: as the policy says.")
+    warn_length = ThresholdField(help_text="Messages at which owners are warned; null: as the policy says.")
+    max_length = ThresholdField(help_text="Messages past which a queue is deleted; null: as the policy says.")
 
 
 @extend_schema_serializer(
@@ -331,7 +331,7 @@ class AdoptionSerializer(serializers.Serializer[Any]):
 class VouchingSerializer(serializers.ModelSerializer[Vouching]):
     """The record that an owner was vouched for, or that it was withdrawn."""
 
-    by = EmailOf(allow_null=True, help_text="Null: a rule, which the reason names.")
+    by = OwnerEmailField(allow_null=True, help_text="Null: a rule, which the reason names.")
 
     class Meta:
         model = Vouching

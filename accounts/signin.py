@@ -48,18 +48,18 @@ from django.views.decorators.csrf import csrf_exempt
 from requests import RequestException
 
 from accounts import allauth_private, audit, vouching
-from accounts.models import MAX_ADDRESS_LENGTH, INVALID_ADDRESS, Owner, SignInLink, check_address, normalize_address
+from accounts.models import INVALID_ADDRESS, MAX_ADDRESS_LENGTH, Owner, SignInLink, check_address, normalize_address
 
 log = logging.getLogger(__name__)
 
-LINK_LIFE = timedelta(minutes=10)
-VISITOR_LIFE = timedelta(days=1)
+LINK_LIFETIME = timedelta(minutes=10)
+VISITOR_LIFETIME = timedelta(days=1)
 PROVIDER_ID = "oidc"
 # In the session: who the provider says is signing in, until a code has proven the address that it doesn't vouch for.
-WAITING_KEY = "signin_waiting"
+PENDING_CLAIMS_KEY = "signin_waiting"
 
 
-class MailAway(Exception):
+class MailUnavailable(Exception):
     """The mail server is away, or can't take the mail now. Nothing was sent."""
 
 
@@ -67,14 +67,14 @@ class MailRefused(Exception):
     """The mail server takes no mail for this address."""
 
 
-class Garbled(OAuth2Error):
+class InvalidProviderResponse(OAuth2Error):
     """The provider answered something that isn't OpenID Connect."""
 
 
 # Owners and their addresses
 
 
-def usable_address(text: str) -> str:
+def valid_address(text: str) -> str:
     """Return this e-mail address in its normal form.
 
     Raises:
@@ -85,7 +85,7 @@ def usable_address(text: str) -> str:
     return address
 
 
-def owner_of(address: str) -> Owner:
+def get_or_create_owner(address: str) -> Owner:
     """Return the owner with this address, made when there is none: not vouched, and the address not proven."""
     owner = Owner.objects.filter(email=address).first()
     if owner is None:
@@ -96,19 +96,19 @@ def owner_of(address: str) -> Owner:
             owner = Owner.objects.filter(email=address).first()  # somebody was quicker
             if owner is None:
                 raise
-    _row_of(owner)
+    _email_address_row(owner)
     return owner
 
 
-def prove(owner: Owner) -> None:
+def mark_address_verified(owner: Owner) -> None:
     """Record that the owner's address is the owner's."""
-    row = _row_of(owner)
+    row = _email_address_row(owner)
     if not row.verified:
         row.verified = True
         row.save(update_fields=["verified"])
 
 
-def _row_of(owner: Owner) -> EmailAddress:
+def _email_address_row(owner: Owner) -> EmailAddress:
     """Return allauth's row of the owner's address. What it has of an address the owner had before goes."""
     stale = Q(user=owner) & ~Q(email=owner.email) | Q(email=owner.email) & ~Q(user=owner)
     EmailAddress.objects.filter(stale).delete()
@@ -126,7 +126,7 @@ def prune_visitors() -> int:
     now = timezone.now()
     visitors = Owner.objects.filter(
         last_login=None,
-        date_joined__lt=now - VISITOR_LIFE,
+        date_joined__lt=now - VISITOR_LIFETIME,
         is_active=True,
         is_staff=False,
         vouched=False,
@@ -161,7 +161,7 @@ class AddressForm(RequestLoginCodeForm):
 
     def clean_email(self) -> str:
         """Bring the address into its normal form."""
-        return usable_address(self.cleaned_data["email"])
+        return valid_address(self.cleaned_data["email"])
 
 
 class CodeForm(ConfirmLoginCodeForm):
@@ -183,21 +183,21 @@ def send_code(request: HttpRequest, address: str) -> None:
 
     Raises:
         RateLimited: too many codes were asked for from here, or for this address.
-        MailRefused, MailAway: nothing was sent.
+        MailRefused, MailUnavailable: nothing was sent.
     """
     allauth_private.count_code_request(request, address)
-    owner = owner_of(address)
+    owner = get_or_create_owner(address)
     try:
         if not owner.is_active:
             AccountAdapter(request).send_mail("account/email/closed", address, {})
         allauth_private.start_code(request, owner if owner.is_active else None, address)
     except SMTPRecipientsRefused as error:
         if any(code < 500 for code, _ in error.recipients.values()):
-            raise MailAway from error
+            raise MailUnavailable from error
         raise MailRefused from error
     except OSError as error:  # what smtplib raises is one, too
         log.error("No sign-in code was sent: %s", error)
-        raise MailAway from error
+        raise MailUnavailable from error
 
 
 @method_decorator(never_cache, name="dispatch")
@@ -209,15 +209,15 @@ class SignInView(allauth_private.AskForAddressView):
 
     def form_valid(self, form: AddressForm) -> HttpResponse:
         """Send the code and go to where it is entered."""
-        self.request.session.pop(WAITING_KEY, None)
+        self.request.session.pop(PENDING_CLAIMS_KEY, None)
         try:
             send_code(self.request, form.cleaned_data["email"])
         except RateLimited:
-            return too_many(self.request)
+            return too_many_codes(self.request)
         except MailRefused:
             form.add_error("email", "Our mail server can't send to this address. Check it, or use another one.")
             return self.form_invalid(form)
-        except MailAway:
+        except MailUnavailable:
             return self.render_to_response(self.get_context_data(form=form, mail_away=True), status=503)
         url = passthrough_next_redirect_url(self.request, reverse("account_confirm_login_code"), REDIRECT_FIELD_NAME)
         return HttpResponseRedirect(url)
@@ -233,10 +233,10 @@ class CodeView(allauth_private.EnterCodeView):
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Begin anew where no code is waited for, or no longer."""
         if not request.user.is_authenticated and not allauth_private.expects_code(request):
-            return self.begin_anew()
+            return self.restart()
         return super().dispatch(request, *args, **kwargs)
 
-    def begin_anew(self) -> HttpResponse:
+    def restart(self) -> HttpResponse:
         """Go back to where the address is entered."""
         messages.error(
             self.request,
@@ -254,8 +254,8 @@ class CodeView(allauth_private.EnterCodeView):
         try:
             send_code(request, self.address)
         except RateLimited:
-            return too_many(request)
-        except (MailAway, MailRefused):
+            return too_many_codes(request)
+        except (MailUnavailable, MailRefused):
             page = self.get_context_data(form=CodeForm(code=""), mail_away=True)
             return self.render_to_response(page, status=503)
         messages.success(request, "A new code was sent. The one before no longer works.")
@@ -265,11 +265,11 @@ class CodeView(allauth_private.EnterCodeView):
         """Sign in, unless the owner was removed in the meantime."""
         if self.user is None:
             self.abort()
-            return self.begin_anew()
+            return self.restart()
         return super().form_valid(form)
 
 
-def too_many(request: HttpRequest) -> HttpResponse:
+def too_many_codes(request: HttpRequest) -> HttpResponse:
     """Say that too many codes were asked for."""
     response = render(request, "signin/too-many.html", status=429)
     response["Retry-After"] = "60"
@@ -304,7 +304,7 @@ class AccountAdapter(DefaultAccountAdapter):
     def login(self, request: HttpRequest, user: Any) -> None:
         """Begin a session. What was somebody else's is emptied for it, so what is needed of that is taken first."""
         self.method = allauth_private.last_method(request, user)
-        self.waiting = request.session.pop(WAITING_KEY, None)
+        self.waiting = request.session.pop(PENDING_CLAIMS_KEY, None)
         super().login(request, user)
 
     def post_login(self, request: HttpRequest, user: Any, **facts: Any) -> HttpResponse:
@@ -313,10 +313,10 @@ class AccountAdapter(DefaultAccountAdapter):
         login = (facts["signal_kwargs"] or {}).get("sociallogin")
         address, groups = None, None
         if self.method == "code":
-            prove(user)
+            mark_address_verified(user)
             address = user.email
             if waiting is not None and waiting["email"] == address:
-                _connect(user, waiting["uid"], waiting["name"])
+                _connect_social_account(user, waiting["uid"], waiting["name"])
                 groups = waiting["groups"]
         elif login is not None:
             address, groups = login.claims.proven_address, login.claims.groups
@@ -333,12 +333,12 @@ class SignOutView(LogoutView):
 # By a link
 
 
-def make_link(owner: Owner) -> str:
+def create_link(owner: Owner) -> str:
     """Return an address that signs the owner in, once, within ten minutes. Whoever makes it knows the owner."""
     token = secrets.token_urlsafe(32)
-    SignInLink.objects.create(owner=owner, digest=_digest(token), expires_at=timezone.now() + LINK_LIFE)
+    SignInLink.objects.create(owner=owner, digest=_digest(token), expires_at=timezone.now() + LINK_LIFETIME)
     audit.note(None, "made a sign-in link", owner)
-    prove(owner)
+    mark_address_verified(owner)
     return f"{settings.GUARDIAN_BASE_URL}{reverse('sign_in_link', args=[token])}"
 
 
@@ -397,26 +397,26 @@ class Claims:
     @staticmethod
     def _address(text: object) -> str | None:
         try:
-            return usable_address(text) if isinstance(text, str) else None
+            return valid_address(text) if isinstance(text, str) else None
         except ValidationError:
             return None
 
 
 @contextmanager
-def _understood(what: str) -> Iterator[None]:
+def _parsing(what: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, ImproperlyConfigured, KeyError, TypeError, ValueError) as error:
-        raise Garbled(f"the {what}: {error!r}") from error
+        raise InvalidProviderResponse(f"the {what}: {error!r}") from error
 
 
 class ProviderAdapter(OpenIDConnectOAuth2Adapter):
-    """The one provider. Whatever it answers that isn't OpenID Connect raises Garbled."""
+    """The one provider. Whatever it answers that isn't OpenID Connect raises InvalidProviderResponse."""
 
     @property
     def openid_config(self) -> dict[str, Any]:
         """What the provider says about itself."""
-        with _understood("configuration"):
+        with _parsing("configuration"):
             config: dict[str, Any] = super().openid_config
             for name in ("issuer", "authorization_endpoint", "token_endpoint", "userinfo_endpoint"):
                 if not isinstance(config[name], str):
@@ -428,17 +428,17 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
 
     def get_access_token_data(self, *args: Any, **kwargs: Any) -> Any:
         """Exchange the code for a token."""
-        with _understood("answer to the code"):
+        with _parsing("answer to the code"):
             return super().get_access_token_data(*args, **kwargs)
 
     def parse_token(self, data: Any) -> Any:
         """Read the token."""
-        with _understood("token"):
+        with _parsing("token"):
             return super().parse_token(data)  # type: ignore[no-untyped-call]
 
     def complete_login(self, request: HttpRequest, app: Any, token: SocialToken, **kwargs: Any) -> Any:
         """Ask the provider who it is."""
-        with _understood("claims"):
+        with _parsing("claims"):
             login = super().complete_login(request, app, token, **kwargs)
             told, signed = login.account.extra_data["userinfo"], login.account.extra_data.get("id_token", {})
             if signed and signed["sub"] != told["sub"]:
@@ -462,10 +462,10 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         if not sociallogin.is_existing:
             if claims.proven_address is None:
                 raise ImmediateHttpResponse(_prove_by_code(request, claims, sociallogin.get_redirect_url(request)))
-            owner = owner_of(claims.proven_address)
+            owner = get_or_create_owner(claims.proven_address)
             if owner.is_active:
-                prove(owner)
-                _connect(owner, claims.uid, claims.full_name)
+                mark_address_verified(owner)
+                _connect_social_account(owner, claims.uid, claims.full_name)
             sociallogin.user = owner
 
     def on_authentication_error(
@@ -478,7 +478,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
     ) -> None:
         """Say what went wrong, and what to do."""
         if exception is not None:
-            raise ImmediateHttpResponse(_provider_away(request, exception))
+            raise ImmediateHttpResponse(_provider_unavailable(request, exception))
         if error == AuthError.CANCELLED or request.GET.get("error") == "access_denied":  # some leave the state out
             raise ImmediateHttpResponse(_provider_page(request, "cancelled", 403))
         if not (extra_context or {}).get("state"):
@@ -502,7 +502,7 @@ def openid_connect_login(request: HttpRequest, provider_id: str) -> HttpResponse
     try:
         response: HttpResponse = provider.redirect(request, process=AuthProcess.LOGIN, next_url=next_url)
     except (RequestException, OAuth2Error) as error:
-        return _provider_away(request, error)
+        return _provider_unavailable(request, error)
     return response
 
 
@@ -515,7 +515,7 @@ def openid_connect_callback(request: HttpRequest, provider_id: str) -> HttpRespo
         view: Any = OAuth2CallbackView.adapter_view(ProviderAdapter(request, provider_id))  # type: ignore[no-untyped-call]
         response: HttpResponse = view(request)
     except (RequestException, OAuth2Error) as error:
-        return _provider_away(request, error)
+        return _provider_unavailable(request, error)
     return response
 
 
@@ -526,10 +526,10 @@ def _prove_by_code(request: HttpRequest, claims: Claims, next_url: str | None) -
     try:
         send_code(request, claims.address)
     except RateLimited:
-        return too_many(request)
-    except (MailAway, MailRefused):
+        return too_many_codes(request)
+    except (MailUnavailable, MailRefused):
         return _provider_page(request, "mail-away", 503)
-    request.session[WAITING_KEY] = {
+    request.session[PENDING_CLAIMS_KEY] = {
         "email": claims.address,
         "uid": claims.uid,
         "name": claims.full_name,
@@ -540,7 +540,7 @@ def _prove_by_code(request: HttpRequest, claims: Claims, next_url: str | None) -
     return HttpResponseRedirect(f"{reverse('account_confirm_login_code')}{query}")
 
 
-def _connect(owner: Owner, uid: str, full_name: str) -> None:
+def _connect_social_account(owner: Owner, uid: str, full_name: str) -> None:
     """Know the provider's person as this owner from now on, by the provider's name where the owner has none."""
     SocialAccount.objects.get_or_create(provider=PROVIDER_ID, uid=uid, defaults={"user": owner})
     if full_name and not owner.full_name:
@@ -548,7 +548,7 @@ def _connect(owner: Owner, uid: str, full_name: str) -> None:
         owner.save(update_fields=["full_name"])
 
 
-def _provider_away(request: HttpRequest, error: Exception) -> HttpResponse:
+def _provider_unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
     log.error("OpenID Connect: %s: %.300s", type(error).__name__, error)
     return _provider_page(request, "away", 503)
 

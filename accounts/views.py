@@ -29,8 +29,8 @@ from rabbit.permissions import in_words
 logger = logging.getLogger(__name__)
 
 PER_PAGE = 50
-RECORD_SHOWN = 50
-ASKING_SHOWN = 100
+RECORDS_SHOWN = 50
+REQUESTS_SHOWN = 100
 
 page_with_forms = require_http_methods(["GET", "HEAD", "POST"])
 
@@ -49,13 +49,13 @@ class OwnersRequest(HttpRequest):
 def pulse_users_page(request: OwnersRequest) -> HttpResponse:
     """Show the visitor's accounts, to an operator all, and make another. Operators adopt what was made by hand."""
     if request.method != "POST":
-        return _pulse_users(request)
+        return _pulse_users_response(request)
     if "adopt" in request.POST:
         return _adopt(request)
-    return _make(request)
+    return _create(request)
 
 
-def _pulse_users(
+def _pulse_users_response(
     request: OwnersRequest,
     form: forms.PulseUserForm | None = None,
     adopt_form: forms.AdoptForm | None = None,
@@ -91,13 +91,13 @@ def _pulse_users(
     )
 
 
-def _make(request: OwnersRequest) -> HttpResponse:
+def _create(request: OwnersRequest) -> HttpResponse:
     form = forms.PulseUserForm(request.POST)
     try:
         vouching.require_vouched(request.user)
         if form.is_valid():
             own_password = form.cleaned_data["password"]
-            pulse_user, password = pulse_users.make_pulse_user(
+            pulse_user, password = pulse_users.create_pulse_user(
                 form.cleaned_data["username"],
                 [request.user, *(owner for owner in form.cleaned_data["owners"] if owner != request.user)],
                 own_password or None,
@@ -106,15 +106,15 @@ def _make(request: OwnersRequest) -> HttpResponse:
             )
             return _password_page(request, pulse_user, "" if own_password else password, made=True)
     except vouching.NotVouched as error:
-        return _pulse_users(request, trouble=str(error), status=403)
+        return _pulse_users_response(request, trouble=str(error), status=403)
     except (InvalidUserName, pulse_users.NameReserved, pulse_users.NameTaken) as error:
         form.add_error("username", str(error))
     except ValidationError as error:
         _add_error(form, error, "password")
     except BrokerError as error:
         trouble = _broker_trouble(request, error, "Nothing was made. What you typed is below, but for a password.")
-        return _pulse_users(request, form=form, trouble=trouble, status=503)
-    return _pulse_users(request, form=form)
+        return _pulse_users_response(request, form=form, trouble=trouble, status=503)
+    return _pulse_users_response(request, form=form)
 
 
 def _adopt(request: OwnersRequest) -> HttpResponse:
@@ -122,7 +122,9 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
     try:
         form = forms.AdoptForm(request.POST, adoptable=pulse_users.adoptable())
     except BrokerError as error:
-        return _pulse_users(request, trouble=_broker_trouble(request, error, "Nothing was adopted."), status=503)
+        return _pulse_users_response(
+            request, trouble=_broker_trouble(request, error, "Nothing was adopted."), status=503
+        )
     if form.is_valid():
         try:
             pulse_user = pulse_users.adopt_pulse_user(
@@ -136,21 +138,21 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
             form.add_error("username", "There is no such account on RabbitMQ any more; choose another.")
         except BrokerError as error:
             trouble = _broker_trouble(request, error, "Nothing was adopted.")
-            return _pulse_users(request, adopt_form=form, trouble=trouble, status=503)
+            return _pulse_users_response(request, adopt_form=form, trouble=trouble, status=503)
         else:
             messages.success(request, f"{pulse_user} has owners now. Its password and permissions are what they were.")
             return redirect("pulse_user", pulse_user.username)
-    return _pulse_users(request, adopt_form=form)
+    return _pulse_users_response(request, adopt_form=form)
 
 
 @login_required
 @require_safe
 def pulse_user_page(request: OwnersRequest, username: str) -> HttpResponse:
     """Show one account to its owners and to operators, with what can be changed about it."""
-    return _pulse_user(request, get_object_or_404(PulseUser.objects.seen_by(request.user), username=username))
+    return _pulse_user_response(request, get_object_or_404(PulseUser.objects.seen_by(request.user), username=username))
 
 
-def _pulse_user(
+def _pulse_user_response(
     request: OwnersRequest,
     pulse_user: PulseUser,
     owner_form: forms.OwnerForm | None = None,
@@ -197,7 +199,7 @@ def _pulse_user(
     )
 
 
-def action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:
+def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:
     """Let those who see an account POST what is to be done with it; who has to sign in comes back to its page.
 
     So does who reads the address of such a form again after an error in it.
@@ -220,26 +222,26 @@ def action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable
     return checked
 
 
-@action
+@pulse_user_action
 def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     """Give an account a new password, and show it this once where it was made here."""
     form = forms.PasswordForm(request.POST)
     if not form.is_valid():
-        return _pulse_user(request, pulse_user, password_form=form)
+        return _pulse_user_response(request, pulse_user, password_form=form)
     own_password = form.cleaned_data["password"]
     close = form.cleaned_data["close_connections"]
     try:
         password = pulse_users.rotate_password(pulse_user, own_password or None, close_connections=close)
     except ValidationError as error:
         _add_error(form, error, "password")
-        return _pulse_user(request, pulse_user, password_form=form)
+        return _pulse_user_response(request, pulse_user, password_form=form)
     except BrokerError as error:
         trouble = _broker_trouble(request, error, "Whether the password was changed isn't known: change it once more.")
-        return _pulse_user(request, pulse_user, trouble=trouble, status=503)
+        return _pulse_user_response(request, pulse_user, trouble=trouble, status=503)
     return _password_page(request, pulse_user, "" if own_password else password, closed=close)
 
 
-@action
+@pulse_user_action
 def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     """Add an owner by e-mail address, or remove one."""
     if "remove" in request.POST:
@@ -252,7 +254,7 @@ def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResp
             messages.error(request, str(error))
         else:
             messages.success(request, f"{owner} is no longer an owner of {pulse_user}.")
-        return _back_to(request, pulse_user)
+        return _redirect_to(request, pulse_user)
     form = forms.OwnerForm(request.POST)
     if form.is_valid():
         try:
@@ -264,30 +266,30 @@ def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResp
             form.add_error("email", str(error))
         else:
             messages.success(request, f"{owner} is an owner of {pulse_user} now.")
-            return _back_to(request, pulse_user)
-    return _pulse_user(request, pulse_user, owner_form=form)
+            return _redirect_to(request, pulse_user)
+    return _pulse_user_response(request, pulse_user, owner_form=form)
 
 
-@action
+@pulse_user_action
 def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     """Add an address for an account's messages, ask it once more for its confirmation, or remove it."""
     for what, do, done in (
         ("remove", addresses.remove_address, "{} gets nothing more about {}."),
-        ("again", addresses.send_again, "{} is asked once more whether it wants the messages about {}."),
+        ("again", addresses.resend_confirmation, "{} is asked once more whether it wants the messages about {}."),
     ):
         if what not in request.POST:
             continue
         address = pulse_user.notification_addresses.filter(uuid__in=_uuids(request.POST[what])).first()
         if address is None:
             messages.error(request, "There is no such address any more.")
-            return _back_to(request, pulse_user)
+            return _redirect_to(request, pulse_user)
         try:
             do(address)
         except ValidationError as error:
             messages.error(request, " ".join(error.messages))
         else:
             messages.success(request, done.format(address.email, pulse_user))
-        return _back_to(request, pulse_user)
+        return _redirect_to(request, pulse_user)
     form = forms.AddressForm(request.POST)
     if form.is_valid():
         try:
@@ -296,11 +298,11 @@ def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpR
             _add_error(form, error, "email")
         else:
             messages.success(request, f"A mail is on its way to {address.email}, with a link to confirm it.")
-            return _back_to(request, pulse_user)
-    return _pulse_user(request, pulse_user, address_form=form)
+            return _redirect_to(request, pulse_user)
+    return _pulse_user_response(request, pulse_user, address_form=form)
 
 
-@action
+@pulse_user_action
 def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     """Set when the queues of an account are warned about and deleted."""
     form = forms.ThresholdsForm(request.POST)
@@ -313,11 +315,11 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
             _add_error(form, error, "max_length")
         else:
             messages.success(request, "The lengths are set, for its queues without their own.")
-            return _back_to(request, pulse_user)
-    return _pulse_user(request, pulse_user, thresholds_form=form)
+            return _redirect_to(request, pulse_user)
+    return _pulse_user_response(request, pulse_user, thresholds_form=form)
 
 
-def _back_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
+def _redirect_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
     """Return to an account's page, or to the list where the visitor has just left it."""
     if PulseUser.objects.seen_by(request.user).filter(pk=pulse_user.pk).exists():
         return redirect("pulse_user", pulse_user.username)
@@ -331,7 +333,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     if pulse_user.removing_since is not None:
         return redirect("pulse_user", pulse_user.username)
-    form = forms.DeleteForm(_posted(request), username=pulse_user.username)
+    form = forms.DeleteForm(_form_data(request), username=pulse_user.username)
     goes, trouble = None, ""
     try:
         if request.method == "POST" and form.is_valid():
@@ -397,7 +399,7 @@ def confirm_address(request: HttpRequest, token: str) -> HttpResponse:
         if request.method == "POST":
             address = addresses.confirm_address(token)
         else:
-            address = addresses.address_of_token(token)
+            address = addresses.address_for_token(token)
     except SignatureExpired:
         return render(request, "accounts/confirm_address.html", {"expired": True}, status=410)
     except (BadSignature, NotificationAddress.DoesNotExist):
@@ -412,7 +414,7 @@ def confirm_address(request: HttpRequest, token: str) -> HttpResponse:
 @page_with_forms
 def vouching_page(request: OwnersRequest) -> HttpResponse:
     """Tell the visitor whether somebody vouched for them, and if not, how that comes about."""
-    form = forms.VouchRequestForm(_posted(request))
+    form = forms.VouchRequestForm(_form_data(request))
     if request.method == "POST" and form.is_valid():
         try:
             vouching.request_vouching(request.user, form.cleaned_data["reason"])
@@ -442,7 +444,7 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
     """Show who asks to be vouched for, to operators all who signed in, and vouch for somebody by address."""
     if not vouching.may_vouch(request.user):
         raise PermissionDenied("Only those who may vouch for others see who asks for it.")
-    form = forms.VouchForm(_posted(request))
+    form = forms.VouchForm(_form_data(request))
     if request.method == "POST" and form.is_valid():
         owner = vouching.find_owner(form.cleaned_data["email"])
         if owner is None:
@@ -469,7 +471,7 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
         request,
         "accounts/owners.html",
         {
-            "asking": asking.order_by("vouch_requested_at")[:ASKING_SHOWN],
+            "asking": asking.order_by("vouch_requested_at")[:REQUESTS_SHOWN],
             "page": page,
             "rows": [(owner, last.get(owner.pk)) for owner in page],
             "search": search,
@@ -485,7 +487,7 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     if not request.user.is_staff:
         raise PermissionDenied("Only operators see who vouched for whom, and withdraw it.")
     owner = get_object_or_404(Owner, uuid=uuid)
-    form = forms.WithdrawForm(_posted(request))
+    form = forms.WithdrawForm(_form_data(request))
     if request.method == "POST" and form.is_valid():
         remove = form.cleaned_data["remove"]
         try:
@@ -502,7 +504,7 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
         "accounts/owner.html",
         {
             "owner": owner,
-            "records": owner.vouchings.select_related("by")[:RECORD_SHOWN],
+            "records": owner.vouchings.select_related("by")[:RECORDS_SHOWN],
             "owned_alone": accounts.filter(number_of_owners=1).count(),
             "shared": accounts.filter(number_of_owners__gt=1).count(),
             "number_of_tokens": AuthToken.objects.filter(user=owner).count(),
@@ -519,7 +521,7 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
 def tokens_page(request: OwnersRequest) -> HttpResponse:
     """Show the visitor's tokens, and make another, which is shown this once."""
     if request.method != "POST":
-        return _tokens(request, forms.TokenForm())
+        return _tokens_response(request, forms.TokenForm())
     form = forms.TokenForm(request.POST)
     try:
         vouching.require_vouched(request.user)
@@ -531,17 +533,19 @@ def tokens_page(request: OwnersRequest) -> HttpResponse:
             response["Cache-Control"] = "no-store"
             return response
     except vouching.NotVouched as error:
-        return _tokens(request, form, trouble=str(error), status=403)
+        return _tokens_response(request, form, trouble=str(error), status=403)
     except limits.RateLimitExceeded as error:
-        response = _tokens(request, form, trouble=str(error), status=429)
+        response = _tokens_response(request, form, trouble=str(error), status=429)
         response["Retry-After"] = str(error.seconds)
         return response
     except ValidationError as error:
         _add_error(form, error, "name")
-    return _tokens(request, form)
+    return _tokens_response(request, form)
 
 
-def _tokens(request: OwnersRequest, form: forms.TokenForm, trouble: str = "", status: int = 200) -> HttpResponse:
+def _tokens_response(
+    request: OwnersRequest, form: forms.TokenForm, trouble: str = "", status: int = 200
+) -> HttpResponse:
     return render(
         request,
         "accounts/tokens.html",
@@ -582,7 +586,7 @@ def _search(request: OwnersRequest) -> str:
     return str(form.cleaned_data["search"]) if form.is_valid() else ""
 
 
-def _posted(request: OwnersRequest) -> QueryDict | None:
+def _form_data(request: OwnersRequest) -> QueryDict | None:
     """Return what a form is filled with; None: nothing yet."""
     return request.POST if request.method == "POST" else None
 

@@ -177,13 +177,13 @@ def lock_all(owners: Iterable[Owner]) -> list[Owner]:
         NotVouched: one was removed meanwhile.
     """
     wanted = {owner.pk: owner for owner in owners}
-    locked = lock_those(wanted.values())
+    locked = lock_existing(wanted.values())
     for pk in wanted.keys() - {owner.pk for owner in locked}:
         raise NotVouched(f"{wanted[pk].email} was removed meanwhile, and may not use the broker.")
     return locked
 
 
-def lock_those(owners: Iterable[Owner]) -> list[Owner]:
+def lock_existing(owners: Iterable[Owner]) -> list[Owner]:
     """Return those of these owners that are there, as :func:`lock` does, in one query."""
     these = Owner.objects.filter(pk__in=[owner.pk for owner in owners])
     return list(these.select_for_update(no_key=True).order_by("pk"))

@@ -66,7 +66,7 @@ class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
         """Remove one, unless they have become an account's owner since they were allowed to be removed."""
         with transaction.atomic():
-            vouching.lock_those([owner := cast("Owner", obj)])
+            vouching.lock_existing([owner := cast("Owner", obj)])
             if owner.pulse_users.exists():
                 raise PermissionDenied(f"{obj} owns a RabbitMQ account by now.")
             super().delete_model(request, obj)

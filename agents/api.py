@@ -20,7 +20,7 @@ from rest_framework.viewsets import GenericViewSet
 
 from accounts import vouching
 from accounts.api import Request
-from accounts.authentication import key_in
+from accounts.authentication import presented_key
 from accounts.models import AuthToken, Owner
 from accounts.signin import AccountAdapter
 from agents import deletions, events, identities, registration
@@ -63,7 +63,7 @@ def presented_by(request: Request, owner_id: int) -> Presented:
         raise PermissionDenied(
             "Present a token, not a session: it becomes the password by which your agent logs in to the broker."
         )
-    return Presented(request.auth, key_in(request))
+    return Presented(request.auth, presented_key(request))
 
 
 def source_of(request: Request) -> str | None:

@@ -14,7 +14,7 @@ from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_sc
 from rest_framework import serializers
 
 from accounts.models import Owner
-from accounts.serializers import HexAddressField, HexUUIDField
+from accounts.serializers import HexURLField, HexUUIDField
 from agents import identities
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from core.links import absolute_url, object_url
@@ -242,7 +242,7 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
     """An agent, as it introduced itself for one offering."""
 
     uuid = HexUUIDField()
-    url = HexAddressField(view_name="api-agent-identity")
+    url = HexURLField(view_name="api-agent-identity")
     offering = HexUUIDField(source="offering.uuid")
     created_by = HexUUIDField(source="owner.uuid")
     services = serializers.SerializerMethodField(help_text="None: Guardian keeps no account of them.")
@@ -370,7 +370,7 @@ class ConsumerSerializer(ConsumerQueueSerializer):
     """The one queue of an agent, and whether it is on the broker."""
 
     uuid = HexUUIDField()
-    url = HexAddressField(view_name="api-agent-consumer")
+    url = HexURLField(view_name="api-agent-consumer")
     agent_identity = serializers.SerializerMethodField()
     agent_identity_uuid = HexUUIDField(source="identity.uuid")
     offering_uuid = HexUUIDField(source="identity.offering.uuid")
@@ -401,7 +401,7 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
     """What an owner's agent wants to hear of. Its UUID, in hex, is the name by which it logs in to the broker."""
 
     uuid = HexUUIDField()
-    url = HexAddressField(view_name="api-event-subscription")
+    url = HexURLField(view_name="api-event-subscription")
     user = serializers.SerializerMethodField(help_text="Where its owner is read.")
     user_uuid = HexUUIDField(source="owner.uuid", help_text="The name of the vhost that its queues lie in.")
     user_username = serializers.CharField(source="owner.email", read_only=True)
@@ -457,7 +457,7 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
     """The queue of a subscription for the events of one type about one offering."""
 
     uuid = HexUUIDField()
-    url = HexAddressField(view_name="api-event-subscription-queue")
+    url = HexURLField(view_name="api-event-subscription-queue")
     event_subscription = serializers.SerializerMethodField(help_text="Where its subscription is read.")
     event_subscription_uuid = HexUUIDField(source="subscription.uuid")
     offering_uuid = HexUUIDField(source="offering.uuid")
@@ -491,7 +491,7 @@ class OfferingSerializer(serializers.ModelSerializer[Offering]):
     """What events are about."""
 
     uuid = HexUUIDField()
-    url = HexAddressField(view_name="api-offering")
+    url = HexURLField(view_name="api-offering")
     may_subscribe = serializers.BooleanField(read_only=True, help_text="Whether your agents may have its events.")
     may_publish = serializers.BooleanField(read_only=True, help_text="Whether you may publish its events.")
     members = serializers.SerializerMethodField(

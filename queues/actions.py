@@ -278,4 +278,4 @@ def _lock_actor(by: Owner) -> Owner | None:
 
     It comes before queues are locked: whoever removes an owner goes that way, too.
     """
-    return next(iter(vouching.lock_those([by])), None)
+    return next(iter(vouching.lock_existing([by])), None)

@@ -9,7 +9,7 @@ from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_sc
 from rest_framework import serializers
 
 from accounts.models import PulseUser
-from accounts.serializers import EmailOf, HexAddressField, HexUUIDField, MessagesField
+from accounts.serializers import OwnerEmailField, HexURLField, HexUUIDField, ThresholdField
 from core.links import absolute_url
 from queues import thresholds
 from queues.charts import SPANS
@@ -52,7 +52,7 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     """A queue as last seen. What is unknown is null, which is not 0."""
 
     uuid = HexUUIDField()
-    url = HexAddressField(view_name="api-queue")
+    url = HexURLField(view_name="api-queue")
     pulse_user: serializers.SlugRelatedField[PulseUser] = serializers.SlugRelatedField(
         slug_field="username", read_only=True, allow_null=True
     )
@@ -94,8 +94,8 @@ class LimitsSerializer(serializers.Serializer[Any]):
     """Limits of a queue's own; what is left out stays."""
 
     unbounded = serializers.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
-    warn_length = MessagesField(help_text="Messages; null: as its Pulse user or the policy says.")
-    max_length = MessagesField(help_text="Messages; null: as its Pulse user or the policy says.")
+    warn_length = ThresholdField(help_text="Messages; null: as its Pulse user or the policy says.")
+    max_length = ThresholdField(help_text="Messages; null: as its Pulse user or the policy says.")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A binding", BINDING, response_only=True)])
@@ -155,7 +155,7 @@ class SamplesAskedSerializer(serializers.Serializer[Any]):
 class EventSerializer(serializers.ModelSerializer[QueueEvent]):
     """Something that happened to a queue."""
 
-    by = EmailOf(allow_null=True, help_text="Who did it; null: Guardian itself.")
+    by = OwnerEmailField(allow_null=True, help_text="Who did it; null: Guardian itself.")
     details = serializers.DictField(help_text="The figures that it was decided by.")
 
     class Meta:

@@ -8,7 +8,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from accounts import audit
-from accounts.adoption import LEFT_OUT, THERE, Step
+from accounts.adoption import EXISTS, LEFT_OUT, Step
 from core import broker, bulk, leases
 from core.leases import LeaseTaken
 from queues.actions import LIMITS
@@ -53,7 +53,7 @@ def plan(names: Iterable[str]) -> list[Step]:
     for name in wanted:
         for vhost in sorted(vhosts[name]) or [settings.GUARDIAN_PULSE_VHOST]:
             if known.get((vhost, name)):
-                steps.append(Step("queue", name, THERE, vhost=vhost))
+                steps.append(Step("queue", name, EXISTS, vhost=vhost))
                 continue
             notes = () if (vhost, name) in there else ("It isn't on the broker now; it is so when it comes back.",)
             steps.append(Step("queue", name, MAKE_UNBOUNDED, notes=notes, vhost=vhost))

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
 
 from accounts.models import Owner
-from accounts.signin import make_link
+from accounts.signin import create_link
 
 # Playwright keeps an event loop in this thread, beside which Django would refuse to use the database.
 os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
@@ -121,4 +121,4 @@ def violations(page: Page, address: str) -> Iterator[str]:
 
 def sign_in(page: Page, owner: Owner) -> None:
     """Sign the owner in on this page, by a link."""
-    page.goto(urlsplit(make_link(owner)).path)
+    page.goto(urlsplit(create_link(owner)).path)

@@ -72,7 +72,7 @@ def name(management):
 @pytest.fixture
 def account(people, name):
     """Give an account of two owners."""
-    return pulse_users.make_pulse_user(name, [people["owner"], people["co-owner"]])[0]
+    return pulse_users.create_pulse_user(name, [people["owner"], people["co-owner"]])[0]
 
 
 def secret_in(page, id_="password"):
@@ -852,7 +852,7 @@ def test_operators_search_owners(people, visit):
 @pytest.mark.parametrize("remove", [False, True])
 def test_a_withdrawal_says_what_goes_and_goes_as_far_as_chosen(account, people, visit, name, management, remove):
     tokens.make_token(people["owner"], "builds")
-    pulse_users.make_pulse_user(f"{name}-alone", [people["owner"]])
+    pulse_users.create_pulse_user(f"{name}-alone", [people["owner"]])
     path = f"/owners/{people['owner'].uuid}/"
     client = visit("operator")
     page = client.get(path).text

@@ -744,14 +744,14 @@ def test_nobody_shuts_themselves_out(admin, operator):
 
 def test_who_has_become_an_owner_of_an_account_is_not_deleted(admin, monkeypatch):
     owner = make_owner()
-    lock_those = vouching.lock_those
+    lock_existing = vouching.lock_existing
 
     def late(owners):
         account = PulseUser.objects.create(username="late", ready=True)
         account.owners.set([owner])
-        return lock_those(owners)
+        return lock_existing(owners)
 
-    monkeypatch.setattr(vouching, "lock_those", late)
+    monkeypatch.setattr(vouching, "lock_existing", late)
     assert admin.post(f"/admin/accounts/owner/{owner.pk}/delete/", {"post": "yes"}).status_code == 403
     assert Owner.objects.filter(pk=owner.pk).exists()
 

@@ -246,7 +246,7 @@ def test_a_file_that_cant_be_read_is_refused(filled, tmp_path, monkeypatch):
     assert refused(str(tmp_path / "none.csv")) == [f"{tmp_path}/none.csv: No such file or directory."]
     assert refused(str(tmp_path)) == [f"{tmp_path}: Is a directory."]
     assert "UTF-8" in refused(filled("username,owners\n", encoding="utf-16"))[0]
-    monkeypatch.setattr(adoption, "MOST_BYTES", 1024 * 1024)
+    monkeypatch.setattr(adoption, "MAX_FILE_BYTES", 1024 * 1024)
     assert "more than 1 MB" in refused(filled("x" * (1024 * 1024 + 1)))[0]
     with pytest.raises(CommandError, match="Name the filled file"):
         called("--apply")

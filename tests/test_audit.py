@@ -19,7 +19,7 @@ from django.utils import timezone
 from accounts import addresses, audit, pulse_users, tokens, vouching, withdrawal
 from accounts.models import AuditEntry, NotificationAddress, Owner, PulseUser
 from accounts.removal import remove_pulse_user
-from accounts.signin import make_link, prune_visitors
+from accounts.signin import create_link, prune_visitors
 from agents import deletions
 from agents.models import EventSubscription, SubscriptionQueue
 from core import locks
@@ -327,7 +327,7 @@ def test_what_happens_to_an_account_is_in_it(account, alice, operator, managemen
 
 def test_making_and_adopting_accounts_is_in_it(guarded, alice, operator, management):
     try:
-        pulse_users.make_pulse_user("audited-made", [alice])
+        pulse_users.create_pulse_user("audited-made", [alice])
         management.put_user("audited-found", "irrelevant")
         pulse_users.adopt_pulse_user("audited-found", [alice], operator)
     finally:
@@ -347,7 +347,7 @@ def test_a_making_that_fails_is_in_it_too(guarded, alice, settings, broker):
     forget()
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerUnavailable):
-        pulse_users.make_pulse_user("audited-failed", [alice])
+        pulse_users.create_pulse_user("audited-failed", [alice])
     assert [entry[1] for entry in trail()] == ["made", "changed", "deleted"]
 
 
@@ -390,14 +390,14 @@ def test_vouching_that_changes_no_row_is_in_it(alice, operator):
 
 def test_a_sign_in_is_in_it_and_does_not_fail_with_it(client, alice, mailbox, monkeypatch):
     forget()
-    client.get(urlsplit(make_link(alice)).path)
+    client.get(urlsplit(create_link(alice)).path)
     assert client.get("/tokens/").status_code == 200
     assert trail(deed="signed in") == [(alice.email, "signed in", alice.email, "done")]
 
     def full(*_, **__):
         raise OperationalError("the disk is full")
 
-    link = urlsplit(make_link(alice)).path
+    link = urlsplit(create_link(alice)).path
     forget()
     monkeypatch.setattr(AuditEntry, "save", full)
     other = Client()
@@ -425,7 +425,7 @@ def test_a_command_that_lifts_the_brake_is_in_it(guarded, transactional_db, comm
 
 def test_tokens_and_links_are_in_it_without_what_they_are(alice):
     token, key = tokens.make_token(alice, "nightly", 30)
-    link = make_link(alice)
+    link = create_link(alice)
     tokens.revoke_token(token)
     tokens.revoke_token(token)
     tokens.revoke_tokens_of(alice)

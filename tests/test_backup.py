@@ -12,7 +12,7 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from accounts.models import AuthToken, PulseUser
-from accounts.pulse_users import make_pulse_user
+from accounts.pulse_users import create_pulse_user
 from agents import registration
 from agents.models import EventSubscription, SubscriptionQueue
 from agents.stale import clean_up_stale
@@ -220,7 +220,7 @@ def test_after_a_restore_agents_queues_that_are_gone_since_are_made_again(backup
 def test_after_a_restore_an_account_that_was_made_since_is_nobodys_and_stays(backup, guarded, agents, management, amqp):
     backup.make()
     username = "since-the-backup"
-    make_pulse_user(username, [agents.owner("carol")])
+    create_pulse_user(username, [agents.owner("carol")])
     amqp.queue(f"queue/{username}/q", 3)
     try:
         backup.restore()

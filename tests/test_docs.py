@@ -18,7 +18,7 @@ import pytest
 from django.core.management import call_command, get_commands
 
 from accounts.models import Owner
-from accounts.pulse_users import make_pulse_user
+from accounts.pulse_users import create_pulse_user
 from agents import events, registration
 from agents.models import Consumer, Offering
 from guardian_site.checks import check_settings
@@ -347,7 +347,7 @@ def test_the_first_queue_of_the_documents_is_its_makers_within_a_pass(guarded, b
     [code] = programs("owners.md")
     (tmp_path / "first.py").write_text(code)
     owner = Owner.objects.create_user("you@example.org", vouched=True)
-    _, password = make_pulse_user("first-steps", owners=[owner])
+    _, password = create_pulse_user("first-steps", owners=[owner])
     try:
         host = broker.amqp_url.rpartition("@")[2].rstrip("/")
         url = f"amqp://first-steps:{quote(password, safe='')}@{host}/{quote(guarded, safe='')}"

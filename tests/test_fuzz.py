@@ -34,7 +34,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from accounts.models import AuthToken, Owner, PulseUser
-from accounts.pulse_users import make_pulse_user
+from accounts.pulse_users import create_pulse_user
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store.applications import make_key
 from message_store.models import Application
@@ -133,7 +133,7 @@ class World:
         Owner.objects.filter(pk=self.asking.pk).update(vouched=False, vouch_requested_at=timezone.now())
         account = PulseUser.objects.filter(username=self.username).first()
         if account is None:
-            account, _ = make_pulse_user(self.username, [self.owner])
+            account, _ = create_pulse_user(self.username, [self.owner])
         account.owners.set([self.owner, self.people["co-owner"]])
         self.management.declare_queue(self.vhost, self.queue)
         self.management.declare_exchange(self.vhost, self.exchange)

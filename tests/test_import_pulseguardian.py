@@ -18,7 +18,7 @@ from django.utils import timezone
 from psycopg2 import sql
 
 from accounts import adoption, pulseguardian, vouching
-from accounts.adoption import MadeMeanwhile
+from accounts.adoption import PlanOutdated
 from accounts.models import AuditEntry, Owner, PulseUser, Vouching
 from accounts.pulse_users import find_owners
 from accounts.pulseguardian import SourceError
@@ -379,7 +379,7 @@ def test_permissions_that_guardian_would_not_give_are_told(source, on_broker, ma
 
 def test_an_account_that_stands_there_twice_is_adopted_once(on_broker):
     Owner.objects.create_user("alice@example.org", vouched=True)
-    wanted = adoption.Wanted(on_broker("builds"), ("alice@example.org",))
+    wanted = adoption.Ownership(on_broker("builds"), ("alice@example.org",))
     steps = adoption.plan([wanted, wanted], {"alice@example.org"})
     assert [step.do for step in steps] == ["adopt", "left out"]
     adoption.adopt(steps)
@@ -464,7 +464,7 @@ def test_a_flag_that_is_neither_yes_nor_no_is_refused(empty_source, column):
 
 
 def test_more_rows_than_can_be_are_refused(source, monkeypatch):
-    monkeypatch.setattr(pulseguardian, "MOST_ROWS", 50)
+    monkeypatch.setattr(pulseguardian, "MAX_ROWS", 50)
     for number in range(51):
         source.person(number, f"p{number}@example.org")
     assert "more than 50 rows" in refused(source.url)
@@ -537,7 +537,7 @@ def test_a_cell_that_is_far_too_large_is_no_reason_to_fill_the_memory(tmp_path):
     opened = sqlite3.connect(tmp_path / "large.db")
     for table in TABLES:
         opened.execute(table)
-    opened.execute("INSERT INTO users (id, email) VALUES (1, ?)", ["x" * (pulseguardian.MOST_BYTES + 1)])
+    opened.execute("INSERT INTO users (id, email) VALUES (1, ?)", ["x" * (pulseguardian.MAX_CELL_BYTES + 1)])
     opened.commit()
     opened.close()
     assert "too big" in refused(f"sqlite:///{tmp_path}/large.db")
@@ -558,7 +558,7 @@ def test_an_sqlite_file_is_left_as_it_is_and_its_odd_bytes_are_no_error(tmp_path
     before = hashlib.sha256(path.read_bytes()).digest()
     report = imported(f"sqlite:///{path}", "--apply")
     assert [step["do"] for step in report["steps"]] == ["make", "left out", "left out", "left out", "left out"]
-    assert max(len(step["name"]) for step in report["steps"]) == pulseguardian.LONGEST
+    assert max(len(step["name"]) for step in report["steps"]) == pulseguardian.MAX_TEXT_LENGTH
     assert list(Owner.objects.values_list("email", flat=True)) == ["a@example.org"]
     assert not Queue.objects.exists()
     assert hashlib.sha256(path.read_bytes()).digest() == before
@@ -598,8 +598,8 @@ def test_a_broker_that_goes_away_leaves_everything_as_it_was(filled, source, bro
     ("where", "times"),
     [
         ("queues.unbounded._set", 0),
-        ("accounts.pulseguardian._make_owners", 0),
-        ("accounts.pulseguardian._make_owners", 1),
+        ("accounts.pulseguardian._create_owners", 0),
+        ("accounts.pulseguardian._create_owners", 1),
         ("accounts.pulseguardian._change_owner", 0),
         ("accounts.adoption._adopt", 0),
         ("accounts.adoption._adopt", 1),
@@ -612,7 +612,7 @@ def test_killed_anywhere_each_account_is_whole_or_not_there_and_running_it_again
     filled, source, monkeypatch, where, times
 ):
     Owner.objects.create_user("carol@example.org", last_login=timezone.now())
-    monkeypatch.setattr(adoption, "BATCH", 1)
+    monkeypatch.setattr(adoption, "BATCH_SIZE", 1)
     module, _, name = where.rpartition(".")
     left = [times]
 
@@ -654,8 +654,8 @@ def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_g
         found = pulseguardian.read(source.url)
         steps = pulseguardian.plan(found, operators=False)
         meanwhile()
-        with pytest.raises((MadeMeanwhile, vouching.NotVouched), match=said):
-            pulseguardian.carry_out(steps)
+        with pytest.raises((PlanOutdated, vouching.NotVouched), match=said):
+            pulseguardian.apply(steps)
         PulseUser.objects.all().delete()
         Owner.objects.update(vouched=True)
         Vouching.objects.all().delete()

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from accounts import signin, vouching, withdrawal
 from accounts.models import NotificationAddress, Owner, PulseUser
-from accounts.pulse_users import make_pulse_user
+from accounts.pulse_users import create_pulse_user
 from message_store.models import Application
 from message_store.store import store
 from notifications import channels, enqueue, sending
@@ -51,13 +51,13 @@ def leaving(agents, guarded, operator, amqp, settings):
     Owner.objects.filter(pk=owner.pk).update(full_name="Lea Ving")
     owner.refresh_from_db()
     vouching.vouch(owner, operator, "Lea Ving builds things")
-    signin.make_link(owner)
+    signin.create_link(owner)
     SocialAccount.objects.create(user=owner, provider="oidc", uid="lea", extra_data={"email": ADDRESS})
     other = agents.owner("other")
     suffix = uuid.uuid4().hex[:8]
     registered.alone, registered.shared = f"alone-{suffix}", f"shared-{suffix}"
-    make_pulse_user(registered.alone, [owner])
-    shared, _ = make_pulse_user(registered.shared, [owner, other])
+    create_pulse_user(registered.alone, [owner])
+    shared, _ = create_pulse_user(registered.shared, [owner, other])
     NotificationAddress.objects.create(pulse_user=shared, email="team@example.org", added_by=owner)
     channels.create_channel(owner, "chat", "https://1.1.1.1/hooks/3kd8fj2")
     for name in (registered.alone, registered.shared):

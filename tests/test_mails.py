@@ -66,7 +66,7 @@ def test_every_kind_of_notification_can_be_put_into_words(kind, form, address):
 def test_what_asks_for_a_confirmation_has_a_link_that_confirms_this_address(address):
     text = part(compose(notification("confirm-address", address=str(address.uuid), account="alice")), "plain")
     token = re.search(r"/addresses/([^/\s]+)/", text)[1]
-    assert addresses.address_of_token(token) == address
+    assert addresses.address_for_token(token) == address
 
 
 @pytest.mark.parametrize("what", ["confirmed", "removed"])

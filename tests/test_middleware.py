@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from accounts.signin import make_link
+from accounts.signin import create_link
 from queues.models import QueueEvent
 from tests.api import Program
 from tests.served import raw
@@ -123,7 +123,7 @@ def test_another_sites_script_is_not_allowed_to_ask(client, db):
 
 def test_cookies_are_read_by_no_script_and_sent_by_no_other_site(client, alice):
     client.get("/signin/")
-    client.get(make_link(alice).removeprefix("http://127.0.0.1:8000"))
+    client.get(create_link(alice).removeprefix("http://127.0.0.1:8000"))
     client.get("/queues/")
     assert set(client.cookies) == {"csrftoken", "sessionid"}
     for name, cookie in client.cookies.items():

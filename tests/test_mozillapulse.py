@@ -12,7 +12,7 @@ from mozillapulse.messages.base import GenericMessage
 from mozillapulse.publishers import GenericPublisher
 
 from accounts.models import Owner
-from accounts.pulse_users import make_pulse_user, rotate_password
+from accounts.pulse_users import create_pulse_user, rotate_password
 from tests.toolbox import wait_until
 
 
@@ -51,7 +51,7 @@ def configuration(broker, guarded):
 @pytest.mark.parametrize("durable", [False, True], ids=["passing", "durable"])
 def test_a_consumer_receives_what_a_publisher_sends(guarded, names, configuration, management, durable):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
-    (_, publishing), (watcher, _) = (make_pulse_user(name, [alice]) for name in names)
+    (_, publishing), (watcher, _) = (create_pulse_user(name, [alice]) for name in names)
     watching = rotate_password(watcher)
     exchange = f"exchange/{names[0]}/builds"
     publisher = GenericPublisher(configuration(names[0], publishing), exchange)

@@ -22,11 +22,11 @@ from django.utils import timezone
 from accounts import removal, signals, vouching
 from accounts.addresses import (
     add_address,
-    address_of_token,
+    address_for_token,
     confirm_address,
     confirmation_token,
     remove_address,
-    send_again,
+    resend_confirmation,
     set_addresses,
 )
 from accounts.models import UNCHANGED, NotificationAddress, Owner, PulseUser
@@ -41,8 +41,8 @@ from accounts.pulse_users import (
     adoptable,
     check_name,
     connections_of,
+    create_pulse_user,
     find_owners,
-    make_pulse_user,
     permissions_of,
     remove_owner,
     rotate_password,
@@ -152,7 +152,7 @@ def as_user(broker, vhost, name, password):
 
 
 def test_a_made_account_can_use_its_own_names_and_no_others(alice, name, broker, guarded, amqp):
-    pulse_user, password = make_pulse_user(name, [alice])
+    pulse_user, password = create_pulse_user(name, [alice])
     assert (pulse_user.ready, list(pulse_user.owners.all())) == (True, [alice])
     amqp.queue("queue/somebody/builds")
     amqp.channel.exchange_declare("exchange/somebody/events", "topic")
@@ -180,7 +180,7 @@ def test_a_made_account_can_use_its_own_names_and_no_others(alice, name, broker,
 def test_the_password_is_nowhere_in_the_database_or_the_log(alice, name, caplog):
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, logger="httpcore")
-    pulse_user, generated = make_pulse_user(name, [alice])
+    pulse_user, generated = create_pulse_user(name, [alice])
     rotated = rotate_password(pulse_user)
     rotate_password(pulse_user, "a password of my own 7")
     dump = StringIO()
@@ -195,7 +195,7 @@ def test_the_password_is_nowhere_in_the_database_or_the_log(alice, name, caplog)
 
 @pytest.mark.parametrize("password", ["correct horse battery", "päßwörter: ✓/@%&?#"])
 def test_a_password_of_ones_own_is_taken_as_it_is(alice, name, broker, guarded, password):
-    assert make_pulse_user(name, [alice], password)[1] == password
+    assert create_pulse_user(name, [alice], password)[1] == password
     assert can_log_in(broker, guarded, name, password)
     assert not can_log_in(broker, guarded, name, password + " ")
 
@@ -217,7 +217,7 @@ def test_a_password_of_ones_own_is_taken_as_it_is(alice, name, broker, guarded, 
 def test_a_bad_password_is_refused_and_nothing_is_made(alice, name, management, password, said):
     password = password.replace("NAME", name)
     with pytest.raises(ValidationError, match=said) as error:
-        make_pulse_user(name, [alice], password)
+        create_pulse_user(name, [alice], password)
     assert list(error.value.message_dict) == ["password"]
     assert not password or password not in str(error.value)
     assert not PulseUser.objects.exists()
@@ -227,7 +227,7 @@ def test_a_bad_password_is_refused_and_nothing_is_made(alice, name, management, 
 @pytest.mark.parametrize("bad", ["", "1alice", "al ice", "alice\n", "a" * 101, "älice", "alice/builds"])
 def test_a_bad_name_is_refused_and_nothing_is_made(alice, bad):
     with pytest.raises(InvalidUserName):
-        make_pulse_user(bad, [alice])
+        create_pulse_user(bad, [alice])
     assert not PulseUser.objects.exists()
 
 
@@ -236,7 +236,7 @@ def test_a_reserved_name_and_guardians_own_are_refused(alice, settings, reserved
     settings.GUARDIAN_RESERVED_USERS = ["admin", "Root"]
     settings.RABBIT_URL = "amqp://watch%2Edog:word@rabbit"
     settings.RABBITMQ_MANAGEMENT_URL = "http://guardian:word@127.0.0.1:1"
-    for refuse in (check_name, lambda username: make_pulse_user(username, [alice])):
+    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
         with pytest.raises(NameReserved):
             refuse(reserved)
     assert not PulseUser.objects.exists()
@@ -245,37 +245,37 @@ def test_a_reserved_name_and_guardians_own_are_refused(alice, settings, reserved
 def test_an_account_needs_owners_who_are_vouched_for(alice, name):
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(NotVouched):
-        make_pulse_user(name, [alice, stranger])
+        create_pulse_user(name, [alice, stranger])
     with pytest.raises(LastOwner):
-        make_pulse_user(name, [])
+        create_pulse_user(name, [])
     assert not PulseUser.objects.exists()
 
 
 def test_a_name_that_is_on_the_broker_already_is_refused_and_its_account_untouched(alice, name, management):
     management.put_user(name, "theirs", ["monitoring"])
     with pytest.raises(NameTaken):
-        make_pulse_user(name, [alice])
+        create_pulse_user(name, [alice])
     assert management.user(name).tags == {"monitoring"}
     assert not PulseUser.objects.exists()
 
 
 def test_a_name_that_is_taken_here_is_refused(alice, name):
     PulseUser.objects.create(username=name, ready=True)
-    for refuse in (check_name, lambda username: make_pulse_user(username, [alice])):
+    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
         with pytest.raises(NameTaken, match="is taken"):
             refuse(name)
 
 
 def test_a_name_that_is_being_removed_is_refused_to_everybody(alice, name):
     PulseUser.objects.create(username=name, removing_since=timezone.now()).owners.add(alice)
-    for refuse in (check_name, lambda username: make_pulse_user(username, [alice])):
+    for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
         with pytest.raises(NameTaken, match="just being removed"):
             refuse(name)
 
 
 def test_names_differ_by_case_as_on_the_broker(alice, name, management):
-    make_pulse_user(name, [alice])
-    make_pulse_user(name.upper(), [alice])
+    create_pulse_user(name, [alice])
+    create_pulse_user(name.upper(), [alice])
     assert {name, name.upper()} <= {user.name for user in management.users()}
     management.delete_user(name.upper())
 
@@ -283,7 +283,7 @@ def test_names_differ_by_case_as_on_the_broker(alice, name, management):
 def test_with_the_broker_away_nothing_is_made(alice, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerError):
-        make_pulse_user(name, [alice], notification_emails=["team@example.org"])
+        create_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
 
 
@@ -292,7 +292,7 @@ def test_where_the_broker_refuses_the_permissions_nothing_is_left_on_either_side
 ):
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerError):
-        make_pulse_user(name, [alice], notification_emails=["team@example.org"])
+        create_pulse_user(name, [alice], notification_emails=["team@example.org"])
     assert not PulseUser.objects.exists()
     assert asked == []
     with pytest.raises(NotOnBroker):
@@ -317,13 +317,13 @@ def test_a_broker_that_goes_away_half_way_leaves_a_row_that_says_so_and_can_be_f
 
         monkeypatch.setattr(Management, "_exchange", count)
         with pytest.raises(BrokerUnavailable):
-            make_pulse_user(name, [alice])
+            create_pulse_user(name, [alice])
         monkeypatch.undo()
     assert not PulseUser.objects.get().ready
     settings.RABBITMQ_MANAGEMENT_URL = url
     with pytest.raises(NameTaken):
-        make_pulse_user(name, [bob])
-    _, password = make_pulse_user(name, [alice])
+        create_pulse_user(name, [bob])
+    _, password = create_pulse_user(name, [alice])
     assert PulseUser.objects.get().ready
     assert can_log_in(broker, guarded, name, password)
 
@@ -342,11 +342,11 @@ def test_a_making_that_dies_half_way_is_finished_by_doing_it_again(
 
     monkeypatch.setattr(Management, step, die)
     with pytest.raises(Killed):
-        make_pulse_user(name, [alice])
+        create_pulse_user(name, [alice])
     monkeypatch.setattr(Management, step, real)
     assert not PulseUser.objects.get().ready
     check_name(name)
-    _, password = make_pulse_user(name, [alice])
+    _, password = create_pulse_user(name, [alice])
     assert PulseUser.objects.get().ready
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
@@ -356,7 +356,7 @@ def test_finishing_does_not_take_over_an_account_that_somebody_made_by_hand_mean
     management.put_user(name, "theirs")
     management.set_permissions(guarded, name, FULL_ACCESS)
     with pytest.raises(NameTaken, match="on the broker already"):
-        make_pulse_user(name, [alice])
+        create_pulse_user(name, [alice])
     assert management.permissions_of(name) == {guarded: FULL_ACCESS}
     assert not PulseUser.objects.get().ready
 
@@ -378,7 +378,7 @@ def test_nor_does_another_password_or_a_removal(alice, name, management, guarded
 @pytest.mark.parametrize("same_owner", [True, False], ids=["one owner twice", "two owners"])
 def test_of_two_who_make_one_name_at_once_one_has_it(alice, bob, name, broker, guarded, same_owner):
     owners = [alice, alice if same_owner else bob]
-    answers = in_parallel(*(partial(make_pulse_user, name, [owner]) for owner in owners))
+    answers = in_parallel(*(partial(create_pulse_user, name, [owner]) for owner in owners))
     [won] = [answer for answer in answers if isinstance(answer, tuple)]
     [lost] = [answer for answer in answers if isinstance(answer, NameTaken)]
     assert PulseUser.objects.get() == won[0]
@@ -397,7 +397,7 @@ def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, n
 
     monkeypatch.setattr(Management, "set_permissions", meanwhile)
     with pytest.raises(NameTaken, match="removed by somebody"):
-        make_pulse_user(name, [alice])
+        create_pulse_user(name, [alice])
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
     with pytest.raises(NotOnBroker):
@@ -408,7 +408,7 @@ def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, n
 
 
 def test_another_password_keeps_connections_permissions_and_tags(alice, name, broker, guarded, management):
-    pulse_user, old = make_pulse_user(name, [alice])
+    pulse_user, old = create_pulse_user(name, [alice])
     management.put_user(name, old, ["monitoring"])
     before = management.permissions_of(name)
     live = as_user(broker, guarded, name, old)
@@ -421,7 +421,7 @@ def test_another_password_keeps_connections_permissions_and_tags(alice, name, br
 
 
 def test_live_connections_are_closed_where_that_is_asked_for(alice, name, broker, guarded):
-    pulse_user, old = make_pulse_user(name, [alice])
+    pulse_user, old = create_pulse_user(name, [alice])
     live = as_user(broker, guarded, name, old)
     wait_until(lambda: connections_of(pulse_user))  # the management API hears of a connection some seconds later
     [known] = connections_of(pulse_user)
@@ -432,7 +432,7 @@ def test_live_connections_are_closed_where_that_is_asked_for(alice, name, broker
 
 
 def test_where_the_connections_cant_be_closed_that_is_said_and_the_password_is_not(alice, name, monkeypatch, broker):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
 
     def away(self, *arguments):
         raise BrokerUnavailable("nobody answers")
@@ -444,7 +444,7 @@ def test_where_the_connections_cant_be_closed_that_is_said_and_the_password_is_n
 
 
 def test_a_password_of_ones_own_is_checked_when_it_is_changed_too(alice, name, broker, guarded):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     with pytest.raises(ValidationError, match="too short"):
         rotate_password(pulse_user, "short")
     with pytest.raises(ValidationError, match="too short"):
@@ -454,14 +454,14 @@ def test_a_password_of_ones_own_is_checked_when_it_is_changed_too(alice, name, b
 
 
 def test_an_account_that_vanished_from_the_broker_is_made_again(alice, name, broker, guarded, management):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_user(name)
     password = rotate_password(pulse_user)
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
 
 
 def test_it_is_made_again_by_the_next_try_where_the_first_died(alice, name, broker, guarded, management, monkeypatch):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_user(name)
     real = Management.set_permissions
 
@@ -487,7 +487,7 @@ def test_another_password_finishes_an_account_that_is_not_ready(alice, name, bro
 
 
 def test_with_the_broker_away_the_password_stays(alice, name, broker, guarded, settings):
-    pulse_user, password = make_pulse_user(name, [alice])
+    pulse_user, password = create_pulse_user(name, [alice])
     url, settings.RABBITMQ_MANAGEMENT_URL = settings.RABBITMQ_MANAGEMENT_URL, AWAY
     with pytest.raises(BrokerUnavailable):
         rotate_password(pulse_user)
@@ -497,7 +497,7 @@ def test_with_the_broker_away_the_password_stays(alice, name, broker, guarded, s
 
 
 def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, management, monkeypatch):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     real = Management.put_user
 
     def meanwhile(self, *arguments):
@@ -522,12 +522,12 @@ def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, ma
 def test_of_two_who_change_a_password_at_once_the_one_who_is_told_has_the_one_that_works(
     alice, name, broker, guarded, monkeypatch
 ):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     with paused(monkeypatch, Management, "put_user", lambda: rotate_password(pulse_user)) as slow:
         with pytest.raises(ValidationError, match="right now"):
             rotate_password(PulseUser.objects.get())
         with pytest.raises(NameTaken):
-            make_pulse_user(name, [alice])
+            create_pulse_user(name, [alice])
     assert can_log_in(broker, guarded, name, slow[0])
 
 
@@ -539,7 +539,7 @@ def test_an_account_is_not_adopted_while_somebody_makes_or_changes_it(alice, nam
 
 
 def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_that_it_goes_on(alice, name, client):
-    make_pulse_user(name, [alice])
+    create_pulse_user(name, [alice])
     client.force_login(alice)
     with locks.lock(name):
         answer = client.post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
@@ -550,7 +550,7 @@ def test_who_deletes_on_a_page_or_by_a_program_what_another_is_changing_is_told_
 
 
 def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alice, name, management):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     with locks.lock(name):
         with pytest.raises(GoesOn, match="is being removed, and Guardian continues"):
             remove_pulse_user(pulse_user)
@@ -564,13 +564,13 @@ def test_who_wants_to_remove_what_another_is_changing_leaves_it_to_the_task(alic
 def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
     alice, bob, name, amqp, guarded, management, monkeypatch, place
 ):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     amqp.queue(f"queue/{name}/builds", 1)
     mark_for_removal(*PulseUser.objects.all())
     with paused(monkeypatch, removal, place, finish_removals) as slow:
         Lease.objects.filter(name=locks.lease_name(name)).delete()  # as if it had run out
         remove_pulse_user(pulse_user)
-        made, _ = make_pulse_user(name, [bob])
+        made, _ = create_pulse_user(name, [bob])
         amqp.queue(f"queue/{name}/builds", 7)
     assert slow == [0]
     assert PulseUser.objects.get() == made
@@ -581,7 +581,7 @@ def test_a_remover_that_lost_its_hold_touches_nothing_of_the_next_owners(
 def test_a_remover_that_loses_its_hold_among_many_queues_deletes_no_more_of_them(
     alice, name, guarded, management, monkeypatch
 ):
-    make_pulse_user(name, [alice])
+    create_pulse_user(name, [alice])
     for number in range(3):
         management.declare_queue(guarded, f"queue/{name}/{number}")
     mark_for_removal(*PulseUser.objects.all())
@@ -610,7 +610,7 @@ def test_a_making_that_fails_takes_its_own_mark_back_and_not_that_of_a_withdrawa
     monkeypatch.setattr(Management, "set_permissions", away)
     monkeypatch.setattr(Management, "delete_user", meanwhile)
     with pytest.raises(BrokerUnavailable):
-        make_pulse_user(name, [alice])
+        create_pulse_user(name, [alice])
     monkeypatch.undo()  # the account that is left is removed after the test
     assert PulseUser.objects.get().removing_since is not None
 
@@ -621,13 +621,13 @@ def test_a_making_that_lost_its_hold_and_fails_takes_nothing_back(alice, name, b
     def lost(self, *arguments):
         monkeypatch.setattr(Management, "put_user", real)
         Lease.objects.filter(name=locks.lease_name(name)).delete()
-        made.append(make_pulse_user(name, [alice]))
+        made.append(create_pulse_user(name, [alice]))
         raise BrokerUnavailable("no answer in time", timed_out=True)
 
     made = []
     monkeypatch.setattr(Management, "put_user", lost)
     with pytest.raises(BrokerUnavailable):
-        make_pulse_user(name, [alice])
+        create_pulse_user(name, [alice])
     assert PulseUser.objects.get().ready
     assert can_log_in(broker, guarded, name, made[0][1])
 
@@ -637,9 +637,9 @@ def test_what_a_kill_leaves_locked_expires_and_the_same_owner_finishes_it(alice,
     management.put_user(name, "half made")
     locks.Lock(name).acquire()
     with pytest.raises(NameTaken):
-        make_pulse_user(name, [alice])
+        create_pulse_user(name, [alice])
     Lease.objects.update(expires_at=Now() - timedelta(seconds=1))
-    assert make_pulse_user(name, [alice])[0].ready
+    assert create_pulse_user(name, [alice])[0].ready
 
 
 # Adopting
@@ -803,7 +803,7 @@ def test_unknown_and_not_vouched_for_is_said_alike(alice):
 
 
 def test_only_who_may_use_the_broker_becomes_an_owner(alice, name):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     stranger = Owner.objects.create_user("stranger@example.org")
     with pytest.raises(NotVouched):
         add_owner(pulse_user, stranger)
@@ -813,7 +813,7 @@ def test_only_who_may_use_the_broker_becomes_an_owner(alice, name):
 
 
 def test_owners_come_and_go_and_the_last_stays(alice, bob, name):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     add_owner(pulse_user, bob)
     add_owner(pulse_user, bob)
     assert set(pulse_user.owners.all()) == {alice, bob}
@@ -855,7 +855,7 @@ def test_the_last_owner_who_can_sign_in_stays(alice, bob):
 
 
 def test_an_owner_nobody_vouches_for_any_more_may_stay(alice, bob, name):
-    pulse_user, _ = make_pulse_user(name, [alice, bob])
+    pulse_user, _ = create_pulse_user(name, [alice, bob])
     bob.vouched = False
     bob.save()
     set_owners(pulse_user, [bob])
@@ -894,17 +894,17 @@ def test_accounts_are_seen_by_their_owners_and_by_operators(alice, bob, operator
 
 
 def test_an_address_gets_nothing_until_it_is_confirmed(alice, name, asked):
-    pulse_user, _ = make_pulse_user(name, [alice], notification_emails=[" Team@Example.org", "team@example.org"])
+    pulse_user, _ = create_pulse_user(name, [alice], notification_emails=[" Team@Example.org", "team@example.org"])
     address = pulse_user.notification_addresses.get()
     assert (address.email, address.added_by, address.confirmed_at) == ("team@example.org", alice, None)
     assert asked == ["team@example.org"]
     token = confirmation_token(address)
-    assert address_of_token(token) == address
-    assert address_of_token(token).confirmed_at is None
+    assert address_for_token(token) == address
+    assert address_for_token(token).confirmed_at is None
     confirmed = confirm_address(token)
     assert confirmed.confirmed_at is not None
     assert confirm_address(token).confirmed_at == confirmed.confirmed_at
-    send_again(address)
+    resend_confirmation(address)
     assert asked == ["team@example.org"]
 
 
@@ -916,10 +916,10 @@ def test_an_address_is_asked_again_when_that_is_wanted_once_an_hour(alice, asked
     for minutes in (0, 59):
         time_machine.move_to(began + timedelta(minutes=minutes), tick=False)
         with pytest.raises(ValidationError, match=f"after {began + timedelta(hours=1):%H:%M} UTC"):
-            send_again(address)
+            resend_confirmation(address)
     assert asked == ["team@example.org"]
     time_machine.move_to(began + timedelta(hours=1, seconds=2), tick=False)
-    send_again(address)
+    resend_confirmation(address)
     assert asked == ["team@example.org"] * 2
 
 
@@ -1033,7 +1033,7 @@ def test_setting_the_addresses_keeps_those_that_are_there(alice, asked):
 
 def test_a_bad_address_is_refused_before_anything_is_made(alice, name, management):
     with pytest.raises(ValidationError) as error:
-        make_pulse_user(name, [alice], notification_emails=["nonsense"])
+        create_pulse_user(name, [alice], notification_emails=["nonsense"])
     assert list(error.value.message_dict) == ["notification_emails"]
     assert not PulseUser.objects.exists()
     assert name not in {user.name for user in management.users()}
@@ -1081,7 +1081,7 @@ def test_thresholds_that_cant_be_used_are_refused(operator, pair):
 def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_elses(
     alice, name, broker, guarded, management, removed
 ):
-    pulse_user, password = make_pulse_user(name, [alice])
+    pulse_user, password = create_pulse_user(name, [alice])
     mine = as_user(broker, guarded, name, password)
     mine.queue(f"queue/{name}/builds", messages=0)
     mine.queue(f"queue/{name}/mine alone", exclusive=True)
@@ -1099,7 +1099,7 @@ def test_a_removed_account_is_gone_with_its_queues_and_exchanges_and_nobody_else
 
 
 def test_with_the_broker_away_a_removal_changes_nothing(alice, name, settings, removed):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
         remove_pulse_user(pulse_user)
@@ -1114,7 +1114,7 @@ def test_with_the_broker_away_a_removal_changes_nothing(alice, name, settings, r
 def test_a_removal_that_dies_half_way_is_finished_by_the_task(
     alice, name, broker, guarded, management, monkeypatch, step, done
 ):
-    pulse_user, password = make_pulse_user(name, [alice])
+    pulse_user, password = create_pulse_user(name, [alice])
     mine = as_user(broker, guarded, name, password)
     for queue in ("one", "two"):
         mine.queue(f"queue/{name}/{queue}")
@@ -1139,7 +1139,7 @@ def test_a_removal_that_dies_half_way_is_finished_by_the_task(
 
 
 def test_a_queue_that_stays_listed_keeps_the_mark(alice, name, broker, guarded, management, monkeypatch, removed):
-    pulse_user, password = make_pulse_user(name, [alice])
+    pulse_user, password = create_pulse_user(name, [alice])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
     real = Management.delete_queue
 
@@ -1160,7 +1160,7 @@ def test_a_queue_that_stays_listed_keeps_the_mark(alice, name, broker, guarded, 
 def test_while_nodes_come_and_go_an_empty_list_is_not_believed(alice, name, monkeypatch):
     from rabbit import snapshot
 
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     nodes = iter([frozenset({"a", "b"}), frozenset({"a"})])
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "members", lambda management: (next(nodes), frozenset()))
@@ -1208,7 +1208,7 @@ def test_no_transaction_is_open_while_the_broker_is_asked(alice, name, broker, g
         return exchange(self, method, path, **options)
 
     monkeypatch.setattr(Management, "_exchange", look)
-    pulse_user, password = make_pulse_user(name, [alice], notification_emails=["team@example.org"])
+    pulse_user, password = create_pulse_user(name, [alice], notification_emails=["team@example.org"])
     as_user(broker, guarded, name, password).queue(f"queue/{name}/builds")
     rotate_password(pulse_user)
     remove_pulse_user(pulse_user)
@@ -1229,7 +1229,7 @@ def test_two_who_finish_removals_at_once_do_no_harm(alice, guarded, management, 
 
 
 def test_a_removal_asks_the_broker_as_often_whatever_others_have(alice, name, guarded, management, monkeypatch):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     for number in range(30):
         management.declare_queue(guarded, f"queue/other-{number}/q")
     exchange, requests = Management._exchange, []
@@ -1244,7 +1244,7 @@ def test_a_removal_asks_the_broker_as_often_whatever_others_have(alice, name, gu
 
 
 def test_an_account_whose_vhost_is_gone_can_be_removed(alice, name, guarded, management):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     management.delete_vhost(guarded)
     try:
         remove_pulse_user(pulse_user)
@@ -1281,7 +1281,7 @@ def test_permissions_given_by_hand_in_words():
 
 
 def test_permissions_are_told_for_every_vhost(alice, name, guarded, management):
-    pulse_user, _ = make_pulse_user(name, [alice])
+    pulse_user, _ = create_pulse_user(name, [alice])
     management.set_permissions("/", name, NO_ACCESS)
     assert permissions_of(pulse_user) == {guarded: for_pulse_user(name), "/": NO_ACCESS}
     management.delete_user(name)

@@ -42,7 +42,7 @@ def test_asking_again_sends_another_mail(account, alice, mailbox):
     address = addresses.add_address(account, "team@example.org", alice)
     send_due()
     cache.clear()  # as it is an hour later
-    addresses.send_again(address)
+    addresses.resend_confirmation(address)
     send_due()
     assert len(mailbox.to("team@example.org")) == 2
 
@@ -52,7 +52,7 @@ def test_whoever_runs_the_installation_hears_of_a_request_once_each(mailbox):
     Owner.objects.create_superuser("second@example.org")
     Owner.objects.create_superuser("left@example.org", is_active=False)
     bob = Owner.objects.create_user("bob@example.org")
-    vouching.ask(bob, "I run the <b>nightly</b> builds.\nPlease help.")
+    vouching.request_vouching(bob, "I run the <b>nightly</b> builds.\nPlease help.")
     send_due()
     assert sorted(mail.recipients[0] for mail in mailbox.mails) == ["ops@example.org", "second@example.org"]
     mail = mailbox.mails[0]
@@ -64,7 +64,7 @@ def test_whoever_runs_the_installation_hears_of_a_request_once_each(mailbox):
 
 def test_a_request_that_nobody_can_hear_of_breaks_nothing(settings):
     settings.GUARDIAN_OPERATOR_EMAILS = []
-    vouching.ask(Owner.objects.create_user("bob@example.org"), "please")
+    vouching.request_vouching(Owner.objects.create_user("bob@example.org"), "please")
     assert not Notification.objects.exists()
 
 

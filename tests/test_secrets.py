@@ -17,7 +17,7 @@ from django.db import connection
 from django.test import Client
 
 from accounts.models import AuditEntry, Owner
-from accounts.signin import make_link
+from accounts.signin import create_link
 from agents.models import Offering
 from guardian_site.logs import JSONLinesFormatter, LineFormatter
 from message_store import applications
@@ -151,7 +151,7 @@ def test_no_secret_stands_where_it_does_not_belong(
     alice = Owner.objects.get(email="alice@example.org")
     Owner.objects.filter(pk=alice.pk).update(vouched=True)
     operator = Owner.objects.create_superuser("operator@example.org")
-    link = urlsplit(make_link(operator)).path
+    link = urlsplit(create_link(operator)).path
     search.plant("the sign-in link", link.rstrip("/").rpartition("/")[2])
     office = Client()
     ask(office, "GET", link, shows=["the operator's session"], status=302)

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from accounts.models import Owner, PulseUser, SignInLink
-from accounts.signin import make_link, owner_of, prune_visitors
+from accounts.signin import create_link, get_or_create_owner, prune_visitors
 from accounts.tasks import prune_visitors as prune_visitors_task
 from tests.chromium import sign_in, watched
 from tests.toolbox import in_parallel
@@ -339,7 +339,7 @@ def test_two_who_ask_at_once_for_a_new_address_make_one_owner(transactional_db, 
 
 def test_the_address_of_before_signs_nobody_in_after_an_operator_changed_it(client, mailbox):
     owner = Owner.objects.create_user("before@example.org")
-    make_link(owner)
+    create_link(owner)
     Owner.objects.update(email="after@example.org")
     ask(client, "before@example.org")
     enter(client, code_for(mailbox, "before@example.org"))
@@ -417,7 +417,7 @@ def test_the_command_says_what_to_do_where_there_is_no_such_owner(address):
 
 
 def test_a_link_runs_out_after_ten_minutes(client):
-    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     with time_machine.travel(timezone.now() + timedelta(minutes=10, seconds=1)):
         assert client.get(path).status_code == 410
     assert not is_signed_in(client)
@@ -431,13 +431,13 @@ def test_a_made_up_link_signs_nobody_in(client, token):
 
 
 def test_of_those_who_open_a_link_at_once_one_gets_in(transactional_db):
-    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     assert sorted(in_parallel(*[lambda: Client().get(path).status_code] * 6)) == [302] + [410] * 5
 
 
 def test_looking_at_a_link_does_not_use_it_up_and_logs_nothing(client, caplog):
     caplog.set_level(logging.DEBUG)
-    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     token = path.split("/")[-2]
     strict = Client(enforce_csrf_checks=True)
     for method in ("head", "options", "post", "put", "delete"):
@@ -450,7 +450,7 @@ def test_looking_at_a_link_does_not_use_it_up_and_logs_nothing(client, caplog):
 
 def test_a_link_of_an_inactive_owner_signs_nobody_in(client):
     owner = Owner.objects.create_user("alice@example.org")
-    path = path_of(make_link(owner))
+    path = path_of(create_link(owner))
     Owner.objects.update(is_active=False)
     assert client.get(path).status_code == 403
     assert not is_signed_in(client)
@@ -458,7 +458,7 @@ def test_a_link_of_an_inactive_owner_signs_nobody_in(client):
 
 def test_a_link_takes_over_from_whoever_was_signed_in(client):
     client.force_login(Owner.objects.create_user("bob@example.org"))
-    path = path_of(make_link(Owner.objects.create_user("alice@example.org")))
+    path = path_of(create_link(Owner.objects.create_user("alice@example.org")))
     client.get(path)
     assert client.get("/signout/").context["user"].email == "alice@example.org"
     page = client.get(path)
@@ -514,7 +514,7 @@ def test_visitors_who_never_proved_their_address_go_after_a_day(client, mailbox)
     kept = {"proven@example.org", "link@example.org", "vouched@example.org", "account@example.org", "ops@example.org",
             "closed@example.org", "late@example.org", "by-hand@example.org"}  # fmt: skip
     Owner.objects.create_user("by-hand@example.org")  # as in the administration, where nobody types it to sign in
-    make_link(Owner.objects.create_user("link@example.org"))
+    create_link(Owner.objects.create_user("link@example.org"))
     Owner.objects.create_user("vouched@example.org", vouched=True)
     PulseUser.objects.create(username="a").owners.add(Owner.objects.create_user("account@example.org"))
     Owner.objects.create_superuser("ops@example.org")
@@ -533,14 +533,14 @@ def test_visitors_who_never_proved_their_address_go_after_a_day(client, mailbox)
 
 def test_pruning_asks_for_nothing_more_when_there_are_more(db, django_assert_max_num_queries):
     for number in range(60):
-        owner_of(f"v{number}@example.org")
+        get_or_create_owner(f"v{number}@example.org")
     Owner.objects.update(date_joined=timezone.now() - timedelta(days=2))
     with django_assert_max_num_queries(30):
         assert prune_visitors() == 60
 
 
 def test_who_is_given_something_while_visitors_go_stays(db, monkeypatch):
-    owner = owner_of("visitor@example.org")
+    owner = get_or_create_owner("visitor@example.org")
     Owner.objects.update(date_joined=timezone.now() - timedelta(days=2))
     real = QuerySet.delete
 

@@ -11,15 +11,15 @@ from django.utils import timezone
 
 from accounts import signals, vouching
 from accounts.models import AuthToken, Owner, PulseUser, Vouching
-from accounts.pulse_users import make_pulse_user
-from accounts.signin import owner_of, prove
+from accounts.pulse_users import create_pulse_user
+from accounts.signin import get_or_create_owner, mark_address_verified
 from accounts.tokens import make_token
 from accounts.vouching import (
     AlreadyRequested,
     NotVouched,
     apply_rules,
-    ask,
     may_vouch,
+    request_vouching,
     require_vouched,
     vouch,
 )
@@ -90,7 +90,7 @@ def test_whoever_cant_sign_in_may_not_use_the_broker(bob):
 
 
 def test_vouching_is_recorded_and_told_and_ends_the_request(newcomer, operator, signals_sent):
-    ask(newcomer, "I build things")
+    request_vouching(newcomer, "I build things")
     vouch(newcomer, operator, "  he builds\nthings ")
     newcomer.refresh_from_db()
     assert (newcomer.vouched, newcomer.vouch_requested_at, newcomer.vouch_request) == (True, None, "")
@@ -126,24 +126,24 @@ def test_a_reason_that_cant_be_kept_is_refused(newcomer, operator, reason):
 
 
 def test_asking_is_once_a_day(newcomer, signals_sent):
-    ask(newcomer, "first")
+    request_vouching(newcomer, "first")
     with pytest.raises(AlreadyRequested, match="within a day"):
-        ask(newcomer, "second")
+        request_vouching(newcomer, "second")
     Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
-    ask(newcomer, "third")
+    request_vouching(newcomer, "third")
     assert [message["reason"] for message in signals_sent] == ["first", "third"]
 
 
 @pytest.mark.parametrize("reason", ["", " \n ", "x" * 501, "NUL\0"])
 def test_asking_needs_a_reason_that_can_be_kept(newcomer, signals_sent, reason):
     with pytest.raises(ValidationError):
-        ask(newcomer, reason)
+        request_vouching(newcomer, reason)
     assert signals_sent == []
 
 
 def test_who_is_vouched_for_has_nothing_to_ask(bob, signals_sent):
     with pytest.raises(AlreadyRequested, match="vouched for already"):
-        ask(bob, "again")
+        request_vouching(bob, "again")
     assert signals_sent == []
 
 
@@ -246,13 +246,13 @@ def test_whom_a_command_made_vouched_for_stays_without_a_group(bob, settings):
 
 
 def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guarded, bob, operator, names, management):
-    make_pulse_user(names[0], [bob])
+    create_pulse_user(names[0], [bob])
     make_token(bob, "nightly")
     withdraw(bob, operator, reason="left the project")
     assert records(bob) == [(False, operator, "left the project")]
     stale = Owner.objects.get(pk=bob.pk)
     stale.vouched = True  # as a page had it that was opened before
-    for make in (lambda: make_pulse_user(names[1], [stale]), lambda: make_token(stale, "new")):
+    for make in (lambda: create_pulse_user(names[1], [stale]), lambda: make_token(stale, "new")):
         with pytest.raises(NotVouched):
             make()
     assert [user.username for user in PulseUser.objects.all()] == [names[0]]
@@ -272,8 +272,8 @@ def test_only_operators_withdraw_and_not_from_operators(newcomer, bob, operator,
 
 def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, operator, names, management):
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
-    _, password = make_pulse_user(names[0], [bob])
-    shared, _ = make_pulse_user(names[1], [bob, carol])
+    _, password = create_pulse_user(names[0], [bob])
+    shared, _ = create_pulse_user(names[1], [bob, carol])
     make_token(bob, "bob's")
     make_token(carol, "carol's")
     Amqp(f"amqp://{names[0]}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded).queue(f"queue/{names[0]}/q")
@@ -289,7 +289,7 @@ def test_with_the_broker_away_what_is_theirs_is_marked_and_removed_later(
     guarded, bob, operator, names, management, settings
 ):
     url = settings.RABBITMQ_MANAGEMENT_URL
-    pulse_user, _ = make_pulse_user(names[0], [bob])
+    pulse_user, _ = create_pulse_user(names[0], [bob])
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     withdraw(bob, operator, remove=True)
     pulse_user.refresh_from_db()
@@ -405,11 +405,11 @@ def test_no_persons_reason_looks_like_a_rules(bob, operator, reason):
 
 
 def test_who_merely_typed_an_address_has_not_signed_in(operator, bob):
-    typed = owner_of("typed@example.org")
+    typed = get_or_create_owner("typed@example.org")
     assert vouching.find_owner(" TYPED@example.org ") is None
     assert vouching.find_owner("nobody@example.org") is None
     assert vouching.find_owner("ops@example.org") == operator
-    prove(typed)
+    mark_address_verified(typed)
     assert vouching.find_owner("typed@example.org") == typed
     Owner.objects.filter(pk=bob.pk).update(last_login=timezone.now())
     assert vouching.find_owner(bob.email) == bob

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
-from accounts.pulse_users import make_pulse_user
+from accounts.pulse_users import create_pulse_user
 from accounts.tokens import make_token
 from agents.models import Consumer, EventSubscription, Offering
 from message_store import applications
@@ -130,7 +130,7 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     """Give a world in which every page has something to show, and its operator, who sees all of it."""
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     operator = Owner.objects.create_superuser("ops@example.org")
-    make_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
+    create_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
     token, _ = make_token(operator, "for the builds")
     offering = Offering.objects.create(name="Compute")
     identity = make_agent(alice, offering, "agent-1", version="1.0.5")

@@ -317,12 +317,12 @@ class Demo:
 
         django.setup()
         from accounts.models import Owner
-        from accounts.pulse_users import make_pulse_user
+        from accounts.pulse_users import create_pulse_user
 
         owner = Owner.objects.get(email=OWNER)
         self._agents_vhost = owner.uuid.hex
         for name in (f"alice-builds{self._suffix}", f"alice-nightly{self._suffix}"):
-            _, self._users[name] = make_pulse_user(name, owners=[owner])
+            _, self._users[name] = create_pulse_user(name, owners=[owner])
 
     def _address(self, user: str | None = None) -> str:
         """Give the AMQP address of the demo's vhost, for a Pulse user or else as configured, that is, for the admin."""

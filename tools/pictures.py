@@ -130,12 +130,12 @@ def _channel(url: str, account: str = "", password: str = "") -> Iterator[Any]:
 def _create_accounts() -> dict[str, str]:
     """Create the owners and their Pulse users, and return the Pulse users' passwords by name."""
     from accounts.models import Owner
-    from accounts.pulse_users import make_pulse_user
+    from accounts.pulse_users import create_pulse_user
 
     alice, bob = (Owner.objects.create_user(email, vouched=True) for email in (OWNER, "bob@example.org"))
     Owner.objects.create_superuser(OPERATOR)
     accounts = dict.fromkeys(queue.account for queue in QUEUES.values())
-    return {name: make_pulse_user(name, owners=[bob if name.startswith("bob") else alice])[1] for name in accounts}
+    return {name: create_pulse_user(name, owners=[bob if name.startswith("bob") else alice])[1] for name in accounts}
 
 
 def _write_last_hour() -> None:

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
 from accounts import adoption
-from accounts.adoption import MadeMeanwhile, WrongFile
+from accounts.adoption import InvalidFile, PlanOutdated
 from accounts.vouching import NotVouched
 from rabbit.management import BrokerError
 from rabbit.names import readable
@@ -38,11 +38,11 @@ class Command(BaseCommand):
                 self._propose(as_json=options["json"])
             else:
                 self._adopt(options["csv"], apply=options["apply"], as_json=options["json"])
-        except WrongFile as error:
+        except InvalidFile as error:
             raise CommandError(f"Nothing was done. The file can't be used:\n{error}") from error
         except BrokerError as error:
             raise CommandError(f"Nothing was done. The broker can't be asked: {error}") from error
-        except (MadeMeanwhile, NotVouched) as error:
+        except (PlanOutdated, NotVouched) as error:
             raise CommandError(f"{error} What was done stays; run it again for the rest.") from error
         except Error as error:
             raise CommandError(
@@ -62,8 +62,8 @@ class Command(BaseCommand):
     def _adopt(self, path: Path, *, apply: bool, as_json: bool) -> None:
         steps, skipped = adoption.plan_file(path)
         if not as_json:
-            self.stdout.write("\n".join([*adoption.in_words(steps), f"{skipped} without an owner: skipped"]))
-        to_do = any(step.is_to_do for step in steps)
+            self.stdout.write("\n".join([*adoption.as_table(steps), f"{skipped} without an owner: skipped"]))
+        to_do = any(step.is_change for step in steps)
         if apply:
             adoption.adopt(steps)
         if as_json:

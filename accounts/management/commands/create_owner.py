@@ -5,7 +5,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from accounts.models import Owner, normalize_address
-from accounts.signin import prove
+from accounts.signin import mark_address_verified
 from accounts.vouching import vouch
 
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
         except ValidationError as error:
             raise CommandError(f"{options['email']!r} can't be an owner: {' '.join(error.messages)}") from error
         owner.save()
-        prove(owner)
+        mark_address_verified(owner)
         if (options["operator"] or options["vouched"]) and not owner.vouched:
             vouch(owner, None, "By the command create_owner")
         kind = "operator" if owner.is_staff else "vouched owner" if owner.vouched else "owner, not vouched yet"

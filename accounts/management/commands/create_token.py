@@ -18,7 +18,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Take the address and for how long."""
         parser.add_argument("email")
-        parser.add_argument("--days", type=int, default=DEFAULT_DAYS, help=f"how long it lives (default: {DEFAULT_DAYS} days)")
+        parser.add_argument(
+            "--days", type=int, default=DEFAULT_DAYS, help=f"how long it lives (default: {DEFAULT_DAYS} days)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Make the token."""

@@ -4,7 +4,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from accounts.models import Owner, normalize_address
-from accounts.signin import make_link
+from accounts.signin import create_link
 
 
 class Command(BaseCommand):
@@ -23,4 +23,4 @@ class Command(BaseCommand):
             raise CommandError(f"No owner has the address {options['email']!r}. Make one: manage.py create_owner EMAIL")
         if not owner.is_active:
             raise CommandError(f"The account of {owner.email} is closed, so nothing signs it in.")
-        self.stdout.write(make_link(owner))
+        self.stdout.write(create_link(owner))

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
 from accounts import adoption, pulseguardian
-from accounts.adoption import MadeMeanwhile
+from accounts.adoption import PlanOutdated
 from accounts.pulseguardian import SourceError
 from accounts.vouching import NotVouched
 from core.leases import LeaseLost, LeaseTaken
@@ -55,16 +55,16 @@ class Command(BaseCommand):
             raise CommandError(f"Nothing was done. Guardian's database can't be used: {error}") from error
         steps += flags
         if not options["json"]:
-            self.stdout.write("\n".join(adoption.in_words(steps)) or "There is nothing in it.")
+            self.stdout.write("\n".join(adoption.as_table(steps)) or "There is nothing in it.")
             if found.unbounded is None:
                 self.stdout.write("This version of PulseGuardian knows no unbounded queues.")
-        to_do = any(step.is_to_do for step in steps)
+        to_do = any(step.is_change for step in steps)
         if to_do and options["apply"]:
             try:
                 # First, so that nothing is deleted meanwhile that must not be.
                 unbounded.carry_out(flags, "import_pulseguardian")
-                pulseguardian.carry_out(steps)
-            except (MadeMeanwhile, NotVouched) as error:
+                pulseguardian.apply(steps)
+            except (PlanOutdated, NotVouched) as error:
                 raise CommandError(f"{error} What was done stays; run it again for the rest.") from error
             except (LeaseTaken, LeaseLost) as error:
                 raise CommandError("Nothing was done: a pass has been running for a minute. Run it again.") from error
