@@ -39,16 +39,16 @@ from accounts.models import UNCHANGED, AuditEntry, AuthToken, NotificationAddres
 from rabbit.management import BrokerError, BrokerUnavailable, Refused, was_not_executed
 from rabbit.names import readable
 
-SHOWN = 100
+MAX_ROWS_SHOWN = 100
 """So many of what was chosen are named before something is done to them, and after."""
 
-SECONDS = 20
+ACTION_TIMEOUT_SECONDS = 20
 """For so long an action goes on before it leaves the rest to be chosen again: whoever clicked waits for it."""
 
-CHOSEN = "chosen"
+CHOSEN_FIELD = "chosen"
 
 
-class Audited(admin.ModelAdmin):
+class AuditedAdmin(admin.ModelAdmin):
     """What is done to its rows stands in the audit trail, whoever did it and wherever."""
 
     key = "pk"
@@ -69,7 +69,7 @@ class Audited(admin.ModelAdmin):
         try:
             return super().changeform_view(request, object_id, form_url, extra_context)
         except ValidationError as error:
-            self.message_user(request, f"Nothing was changed. {in_words(error)}", messages.ERROR)
+            self.message_user(request, f"Nothing was changed. {describe_error(error)}", messages.ERROR)
             return redirect(request.get_full_path())
 
     def response_action(  # type: ignore[override]  # the stubs are a version ahead
@@ -86,16 +86,16 @@ class Audited(admin.ModelAdmin):
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Lead to what the trail has about a row: Django's own history knows only of the administration."""
-        return about(ContentType.objects.get_for_model(self.model), object_id)
+        return audit_trail_of(ContentType.objects.get_for_model(self.model), object_id)
 
 
-def about(kind: ContentType | None, key: str) -> HttpResponse:
+def audit_trail_of(kind: ContentType | None, key: str) -> HttpResponse:
     """Lead to what the audit trail has about one thing."""
     wanted = {"content_type__id__exact": str(kind.pk), "object_pk": key} if kind else {"content_type__isnull": "True"}
     return redirect(f"{reverse('admin:accounts_auditentry_changelist')}?{urlencode(wanted)}")
 
 
-class ReadOnly(Audited):
+class ReadOnlyAdmin(AuditedAdmin):
     """A log: what stands in it is written by what happens."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -111,7 +111,7 @@ class ReadOnly(Audited):
         return False
 
 
-class GoesWithItsOwner(ReadOnly):
+class DeletedWithOwnerAdmin(ReadOnlyAdmin):
     """A log that goes when its owner is deleted, and not by itself."""
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
@@ -120,7 +120,7 @@ class GoesWithItsOwner(ReadOnly):
         return not request.path.startswith(own_pages) and admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
-class Removable(ReadOnly):
+class RemovableAdmin(ReadOnlyAdmin):
     """What is only looked at here, and can be removed."""
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
@@ -131,7 +131,7 @@ class Removable(ReadOnly):
 # Actions
 
 
-class Question(NamedTuple):
+class Confirmation(NamedTuple):
     """What is asked before something is done to the rows that were chosen.
 
     ``action`` is the name of the action that goes on with the answer, ``text`` what it does, in sentences, ``button``
@@ -153,11 +153,11 @@ class Row(NamedTuple):
     about: str
 
 
-def chosen(model_admin: Audited, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+def chosen_rows(model_admin: AuditedAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
     """Return the rows that the question named where this is its answer, else those that were chosen in the list."""
-    if CHOSEN not in request.POST:
+    if CHOSEN_FIELD not in request.POST:
         return queryset
-    keys = [text for text in request.POST[CHOSEN].split(",") if _is_key(model_admin.model, model_admin.key, text)]
+    keys = [text for text in request.POST[CHOSEN_FIELD].split(",") if _is_key(model_admin.model, model_admin.key, text)]
     return model_admin.get_queryset(request).filter(**{f"{model_admin.key}__in": keys})
 
 
@@ -171,22 +171,22 @@ def _is_key(model: type[Model], name: str, text: str) -> bool:
     return True
 
 
-def is_agreed(request: HttpRequest) -> bool:
+def is_confirmed(request: HttpRequest) -> bool:
     """Return whether this is the answer to a question."""
     return "post" in request.POST
 
 
-def ask(
-    model_admin: Audited,
+def confirmation_page(
+    model_admin: AuditedAdmin,
     request: HttpRequest,
-    question: Question,
+    question: Confirmation,
     rows: Sequence[Any],
     shown: Callable[[Any], Row],
     form: forms.Form | None = None,
 ) -> HttpResponse:
     """Return the page that asks whether this shall be done to these rows, which are named there, if there are any."""
     if not rows:
-        tell_each(model_admin, request, [], "", [])
+        report_results(model_admin, request, [], "", [])
         return redirect(request.get_full_path())
     context = {
         **model_admin.admin_site.each_context(request),
@@ -194,9 +194,9 @@ def ask(
         "question": question,
         "opts": model_admin.opts,
         "list": request.get_full_path(),
-        "rows": [shown(row) for row in rows[:SHOWN]],
+        "rows": [shown(row) for row in rows[:MAX_ROWS_SHOWN]],
         "number": len(rows),
-        "more": max(0, len(rows) - SHOWN),
+        "more": max(0, len(rows) - MAX_ROWS_SHOWN),
         # In one field, whatever their number: Django takes no more than a thousand.
         "chosen": ",".join(str(getattr(row, model_admin.key)) for row in rows),
         "first": getattr(rows[0], model_admin.key),
@@ -206,7 +206,7 @@ def ask(
     return TemplateResponse(request, "admin/ask.html", context)
 
 
-def do_to_each(
+def apply_to_each(
     model_admin: admin.ModelAdmin,
     request: HttpRequest,
     rows: Iterable[Any],
@@ -221,12 +221,12 @@ def do_to_each(
     many were not tried.
     """
     expected: tuple[type[Exception], ...] = (ValidationError, PermissionDenied, ObjectDoesNotExist, *refusals)
-    left, went_well, until = list(rows), [], time.monotonic() + SECONDS
+    left, succeeded, deadline = list(rows), [], time.monotonic() + ACTION_TIMEOUT_SECONDS
     failed: list[tuple[str, Exception]] = []
-    why_not = ""
-    while left and not why_not:
-        if time.monotonic() >= until:
-            why_not = f"it took longer than {SECONDS} s; choose them again"
+    stop_reason = ""
+    while left and not stop_reason:
+        if time.monotonic() >= deadline:
+            stop_reason = f"it took longer than {ACTION_TIMEOUT_SECONDS} s; choose them again"
             break
         row = left.pop(0)
         try:
@@ -236,20 +236,20 @@ def do_to_each(
         except BrokerError as error:
             failed.append((str(row), error))
             if isinstance(error, BrokerUnavailable):
-                why_not = "the broker is away; try again when it answers"
+                stop_reason = "the broker is away; try again when it answers"
         else:
-            went_well.append(str(row))
-    if went_well or failed or not left:
-        tell_each(model_admin, request, went_well, done, failed)
+            succeeded.append(str(row))
+    if succeeded or failed or not left:
+        report_results(model_admin, request, succeeded, done, failed)
     if left:
-        text = f"{number_of(left)} not tried, since {why_not}: {some_of([str(row) for row in left])}"
+        text = f"{number_of(left)} not tried, since {stop_reason}: {join_names([str(row) for row in left])}"
         model_admin.message_user(request, text, messages.WARNING)
 
 
-def tell_each(
+def report_results(
     model_admin: admin.ModelAdmin,
     request: HttpRequest,
-    went_well: Sequence[str],
+    succeeded: Sequence[str],
     done: str,
     failed: Sequence[tuple[str, Exception]],
 ) -> None:
@@ -258,17 +258,17 @@ def tell_each(
     def tell(level: int, text: str) -> None:
         model_admin.message_user(request, text, level)
 
-    for name, error in failed[:SHOWN]:
-        tell(messages.ERROR, f"'{readable(name)}': {in_words(error)}")
-    if more := [name for name, _ in failed[SHOWN:]]:
-        tell(messages.ERROR, f"{len(more):,} more failed: {some_of(more)}")
-    if went_well:
-        tell(messages.SUCCESS, f"{number_of(went_well)} {done}: {some_of(went_well)}")
-    if not went_well and not failed:
+    for name, error in failed[:MAX_ROWS_SHOWN]:
+        tell(messages.ERROR, f"'{readable(name)}': {describe_error(error)}")
+    if more := [name for name, _ in failed[MAX_ROWS_SHOWN:]]:
+        tell(messages.ERROR, f"{len(more):,} more failed: {join_names(more)}")
+    if succeeded:
+        tell(messages.SUCCESS, f"{number_of(succeeded)} {done}: {join_names(succeeded)}")
+    if not succeeded and not failed:
         tell(messages.WARNING, "None of these is there any more.")
 
 
-def in_words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return why something was not done, or what is known of it."""
     if isinstance(error, ValidationError):
         return " ".join(error.messages)
@@ -286,20 +286,20 @@ def number_of(things: Collection[object]) -> str:
     return f"{len(things):,} {'is' if len(things) == 1 else 'are'}"
 
 
-def some_of(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return these names in a line, as they can be shown, and how many more there are where they are many."""
-    more = len(names) - SHOWN
-    return ", ".join(map(readable, names[:SHOWN])) + (f", and {more:,} more." if more > 0 else ".")
+    more = len(names) - MAX_ROWS_SHOWN
+    return ", ".join(map(readable, names[:MAX_ROWS_SHOWN])) + (f", and {more:,} more." if more > 0 else ".")
 
 
-def count(model: type[Model], by: str, those: QuerySet[Any] | None = None) -> Coalesce:
+def count_related(model: type[Model], by: str, those: QuerySet[Any] | None = None) -> Coalesce:
     """Count the rows of a model, or those of them, that point here by this key."""
     rows = (model._default_manager.all() if those is None else those).filter(**{by: OuterRef("pk")})
     rows = rows.order_by().values(by)
     return Coalesce(Subquery(rows.annotate(number=Count("pk")).values("number")), 0)
 
 
-def visitor(request: HttpRequest) -> Owner:
+def current_operator(request: HttpRequest) -> Owner:
     """Return who uses the administration, which lets nobody else in."""
     return cast("Owner", request.user)
 
@@ -319,7 +319,7 @@ admin.site.unregister(Group)  # it would give rights, and an operator has all of
 
 
 @admin.register(Owner)
-class OwnerAdmin(Audited):
+class OwnerAdmin(AuditedAdmin):
     """Owners. They sign in without a password. Who is vouched for is changed by the two actions, which record it.
 
     Whoever gets in here is an operator and may do everything, so that any of them may make others so.
@@ -341,7 +341,7 @@ class OwnerAdmin(Audited):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Owner]:
         """Count the accounts of each, without a statement for each."""
         owners: QuerySet[Owner] = super().get_queryset(request)
-        return owners.annotate(number_of_accounts=count(PulseUser.owners.through, "owner"))
+        return owners.annotate(number_of_accounts=count_related(PulseUser.owners.through, "owner"))
 
     @admin.display(description="accounts", ordering="number_of_accounts")
     def accounts(self, owner: Owner) -> int:
@@ -375,45 +375,47 @@ class OwnerAdmin(Audited):
     @admin.action(description="Vouch for the selected owners", permissions=["change"])
     def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
         """Let them use the broker."""
-        do_to_each(
+        apply_to_each(
             self,
             request,
             queryset,
-            lambda owner: vouching.vouch(owner, visitor(request), "in the admin"),
+            lambda owner: vouching.vouch(owner, current_operator(request), "in the admin"),
             "vouched for, and can use the broker",
         )
 
     @admin.action(description="Withdraw what vouches for the selected owners", permissions=["change"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> HttpResponse | None:
         """Stop them from making new accounts and tokens; where that is wanted, take what they have."""
-        owners = list(chosen(self, request, queryset))
-        form = WithdrawForm(request.POST if is_agreed(request) else None)
+        owners = list(chosen_rows(self, request, queryset))
+        form = WithdrawForm(request.POST if is_confirmed(request) else None)
         if form.is_valid():
             if not form.cleaned_data["remove"] or len(owners) == 1:
                 remove = form.cleaned_data["remove"]
                 reason = form.cleaned_data["reason"] or "in the admin"
-                do_to_each(
+                apply_to_each(
                     self,
                     request,
                     owners,
-                    lambda owner: withdrawal.withdraw(owner, visitor(request), remove=remove, reason=reason),
+                    lambda owner: withdrawal.withdraw(owner, current_operator(request), remove=remove, reason=reason),
                     "no longer able to make accounts and tokens"
                     + ("; what was theirs alone goes, and Guardian goes on until it is gone" if remove else ""),
                 )
                 return None
             form.add_error("remove", "What owners have is removed for one at a time, so that you see what goes.")
-        question = Question(
+        question = Confirmation(
             "withdraw",
             "Withdraw what vouches for these owners",
             "They can make no new accounts and tokens. What they have goes on, unless you say otherwise.",
             "Withdraw",
             "Accounts",
         )
-        return ask(self, request, question, owners, lambda one: Row(one.email, f"{one.number_of_accounts:,}"), form)
+        return confirmation_page(
+            self, request, question, owners, lambda one: Row(one.email, f"{one.number_of_accounts:,}"), form
+        )
 
 
 @admin.register(Vouching)
-class VouchingAdmin(GoesWithItsOwner):
+class VouchingAdmin(DeletedWithOwnerAdmin):
     """Who vouched for whom, and when."""
 
     list_display = ["owner", "vouched", "by", "reason", "at"]
@@ -423,7 +425,7 @@ class VouchingAdmin(GoesWithItsOwner):
 
 
 @admin.register(AuthToken)
-class AuthTokenAdmin(GoesWithItsOwner):
+class AuthTokenAdmin(DeletedWithOwnerAdmin):
     """Tokens. They are made by their owners, and revoked by an action.
 
     A token's primary key is its digest, so no page here has it: rows are known by their UUID, and have no page.
@@ -464,18 +466,18 @@ class AuthTokenAdmin(GoesWithItsOwner):
     @admin.action(description="Revoke the selected tokens", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[AuthToken]) -> HttpResponse | None:
         """Revoke them, once it was confirmed."""
-        found = list(chosen(self, request, queryset).select_related("user"))
-        if is_agreed(request):
-            do_to_each(self, request, found, tokens.revoke_token, "revoked")
+        found = list(chosen_rows(self, request, queryset).select_related("user"))
+        if is_confirmed(request):
+            apply_to_each(self, request, found, tokens.revoke_token, "revoked")
             return None
-        question = Question(
+        question = Confirmation(
             "revoke",
             "Revoke these tokens",
             "What presents them is refused from now on, and agents that log in to the broker with them are cut off.",
             "Revoke them",
             "Owner",
         )
-        return ask(self, request, question, found, lambda token: Row(str(token), token.user.email))
+        return confirmation_page(self, request, question, found, lambda token: Row(str(token), token.user.email))
 
 
 # How owners sign in: by allauth, which is told all of it by what accounts/signin.py does. The provider is configured in
@@ -485,7 +487,7 @@ admin.site.unregister([EmailAddress, SocialAccount, SocialApp, SocialToken])
 
 
 @admin.register(EmailAddress)
-class EmailAddressAdmin(GoesWithItsOwner):
+class EmailAddressAdmin(DeletedWithOwnerAdmin):
     """Addresses that people sign in with, and whether they were proven. One made by hand would let somebody in."""
 
     list_display = ["email", "user", "verified"]
@@ -495,7 +497,7 @@ class EmailAddressAdmin(GoesWithItsOwner):
 
 
 @admin.register(SocialAccount)
-class SocialAccountAdmin(GoesWithItsOwner):
+class SocialAccountAdmin(DeletedWithOwnerAdmin):
     """Whom the OpenID Connect provider knows as which owner. What it tells of them isn't shown."""
 
     list_display = ["uid", "user", "provider", "last_login", "date_joined"]
@@ -509,7 +511,7 @@ class SocialAccountAdmin(GoesWithItsOwner):
 
 
 @admin.register(PulseUser)
-class PulseUserAdmin(Audited):
+class PulseUserAdmin(AuditedAdmin):
     """RabbitMQ accounts. What is done together with the broker, or to their owners, is done on their pages."""
 
     list_display = ["username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "created"]
@@ -546,26 +548,26 @@ class PulseUserAdmin(Audited):
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
         warn, most = (changed.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
         try:
-            pulse_users.set_thresholds(obj, warn, most, visitor(request))
+            pulse_users.set_thresholds(obj, warn, most, current_operator(request))
         except PulseUser.DoesNotExist as error:
             raise Http404(f"{obj} is gone meanwhile") from error
 
     @admin.action(description="Set the thresholds of the selected accounts", permissions=["change"])
     def set_thresholds(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
         """Give them the same warn length and maximum, for their queues without their own."""
-        accounts = list(chosen(self, request, queryset))
-        form = ThresholdsForm(request.POST if is_agreed(request) else None)
+        accounts = list(chosen_rows(self, request, queryset))
+        form = ThresholdsForm(request.POST if is_confirmed(request) else None)
         if form.is_valid():
             warn, most = form.cleaned_data["warn_length"], form.cleaned_data["max_length"]
-            do_to_each(
+            apply_to_each(
                 self,
                 request,
                 accounts,
-                lambda account: pulse_users.set_thresholds(account, warn, most, visitor(request)),
+                lambda account: pulse_users.set_thresholds(account, warn, most, current_operator(request)),
                 "given these thresholds",
             )
             return None
-        question = Question(
+        question = Confirmation(
             "set_thresholds",
             "Set the thresholds of these accounts",
             "They hold for the queues of these accounts that have none of their own. Empty: as the policy says.",
@@ -573,7 +575,7 @@ class PulseUserAdmin(Audited):
             "Now: warned at / deleted past",
             is_dangerous=False,
         )
-        return ask(self, request, question, accounts, _with_thresholds, form)
+        return confirmation_page(self, request, question, accounts, _with_thresholds, form)
 
 
 def _with_thresholds(pulse_user: PulseUser) -> Row:
@@ -582,7 +584,7 @@ def _with_thresholds(pulse_user: PulseUser) -> Row:
 
 
 @admin.register(NotificationAddress)
-class NotificationAddressAdmin(Removable):
+class NotificationAddressAdmin(RemovableAdmin):
     """Where the messages about accounts go beside their owners. None is added here: each is asked first."""
 
     list_display = ["email", "pulse_user", "added_by", "created", "confirmed_at"]
@@ -599,12 +601,12 @@ class NotificationAddressAdmin(Removable):
 
 admin.site.unregister(AuditEntry)
 
-BY_WHAT = ("token", "task", "command")
+ORIGIN_KEYS = ("token", "task", "command")
 """What of an entry's details says by what it was done."""
 
 
 @admin.register(AuditEntry)
-class AuditEntryAdmin(ReadOnly):
+class AuditEntryAdmin(ReadOnlyAdmin):
     """Who did what, and when."""
 
     date_hierarchy = "timestamp"
@@ -623,7 +625,7 @@ class AuditEntryAdmin(ReadOnly):
         entry = self.get_object(request, object_id)
         if entry is None:
             raise Http404("There is no such entry.")
-        return about(entry.content_type, entry.object_pk)
+        return audit_trail_of(entry.content_type, entry.object_pk)
 
     @admin.display(ordering="timestamp")
     def when(self, entry: AuditEntry) -> str:
@@ -633,12 +635,12 @@ class AuditEntryAdmin(ReadOnly):
     @admin.display(ordering="actor_email")
     def who(self, entry: AuditEntry) -> str:
         """Return the owner, by a token where it was by one; else what did it by itself."""
-        told = entry.additional_data or {}
+        details = entry.additional_data or {}
         if entry.actor_email:
-            return f"{entry.actor_email} by the token {told['token']}" if "token" in told else entry.actor_email
+            return f"{entry.actor_email} by the token {details['token']}" if "token" in details else entry.actor_email
         for what in ("command", "task"):
-            if what in told:
-                return f"the {what} {told[what]}"
+            if what in details:
+                return f"the {what} {details[what]}"
         return "somebody not signed in" if entry.remote_addr else "Guardian"
 
     @admin.display(ordering="content_type")
@@ -661,8 +663,11 @@ class AuditEntryAdmin(ReadOnly):
     @admin.display(description="what exactly")
     def details(self, entry: AuditEntry) -> str:
         """Return what was changed, from what to what, and what else is known of it."""
-        told = entry.additional_data or {}
-        lines = [*_changes(entry), *(f"{name}: {_told(value)}" for name, value in told.items() if name not in BY_WHAT)]
+        details = entry.additional_data or {}
+        lines = [
+            *_changes(entry),
+            *(f"{name}: {_format_value(value)}" for name, value in details.items() if name not in ORIGIN_KEYS),
+        ]
         return format_html_join(SafeString("<br>"), "{}", ((readable(line),) for line in lines))
 
 
@@ -678,13 +683,13 @@ def _changes(entry: AuditEntry) -> list[str]:
             verb = {"add": "with", "delete": "without"}[change["operation"]]
             lines.append(f"{verb} the {field} {', '.join(change['objects'])}")
         elif entry.deed == audit.CHANGED:
-            lines.append(f"{field}: {_told(change[0])} → {_told(change[1])}")
+            lines.append(f"{field}: {_format_value(change[0])} → {_format_value(change[1])}")
         elif (value := change[0 if entry.deed == audit.DELETED else 1]) not in ("", "None", "False"):
             lines.append(f"{field}: {value}")
     return lines
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{number} {name}" for name, number in value.items())
     if isinstance(value, list):

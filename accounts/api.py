@@ -350,7 +350,7 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
         """
         vouching.require_vouched(request.user)
         body = read(NewTokenSerializer, request)
-        row, token = tokens.make_token(request.user, body["name"], body["days"])
+        row, token = tokens.create_token(request.user, body["name"], body["days"])
         return Response({**self.get_serializer(row).data, "token": token}, HTTPStatus.CREATED, headers=SHOWN_ONCE)
 
     def destroy(self, request: Request, uuid: str) -> Response:

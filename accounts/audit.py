@@ -1,8 +1,8 @@
 """The audit trail: who did what to what, and when.
 
 Three things write into it. Rows that people change are watched (:func:`watch`). What changes no row, or changes many at
-once, is noted where it is done (:func:`note`, :func:`changed`). What is asked of the broker is written down before, so
-that it is there whatever becomes of the answer (:func:`deed`).
+once, is noted where it is done (:func:`note`, :func:`record_changes`). What is asked of the broker is written down before, so
+that it is there whatever becomes of the answer (:func:`audited`).
 
 Who it was is whoever sent the request, by a session or by a token, unless whoever notes it says otherwise. What no
 request did, a command or a task did, and the entry names that. No secret is in it: what is watched is named field by
@@ -40,8 +40,8 @@ from rabbit.management import BrokerError, was_not_executed
 
 logger = logging.getLogger(__name__)
 
-MADE, CHANGED, DELETED = "made", "changed", "deleted"
-_OF_ROWS = {AuditEntry.Action.CREATE: MADE, AuditEntry.Action.UPDATE: CHANGED, AuditEntry.Action.DELETE: DELETED}
+CREATED, CHANGED, DELETED = "made", "changed", "deleted"
+_DEEDS = {AuditEntry.Action.CREATE: CREATED, AuditEntry.Action.UPDATE: CHANGED, AuditEntry.Action.DELETE: DELETED}
 
 MAX_REASON_LENGTH = 300
 
@@ -106,7 +106,7 @@ class Change(NamedTuple):
     after: Mapping[str, Any]
 
 
-def changed(by: Owner | None, changes: Iterable[Change]) -> None:
+def record_changes(by: Owner | None, changes: Iterable[Change]) -> None:
     """Write which fields of each row were changed, from what to what, where they aren't watched: in one statement."""
     entries = []
     for thing, before, after in changes:
@@ -115,13 +115,13 @@ def changed(by: Owner | None, changes: Iterable[Change]) -> None:
         entry.changes = {
             name: [str(before[name]), str(value)] for name, value in after.items() if before[name] != value
         }
-        complete(AuditEntry, entry)
+        add_context(AuditEntry, entry)
         entries.append(entry)
     AuditEntry.objects.bulk_create(entries)
 
 
 @contextmanager
-def deed(by: Owner | None, action: str, thing: Model | None, **details: Any) -> Iterator[None]:
+def audited(by: Owner | None, action: str, thing: Model | None, **details: Any) -> Iterator[None]:
     """Write what is about to be asked of the broker, and afterwards what became of it.
 
     Its outcome is unknown until then, and stays so where no answer comes, or this process is killed. Whoever lost the
@@ -160,26 +160,26 @@ def _entry(by: Owner | None, action: str, thing: Model | Sequence[Model] | None,
 
 
 @receiver(pre_save, sender=AuditEntry)
-def complete(sender: type[AuditEntry], instance: AuditEntry, **_: Any) -> None:
+def add_context(sender: type[AuditEntry], instance: AuditEntry, **_: Any) -> None:
     """Say in a new entry who it was, by what, and from where; auditlog's own lack all of that."""
     if not instance._state.adding:
         return
     request = _request.get()
     instance.actor = instance.actor or actor()
     instance.actor_email = instance.actor.email if instance.actor else ""
-    instance.deed = instance.deed or _OF_ROWS[instance.action]
-    instance.additional_data = {**_by_what(request), **(instance.additional_data or {})}
+    instance.deed = instance.deed or _DEEDS[instance.action]
+    instance.additional_data = {**_origin(request), **(instance.additional_data or {})}
     instance.remote_addr = _address(request) if request is not None else None
 
 
 @receiver(pre_log, sender=Owner)
-def is_worth_it(sender: type[Owner], action: int, **_: Any) -> bool:
+def should_log(sender: type[Owner], action: int, **_: Any) -> bool:
     """Leave out the rows of visitors who typed an address: whoever tries many must not fill the trail."""
     return action != AuditEntry.Action.CREATE or _request.get() is None or actor() is not None
 
 
 @receiver(user_logged_in)
-def note_signing_in(sender: Any, user: Owner, **_: Any) -> None:
+def record_sign_in(sender: Any, user: Owner, **_: Any) -> None:
     """Write that somebody signed in, which is worth no failure of it."""
     if _request.get() is None:
         return
@@ -190,7 +190,7 @@ def note_signing_in(sender: Any, user: Owner, **_: Any) -> None:
         logger.exception("That %s signed in is not in the audit trail", user)
 
 
-def _by_what(request: HttpRequest | None) -> dict[str, str]:
+def _origin(request: HttpRequest | None) -> dict[str, str]:
     if request is not None:
         token = getattr(request, "auth", None)
         return {"token": str(token)} if isinstance(token, AuthToken) else {}

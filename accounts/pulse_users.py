@@ -285,7 +285,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
     if not is_ready and not may_be_made(management, username, begun=True):
         raise ValidationError(f"'{username}' is an account on the broker that somebody made by hand. Ask an operator.")
     password = password or secrets.token_urlsafe(24)
-    with audit.deed(None, "gave another password", row):
+    with audit.audited(None, "gave another password", row):
         is_new = management.put_user(username, password, sorted(tags))
     if is_new or not is_ready:
         _grant(management, username)

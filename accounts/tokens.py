@@ -21,7 +21,7 @@ CREATION_LIMIT = limits.RateLimit("tokens", 100, 3600)
 """An owner's, so that a program gone wild fills no table."""
 
 
-def make_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[AuthToken, str]:
+def create_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[AuthToken, str]:
     """Make a token that expires after so many days, and return its row and the token itself.
 
     The token can't be had again, so this is the time to show it.
@@ -43,7 +43,7 @@ def make_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[AuthT
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)
         token, key = AuthToken.objects.create(user=locked, expiry=timedelta(days=days), name=name)  # type: ignore[no-untyped-call]
-        audit.note(None, audit.MADE, token, owner=owner.email, days=days)
+        audit.note(None, audit.CREATED, token, owner=owner.email, days=days)
     return token, key
 
 

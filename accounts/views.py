@@ -526,7 +526,7 @@ def tokens_page(request: OwnersRequest) -> HttpResponse:
     try:
         vouching.require_vouched(request.user)
         if form.is_valid():
-            token, key = tokens.make_token(request.user, form.cleaned_data["name"], form.cleaned_data["days"])
+            token, key = tokens.create_token(request.user, form.cleaned_data["name"], form.cleaned_data["days"])
             address = f"{settings.GUARDIAN_BASE_URL}/api/queues/"
             made = {"token": token, "key": key, "address": address}
             response = render(request, "accounts/token.html", made, status=201)

@@ -12,7 +12,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 
 from accounts import vouching
-from accounts.admin import Audited, GoesWithItsOwner, OwnerAdmin, ReadOnly, Removable, count
+from accounts.admin import AuditedAdmin, DeletedWithOwnerAdmin, OwnerAdmin, ReadOnlyAdmin, RemovableAdmin, count_related
 from accounts.models import Owner
 from agents import deletions
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
@@ -20,7 +20,7 @@ from core.models import Removal
 from queues.admin import brake_refusal
 
 
-class RemovingAdmin(Audited):
+class RemovingAdmin(AuditedAdmin):
     """What may have agents' registrations below it, which go from the broker with it.
 
     ``queues_below`` are the models that stand for queues which go with it, and the way from each to it.
@@ -92,8 +92,8 @@ class OfferingAdmin(RemovingAdmin):
         """Count what agents have of each, without a statement for each."""
         offerings: QuerySet[Offering] = super().get_queryset(request)
         return offerings.annotate(
-            number_of_agents=count(AgentIdentity, "offering"),
-            number_of_queues=count(SubscriptionQueue, "offering"),
+            number_of_agents=count_related(AgentIdentity, "offering"),
+            number_of_queues=count_related(SubscriptionQueue, "offering"),
         )
 
     def get_search_results(
@@ -114,7 +114,7 @@ class OfferingAdmin(RemovingAdmin):
         return cast(int, offering.number_of_queues)  # type: ignore[attr-defined]
 
 
-class RegisteredAdmin(RemovingAdmin, Removable):
+class RegisteredAdmin(RemovingAdmin, RemovableAdmin):
     """What agents registered. It may be deleted, and what it stands for on the broker goes with it."""
 
     actions = ["delete_selected"]
@@ -195,7 +195,7 @@ class ConsumerAdmin(RegisteredAdmin):
 
 
 @admin.register(AgentVhost)
-class AgentVhostAdmin(GoesWithItsOwner):
+class AgentVhostAdmin(DeletedWithOwnerAdmin):
     """The vhosts of owners' agents. One goes with its owner."""
 
     list_display = ["name", "owner", "ready", "created"]
@@ -205,7 +205,7 @@ class AgentVhostAdmin(GoesWithItsOwner):
 
 
 @admin.register(Removal)
-class RemovalAdmin(ReadOnly):
+class RemovalAdmin(ReadOnlyAdmin):
     """What is still to go from the broker. What stays here for long says why in its last error."""
 
     list_display = ["name", "kind", "vhost", "created", "due_at", "attempts", "last_error"]
@@ -214,7 +214,7 @@ class RemovalAdmin(ReadOnly):
 
 
 @admin.register(Sweep)
-class SweepAdmin(ReadOnly):
+class SweepAdmin(ReadOnlyAdmin):
     """The reports of the two clean-ups."""
 
     list_display = [

@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 
-from accounts.admin import Question, ReadOnly, Row, ask, chosen, count, do_to_each, is_agreed, tell_each, visitor
+from accounts.admin import Confirmation, ReadOnlyAdmin, Row, ask, chosen_rows, count_related, apply_to_each, is_confirmed, report_results, current_operator
 from core.links import absolute_url
 from message_store import applications
 from message_store.models import Application, ApplicationKey
@@ -33,7 +33,7 @@ class ApplicationForm(forms.ModelForm):
 
 
 @admin.register(Application)
-class ApplicationAdmin(ReadOnly):
+class ApplicationAdmin(ReadOnlyAdmin):
     """Applications. One that is made gets its first key with that; further ones are made by an action."""
 
     form = ApplicationForm
@@ -46,7 +46,7 @@ class ApplicationAdmin(ReadOnly):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Application]:
         """Count the keys of each, without a statement for each."""
         found: QuerySet[Application] = super().get_queryset(request)
-        return found.annotate(number_of_keys=count(ApplicationKey, "application"))
+        return found.annotate(number_of_keys=count_related(ApplicationKey, "application"))
 
     @admin.display(description="keys", ordering="number_of_keys")
     def keys(self, application: Application) -> int:
@@ -67,7 +67,7 @@ class ApplicationAdmin(ReadOnly):
 
     def save_model(self, request: HttpRequest, obj: Application, form: Any, change: bool) -> None:
         """Make it."""
-        obj.pk = applications.make_application(obj.name, visitor(request)).pk
+        obj.pk = applications.make_application(obj.name, current_operator(request)).pk
 
     def response_add(
         self, request: HttpRequest, obj: Application, post_url_continue: str | None = None
@@ -78,17 +78,17 @@ class ApplicationAdmin(ReadOnly):
     @admin.action(description="Make a key for the selected application", permissions=["manage"])
     def make_key(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
         """Make a further key for one application, once it was confirmed, and show it."""
-        found = list(chosen(self, request, queryset))
+        found = list(chosen_rows(self, request, queryset))
         if len(found) > 1:
             self.message_user(request, "A key is shown once: choose one application at a time.", messages.ERROR)
             return None
-        if found and is_agreed(request):
+        if found and is_confirmed(request):
             try:
                 return _show_a_key(request, found[0])
             except (ValidationError, ObjectDoesNotExist) as error:
-                tell_each(self, request, [], "", [(str(found[0]), error)])
+                report_results(self, request, [], "", [(str(found[0]), error)])
                 return None
-        question = Question(
+        question = Confirmation(
             "make_key",
             "Make a key for this application",
             "Whoever has it can do all that the application can. The keys that it has stay as they are.",
@@ -96,34 +96,34 @@ class ApplicationAdmin(ReadOnly):
             "Keys now",
             is_dangerous=False,
         )
-        return ask(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
+        return confirmation_page(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
 
     @admin.action(description="Remove the selected applications", permissions=["manage"])
     def remove(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
         """Remove those that have no queues, with their keys, once it was confirmed."""
-        found = list(chosen(self, request, queryset))
-        if is_agreed(request):
-            do_to_each(
+        found = list(chosen_rows(self, request, queryset))
+        if is_confirmed(request):
+            apply_to_each(
                 self,
                 request,
                 found,
-                lambda one: applications.remove_application(one, visitor(request)),
+                lambda one: applications.remove_application(one, current_operator(request)),
                 "removed",
                 (StoreUnavailable,),
             )
             return None
-        question = Question(
+        question = Confirmation(
             "remove",
             "Remove these applications",
             "They go with their keys. One that has queues stays: the next application of its name would have them.",
             "Remove them",
             "Keys",
         )
-        return ask(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
+        return confirmation_page(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
 
 
 def _show_a_key(request: HttpRequest, application: Application) -> HttpResponse:
-    row, key = applications.make_key(application, visitor(request))
+    row, key = applications.make_key(application, current_operator(request))
     made = {"application": application, "row": row, "key": key, "address": absolute_url(f"/v1/{application.name}")}
     answer = render(request, "message_store/key.html", made, status=201)
     answer["Cache-Control"] = "no-store"
@@ -131,7 +131,7 @@ def _show_a_key(request: HttpRequest, application: Application) -> HttpResponse:
 
 
 @admin.register(ApplicationKey)
-class ApplicationKeyAdmin(ReadOnly):
+class ApplicationKeyAdmin(ReadOnlyAdmin):
     """Keys of applications, by their first characters. They are made with applications, and revoked here."""
 
     list_display = ["shown_beginning", "application", "created"]
@@ -153,15 +153,19 @@ class ApplicationKeyAdmin(ReadOnly):
     @admin.action(description="Revoke the selected keys", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApplicationKey]) -> HttpResponse | None:
         """Revoke them, once it was confirmed."""
-        found = list(chosen(self, request, queryset).select_related("application"))
-        if is_agreed(request):
-            do_to_each(self, request, found, lambda key: applications.revoke_key(key, visitor(request)), "revoked")
+        found = list(chosen_rows(self, request, queryset).select_related("application"))
+        if is_confirmed(request):
+            apply_to_each(
+                self, request, found, lambda key: applications.revoke_key(key, current_operator(request)), "revoked"
+            )
             return None
-        question = Question(
+        question = Confirmation(
             "revoke",
             "Revoke these keys",
             "What presents them is refused from now on. The queues and their messages stay.",
             "Revoke them",
             "Application",
         )
-        return ask(self, request, question, found, lambda key: Row(f"{key.beginning}…", key.application.name))
+        return confirmation_page(
+            self, request, question, found, lambda key: Row(f"{key.beginning}…", key.application.name)
+        )

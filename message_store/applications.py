@@ -39,7 +39,7 @@ def make_application(name: str, by: Owner | None = None) -> Application:
     with transaction.atomic():
         application, made = Application.objects.get_or_create(name=name)
         if made:
-            audit.note(by, audit.MADE, application)
+            audit.note(by, audit.CREATED, application)
     return application
 
 
@@ -73,7 +73,7 @@ def make_key(application: Application, by: Owner | None = None) -> tuple[Applica
         if locked.keys.count() >= MOST_KEYS:
             raise ValidationError(f"{locked} has {MOST_KEYS} keys. Revoke one that nobody uses any more.")
         row = ApplicationKey.objects.create(application=locked, digest=digest(key), beginning=key[:8])
-        audit.note(by, audit.MADE, row, application=locked.name)
+        audit.note(by, audit.CREATED, row, application=locked.name)
     return row, key
 
 

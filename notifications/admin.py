@@ -4,14 +4,14 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from accounts.admin import ReadOnly, Removable
+from accounts.admin import ReadOnlyAdmin, RemovableAdmin
 from notifications import channels, sending
 from notifications.models import Channel, Notification
 from rabbit.names import readable
 
 
 @admin.register(Notification)
-class NotificationAdmin(ReadOnly):
+class NotificationAdmin(ReadOnlyAdmin):
     """The outbox."""
 
     list_display = [
@@ -44,7 +44,7 @@ class NotificationAdmin(ReadOnly):
 
 
 @admin.register(Channel)
-class ChannelAdmin(Removable):
+class ChannelAdmin(RemovableAdmin):
     """Where owners are told beside e-mail. The address is a secret of theirs, and shown nowhere."""
 
     list_display = ["name", "owner", "service", "created", "last_sent_at", "last_error"]

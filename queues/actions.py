@@ -61,7 +61,7 @@ def delete_queue(queue: Queue, by: Owner) -> None:
         BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be deleted anyway.
     """
     require_may_destroy(queue, by)
-    with _intent_recorded(queue, QueueEvent.Kind.REMOVING, by), audit.deed(by, DELETED, queue):
+    with _intent_recorded(queue, QueueEvent.Kind.REMOVING, by), audit.audited(by, DELETED, queue):
         _delete_on_broker(queue)
     _record_deletion(queue, by)
     logger.info("%s in %s was deleted by %s", queue.name, queue.vhost, by)
@@ -78,7 +78,7 @@ def purge_queue(queue: Queue, by: Owner) -> None:
         BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be empty all the same.
     """
     require_may_destroy(queue, by)
-    with _intent_recorded(queue, QueueEvent.Kind.PURGED, by), audit.deed(by, PURGED, queue):
+    with _intent_recorded(queue, QueueEvent.Kind.PURGED, by), audit.audited(by, PURGED, queue):
         broker.management().purge_queue(queue.vhost, queue.name)
     logger.info("%s in %s was emptied by %s", queue.name, queue.vhost, by)
 
@@ -169,7 +169,7 @@ def _set_limits(
                 _new_event(rows[row.pk], QueueEvent.Kind.ADJUSTED, who, {"before": before, "after": after})
                 for row, before, after in changes
             )
-            audit.changed(by, changes)
+            audit.record_changes(by, changes)
     for queue in queues:
         if queue.pk not in refused:
             for name in LIMITS:

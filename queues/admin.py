@@ -15,17 +15,17 @@ from django.urls import reverse
 
 from accounts import removal
 from accounts.admin import (
+    Confirmation,
     PulseUserAdmin,
-    Question,
-    ReadOnly,
+    ReadOnlyAdmin,
     Row,
-    ask,
-    chosen,
-    count,
-    do_to_each,
-    is_agreed,
-    tell_each,
-    visitor,
+    apply_to_each,
+    chosen_rows,
+    confirmation_page,
+    count_related,
+    current_operator,
+    is_confirmed,
+    report_results,
 )
 from accounts.models import Owner, PulseUser, check_thresholds
 from core.models import Lease
@@ -86,7 +86,7 @@ class OwnerFilter(admin.SimpleListFilter):
 
 
 @admin.register(Queue)
-class QueueAdmin(ReadOnly):
+class QueueAdmin(ReadOnlyAdmin):
     """Queues. Their thresholds and the unbounded flag are the operators'; all else is what was seen."""
 
     form = QueueForm
@@ -132,7 +132,9 @@ class QueueAdmin(ReadOnly):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
         """Set the limits that were changed: somebody, or a pass, may have written the rest in the meantime."""
-        actions.set_limits(obj, visitor(request), **{name: form.cleaned_data[name] for name in form.changed_data})
+        actions.set_limits(
+            obj, current_operator(request), **{name: form.cleaned_data[name] for name in form.changed_data}
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         """Return all fields but the operators' own."""
@@ -141,7 +143,7 @@ class QueueAdmin(ReadOnly):
     @admin.action(description="Delete the selected queues on the broker", permissions=["change"])
     def delete_on_broker(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Delete them with all that is in them, once it was confirmed."""
-        question = Question(
+        question = Confirmation(
             "delete_on_broker",
             "Delete these queues on the broker",
             "They go with all messages that are in them. This can't be taken back.",
@@ -153,7 +155,7 @@ class QueueAdmin(ReadOnly):
     @admin.action(description="Empty the selected queues", permissions=["change"])
     def purge(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Remove their ready messages, once it was confirmed."""
-        question = Question(
+        question = Confirmation(
             "purge",
             "Empty these queues",
             "Their ready messages are removed; what consumers hold unacknowledged stays. This can't be taken back.",
@@ -166,31 +168,36 @@ class QueueAdmin(ReadOnly):
         self,
         request: HttpRequest,
         queryset: QuerySet[Queue],
-        question: Question,
+        question: Confirmation,
         destroy: Callable[[Queue, Owner], None],
         done: str,
     ) -> HttpResponse | None:
-        queues = list(chosen(self, request, queryset).exclude(state=Queue.State.GONE))
+        queues = list(chosen_rows(self, request, queryset).exclude(state=Queue.State.GONE))
         if not queues:
             self.message_user(request, "None of these is on the broker any more.", messages.WARNING)
         elif refused := brake_refusal(len(queues)):
             self.message_user(request, refused, messages.ERROR)
-        elif not is_agreed(request):
-            return ask(self, request, question, queues, _with_length)
+        elif not is_confirmed(request):
+            return confirmation_page(self, request, question, queues, _with_length)
         else:
-            do_to_each(
-                self, request, queues, lambda queue: destroy(queue, visitor(request)), done, refusals=(actions.Gone,)
+            apply_to_each(
+                self,
+                request,
+                queues,
+                lambda queue: destroy(queue, current_operator(request)),
+                done,
+                refusals=(actions.Gone,),
             )
         return None
 
     @admin.action(description="Set the limits of the selected queues", permissions=["change"])
     def set_limits(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Give them the same warn length and maximum."""
-        form = BulkLimitsForm(request.POST if is_agreed(request) else None)
+        form = BulkLimitsForm(request.POST if is_confirmed(request) else None)
         if form.is_valid():
-            self._limit(request, chosen(self, request, queryset), "given these limits", **form.cleaned_data)
+            self._limit(request, chosen_rows(self, request, queryset), "given these limits", **form.cleaned_data)
             return None
-        question = Question(
+        question = Confirmation(
             "set_limits",
             "Set the limits of these queues",
             "They replace the limits that these queues have of their own. Empty: as their account or the policy says.",
@@ -198,7 +205,9 @@ class QueueAdmin(ReadOnly):
             "Length now",
             is_dangerous=False,
         )
-        return ask(self, request, question, list(chosen(self, request, queryset)), _with_length, form)
+        return confirmation_page(
+            self, request, question, list(chosen_rows(self, request, queryset)), _with_length, form
+        )
 
     @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["change"])
     def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
@@ -208,24 +217,26 @@ class QueueAdmin(ReadOnly):
     @admin.action(description="Mark as bounded again", permissions=["change"])
     def make_bounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Let their maximum hold again, once it was confirmed: the next pass may delete them."""
-        queues = chosen(self, request, queryset)
-        if is_agreed(request):
+        queues = chosen_rows(self, request, queryset)
+        if is_confirmed(request):
             self._limit(request, queues, "bounded again", unbounded=False)
             return None
-        question = Question(
+        question = Confirmation(
             "make_bounded",
             "Mark these queues as bounded again",
             "The next pass deletes those that are longer than their maximum, as far as the brake allows.",
             "Mark them",
             "Length now",
         )
-        return ask(self, request, question, list(queues), _with_length)
+        return confirmation_page(self, request, question, list(queues), _with_length)
 
     def _limit(self, request: HttpRequest, queues: QuerySet[Queue], done: str, **limits: Any) -> None:
         these = list(queues)
-        refused = actions.set_limits_of_all(these, visitor(request), limits)
+        refused = actions.set_limits_of_all(these, current_operator(request), limits)
         went_well = [str(queue) for queue in these if queue.pk not in refused]
-        tell_each(self, request, went_well, done, [(str(one), refused[one.pk]) for one in these if one.pk in refused])
+        report_results(
+            self, request, went_well, done, [(str(one), refused[one.pk]) for one in these if one.pk in refused]
+        )
 
 
 def brake_refusal(queues: int) -> str:
@@ -245,7 +256,7 @@ def _with_length(queue: Queue) -> Row:
 
 
 @admin.register(QueueEvent)
-class QueueEventAdmin(ReadOnly):
+class QueueEventAdmin(ReadOnlyAdmin):
     """What happened to queues."""
 
     list_display = ["at", "kind", "queue_name", "vhost", "by"]
@@ -255,7 +266,7 @@ class QueueEventAdmin(ReadOnly):
 
 
 @admin.register(Pass)
-class PassAdmin(ReadOnly):
+class PassAdmin(ReadOnlyAdmin):
     """The monitor's reports."""
 
     list_display = [
@@ -265,14 +276,14 @@ class PassAdmin(ReadOnly):
 
 
 @admin.register(Watch)
-class WatchAdmin(ReadOnly):
+class WatchAdmin(ReadOnlyAdmin):
     """What the monitor remembers. A row changed by hand could lift the brake, or blind it."""
 
     list_display = ["__str__", "outage_since", "brake_since", "listed_at"]
 
 
 @admin.register(Lease)
-class LeaseAdmin(ReadOnly):
+class LeaseAdmin(ReadOnlyAdmin):
     """Who is at what only one process may do at a time. It is over by itself when that process is killed."""
 
     list_display = ["name", "holder", "expires_at"]
@@ -295,7 +306,7 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
         """Count the queues of each, without a statement for each."""
         there = Queue.objects.exclude(state=Queue.State.GONE)
-        return super().get_queryset(request).annotate(number_of_queues=count(Queue, "pulse_user", there))
+        return super().get_queryset(request).annotate(number_of_queues=count_related(Queue, "pulse_user", there))
 
     @admin.display(ordering="number_of_queues")
     def queues(self, pulse_user: PulseUser) -> int:
@@ -305,12 +316,12 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     @admin.action(description="Remove the selected accounts from the broker", permissions=["change"])
     def remove(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
         """Remove them with their queues and exchanges, once it was confirmed."""
-        accounts = list(chosen(self, request, queryset))
+        accounts = list(chosen_rows(self, request, queryset))
         going = sum(self.queues(account) for account in accounts)
         if len(accounts) > 1 and (refused := brake_refusal(going)):
             self.message_user(request, refused, messages.ERROR)
-        elif not is_agreed(request):
-            question = Question(
+        elif not is_confirmed(request):
+            question = Confirmation(
                 "remove",
                 "Remove these RabbitMQ accounts from the broker",
                 "Each goes with its queues and exchanges, and with all messages in them; its connections are closed. "
@@ -318,9 +329,11 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
                 "Remove them",
                 "Queues, as last seen",
             )
-            return ask(self, request, question, accounts, lambda one: Row(one.username, f"{self.queues(one):,}"))
+            return confirmation_page(
+                self, request, question, accounts, lambda one: Row(one.username, f"{self.queues(one):,}")
+            )
         else:
-            do_to_each(
+            apply_to_each(
                 self,
                 request,
                 accounts,

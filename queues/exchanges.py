@@ -78,7 +78,7 @@ def delete_exchange(visitor: Owner, name: str) -> None:
     require_own(visitor, name)
     vhost = settings.GUARDIAN_PULSE_VHOST
     try:
-        with audit.deed(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost):
+        with audit.audited(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost):
             broker.management().delete_exchange(vhost, name)
     except NotOnBroker as error:
         raise Gone("The exchange isn't on the broker any more.") from error

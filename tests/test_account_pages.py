@@ -103,7 +103,7 @@ ACTIONS = ["password", "owners", "addresses", "thresholds"]
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_page_is_there_for_those_it_is_for(account, people, visit, page):
-    token = tokens.make_token(people["owner"], "builds")[0]
+    token = tokens.create_token(people["owner"], "builds")[0]
     path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
     path = path.replace("TOKEN", str(token.uuid))
     assert {who: visit(who).get(path).status_code for who in people} == PAGES[page]
@@ -128,7 +128,7 @@ def test_what_is_done_with_an_account_is_done_by_those_who_see_it_and_by_post(ac
 @pytest.mark.parametrize("page", [*PAGES, *(f"/pulse-users/NAME/{action}/" for action in ACTIONS)])
 @pytest.mark.parametrize("method", ["put", "patch", "delete"])
 def test_other_methods_are_refused(account, people, visit, page, method):
-    token = tokens.make_token(people["operator"], "builds")[0]
+    token = tokens.create_token(people["operator"], "builds")[0]
     path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
     path = path.replace("TOKEN", str(token.uuid))
     assert getattr(visit("operator"), method)(path).status_code == 405
@@ -142,7 +142,7 @@ def test_other_methods_are_refused(account, people, visit, page, method):
     ],
 )
 def test_a_post_without_the_csrf_token_is_refused(account, people, visit, page):
-    token = tokens.make_token(people["operator"], "builds")[0]
+    token = tokens.create_token(people["operator"], "builds")[0]
     path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
     path = path.replace("TOKEN", str(token.uuid))
     answer = visit("operator", enforce_csrf_checks=True).post(path, {"name": account.username, "username": "another"})
@@ -354,7 +354,7 @@ def test_the_lists_have_pages_and_their_statements_do_not_grow(people, visit, dj
         [Vouching(owner=one, vouched=False, by=people["operator"]) for one in Owner.objects.bulk_create(asking)]
     )
     for n in range(60):
-        tokens.make_token(people["owner"], f"token {n}")
+        tokens.create_token(people["owner"], f"token {n}")
     for who, path in (("owner", "/pulse-users/"), ("operator", "/pulse-users/"), ("owner", "/tokens/")):
         client = visit(who)
         with django_assert_max_num_queries(7):
@@ -851,7 +851,7 @@ def test_operators_search_owners(people, visit):
 
 @pytest.mark.parametrize("remove", [False, True])
 def test_a_withdrawal_says_what_goes_and_goes_as_far_as_chosen(account, people, visit, name, management, remove):
-    tokens.make_token(people["owner"], "builds")
+    tokens.create_token(people["owner"], "builds")
     pulse_users.create_pulse_user(f"{name}-alone", [people["owner"]])
     path = f"/owners/{people['owner'].uuid}/"
     client = visit("operator")
@@ -912,8 +912,8 @@ def test_a_token_is_shown_once_and_works(people, visit, settings):
 
 
 def test_an_expired_token_is_called_so_and_others_tokens_are_not_listed(people, visit):
-    token = tokens.make_token(people["owner"], "old")[0]
-    tokens.make_token(people["other"], "carols")
+    token = tokens.create_token(people["owner"], "old")[0]
+    tokens.create_token(people["other"], "carols")
     AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
     page = visit("owner").get("/tokens/").text
     assert ">expired<" in page
@@ -921,7 +921,7 @@ def test_an_expired_token_is_called_so_and_others_tokens_are_not_listed(people, 
 
 
 def test_a_token_is_revoked_after_a_question_and_once(people, visit):
-    token = tokens.make_token(people["owner"], MARKUP)[0]
+    token = tokens.create_token(people["owner"], MARKUP)[0]
     path = f"/tokens/{token.uuid}/revoke/"
     client = visit("owner")
     page = client.get(path)

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from accounts import audit, removal, vouching
 from accounts.models import AuditEntry, AuthToken, NotificationAddress, Owner, PulseUser, Vouching
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core import locks, sealing
 from core.models import Lease, Removal
@@ -122,7 +122,7 @@ def make_registered():
 
 
 def make_revocable():
-    token, _ = make_token(make_owner(), "nightly")
+    token, _ = create_token(make_owner(), "nightly")
     AuthToken.objects.filter(pk=token.pk).update(digest=f"{SECRET}{next(numbers)}")
     return AuthToken.objects.get(uuid=token.uuid)
 
@@ -494,7 +494,7 @@ def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin
     account = make_account()
     PulseUser.objects.filter(pk=account.pk).update(max_length=15)
     Queue.objects.update(pulse_user=account)
-    monkeypatch.setattr("accounts.admin.SHOWN", 3)
+    monkeypatch.setattr("accounts.admin.MAX_ROWS_SHOWN", 3)
     texts = messages_of(agree(admin, act(admin, Queue, "set_limits", *queues), warn_length="20", max_length=""))
     assert len(texts) == 4
     assert texts[3].startswith("37 more failed: ")
@@ -704,7 +704,7 @@ def test_the_list_of_accounts_leads_to_where_they_are_made_and_adopted(guarded, 
 
 def test_what_vouches_is_withdrawn_with_a_reason(admin, operator):
     owner = make_owner()
-    make_token(owner, "kept")
+    create_token(owner, "kept")
     page = act(admin, Owner, "withdraw", owner)
     assert owner.email in page.text
     answer = agree(admin, page, **{"reason": "has left"})

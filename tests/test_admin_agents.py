@@ -6,7 +6,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Owner
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from accounts.vouching import vouch
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core.models import Removal
@@ -29,7 +29,7 @@ DELETABLE = ("agentidentity", "eventsubscription", "subscriptionqueue", "consume
 def world(alice, operator, compute, settings):  # noqa: F811
     """Give one of each of an agent's things, by the model's name. The broker is away, so that what is to go stays."""
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    token, _ = make_token(alice, "agent")
+    token, _ = create_token(alice, "agent")
     identity = make_agent(
         alice, compute, "agent-1", version="1.0.7", config_file_path="/etc/agent.yaml", sealed_config="sealed-secret"
     )

@@ -356,7 +356,7 @@ def test_vouching_and_withdrawing_are_in_it(account, alice, operator, settings):
     bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
     shared = PulseUser.objects.create(username="shared", ready=True)
     shared.owners.set([alice, bob])
-    tokens.make_token(alice, "nightly")
+    tokens.create_token(alice, "nightly")
     forget()
     vouching.vouch(bob, operator)
     withdrawal.withdraw(alice, operator, remove=True)
@@ -424,7 +424,7 @@ def test_a_command_that_lifts_the_brake_is_in_it(guarded, transactional_db, comm
 
 
 def test_tokens_and_links_are_in_it_without_what_they_are(alice):
-    token, key = tokens.make_token(alice, "nightly", 30)
+    token, key = tokens.create_token(alice, "nightly", 30)
     link = create_link(alice)
     tokens.revoke_token(token)
     tokens.revoke_token(token)
@@ -543,9 +543,9 @@ def test_the_trail_says_in_words_who_did_what(admin, alice, operator):
     pulse_users.set_thresholds(account, 6, 9, operator)
     audit.note(operator, "asked for a sweep of orphans", None, agreed_to=5, force=True)
     odd = Queue(pk=1, name="queue/<script>\u202e", vhost="/")
-    with audit.deed(alice, "purged", odd):
+    with audit.audited(alice, "purged", odd):
         pass
-    tokens.revoke_token(tokens.make_token(alice, "nightly")[0])
+    tokens.revoke_token(tokens.create_token(alice, "nightly")[0])
     page = admin.get("/admin/accounts/auditentry/").text
     for words in (
         "warn length: nothing → 6", "with the owners alice@example.org", "agreed_to: 5", "asked for a sweep of orphans",
@@ -563,7 +563,7 @@ def test_the_trail_is_searched(admin, operator, alice, search, found):
     audit.note(alice, "gave another password", team)
     audit.note(operator, "asked for a pass", None)
     NotificationAddress(pk=1, email="x@example.org", pulse_user=team)
-    audit.changed(alice, [audit.Change(team, {"warn_length": 1}, {"warn_length": 2})])
+    audit.record_changes(alice, [audit.Change(team, {"warn_length": 1}, {"warn_length": 2})])
     AuditEntry.objects.filter(deed="asked for a pass").update(cid="r-17")
     assert admin.get("/admin/accounts/auditentry/", {"q": search}).context["cl"].result_count == found
 

@@ -491,7 +491,7 @@ def test_the_source_is_read_at_one_moment_and_never_written(source, monkeypatch,
     }
     if connection.vendor == "postgresql":
         source.run("CREATE SEQUENCE numbers")
-    monkeypatch.setattr(pulseguardian, "_PEOPLE", writing[connection.vendor])
+    monkeypatch.setattr(pulseguardian, "_SELECT_PEOPLE", writing[connection.vendor])
     monkeypatch.setattr(pulseguardian, "_require", require)
     with pytest.raises(SourceError, match=r"read.?only"):
         pulseguardian.read(source.url)

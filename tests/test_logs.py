@@ -14,7 +14,7 @@ from django.core.checks import run_checks
 from django.test import Client
 
 from accounts.models import Owner
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from core import broker
 from core.masking import mask_secrets
 from guardian_site import tracing
@@ -238,7 +238,7 @@ def test_who_sent_it_is_told_by_uuid(json_log):
     visitor = Client()
     visitor.force_login(owner)
     visitor.get("/tokens/")
-    key = make_token(owner, "agent")[1]
+    key = create_token(owner, "agent")[1]
     Client(headers={"Authorization": f"Token {key}"}).get("/api/me/")
     requests = json_log("guardian.requests")
     assert [request["owner"] for request in requests] == [owner.uuid.hex] * 2

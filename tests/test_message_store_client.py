@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from accounts.models import Owner
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from guardian_store import Away, Client, ClientError, Denied, Invalid, NewMessage, NotFound
 from message_store import api, applications
 from message_store.database import DatabaseStore
@@ -184,7 +184,7 @@ def test_positions_are_set_forgotten_and_each_for_itself(client):
 
 def test_an_owner_reads_by_a_token_and_does_nothing_else(client, live_server):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
-    _, token = make_token(alice, "reader")
+    _, token = create_token(alice, "reader")
     client.make_queue("hers", principals=["bid:alice@example.org"])
     client.make_queue("not-hers")
     posted = client.post("hers", "hello")

@@ -21,7 +21,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from accounts.models import Owner, PulseUser
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue, Sweep
 from core import broker
 from core.models import Removal
@@ -278,7 +278,7 @@ def test_with_a_token_only_its_bearer_and_operators_may_read(settings):
         signed_in = Client()
         signed_in.force_login(somebody)
         assert signed_in.get("/metrics").status_code == status
-        token = make_token(somebody, "for scraping")[1]
+        token = create_token(somebody, "for scraping")[1]
         assert Client().get("/metrics", headers={"Authorization": f"Token {token}"}).status_code == status
 
 

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import AuthToken, PulseUser
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from agents import records, registration, stale, sweep, tasks
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, SubscriptionQueue, Sweep
 from agents.stale import clean_up_stale
@@ -758,7 +758,7 @@ def test_a_token_made_while_it_looks_saves_its_owner(agent, monkeypatch):
 
     def look_slowly(*arguments):
         look(*arguments)
-        make_token(agent.owner, "new")
+        create_token(agent.owner, "new")
 
     monkeypatch.setattr(stale, "apply_brake", look_slowly)
     report = clean_up_stale()
@@ -769,7 +769,7 @@ def test_a_token_made_while_it_looks_saves_its_owner(agent, monkeypatch):
 def test_a_token_that_is_just_being_made_saves_its_owner(agent):
     AuthToken.objects.all().delete()
     with transaction.atomic():
-        make_token(agent.owner, "new")
+        create_token(agent.owner, "new")
         cleaning_up = in_background(clean_up_stale)
         wait_until_blocked(cleaning_up)
     assert cleaning_up.result().subscriptions == 0

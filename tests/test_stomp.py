@@ -7,7 +7,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from rabbit.management import NotOnBroker
 from tools.stomp import Refused, StompReader
 
@@ -19,7 +19,7 @@ class Rest:
     """A program at the other end of a socket, with a token."""
 
     def __init__(self, url, owner):
-        self.token, self.key = make_token(owner, "agent")
+        self.token, self.key = create_token(owner, "agent")
         self.client = httpx.Client(
             base_url=f"{url}/api/", headers={"Authorization": f"Token {self.key}"}, trust_env=False, timeout=WAIT
         )

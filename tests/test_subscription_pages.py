@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from accounts.models import Owner
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from agents import events
 from agents.models import AgentIdentity, AgentVhost, Consumer, EventSubscription, Offering, SubscriptionQueue
 from core.models import Removal
@@ -147,7 +147,7 @@ def test_a_queue_that_is_being_made_says_so_and_what_that_means(alice, compute):
 
 
 def test_what_has_lost_its_token_says_so_and_what_to_do(alice, compute):
-    token, _ = make_token(alice, "agent")
+    token, _ = create_token(alice, "agent")
     make_subscription(alice, make_agent(alice, compute, "with"), offerings=[compute], token=token)
     page = signed_in(alice).get("/subscriptions/")
     assert "its token is gone" not in page.text

@@ -14,7 +14,7 @@ from rest_framework.test import APIRequestFactory
 
 from accounts.authentication import TokenAuthentication
 from accounts.models import AuthToken, Owner
-from accounts.tokens import make_token, revoke_token
+from accounts.tokens import create_token, revoke_token
 from accounts.vouching import NotVouched
 
 
@@ -31,7 +31,7 @@ def refused(header):
 
 
 def test_a_token_speaks_for_its_owner_for_a_year(alice):
-    token, key = make_token(alice, " nightly clean-up ")
+    token, key = create_token(alice, " nightly clean-up ")
     assert re.fullmatch("[0-9a-f]{64}", key)
     assert token.name == "nightly clean-up"
     assert abs(token.expiry - timezone.now() - timedelta(days=365)) < timedelta(minutes=1)
@@ -40,13 +40,13 @@ def test_a_token_speaks_for_its_owner_for_a_year(alice):
 
 @pytest.mark.parametrize("word", ["token", "TOKEN", "ToKeN"])
 def test_the_word_is_known_in_any_case(alice, word):
-    assert asked(f"{word} {make_token(alice, 'a')[1]}")[0] == alice
+    assert asked(f"{word} {create_token(alice, 'a')[1]}")[0] == alice
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 101, "two\nlines", "NUL\0", "half \ud800"])
 def test_a_name_that_cant_be_one_is_refused(alice, name):
     with pytest.raises(ValidationError) as error:
-        make_token(alice, name)
+        create_token(alice, name)
     assert list(error.value.message_dict) == ["name"]
     assert not AuthToken.objects.exists()
 
@@ -54,18 +54,18 @@ def test_a_name_that_cant_be_one_is_refused(alice, name):
 @pytest.mark.parametrize("days", [-1, 0, 3651, 10**12])
 def test_a_life_that_cant_be_one_is_refused(alice, days):
     with pytest.raises(ValidationError) as error:
-        make_token(alice, "a", days)
+        create_token(alice, "a", days)
     assert list(error.value.message_dict) == ["days"]
 
 
 def test_who_isnt_vouched_for_gets_none(db):
     with pytest.raises(NotVouched):
-        make_token(Owner.objects.create_user("bob@example.org"), "a")
+        create_token(Owner.objects.create_user("bob@example.org"), "a")
 
 
 def test_a_token_is_in_no_table_and_no_log(alice, caplog):
     caplog.set_level(logging.DEBUG)
-    _, key = make_token(alice, "a")
+    _, key = create_token(alice, "a")
     asked(f"Token {key}")
     dump = StringIO()
     call_command("dumpdata", stdout=dump)
@@ -110,29 +110,29 @@ def test_bytes_that_arent_utf_8_get_a_401_that_says_how_to_sign_in(client, alice
 
     answer = View.as_view()(RequestFactory().get("/", HTTP_AUTHORIZATION="Token \xff\xfe"))
     assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Token")
-    answer = View.as_view()(RequestFactory().get("/", HTTP_AUTHORIZATION=f"Token {make_token(alice, 'a')[1]}"))
+    answer = View.as_view()(RequestFactory().get("/", HTTP_AUTHORIZATION=f"Token {create_token(alice, 'a')[1]}"))
     assert (answer.status_code, answer.data) == (200, "alice@example.org")
 
 
 def test_an_unknown_token_takes_one_query(alice, django_assert_num_queries):
     for number in range(20):
-        make_token(alice, f"number {number}")
+        create_token(alice, f"number {number}")
     with django_assert_num_queries(1):
         assert "No such token" in refused("Token " + "0" * 64)
 
 
 def test_an_expired_token_is_refused_and_its_row_stays(alice):
-    token, key = make_token(alice, "a")
+    token, key = create_token(alice, "a")
     AuthToken.objects.update(expiry=timezone.now())
-    other = make_token(alice, "b")[1]
+    other = create_token(alice, "b")[1]
     assert "expired on" in refused(f"Token {key}")
     asked(f"Token {other}")
     assert AuthToken.objects.filter(pk=token.pk).exists()
 
 
 def test_a_revoked_token_is_refused_and_the_others_stay(alice):
-    token, key = make_token(alice, "a")
-    other = make_token(alice, "b")[1]
+    token, key = create_token(alice, "a")
+    other = create_token(alice, "b")[1]
     revoke_token(token)
     revoke_token(token)
     assert "No such token" in refused(f"Token {key}")
@@ -140,13 +140,13 @@ def test_a_revoked_token_is_refused_and_the_others_stay(alice):
 
 
 def test_the_token_of_somebody_who_cant_sign_in_is_refused(alice):
-    _, key = make_token(alice, "a")
+    _, key = create_token(alice, "a")
     Owner.objects.update(is_active=False)
     assert "can't sign in" in refused(f"Token {key}")
 
 
 def test_the_last_use_is_noted_once_a_minute(alice, django_assert_num_queries):
-    _, key = make_token(alice, "a")
+    _, key = create_token(alice, "a")
     with django_assert_num_queries(2):
         asked(f"Token {key}")
     first = AuthToken.objects.get().last_used

@@ -13,7 +13,7 @@ from accounts import signals, vouching
 from accounts.models import AuthToken, Owner, PulseUser, Vouching
 from accounts.pulse_users import create_pulse_user
 from accounts.signin import get_or_create_owner, mark_address_verified
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from accounts.vouching import (
     AlreadyRequested,
     NotVouched,
@@ -247,12 +247,12 @@ def test_whom_a_command_made_vouched_for_stays_without_a_group(bob, settings):
 
 def test_withdrawing_stops_new_accounts_and_tokens_and_leaves_what_is_there(guarded, bob, operator, names, management):
     create_pulse_user(names[0], [bob])
-    make_token(bob, "nightly")
+    create_token(bob, "nightly")
     withdraw(bob, operator, reason="left the project")
     assert records(bob) == [(False, operator, "left the project")]
     stale = Owner.objects.get(pk=bob.pk)
     stale.vouched = True  # as a page had it that was opened before
-    for make in (lambda: create_pulse_user(names[1], [stale]), lambda: make_token(stale, "new")):
+    for make in (lambda: create_pulse_user(names[1], [stale]), lambda: create_token(stale, "new")):
         with pytest.raises(NotVouched):
             make()
     assert [user.username for user in PulseUser.objects.all()] == [names[0]]
@@ -274,8 +274,8 @@ def test_withdrawing_with_all_that_is_theirs(guarded, broker, bob, operator, nam
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     _, password = create_pulse_user(names[0], [bob])
     shared, _ = create_pulse_user(names[1], [bob, carol])
-    make_token(bob, "bob's")
-    make_token(carol, "carol's")
+    create_token(bob, "bob's")
+    create_token(carol, "carol's")
     Amqp(f"amqp://{names[0]}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded).queue(f"queue/{names[0]}/q")
     withdraw(bob, operator, remove=True)
     assert list(PulseUser.objects.all()) == [shared]
@@ -307,7 +307,7 @@ def test_withdrawing_takes_as_many_queries_whatever_they_have(
     carol = Owner.objects.create_user("carol@example.org", vouched=True)
     for number in range(40):
         PulseUser.objects.create(username=f"bobs-{number}", ready=True).owners.set([bob, carol][: 1 + number % 2])
-        make_token(bob, "one of many")
+        create_token(bob, "one of many")
     with django_assert_max_num_queries(41):  # eight of them for the passwords that tokens may be, eight for the trail
         withdraw(bob, operator, remove=True)
     assert PulseUser.objects.filter(removing_since__isnull=False).count() == 20
@@ -364,7 +364,7 @@ def test_the_owners_of_an_account_are_not_changed_in_the_admin(admin, bob):
 
 
 def test_tokens_are_listed_and_revoked_in_the_admin_and_no_more(admin, bob):
-    token, key = make_token(bob, "nightly")
+    token, key = create_token(bob, "nightly")
     page = admin.get("/admin/accounts/authtoken/").content.decode()
     assert "nightly" in page
     assert key not in page

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from accounts.models import Owner, PulseUser
 from accounts.pulse_users import create_pulse_user
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from agents.models import Consumer, EventSubscription, Offering
 from message_store import applications
 from message_store import queues as stored_queues
@@ -131,7 +131,7 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     operator = Owner.objects.create_superuser("ops@example.org")
     create_pulse_user(account, [alice, operator], notification_emails=["team@example.org"])
-    token, _ = make_token(operator, "for the builds")
+    token, _ = create_token(operator, "for the builds")
     offering = Offering.objects.create(name="Compute")
     identity = make_agent(alice, offering, "agent-1", version="1.0.5")
     subscription = make_subscription(alice, identity, "order", [offering], token=token)

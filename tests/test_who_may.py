@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from accounts.addresses import confirmation_token
 from accounts.models import AuthToken, NotificationAddress, Owner, PulseUser
-from accounts.tokens import make_token
+from accounts.tokens import create_token
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
 from message_store.models import Application
 from message_store.store import store
@@ -388,7 +388,7 @@ class World:
             first_seen=timezone.now(), last_seen=timezone.now(),
         )  # fmt: skip
         self.address = NotificationAddress.objects.create(pulse_user=self.account, email="team@example.org")
-        self.token, _ = make_token(owner, "theirs")
+        self.token, _ = create_token(owner, "theirs")
         self.channel = Channel.objects.create(owner=owner, name="chat", service="json", sealed_url="")
         self.offering = Offering.objects.create(uuid=OFFERING, name="theirs")
         self.offering.members.add(owner)

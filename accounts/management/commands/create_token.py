@@ -5,7 +5,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
 from accounts.models import Owner, normalize_address
-from accounts.tokens import DEFAULT_DAYS, make_token
+from accounts.tokens import DEFAULT_DAYS, create_token
 from accounts.vouching import NotVouched
 from core.limits import RateLimitExceeded
 
@@ -29,7 +29,7 @@ class Command(BaseCommand):
         if owner is None:
             raise CommandError(f"There is no owner {email!r}; make one with: manage.py create_owner EMAIL --vouched")
         try:
-            _, key = make_token(owner, "create_token", options["days"])
+            _, key = create_token(owner, "create_token", options["days"])
         except NotVouched as error:
             raise CommandError(f"{error} Or run: manage.py create_owner {email} --vouched") from error
         except ValidationError as error:
