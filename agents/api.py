@@ -24,15 +24,14 @@ from accounts.authentication import presented_key
 from accounts.models import AuthToken, Owner
 from accounts.signin import AccountAdapter
 from agents import deletions, events, identities, registration
-from agents.credentials import Presented
-from agents.identities import NoSuchOffering, TakenName
+from agents.credentials import PresentedToken
+from agents.identities import NoSuchOffering, IdentityExists
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from agents.serializers import (
     AgentIdentitySerializer,
     ConsumerQueueSerializer,
     ConsumerSerializer,
     EventSubscriptionSerializer,
-    FilteredUUIDField,
     NewAgentIdentitySerializer,
     NewAgentSubscriptionSerializer,
     NewConsumerSerializer,
@@ -41,6 +40,7 @@ from agents.serializers import (
     NewSubscriptionQueueSerializer,
     OfferingSerializer,
     PublishedSerializer,
+    StrictUUIDFormField,
     SubscriptionQueueSerializer,
 )
 from core.endpoints import at_field, read
@@ -48,7 +48,7 @@ from core.endpoints import at_field, read
 Row = TypeVar("Row", bound=Model)
 
 
-def presented_by(request: Request, owner_id: int) -> Presented:
+def presented_token(request: Request, owner_id: int) -> PresentedToken:
     """Return the token that the request came with. It becomes the password by which the agent of this owner reads.
 
     Raises:
@@ -63,10 +63,10 @@ def presented_by(request: Request, owner_id: int) -> Presented:
         raise PermissionDenied(
             "Present a token, not a session: it becomes the password by which your agent logs in to the broker."
         )
-    return Presented(request.auth, presented_key(request))
+    return PresentedToken(request.auth, presented_key(request))
 
 
-def source_of(request: Request) -> str | None:
+def source_ip_of(request: Request) -> str | None:
     """Return the address that the request came from, as attempts at signing in are counted; None: not known."""
     try:
         found = AccountAdapter().get_client_ip(request._request)
@@ -93,7 +93,7 @@ class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Ro
         return super().get_object()
 
 
-class Shown(ByUUID[Row]):
+class RemovableByUUID(ByUUID[Row]):
     """Rows that are removed, too, with what they stand for."""
 
     def destroy(self, request: Request, uuid: str) -> Response:
@@ -101,7 +101,7 @@ class Shown(ByUUID[Row]):
         deletions.delete(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
-    def made(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:
+    def created_or_found(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:
         """Return what was made, or was there."""
         data = serializer(row, context=self.get_serializer_context()).data
         if not new:
@@ -130,7 +130,7 @@ class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no typ
         return queryset.filter(name=self.form.cleaned_data["name"], owner=self.request.user.pk)
 
 
-class AgentIdentities(Shown[AgentIdentity]):
+class AgentIdentities(RemovableByUUID[AgentIdentity]):
     """Agents: your own, and all to operators."""
 
     serializer_class = AgentIdentitySerializer
@@ -159,8 +159,8 @@ class AgentIdentities(Shown[AgentIdentity]):
         """
         vouching.require_vouched(request.user)
         body = self._introduced(request, request.user)
-        with at_field("name", TakenName), at_field("offering", NoSuchOffering):
-            identity = identities.make_identity(request.user, **body)
+        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+            identity = identities.create_identity(request.user, **body)
         data = self.get_serializer(identity).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
 
@@ -175,8 +175,8 @@ class AgentIdentities(Shown[AgentIdentity]):
         body = self._introduced(request, identity.owner)
         if identity.owner != request.user:
             body.pop("config_file_content", None)
-        with at_field("name", TakenName), at_field("offering", NoSuchOffering):
-            identities.change_identity(identity, **body)
+        with at_field("name", IdentityExists), at_field("offering", NoSuchOffering):
+            identities.update_identity(identity, **body)
         return Response(self.get_serializer(self.get_object()).data)
 
     def destroy(self, request: Request, uuid: str) -> Response:
@@ -203,9 +203,9 @@ class AgentIdentities(Shown[AgentIdentity]):
             body["observable_object_type"],
             presented,
             description=body.get("description", ""),
-            source_ip=source_of(request),
+            source_ip=source_ip_of(request),
         )
-        return self.made(EventSubscriptionSerializer, subscription, new)
+        return self.created_or_found(EventSubscriptionSerializer, subscription, new)
 
     @extend_schema(
         request=NewConsumerSerializer,
@@ -219,7 +219,7 @@ class AgentIdentities(Shown[AgentIdentity]):
         identity, presented = self._registering(request)
         body = read(NewConsumerSerializer, request)
         consumer, new = registration.register_consumer(identity, presented, body.get("object_types"))
-        return self.made(ConsumerQueueSerializer, consumer, new)
+        return self.created_or_found(ConsumerQueueSerializer, consumer, new)
 
     @extend_schema(
         request=NewSubscriptionQueueSerializer,
@@ -232,27 +232,27 @@ class AgentIdentities(Shown[AgentIdentity]):
         is made where there is none.
         """
         identity = self.get_object()
-        presented = presented_by(request, identity.owner_id)
+        presented = presented_token(request, identity.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
         object_type = body["object_type"]
         with at_field("offering_uuid", NoSuchOffering):
-            offering = identities.usable_offering(identity.owner, body["offering_uuid"])
+            offering = identities.subscribable_offering(identity.owner, body["offering_uuid"])
         subscription, _ = registration.register_subscription(
-            identity, object_type, presented, source_ip=source_of(request)
+            identity, object_type, presented, source_ip=source_ip_of(request)
         )
         queue, new = registration.create_queue(subscription, offering, object_type, presented)
-        return self.made(SubscriptionQueueSerializer, queue, new)
+        return self.created_or_found(SubscriptionQueueSerializer, queue, new)
 
-    def _registering(self, request: Request) -> tuple[AgentIdentity, Presented]:
+    def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
         """Return the agent that the path names, and the token that is presented for it.
 
         Raises:
             PermissionDenied: the visitor can't register it, or may no longer subscribe to its offering.
         """
         identity = self.get_object()
-        presented = presented_by(request, identity.owner_id)
+        presented = presented_token(request, identity.owner_id)
         try:
-            identities.usable_offering(identity.owner, identity.offering.uuid)
+            identities.subscribable_offering(identity.owner, identity.offering.uuid)
         except NoSuchOffering as error:
             raise PermissionDenied("You may no longer subscribe to this agent's offering. Ask an operator.") from error
         return identity, presented
@@ -260,10 +260,10 @@ class AgentIdentities(Shown[AgentIdentity]):
     def _introduced(self, request: Request, owner: Owner) -> dict[str, Any]:
         body = read(NewAgentIdentitySerializer, request)
         with at_field("offering", NoSuchOffering):
-            return body | {"offering": identities.usable_offering(owner, body["offering"])}
+            return body | {"offering": identities.subscribable_offering(owner, body["offering"])}
 
 
-class EventSubscriptions(Shown[EventSubscription]):
+class EventSubscriptions(RemovableByUUID[EventSubscription]):
     """Event subscriptions: your own, and all to operators."""
 
     serializer_class = EventSubscriptionSerializer
@@ -292,19 +292,19 @@ class EventSubscriptions(Shown[EventSubscription]):
         The token presented becomes the subscription's password on the broker.
         """
         vouching.require_vouched(request.user)
-        presented = presented_by(request, request.user.pk)
+        presented = presented_token(request, request.user.pk)
         body = read(NewEventSubscriptionSerializer, request)
         observed = body.get("observable_objects", [])
         with at_field("observable_objects", NoSuchOffering):
             self._check_offerings(request.user, {one["offering_uuid"] for one in observed if "offering_uuid" in one})
-        subscription = registration.make_subscription(
+        subscription = registration.create_subscription(
             request.user,
             presented,
             observable_objects=[
                 one | {"offering_uuid": one["offering_uuid"].hex} if "offering_uuid" in one else one for one in observed
             ],
             description=body.get("description", ""),
-            source_ip=source_of(request),
+            source_ip=source_ip_of(request),
         )
         data = self.get_serializer(subscription).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
@@ -324,31 +324,31 @@ class EventSubscriptions(Shown[EventSubscription]):
         was there. The token presented becomes the subscription's password on the broker.
         """
         subscription = self.get_object()
-        presented = presented_by(request, subscription.owner_id)
+        presented = presented_token(request, subscription.owner_id)
         body = read(NewSubscriptionQueueSerializer, request)
         with at_field("offering_uuid", NoSuchOffering):
-            offering = identities.usable_offering(subscription.owner, body["offering_uuid"])
+            offering = identities.subscribable_offering(subscription.owner, body["offering_uuid"])
         queue, new = registration.create_queue(subscription, offering, body["object_type"], presented)
-        return self.made(SubscriptionQueueSerializer, queue, new)
+        return self.created_or_found(SubscriptionQueueSerializer, queue, new)
 
     def _check_offerings(self, owner: Owner, uuids: set[UUID]) -> None:
         """Make sure that this owner may subscribe to all of them, in one statement where it is so."""
         usable = Offering.objects.subscribed_by(owner).filter(uuid__in=uuids)
         for uuid in uuids.difference(usable.values_list("uuid", flat=True)):
-            identities.usable_offering(owner, uuid)
+            identities.subscribable_offering(owner, uuid)
 
 
-class GivenUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
+class StrictUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
     """By a UUID, written as in a body."""
 
-    field_class = FilteredUUIDField
+    field_class = StrictUUIDFormField
 
 
 class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
     """By subscription, offering and object type."""
 
-    event_subscription_uuid = GivenUUIDFilter(field_name="subscription__uuid", label="Of one subscription.")
-    offering_uuid = GivenUUIDFilter(field_name="offering__uuid", label="About one offering.")
+    event_subscription_uuid = StrictUUIDFilter(field_name="subscription__uuid", label="Of one subscription.")
+    offering_uuid = StrictUUIDFilter(field_name="offering__uuid", label="About one offering.")
     object_type = ChoiceFilter(choices=ObjectType.choices, label="Of one type.")
 
     class Meta:
@@ -356,7 +356,7 @@ class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library h
         fields: list[str] = []
 
 
-class SubscriptionQueues(Shown[SubscriptionQueue]):
+class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
     """Queues of event subscriptions: your own, and all to operators."""
 
     serializer_class = SubscriptionQueueSerializer
@@ -382,7 +382,7 @@ class SubscriptionQueues(Shown[SubscriptionQueue]):
         return super().destroy(request, uuid)
 
 
-class Consumers(Shown[Consumer]):
+class Consumers(RemovableByUUID[Consumer]):
     """Agents' consumer queues: your own, and all to operators."""
 
     serializer_class = ConsumerSerializer
@@ -442,7 +442,7 @@ class Offerings(ByUUID[Offering]):
         """
         offering = self.get_object()
         body = read(NewEventSerializer, request)
-        with at_field("payload", events.BadPayload):
+        with at_field("payload", events.InvalidPayload):
             published = events.publish(
                 offering, body["object_type"], body["payload"], request.user, body.get("message_id")
             )

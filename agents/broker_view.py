@@ -27,8 +27,8 @@ class Registered(NamedTuple):
 class BrokerView(NamedTuple):
     """What a sweep sees: queues and rows. The queues were listed first, so that what came in between has its row.
 
-    ``unlisted`` are the vhosts that could not be listed. ``stopped`` says why the list may lack queues of any vhost,
-    and a queue be there that the broker says isn't; empty: no reason. ``steady``: the nodes were the same throughout.
+    ``unlisted`` are the vhosts that could not be listed. ``incomplete_reason`` says why the list may lack queues of any vhost,
+    and a queue be there that the broker says isn't; empty: no reason. ``nodes_unchanged``: the nodes were the same throughout.
     """
 
     management: Management
@@ -36,8 +36,8 @@ class BrokerView(NamedTuple):
     rows: Mapping[QueueName, Registered]
     vhosts: Mapping[str, int]
     unlisted: Collection[str]
-    stopped: str
-    steady: bool
+    incomplete_reason: str
+    nodes_unchanged: bool
 
 
 def observe(report: Report, lease: HeldLease | None) -> BrokerView:
@@ -54,12 +54,16 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
     keep()
     there, unlisted = snapshot.list_names(management, list(before), keep) if before else ([], {})
     keep()
-    steady = snapshot.members(management) == members
+    nodes_unchanged = snapshot.members(management) == members
     for vhost, reason in unlisted.items():
-        report.note(f"vhost '{vhost}' could not be listed: {reason}")
-    stopped = "the nodes of the cluster changed meanwhile, and with them the list" if not steady else ""
-    if steady and members[1]:
-        stopped = f"a node is down ({', '.join(sorted(members[1]))}), and its queues can't be told from deleted ones"
+        report.add_error(f"vhost '{vhost}' could not be listed: {reason}")
+    incomplete_reason = (
+        "the nodes of the cluster changed meanwhile, and with them the list" if not nodes_unchanged else ""
+    )
+    if nodes_unchanged and members[1]:
+        incomplete_reason = (
+            f"a node is down ({', '.join(sorted(members[1]))}), and its queues can't be told from deleted ones"
+        )
     rows = {(row.vhost, row.name): row for row in _registered_rows()}
     after = registered.agent_vhosts()
     return BrokerView(
@@ -68,8 +72,8 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
         rows,
         {vhost: owner for vhost, owner in after.items() if vhost in before},
         unlisted,
-        stopped,
-        steady,
+        incomplete_reason,
+        nodes_unchanged,
     )
 
 

@@ -19,25 +19,25 @@ from core import locks
 from core.models import Removal
 from rabbit.management import BrokerUnavailable, Management
 
-PASSWORD = ["token", "next_token", "password_set"]
+PASSWORD_FIELDS = ["token", "next_token", "password_set"]
 """The fields that say which token is a login's password."""
 
 
-class Presented(NamedTuple):
+class PresentedToken(NamedTuple):
     """The token that a request came with. ``key`` is the token itself, and secret."""
 
     token: AuthToken
     key: str
 
     def __repr__(self) -> str:
-        return f"<Presented {self.token.uuid}>"
+        return f"<PresentedToken {self.token.uuid}>"
 
 
-def _is_granted(login: EventSubscription | Consumer, presented: Presented) -> bool:
+def _is_granted(login: EventSubscription | Consumer, presented: PresentedToken) -> bool:
     return login.password_set and login.token_id == presented.token.pk and login.next_token_id is None
 
 
-def grant_login(login: EventSubscription | Consumer, presented: Presented, management: Management) -> None:
+def grant_login(login: EventSubscription | Consumer, presented: PresentedToken, management: Management) -> None:
     """Make the presented token the password of a login, which may read its own queues and nothing else.
 
     Raises:
@@ -46,25 +46,25 @@ def grant_login(login: EventSubscription | Consumer, presented: Presented, manag
         BrokerError: the broker is away or refuses, or another request takes too long over this login.
     """
     # Read now: the vhost may have been lost since, and with it all permissions there.
-    login.refresh_from_db(fields=PASSWORD)
+    login.refresh_from_db(fields=PASSWORD_FIELDS)
     if _is_granted(login, presented):
         return
     username = login.rmq_username
     rows = type(login)._default_manager.filter(pk=login.pk)
     try:
         with locks.lock(username, wait=records.WAIT_SECONDS) as ours:
-            login.refresh_from_db(fields=PASSWORD)
+            login.refresh_from_db(fields=PASSWORD_FIELDS)
             if _is_granted(login, presented):
                 return
-            _note(login, presented.token)
+            _record_next_token(login, presented.token)
             try:
                 _put_user(login, presented, ours.renewing_client(management))
             finally:
                 if not rows.exists():
                     # Its user was removed with it, maybe before the broker created it.
                     remove_later(Removal(kind=Removal.Kind.USER, name=username))
-            is_set = _confirm(rows, presented.token)
-            login.refresh_from_db(fields=PASSWORD)
+            is_set = _record_token(rows, presented.token)
+            login.refresh_from_db(fields=PASSWORD_FIELDS)
     except locks.LockTaken as error:
         raise Busy(f"The login '{username}' is being changed by another request; ask again") from error
     if not is_set:
@@ -73,13 +73,13 @@ def grant_login(login: EventSubscription | Consumer, presented: Presented, manag
         raise _revoked()
 
 
-def _note(login: EventSubscription | Consumer, token: AuthToken) -> None:
+def _record_next_token(login: EventSubscription | Consumer, token: AuthToken) -> None:
     """Write down which token is about to be the password, so that revoking it from now on takes the password along.
 
     The one that is the password stays written down until the broker has the next one.
     """
     with transaction.atomic():
-        if not _lock(token):
+        if not _lock_token(token):
             raise _revoked()
         type(login)._default_manager.filter(pk=login.pk).update(next_token=token)
         if login.next_token_id not in (None, token.pk):
@@ -87,19 +87,19 @@ def _note(login: EventSubscription | Consumer, token: AuthToken) -> None:
             removals.schedule_password_reset(login.rmq_username)
 
 
-def _confirm(rows: QuerySet[Any], token: AuthToken) -> bool:
+def _record_token(rows: QuerySet[Any], token: AuthToken) -> bool:
     """Write down that this token is the password now; False where it was revoked or has expired meanwhile."""
     with transaction.atomic():
-        _lock(token)
+        _lock_token(token)
         return bool(rows.filter(next_token=token).update(token=token, next_token=None, password_set=True))
 
 
-def _lock(token: AuthToken) -> bool:
+def _lock_token(token: AuthToken) -> bool:
     """Lock a token before the logins that it is given to, so that it isn't revoked in between; False: it is gone."""
     return AuthToken.objects.select_for_update(no_key=True).filter(pk=token.pk).first() is not None
 
 
-def _put_user(login: EventSubscription | Consumer, presented: Presented, management: Management) -> None:
+def _put_user(login: EventSubscription | Consumer, presented: PresentedToken, management: Management) -> None:
     """Create the user of a login, with the token as its password, and its permissions."""
     username, vhost = login.rmq_username, login.owner.uuid.hex
     management.put_user(username, presented.key)

@@ -9,7 +9,7 @@ from rabbit.management import BrokerError, InequivalentArguments, Management, No
 logger = logging.getLogger(__name__)
 
 
-def make_or_replace(vhost: str, name: str, wanted: Any, management: Management) -> bool:
+def declare_or_replace(vhost: str, name: str, wanted: Any, management: Management) -> bool:
     """Make a queue; one that is there with other arguments is replaced where it is empty and nobody uses it.
 
     Raises:

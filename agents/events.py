@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from accounts.models import Owner
 from accounts.vouching import require_vouched
-from agents.identities import check_type
+from agents.identities import check_object_type
 from agents.models import Consumer, Offering, Registration, SubscriptionQueue
 from core import broker, bulk, limits
 from queues.models import Queue, QueueEvent
@@ -32,29 +32,29 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 """Of what Guardian adds to the payload."""
 
-MOST_BYTES = 1024 * 1024
+MAX_PAYLOAD_BYTES = 1024 * 1024
 """How large an event may be, as JSON."""
 
-FOLDED_FOR = timedelta(minutes=1)
+FOLD_INTERVAL = timedelta(minutes=1)
 """What happens to one queue again within this time is counted in the event that is there."""
 
-MOST_NAMED = 10
+MAX_QUEUES_LOGGED = 10
 """Queues that one line of the log names."""
 
-BEING_MADE = "it is still being made"
+BEING_CREATED = "it is still being created"
 NOT_ALLOWED = "its owner may not have this offering's events any more"
 NOT_THERE = "the broker doesn't have it"
 FULL = "it is full"
 
-Counted = tuple[QueueEvent.Kind, str]
+Undelivered = tuple[QueueEvent.Kind, str]
 """What is noted of a queue that an event didn't reach, and why."""
 
 
-class BadPayload(ValueError):
+class InvalidPayload(ValueError):
     """The payload can't be published. The text says why, in a sentence for the person who sent it."""
 
 
-class BadMessageId(ValueError):
+class InvalidMessageId(ValueError):
     """The message id isn't a UUID."""
 
 
@@ -95,9 +95,9 @@ def publish(
         NotVouched: ``by`` may not use the broker.
         PermissionDenied: ``by`` may not publish events of this offering.
         RateLimitExceeded: ``by`` published as many within the minute as they may.
-        NoSuchType: there is no such object type.
-        BadPayload: this can't be the payload.
-        BadMessageId: this can't be the message id.
+        NoSuchObjectType: there is no such object type.
+        InvalidPayload: this can't be the payload.
+        InvalidMessageId: this can't be the message id.
         OutcomeUnknown: some queues may have it; its ``results`` tell what is known.
         BrokerError: nothing was published.
     """
@@ -106,7 +106,7 @@ def publish(
         if not Offering.objects.published_by(by).filter(pk=offering.pk).exists():
             raise PermissionDenied(f"{by.email} may not publish events of {offering.name}. Ask an operator.")
         limits.consume(limits.RateLimit("events", settings.GUARDIAN_EVENTS_PER_MINUTE, 60), by.uuid.hex)
-    check_type(object_type)
+    check_object_type(object_type)
     body = _body(offering, object_type, payload)
     id_ = _message_id(message_id)
     ready, skipped = _recipients(offering, object_type)
@@ -119,9 +119,9 @@ def publish(
             results = broker.publisher().publish(ready, message)
         except OutcomeUnknown as error:
             results, unknown = error.results, error
-    failed = _failed(results)
+    failed = _undelivered(results)
     _log(offering, object_type, id_, failed)
-    _count(offering, skipped | failed)
+    _count_undelivered(offering, skipped | failed)
     if unknown is not None:
         raise unknown
     found = list(results.values())
@@ -136,35 +136,35 @@ def publish(
 
 def _body(offering: Offering, object_type: str, payload: Mapping[str, Any]) -> bytes:
     if not isinstance(payload, Mapping):
-        raise BadPayload("The payload has to be a JSON object.")
+        raise InvalidPayload("The payload has to be a JSON object.")
     added = {"object_type": object_type, "offering_uuid": offering.uuid.hex, "schema_version": SCHEMA_VERSION}
     for key, value in added.items():
         found = payload.get(key, value)
-        same = _hex(found) if key == "offering_uuid" else found
+        same = _uuid_hex(found) if key == "offering_uuid" else found
         if type(same) is not type(value) or same != value:
-            raise BadPayload(
+            raise InvalidPayload(
                 f"The payload says that '{key}' is {reprlib.repr(found)}, but here it is {value!r}. Leave it out."
             )
     try:
         body = json.dumps({**payload, **added}, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         # What JSON has no word for: NaN, half a surrogate pair, objects of Python's, an object inside itself.
-        raise BadPayload(f"The payload can't be written as JSON: {error}.") from error
-    if len(body) > MOST_BYTES:
-        raise BadPayload(f"The payload has {len(body):,} bytes as JSON; {MOST_BYTES:,} are allowed.")
+        raise InvalidPayload(f"The payload can't be written as JSON: {error}.") from error
+    if len(body) > MAX_PAYLOAD_BYTES:
+        raise InvalidPayload(f"The payload has {len(body):,} bytes as JSON; {MAX_PAYLOAD_BYTES:,} are allowed.")
     return body
 
 
 def _message_id(given: str | uuid.UUID | None) -> str:
     if given is None:
         return uuid.uuid4().hex
-    found = _hex(str(given))
+    found = _uuid_hex(str(given))
     if found is None:
-        raise BadMessageId("The message id has to be a UUID, with or without dashes.")
+        raise InvalidMessageId("The message id has to be a UUID, with or without dashes.")
     return found
 
 
-def _hex(text: Any) -> str | None:
+def _uuid_hex(text: Any) -> str | None:
     """Return a UUID, however it is written, as 32 hex digits; None: it is none."""
     try:
         return uuid.UUID(text).hex if isinstance(text, str) else None
@@ -172,39 +172,39 @@ def _hex(text: Any) -> str | None:
         return None
 
 
-def _recipients(offering: Offering, object_type: str) -> tuple[list[QueueName], dict[QueueName, Counted]]:
+def _recipients(offering: Offering, object_type: str) -> tuple[list[QueueName], dict[QueueName, Undelivered]]:
     """Return the queues that get the event, and those that would if they could."""
     queues = (
         SubscriptionQueue.objects.filter(offering=offering, object_type=object_type)
-        .annotate(allowed=_may_have("subscription__owner", offering))
+        .annotate(allowed=_may_subscribe("subscription__owner", offering))
         .order_by()
         .values_list("vhost", "queue_name", "state", "allowed")
     )
     consumers = (
         Consumer.objects.filter(identity__offering=offering)
-        .annotate(allowed=_may_have("identity__owner", offering))
+        .annotate(allowed=_may_subscribe("identity__owner", offering))
         .order_by()
         .values_list("vhost", "queue_name", "state", "allowed", "object_types")
     )
     registered = [*queues, *(one[:4] for one in consumers if not one[4] or object_type in one[4])]
     ready: list[QueueName] = []
-    skipped: dict[QueueName, Counted] = {}
+    skipped: dict[QueueName, Undelivered] = {}
     for vhost, name, state, allowed in registered:
         if allowed and state == Registration.READY:
             ready.append((vhost, name))
         else:
-            skipped[vhost, name] = QueueEvent.Kind.SKIPPED, BEING_MADE if allowed else NOT_ALLOWED
+            skipped[vhost, name] = QueueEvent.Kind.SKIPPED, BEING_CREATED if allowed else NOT_ALLOWED
     return ready, skipped
 
 
-def _may_have(owner: str, offering: Offering) -> "ExpressionWrapper[Q]":
+def _may_subscribe(owner: str, offering: Offering) -> "ExpressionWrapper[Q]":
     """Return whether this owner may subscribe to the offering: ``Offering.objects.subscribed_by``, for many."""
     members = Offering.members.through.objects.filter(offering=offering, owner=OuterRef(f"{owner}_id"))
     may = Q(**{f"{owner}__is_active": True}) & (Q(**{f"{owner}__is_staff": True}) | Q(Exists(members)))
     return ExpressionWrapper(may, output_field=BooleanField())
 
 
-def _failed(results: Mapping[QueueName, Result]) -> dict[QueueName, Counted]:
+def _undelivered(results: Mapping[QueueName, Result]) -> dict[QueueName, Undelivered]:
     why = {
         Result.GONE: (QueueEvent.Kind.SKIPPED, NOT_THERE),
         Result.REJECTED: (QueueEvent.Kind.REJECTED, FULL),
@@ -212,18 +212,18 @@ def _failed(results: Mapping[QueueName, Result]) -> dict[QueueName, Counted]:
     return {queue: why[result] for queue, result in results.items() if result in why}
 
 
-def _log(offering: Offering, object_type: str, message_id: str, counted: Mapping[QueueName, Counted]) -> None:
+def _log(offering: Offering, object_type: str, message_id: str, counted: Mapping[QueueName, Undelivered]) -> None:
     """Write a line for each reason, with the queues that it holds for."""
     for kind, why in sorted(set(counted.values())):
         names = [f"{name} in {vhost}" for (vhost, name), found in counted.items() if found == (kind, why)]
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        more = f" and {len(names) - MAX_QUEUES_LOGGED} more" if len(names) > MAX_QUEUES_LOGGED else ""
         logger.warning(
             "The event %s (%s of %s) was %s for %s%s: %s",
-            message_id, object_type, offering.uuid.hex, kind, ", ".join(names[:MOST_NAMED]), more, why,
+            message_id, object_type, offering.uuid.hex, kind, ", ".join(names[:MAX_QUEUES_LOGGED]), more, why,
         )  # fmt: skip
 
 
-def _count(offering: Offering, counted: Mapping[QueueName, Counted]) -> None:
+def _count_undelivered(offering: Offering, counted: Mapping[QueueName, Undelivered]) -> None:
     """Count in the queues' events what didn't reach them: one event a minute for each queue and kind."""
     if not counted:
         return
@@ -237,12 +237,12 @@ def _count(offering: Offering, counted: Mapping[QueueName, Counted]) -> None:
         logger.exception("Could not count what the event did not reach.")
 
 
-def _write(counted: Mapping[QueueName, Counted]) -> None:
+def _write(counted: Mapping[QueueName, Undelivered]) -> None:
     now, keys = timezone.now(), list(counted)
     recent = QueueEvent.objects.filter(
         bulk.among(QueueEvent, ("vhost", "queue_name"), keys),
         kind__in=[QueueEvent.Kind.SKIPPED, QueueEvent.Kind.REJECTED],
-        at__gt=now - FOLDED_FOR,
+        at__gt=now - FOLD_INTERVAL,
     )
     there = {
         (vhost, name, kind): (id_, details)

@@ -25,15 +25,15 @@ class NoSuchOffering(ValueError):
     """There is no such offering, or it isn't one that the owner's agents may subscribe to."""
 
 
-class NoSuchType(ValueError):
+class NoSuchObjectType(ValueError):
     """Events have no such object type."""
 
 
-class TakenName(ValueError):
+class IdentityExists(ValueError):
     """The owner has an identity of that name for that offering."""
 
 
-class Introduction(TypedDict, total=False):
+class IdentityDetails(TypedDict, total=False):
     """What an agent tells of itself beside its name and its offering."""
 
     version: str
@@ -43,7 +43,7 @@ class Introduction(TypedDict, total=False):
     last_restarted: datetime | None
 
 
-class Introduced(Introduction, total=False):
+class IdentityChanges(IdentityDetails, total=False):
     """All that an agent can change of its identity."""
 
     name: str
@@ -63,7 +63,7 @@ def read_uuid(text: Any) -> uuids.UUID:
     return uuids.UUID(text)
 
 
-def usable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
+def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
     """Return the offering with this UUID, with or without dashes.
 
     Raises:
@@ -83,43 +83,45 @@ def _no_such_offering() -> NoSuchOffering:
     return NoSuchOffering("There is no such offering, or your agents may not have its events.")
 
 
-def check_type(object_type: str) -> str:
+def check_object_type(object_type: str) -> str:
     """Return this object type.
 
     Raises:
-        NoSuchType: it isn't one.
+        NoSuchObjectType: it isn't one.
     """
     if object_type not in ObjectType.values:
-        raise NoSuchType(f"There is no such object type; there are: {', '.join(ObjectType.values)}.")
+        raise NoSuchObjectType(f"There is no such object type; there are: {', '.join(ObjectType.values)}.")
     return object_type
 
 
-def make_identity(owner: Owner, offering: Offering, name: str, **introduction: Unpack[Introduction]) -> AgentIdentity:
+def create_identity(
+    owner: Owner, offering: Offering, name: str, **introduction: Unpack[IdentityDetails]
+) -> AgentIdentity:
     """Make an identity of an agent of this owner's, which introduces itself for this offering.
 
     Raises:
         NotVouched: the owner may not use the broker.
-        TakenName: they have one of that name for that offering.
+        IdentityExists: they have one of that name for that offering.
         NoSuchOffering: the offering was removed meanwhile.
         ObjectDoesNotExist: the owner was.
     """
-    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_stored(introduction))
+    identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
     try:
         insert(lambda: identity.save(force_insert=True), owner)
     except IntegrityError as error:
-        raise _taken(identity) from error
+        raise _conflict(identity) from error
     return identity
 
 
-def change_identity(identity: AgentIdentity, **introduced: Unpack[Introduced]) -> None:
+def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
     """Change what was told of an agent; what is not given stays.
 
     Raises:
-        TakenName: the owner has another one of that name for that offering.
+        IdentityExists: the owner has another one of that name for that offering.
         NoSuchOffering: the offering was removed meanwhile.
         ObjectDoesNotExist: the identity was.
     """
-    changed = {**_stored(introduced), "modified": timezone.now()}
+    changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
         setattr(identity, name, value)
     try:
@@ -127,10 +129,10 @@ def change_identity(identity: AgentIdentity, **introduced: Unpack[Introduced]) -
             if not AgentIdentity.objects.filter(pk=identity.pk).update(**changed):
                 raise AgentIdentity.DoesNotExist("The identity was removed meanwhile.")
     except IntegrityError as error:
-        raise _taken(identity) from error
+        raise _conflict(identity) from error
 
 
-def config_of(identity: AgentIdentity) -> str:
+def read_config(identity: AgentIdentity) -> str:
     """Return the agent's configuration file; empty where there is none, or it can't be opened any more."""
     if not identity.sealed_config:
         return ""
@@ -141,7 +143,7 @@ def config_of(identity: AgentIdentity) -> str:
         return ""
 
 
-def _stored(told: Introduced | Introduction) -> dict[str, Any]:
+def _as_fields(told: IdentityChanges | IdentityDetails) -> dict[str, Any]:
     """Return what was told as the fields that it is stored in."""
     fields: dict[str, Any] = dict(told)
     if "config_file_content" in fields:
@@ -152,8 +154,8 @@ def _stored(told: Introduced | Introduction) -> dict[str, Any]:
     return fields
 
 
-def _taken(identity: AgentIdentity) -> TakenName | NoSuchOffering:
+def _conflict(identity: AgentIdentity) -> IdentityExists | NoSuchOffering:
     """Return why the database has no place for an identity."""
     if Offering.objects.filter(pk=identity.offering_id).exists():
-        return TakenName(f"You have an agent '{identity.name}' for this offering already; choose another name.")
+        return IdentityExists(f"You have an agent '{identity.name}' for this offering already; choose another name.")
     return _no_such_offering()

@@ -9,7 +9,7 @@ from django.db import transaction
 from accounts.models import PulseUser
 from agents.broker_view import BrokerView
 from agents.models import Consumer, EventSubscription
-from agents.reports import Report, batches, most
+from agents.reports import Report, batches, deletion_limit
 from core import bulk, removals
 from core.leases import HeldLease
 from core.models import Removal
@@ -19,18 +19,18 @@ from rabbit.permissions import Permissions, allows, for_consumer, for_subscripti
 
 _USERNAME = re.compile("[0-9a-f]{32}")
 
-_READS_A_CONSUMERS = re.compile(re.escape(for_consumer("*").read).replace(re.escape("*"), _USERNAME.pattern))
+_CONSUMER_READ_PATTERN = re.compile(re.escape(for_consumer("*").read).replace(re.escape("*"), _USERNAME.pattern))
 
 
-def settle_logins(
-    report: Report, view: BrokerView, lease: HeldLease | None, force: bool, going: Collection[QueueName]
+def reconcile_logins(
+    report: Report, view: BrokerView, lease: HeldLease | None, force: bool, condemned: Collection[QueueName]
 ) -> None:
     """Hold the logins against the broker's users, both ways; without a lease, look and decide only.
 
     The rows are read first of all, for what they lack: what has its password then has its user and its permission
     afterwards. They are read again after the list, for what stands for a user: it has its row before it is made.
 
-    ``going`` are the queues that were to be deleted. Whoever reads from another one that no registration stands for,
+    ``condemned`` are the queues that were to be deleted. Whoever reads from another one that no registration stands for,
     or from one that was kept, keeps the user to read it by.
     """
     if report.away:
@@ -43,24 +43,26 @@ def settle_logins(
         permissions = view.management.all_permissions()
         _forget_passwords(report, logins, {user.name for user in users}, permissions, lease)
         kept = {(one["vhost"], one["queue"]) for one in report.in_use}
-        spare = _spare(users, permissions, view.vhosts, view.queues.keys() - view.rows.keys() - (set(going) - kept))
-        if spare:
+        unused = _unused_users(
+            users, permissions, view.vhosts, view.queues.keys() - view.rows.keys() - (set(condemned) - kept)
+        )
+        if unused:
             # As for queues: what was removed meanwhile is gone by now.
             there = {user.name for user in view.management.users()}
-            spare = [name for name in spare if name in there]
+            unused = [name for name in unused if name in there]
     except BrokerError as error:
-        report.note(f"the users could not be listed: {error}")
+        report.add_error(f"the users could not be listed: {error}")
         return
-    limit = most(len(spare) + len(logins))
-    if len(spare) > limit and not force:
-        report.note(
-            f"{len(spare)} RabbitMQ users are named as an agent's login and have none here, which is more than the "
+    limit = deletion_limit(len(unused) + len(logins))
+    if len(unused) > limit and not force:
+        report.add_error(
+            f"{len(unused)} RabbitMQ users are named as an agent's login and have none here, which is more than the "
             f"brake allows ({limit}), so none was deleted; look, then use --force"
         )
     elif lease is None:
-        report.users = len(spare)
+        report.users = len(unused)
     elif not report.brake_held:
-        _remove_users(report, spare, lease)
+        _remove_users(report, unused, lease)
 
 
 class _Login(NamedTuple):
@@ -106,16 +108,16 @@ def _forget_passwords(
             report.logins += rows.update(password_set=False)
 
 
-def _spare(
+def _unused_users(
     users: Iterable[User],
     permissions: Mapping[str, Mapping[str, Permissions]],
     vhosts: Collection[str],
-    staying: Iterable[QueueName],
+    remaining: Iterable[QueueName],
 ) -> list[str]:
     """Return the users that look as a login's do, and that nothing stands for. Four statements at most.
 
     One without any permission may be somebody else's, and can do nothing. One that may read from a queue that is
-    ``staying`` is needed for that.
+    ``remaining`` is needed for that.
     """
     names = {user.name for user in users if not user.tags and is_agents_login(user.name) and permissions.get(user.name)}
     # First what a row stands for, which is nearly all of them: a comparison of patterns costs more than a row.
@@ -126,12 +128,14 @@ def _spare(
         names -= set(PulseUser.objects.order_by().values_list("username", flat=True))
         names -= set(Removal.objects.filter(kind=Removal.Kind.USER).order_by().values_list("name", flat=True))
     to_read: dict[str, list[str]] = {}
-    for vhost, queue in staying:
+    for vhost, queue in remaining:
         to_read.setdefault(vhost, []).append(queue)
     return sorted(
         name
         for name in names
-        if all(vhost in vhosts and _is_a_logins(name, granted) for vhost, granted in permissions[name].items())
+        if all(
+            vhost in vhosts and _has_login_permissions(name, granted) for vhost, granted in permissions[name].items()
+        )
         and not any(
             allows(granted.read, queue)
             for vhost, granted in permissions[name].items()
@@ -140,11 +144,11 @@ def _spare(
     )
 
 
-def _is_a_logins(name: str, granted: Permissions) -> bool:
+def _has_login_permissions(name: str, granted: Permissions) -> bool:
     """Return whether these permissions are of the shape that a login of this name has."""
     if granted == for_subscription(name):
         return True
-    reads_one = _READS_A_CONSUMERS.fullmatch(granted.read) is not None
+    reads_one = _CONSUMER_READ_PATTERN.fullmatch(granted.read) is not None
     return reads_one and granted._replace(read="") == for_consumer(name)._replace(read="")
 
 
@@ -157,7 +161,7 @@ def _remove_users(report: Report, names: Sequence[str], lease: HeldLease) -> Non
         outcome = removals.run(ids)
         report.users += outcome.removed
         for error in outcome.errors:
-            report.note(error)
+            report.add_error(error)
         if outcome.away:
             report.away = True
             return

@@ -9,7 +9,7 @@ from django.db import models
 from accounts.models import AuthToken, Owner, check_line, visible_to
 from rabbit.permissions import Permissions, for_consumer, for_subscription
 
-LONGEST_OFFERING_NAME = 150
+MAX_OFFERING_NAME_LENGTH = 150
 
 
 def _hex() -> str:
@@ -62,14 +62,14 @@ def check_offering_name(name: str) -> None:
     Raises:
         ValidationError: it can't.
     """
-    check_line(name, LONGEST_OFFERING_NAME)
+    check_line(name, MAX_OFFERING_NAME_LENGTH)
 
 
 class Offering(models.Model):
     """What events are about: agents subscribe to it, others publish to it."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True)
-    name = models.CharField(max_length=LONGEST_OFFERING_NAME, validators=[check_offering_name])
+    name = models.CharField(max_length=MAX_OFFERING_NAME_LENGTH, validators=[check_offering_name])
     members = models.ManyToManyField(
         Owner, blank=True, related_name="offerings", help_text="Whose agents may have its events."
     )
@@ -104,13 +104,13 @@ class RegisteredQuerySet(models.QuerySet[Any]):
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
         """Return what this visitor may see: an operator all, an owner their own, nobody else any."""
-        return visible_to(self, visitor, models.Q((self.model.OWNED_BY, visitor.pk)))
+        return visible_to(self, visitor, models.Q((self.model.OWNER_FIELD, visitor.pk)))
 
 
 class AgentIdentity(models.Model):
     """An agent, as it introduces itself for one offering."""
 
-    OWNED_BY = "owner"
+    OWNER_FIELD = "owner"
     """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
@@ -172,7 +172,7 @@ class Login(models.Model):
 class EventSubscription(Login):
     """What an owner's agent wants to hear of. Its RabbitMQ user is named after its UUID, and reads its queues."""
 
-    OWNED_BY = "owner"
+    OWNER_FIELD = "owner"
     """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
@@ -219,7 +219,7 @@ class Registration(models.TextChoices):
 class SubscriptionQueue(models.Model):
     """The queue of one subscription for the events of one type about one offering."""
 
-    OWNED_BY = "subscription__owner"
+    OWNER_FIELD = "subscription__owner"
     """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
@@ -260,7 +260,7 @@ class SubscriptionQueue(models.Model):
 class Consumer(Login):
     """The one queue of an agent that reads everything from one: its types, its RabbitMQ user, its queue."""
 
-    OWNED_BY = "identity__owner"
+    OWNER_FIELD = "identity__owner"
     """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)

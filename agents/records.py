@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 3
 WAIT_SECONDS = 10.0
 """How long a request waits for another one that sets the same login's password, or creates the same vhost."""
 
-REMOVED_AFTER = timedelta(minutes=1)
+REMOVAL_DELAY = timedelta(minutes=1)
 """How long after a failed registration its remains are removed: by then the broker has handled a late request."""
 
 M = TypeVar("M", bound=Model)
@@ -109,9 +109,9 @@ def delete_row(rows: QuerySet[Any]) -> None:
 
 def remove_later(*what: Removal) -> None:
     """Have something removed from the broker in a while. Somebody who is just at it has to begin again then."""
-    removals.write(what, due_at=timezone.now() + REMOVED_AFTER)
+    removals.write(what, due_at=timezone.now() + REMOVAL_DELAY)
 
 
-def removed_again_and_again(what: str) -> Busy:
+def repeatedly_removed(what: str) -> Busy:
     """Return the error for a row that was removed by others at each attempt."""
     return Busy(f"{what} was removed again and again while it was being made; ask again later")

@@ -8,7 +8,7 @@ from core import bulk
 from rabbit import names
 
 
-def registered() -> dict[tuple[str, str], int]:
+def registered_queues() -> dict[tuple[str, str], int]:
     """Return the queues that agents registered, as (vhost, name), and whose they are, by the owner's id.
 
     The dead-letter queues of their vhosts are among them. In three statements.
@@ -29,15 +29,15 @@ def mark_vanished(names: Collection[tuple[str, str]]) -> None:
 
     They are being made again, by the agent's next call or the sweep.
     """
-    _move(names, Registration.READY, Registration.CREATING)
+    _set_state(names, Registration.READY, Registration.CREATING)
 
 
 def mark_returned(names: Collection[tuple[str, str]]) -> None:
     """Note that the broker has these registered queues, given as (vhost, name), again. In two statements."""
-    _move(names, Registration.CREATING, Registration.READY)
+    _set_state(names, Registration.CREATING, Registration.READY)
 
 
-def _move(names: Collection[tuple[str, str]], before: Registration, after: Registration) -> None:
+def _set_state(names: Collection[tuple[str, str]], before: Registration, after: Registration) -> None:
     if not names:
         return
     for model in (SubscriptionQueue, Consumer):
@@ -49,7 +49,7 @@ class RegisteredByAgents:
     """What a pass has to know of agents' queues: see ``queues.registered.RegisteredQueues``."""
 
     vhosts = staticmethod(agent_vhosts)
-    queues = staticmethod(registered)
+    queues = staticmethod(registered_queues)
     pending_removals = staticmethod(removals.pending)
     record_missing = staticmethod(mark_vanished)
     record_returned = staticmethod(mark_returned)

@@ -18,9 +18,9 @@ from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import transaction
 
 from accounts.models import Owner
-from agents.credentials import Presented, grant_login
-from agents.declaring import make_or_replace
-from agents.identities import check_type
+from agents.credentials import PresentedToken, grant_login
+from agents.declaring import declare_or_replace
+from agents.identities import check_object_type
 from agents.models import (
     AgentIdentity,
     Consumer,
@@ -37,7 +37,7 @@ from agents.records import (
     get_or_create,
     insert,
     remove_later,
-    removed_again_and_again,
+    repeatedly_removed,
 )
 from agents.vhosts import in_vhost, require_vhost
 from core import broker
@@ -51,7 +51,7 @@ from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse,
 def register_subscription(
     identity: AgentIdentity,
     object_type: str,
-    presented: Presented,
+    presented: PresentedToken,
     *,
     description: str = "",
     source_ip: str | None = None,
@@ -59,13 +59,13 @@ def register_subscription(
     """Return the agent's subscription to a type, which the presented token logs in to; and whether it is new.
 
     Raises:
-        NoSuchType: the type isn't one.
+        NoSuchObjectType: the type isn't one.
         NotVouched: it would be new, and the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the identity was removed meanwhile.
         BrokerError: the broker is away or refused; nothing was registered.
     """
-    check_type(object_type)
+    check_object_type(object_type)
     management = broker.management()
     owner = identity.owner
     for _ in range(MAX_ATTEMPTS):
@@ -77,16 +77,16 @@ def register_subscription(
             object_type=object_type,
         )
         try:
-            _open(subscription, is_new, presented, management)
+            _grant_or_undo(subscription, is_new, presented, management)
         except EventSubscription.DoesNotExist:
             continue
         return subscription, is_new
-    raise removed_again_and_again("The subscription")
+    raise repeatedly_removed("The subscription")
 
 
-def make_subscription(
+def create_subscription(
     owner: Owner,
-    presented: Presented,
+    presented: PresentedToken,
     *,
     observable_objects: Sequence[dict[str, Any]] = (),
     description: str = "",
@@ -105,18 +105,20 @@ def make_subscription(
         owner=owner, observable_objects=list(observable_objects), description=description, source_ip=source_ip
     )
     insert(lambda: subscription.save(force_insert=True), owner)
-    _open(subscription, True, presented, management)
+    _grant_or_undo(subscription, True, presented, management)
     return subscription
 
 
-def _open(subscription: EventSubscription, is_new: bool, presented: Presented, management: Management) -> None:
+def _grant_or_undo(
+    subscription: EventSubscription, is_new: bool, presented: PresentedToken, management: Management
+) -> None:
     """Make the token the password of a subscription's login. If that fails, undo a new subscription."""
     try:
         require_vhost(subscription.owner, management)
         grant_login(subscription, presented, management)
     except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
         if is_new:
-            _undo_subscription(subscription, has_user=not _is_nothing_done(error))
+            _undo_subscription(subscription, has_user=not _never_reached(error))
         raise
 
 
@@ -139,21 +141,21 @@ def create_queue(
     subscription: EventSubscription,
     offering: Offering,
     object_type: str,
-    presented: Presented,
+    presented: PresentedToken,
 ) -> tuple[SubscriptionQueue, bool]:
     """Return the queue of a subscription for the events of a type about an offering; and whether it is new.
 
     The broker has it, just as it should be, and the presented token reads it.
 
     Raises:
-        NoSuchType: the type isn't one.
+        NoSuchObjectType: the type isn't one.
         NotVouched: it would be new, and the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the subscription or the offering was removed meanwhile.
         Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
         BrokerError: the broker is away; a queue that would be new is not registered.
     """
-    check_type(object_type)
+    check_object_type(object_type)
     management = broker.management()
     for _ in range(MAX_ATTEMPTS):
         queue, is_new = get_or_create(
@@ -170,11 +172,11 @@ def create_queue(
         queue.subscription, queue.offering = subscription, offering  # spares their queries
         if _ensure(queue, is_new, management, presented):
             return queue, is_new
-    raise removed_again_and_again("The queue")
+    raise repeatedly_removed("The queue")
 
 
 def register_consumer(
-    identity: AgentIdentity, presented: Presented, object_types: Sequence[str] | None
+    identity: AgentIdentity, presented: PresentedToken, object_types: Sequence[str] | None
 ) -> tuple[Consumer, bool]:
     """Return the one queue of an agent for everything about its offering; and whether it is new.
 
@@ -182,14 +184,14 @@ def register_consumer(
     broker has the queue, just as it should be, and the presented token reads it.
 
     Raises:
-        NoSuchType: a type isn't one.
+        NoSuchObjectType: a type isn't one.
         NotVouched: it would be new, and the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the identity was removed meanwhile.
         Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
         BrokerError: the broker is away; a queue that would be new is not registered.
     """
-    types = None if object_types is None else list(dict.fromkeys(check_type(one) for one in object_types))
+    types = None if object_types is None else list(dict.fromkeys(check_object_type(one) for one in object_types))
     management = broker.management()
     for _ in range(MAX_ATTEMPTS):
         uuid = uuids.uuid4()
@@ -208,10 +210,10 @@ def register_consumer(
         changes = {} if types is None else {"object_types": types}
         if _ensure(consumer, is_new, management, presented, **changes):
             return consumer, is_new
-    raise removed_again_and_again("The queue")
+    raise repeatedly_removed("The queue")
 
 
-def make_again(row: SubscriptionQueue | Consumer, management: Management) -> None:
+def redeclare(row: SubscriptionQueue | Consumer, management: Management) -> None:
     """Declare a registered queue that the broker has lost or never had, and create its vhost if it is missing.
 
     Raises:
@@ -225,7 +227,7 @@ def _ensure(
     row: SubscriptionQueue | Consumer,
     is_new: bool,
     management: Management,
-    presented: Presented | None = None,
+    presented: PresentedToken | None = None,
     **changes: Any,
 ) -> bool:
     """Ensure the queue, its vhost and, for a presented token, its login; mark the row ready, with these changes.
@@ -247,8 +249,8 @@ def _ensure(
     except Consumer.DoesNotExist:
         pass  # A consumer is its own login: the row itself was removed.
     except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
-        has_queue = has_queue or _may_be_done(error)
-        _undo(row, is_new, has_queue=has_queue, has_user=has_queue or not _is_nothing_done(error))
+        has_queue = has_queue or _may_have_reached(error)
+        _undo(row, is_new, has_queue=has_queue, has_user=has_queue or not _never_reached(error))
         raise
     changes["state"] = Registration.READY
     if not type(row)._default_manager.filter(pk=row.pk).update(**changes):
@@ -284,15 +286,15 @@ def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
     return in_vhost(
         row.owner,
         management,
-        lambda: make_or_replace(row.vhost, row.queue_name, arguments.REGISTERED_QUEUE_ARGUMENTS, management),
+        lambda: declare_or_replace(row.vhost, row.queue_name, arguments.REGISTERED_QUEUE_ARGUMENTS, management),
     )
 
 
-def _may_be_done(error: Exception) -> bool:
+def _may_have_reached(error: Exception) -> bool:
     """Return whether the broker may have done what failed so."""
     return isinstance(error, MalformedResponse) or (isinstance(error, BrokerUnavailable) and not error.never_reached)
 
 
-def _is_nothing_done(error: Exception) -> bool:
+def _never_reached(error: Exception) -> bool:
     """Return whether the broker has certainly got nothing of what failed so, not even a part."""
     return isinstance(error, BrokerUnavailable) and error.never_reached

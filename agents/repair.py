@@ -18,7 +18,7 @@ from rabbit.names import DEAD_LETTER_QUEUE
 logger = logging.getLogger(__name__)
 
 
-MOST_TIMEOUTS = 3
+MAX_TIMEOUTS = 3
 """After so many repairs that the broker didn't answer in time, it is away."""
 
 
@@ -26,29 +26,29 @@ def repair(
     report: Report,
     view: BrokerView,
     missing: Sequence[SubscriptionQueue | Consumer],
-    bare: Sequence[str],
+    vhosts_without_dlq: Sequence[str],
     lease: HeldLease,
 ) -> None:
     """Make again what the broker lacks. One that fails doesn't stop the others; a broker that is away does."""
     timeouts = 0
     steps: Iterable[tuple[str, Callable[[], None]]] = chain(
         (
-            (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _dead_letters(owner, view.management))
-            for owner in Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in bare])
+            (f"{DEAD_LETTER_QUEUE} in {owner.uuid.hex}", _create_vhost(owner, view.management))
+            for owner in Owner.objects.filter(pk__in=[view.vhosts[vhost] for vhost in vhosts_without_dlq])
         ),
-        ((f"{row.queue_name} in {row.vhost}", _again(row, view.management)) for row in missing),
+        ((f"{row.queue_name} in {row.vhost}", _redeclare(row, view.management)) for row in missing),
     )
-    for what, make in steps:
+    for what, declare in steps:
         lease.renew_if_due()
         try:
-            make()
+            declare()
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
             # The latter two: its owner may not use the broker any more, or is gone.
-            report.note(f"{what} could not be made again: {error}")
+            report.add_error(f"{what} could not be made recreate: {error}")
             if isinstance(error, BrokerUnavailable):
                 # Else one vhost alone is busy, or doesn't run.
                 timeouts += error.timed_out
-                if error.never_reached or timeouts == MOST_TIMEOUTS:
+                if error.never_reached or timeouts == MAX_TIMEOUTS:
                     report.away = True
                     return
         else:
@@ -56,9 +56,9 @@ def repair(
             logger.info("%s was made again", what)
 
 
-def _again(row: SubscriptionQueue | Consumer, management: Management) -> Callable[[], None]:
-    return lambda: registration.make_again(row, management)
+def _redeclare(row: SubscriptionQueue | Consumer, management: Management) -> Callable[[], None]:
+    return lambda: registration.redeclare(row, management)
 
 
-def _dead_letters(owner: Owner, management: Management) -> Callable[[], None]:
+def _create_vhost(owner: Owner, management: Management) -> Callable[[], None]:
     return lambda: vhosts.create_vhost(owner, management)

@@ -31,16 +31,16 @@ T = TypeVar("T")
 
 KEEP_REPORTS = timedelta(days=90)
 
-UNDER_WAY = timedelta(minutes=1)
+REGISTRATION_GRACE = timedelta(minutes=1)
 """A registration younger than this may be under way, and is left to whoever is at it."""
 
-BATCH = 500
+BATCH_SIZE = 500
 """So many queues are deleted, or owners and tokens looked at, between two renewals of the lease."""
 
-MOST_ERRORS = 50
+MAX_ERRORS = 50
 """Errors that the report keeps. The log has them all."""
 
-MOST_NAMED = 20
+MAX_ORPHANS_NAMED = 20
 """Orphans in use that a message names. The command names them all."""
 
 
@@ -85,12 +85,12 @@ class Report:
         """Return it in the form that ``--json`` prints."""
         return {**asdict(self), "at": self.at.isoformat()}
 
-    def note(self, error: str) -> None:
+    def add_error(self, error: str) -> None:
         """Keep an error, in words, and log it; once, though it may be found twice."""
         if error in self.errors:
             return
         logger.warning("%s: %s", self.kind, error)
-        if len(self.errors) < MOST_ERRORS:
+        if len(self.errors) < MAX_ERRORS:
             self.errors.append(error)
 
 
@@ -111,14 +111,14 @@ def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], fo
                 report.seconds = time.monotonic() - began
                 with transaction.atomic():
                     lease.renew()
-                    _file(report)
+                    save_report(report)
         except LeaseTaken:
             report.another_sweep = True
         except LeaseLost as error:
             report.given_up = True
-            report.note(str(error))
+            report.add_error(str(error))
             report.seconds = time.monotonic() - began
-            _file(report)
+            save_report(report)
         if report.told:
             enqueue.nudge(report.told)
     report.seconds = time.monotonic() - began
@@ -133,30 +133,30 @@ def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], fo
     return report
 
 
-def most(seen: int) -> int:
+def deletion_limit(seen: int) -> int:
     """Return how many queues, or users, may be deleted at once where so many were seen."""
     return brake_limit(settings.GUARDIAN_DELETE_BRAKE, seen)
 
 
 def apply_brake(report: Report, force: bool) -> None:
     """Note whether so many queues may be deleted at once."""
-    limit = most(report.seen)
+    limit = deletion_limit(report.seen)
     if report.found > limit and not force:
         report.brake_held = True
-        report.note(
+        report.add_error(
             f"the brake holds: {report.found} of {report.seen} queues are to be deleted, and at most {limit} may be; "
             "look, then use --force"
         )
 
 
-def _file(report: Report) -> None:
+def save_report(report: Report) -> None:
     """Keep the report as a row, with the messages about it."""
-    report.told += enqueue.enqueue(list(_news(report)), report.at)
+    report.told += enqueue.enqueue(list(_new_notices(report)), report.at)
     names = [one.name for one in Sweep._meta.get_fields() if one.name != "id"]
     Sweep.objects.create(**{name: getattr(report, name) for name in names})
 
 
-def _news(report: Report) -> Iterator[Notice]:
+def _new_notices(report: Report) -> Iterator[Notice]:
     """Return what the operators have not been told yet: that the brake holds, and that orphans are in use."""
     # One that saw nothing says nothing: the broker was away.
     earlier = Sweep.objects.filter(kind=report.kind).exclude(seen=0)
@@ -179,20 +179,20 @@ def _news(report: Report) -> Iterator[Notice]:
         if is_news:
             facts = {
                 "count": len(names),
-                "orphans": report.in_use[:MOST_NAMED],
-                "more": max(0, len(names) - MOST_NAMED),
+                "orphans": report.in_use[:MAX_ORPHANS_NAMED],
+                "more": max(0, len(names) - MAX_ORPHANS_NAMED),
                 "digest": digest,
             }
             yield Notice(kinds.ORPHANS_IN_USE, facts)
 
 
-def named(name: QueueName) -> dict[str, str]:
+def queue_as_json(name: QueueName) -> dict[str, str]:
     """Return a queue's name in the form that reports have."""
     return {"vhost": name[0], "queue": name[1]}
 
 
 def batches(items: Sequence[T]) -> Iterator[list[T]]:
-    """Return these in lists of at most ``BATCH``."""
+    """Return these in lists of at most ``BATCH_SIZE``."""
     rest = iter(items)
-    while batch := list(islice(rest, BATCH)):
+    while batch := list(islice(rest, BATCH_SIZE)):
         yield batch

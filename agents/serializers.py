@@ -19,13 +19,13 @@ from agents import identities
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from core.links import absolute_url, object_url
 
-MOST_DEPENDENCIES = 200
-MOST_OBSERVED = 200
-MOST_CONFIG_BYTES = 64 * 1024
-LONGEST_NAME = 255
-LONGEST_VERSION = 100
-LONGEST_TEXT = 500
-LARGEST_ID = 2**63 - 1
+MAX_DEPENDENCIES = 200
+MAX_OBSERVED_OBJECTS = 200
+MAX_CONFIG_BYTES = 64 * 1024
+MAX_NAME_LENGTH = 255
+MAX_VERSION_LENGTH = 100
+MAX_TEXT_LENGTH = 500
+MAX_ID = 2**63 - 1
 
 UUID = "8d9c5b7ef0a14c5f9e0a4f6b6f7c8d9e"
 OWNER = "1b6f4a3c2d5e4f708192a3b4c5d6e7f8"
@@ -105,7 +105,7 @@ class Compatibility(NamedTuple):
     message: str
 
 
-OLDEST_TRIED = (1, 0, 5)
+OLDEST_TESTED_VERSION = (1, 0, 5)
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 
 
@@ -118,12 +118,12 @@ def compatibility(version: str) -> Compatibility:
     if match is None:
         return Compatibility("unknown", "The agent tells no version that can be read.")
     found = tuple(int(part or 0) for part in match.groups())
-    if found[0] == OLDEST_TRIED[0] and found >= OLDEST_TRIED:
+    if found[0] == OLDEST_TESTED_VERSION[0] and found >= OLDEST_TESTED_VERSION:
         return Compatibility("compatible", "Agents of version 1.0.5 and newer 1.x work with Guardian.")
     return Compatibility("unknown", "Guardian was tried with agents of version 1.0.5 and newer 1.x, not with this one.")
 
 
-def address_of_identity(identity: AgentIdentity) -> str:
+def identity_url(identity: AgentIdentity) -> str:
     """Return where an identity is read."""
     return object_url("api-agent-identity", identity.uuid)
 
@@ -131,7 +131,7 @@ def address_of_identity(identity: AgentIdentity) -> str:
 # Fields
 
 
-class GivenUUIDField(serializers.UUIDField):
+class StrictUUIDField(serializers.UUIDField):
     """A UUID in a body."""
 
     def to_internal_value(self, data: Any) -> uuid.UUID:
@@ -146,7 +146,7 @@ class GivenUUIDField(serializers.UUIDField):
             raise serializers.ValidationError(str(error)) from error
 
 
-class FilteredUUIDField(forms.UUIDField):
+class StrictUUIDFormField(forms.UUIDField):
     """A UUID that a list is filtered by."""
 
     def to_python(self, value: Any) -> Any:
@@ -163,7 +163,7 @@ class FilteredUUIDField(forms.UUIDField):
             raise InvalidValue(str(error)) from error
 
 
-class NameField(serializers.CharField):
+class VerbatimField(serializers.CharField):
     """A name or a text, kept as it stands: agents look for what they sent."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -171,7 +171,7 @@ class NameField(serializers.CharField):
 
 
 class ObjectTypeField(serializers.ChoiceField):
-    """What an event is about. ``agents.identities.check_type`` says what is one."""
+    """What an event is about. ``agents.identities.check_object_type`` says what is one."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(choices=ObjectType.choices, **kwargs)
@@ -182,15 +182,15 @@ class ObjectTypeField(serializers.ChoiceField):
         Raises:
             ValidationError: there is no such type.
         """
-        if not isinstance(data, str) or len(data) > LONGEST_NAME:
+        if not isinstance(data, str) or len(data) > MAX_NAME_LENGTH:
             raise serializers.ValidationError("This is no object type.")
         try:
-            return identities.check_type(data)
-        except identities.NoSuchType as error:
+            return identities.check_object_type(data)
+        except identities.NoSuchObjectType as error:
             raise serializers.ValidationError(str(error)) from error
 
 
-class ShortListField(serializers.ListField):
+class BoundedListField(serializers.ListField):
     """A list of which no element is looked at where there are too many."""
 
     def to_internal_value(self, data: Any) -> list[Any]:
@@ -205,7 +205,7 @@ class ShortListField(serializers.ListField):
         return found
 
 
-class ConfigField(NameField):
+class ConfigField(VerbatimField):
     """The text of a configuration file."""
 
     def to_internal_value(self, data: Any) -> str:
@@ -215,8 +215,8 @@ class ConfigField(NameField):
             ValidationError: it is no text, or too long.
         """
         text: str = super().to_internal_value(data)
-        if len(text.encode()) > MOST_CONFIG_BYTES:
-            raise serializers.ValidationError(f"This is longer than {MOST_CONFIG_BYTES} bytes.")
+        if len(text.encode()) > MAX_CONFIG_BYTES:
+            raise serializers.ValidationError(f"This is longer than {MAX_CONFIG_BYTES} bytes.")
         return text
 
 
@@ -226,8 +226,8 @@ class ConfigField(NameField):
 class DependencySerializer(serializers.Serializer[Any]):
     """A package that an agent is made of."""
 
-    package = NameField(max_length=LONGEST_NAME)
-    version = NameField(max_length=LONGEST_VERSION, allow_blank=True)
+    package = VerbatimField(max_length=MAX_NAME_LENGTH)
+    version = VerbatimField(max_length=MAX_VERSION_LENGTH, allow_blank=True)
 
 
 class CompatibilitySerializer(serializers.Serializer[Compatibility]):
@@ -268,7 +268,7 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 
     def get_config_file_content(self, identity: AgentIdentity) -> str:
         """Return the file's text to its owner, nothing to others: there may be secrets in it."""
-        return identities.config_of(identity) if identity.owner == self.context["request"].user else ""
+        return identities.read_config(identity) if identity.owner == self.context["request"].user else ""
 
     @extend_schema_field(serializers.DateTimeField())
     def get_last_restarted(self, identity: AgentIdentity) -> str:
@@ -293,11 +293,11 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 class NewAgentIdentitySerializer(serializers.Serializer[Any]):
     """How an agent introduces itself."""
 
-    offering = GivenUUIDField(help_text="The UUID of an offering that you may subscribe to.")
-    name = NameField(max_length=LONGEST_NAME, help_text="One of its own for each offering.")
-    version = NameField(required=False, allow_null=True, allow_blank=True, max_length=LONGEST_VERSION)
-    dependencies = ShortListField(child=DependencySerializer(), required=False, max_length=MOST_DEPENDENCIES)
-    config_file_path = NameField(required=False, allow_null=True, allow_blank=True, max_length=LONGEST_TEXT)
+    offering = StrictUUIDField(help_text="The UUID of an offering that you may subscribe to.")
+    name = VerbatimField(max_length=MAX_NAME_LENGTH, help_text="One of its own for each offering.")
+    version = VerbatimField(required=False, allow_null=True, allow_blank=True, max_length=MAX_VERSION_LENGTH)
+    dependencies = BoundedListField(child=DependencySerializer(), required=False, max_length=MAX_DEPENDENCIES)
+    config_file_path = VerbatimField(required=False, allow_null=True, allow_blank=True, max_length=MAX_TEXT_LENGTH)
     config_file_content = ConfigField(
         required=False, allow_null=True, allow_blank=True, help_text="65536 bytes at most. It is kept sealed."
     )
@@ -325,7 +325,7 @@ class NewAgentSubscriptionSerializer(serializers.Serializer[Any]):
     """What an agent wants to hear of."""
 
     observable_object_type = ObjectTypeField()
-    description = NameField(required=False, allow_blank=True, max_length=LONGEST_TEXT)
+    description = VerbatimField(required=False, allow_blank=True, max_length=MAX_TEXT_LENGTH)
 
 
 @extend_schema_serializer(
@@ -334,10 +334,10 @@ class NewAgentSubscriptionSerializer(serializers.Serializer[Any]):
 class NewConsumerSerializer(serializers.Serializer[Any]):
     """What an agent wants to hear of, in its one queue."""
 
-    object_types = ShortListField(
+    object_types = BoundedListField(
         child=ObjectTypeField(),
         required=False,
-        max_length=MOST_OBSERVED,
+        max_length=MAX_OBSERVED_OBJECTS,
         help_text="None of them: all types. Left out: those that it gets already; all, where the queue is new.",
     )
 
@@ -382,7 +382,7 @@ class ConsumerSerializer(ConsumerQueueSerializer):
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_agent_identity(self, consumer: Consumer) -> str:
         """Return where its agent is read."""
-        return address_of_identity(consumer.identity)
+        return identity_url(consumer.identity)
 
 
 # Subscriptions
@@ -392,8 +392,8 @@ class ObservableObjectSerializer(serializers.Serializer[Any]):
     """What a subscription is about."""
 
     object_type = ObjectTypeField()
-    object_id = serializers.IntegerField(required=False, min_value=-LARGEST_ID - 1, max_value=LARGEST_ID)
-    offering_uuid = GivenUUIDField(required=False, format="hex", help_text="Of an offering that you may subscribe to.")
+    object_id = serializers.IntegerField(required=False, min_value=-MAX_ID - 1, max_value=MAX_ID)
+    offering_uuid = StrictUUIDField(required=False, format="hex", help_text="Of an offering that you may subscribe to.")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A subscription", SUBSCRIPTION, response_only=True)])
@@ -448,8 +448,10 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
 class NewEventSubscriptionSerializer(serializers.Serializer[Any]):
     """What is to be heard of."""
 
-    description = NameField(required=False, allow_blank=True, max_length=LONGEST_TEXT)
-    observable_objects = ShortListField(child=ObservableObjectSerializer(), required=False, max_length=MOST_OBSERVED)
+    description = VerbatimField(required=False, allow_blank=True, max_length=MAX_TEXT_LENGTH)
+    observable_objects = BoundedListField(
+        child=ObservableObjectSerializer(), required=False, max_length=MAX_OBSERVED_OBJECTS
+    )
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A queue", QUEUE, response_only=True)])
@@ -479,7 +481,7 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
 class NewSubscriptionQueueSerializer(serializers.Serializer[Any]):
     """Whose events, and of which type, a queue is for."""
 
-    offering_uuid = GivenUUIDField(help_text="Of an offering that you may subscribe to.")
+    offering_uuid = StrictUUIDField(help_text="Of an offering that you may subscribe to.")
     object_type = ObjectTypeField(help_text="Any type, whatever the subscription's own list says.")
 
 
@@ -531,7 +533,7 @@ class NewEventSerializer(serializers.Serializer[Any]):
     payload = serializers.DictField(
         help_text="A JSON object. object_type, offering_uuid and schema_version are added at its top level."
     )
-    message_id = GivenUUIDField(
+    message_id = StrictUUIDField(
         required=False, help_text="The one of a first try whose outcome is unknown. Left out: a new one."
     )
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 from accounts.models import AuthToken, Owner
 from agents import deletions, removals
 from agents.models import Consumer, EventSubscription, SubscriptionQueue, Sweep
-from agents.reports import Report, apply_brake, batches, named, run
+from agents.reports import Report, apply_brake, batches, queue_as_json, run
 from core.leases import HeldLease
 from rabbit.names import QueueName
 
@@ -25,15 +25,15 @@ def clean_up_stale(*, force: bool = False, dry_run: bool = False, only: Collecti
     looks, and changes nothing. ``only`` are the subscriptions and consumers, by their UUIDs in hex, that somebody has
     agreed to: no other is removed. Expired tokens go anyhow. Where another process is at it, the report says so.
     """
-    agreed = None if only is None else frozenset(only)
-    return run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), partial(_clean_up, only=agreed), force)
+    confirmed = None if only is None else frozenset(only)
+    return run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), partial(_clean_up, only=confirmed), force)
 
 
 def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Collection[str] | None) -> None:
     """Clean up under this lease; without one, look and decide only."""
-    owners = list(_stale().values_list("email", flat=True))
-    subscribed = SubscriptionQueue.objects.filter(subscription__owner__in=_stale())
-    consuming = Consumer.objects.filter(identity__owner__in=_stale())
+    owners = list(_stale_owners().values_list("email", flat=True))
+    subscribed = SubscriptionQueue.objects.filter(subscription__owner__in=_stale_owners())
+    consuming = Consumer.objects.filter(identity__owner__in=_stale_owners())
     queues: list[tuple[QueueName, str]] = [
         ((vhost, name), uuid.hex)
         for vhost, name, uuid in chain(
@@ -44,13 +44,15 @@ def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Col
     stale = {
         uuid.hex: owner
         for uuid, owner in chain(
-            EventSubscription.objects.filter(owner__in=_stale()).values_list("uuid", "owner"),
+            EventSubscription.objects.filter(owner__in=_stale_owners()).values_list("uuid", "owner"),
             consuming.values_list("uuid", "identity__owner"),
         )
         if only is None or uuid.hex in only
     }
     names = sorted(name for name, uuid in queues if uuid in stale)
-    report.left_out = [named(name) for name, uuid in sorted(queues) if uuid not in stale] if only is not None else []
+    report.left_out = (
+        [queue_as_json(name) for name, uuid in sorted(queues) if uuid not in stale] if only is not None else []
+    )
     report.seen = SubscriptionQueue.objects.count() + Consumer.objects.count()
     report.found = len(names)
     report.owners = sorted(owners)
@@ -58,7 +60,7 @@ def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Col
     apply_brake(report, force)
     expired = AuthToken.objects.filter(removals.is_expired())
     if lease is None or report.brake_held:
-        report.would_delete = [named(name) for name in names]
+        report.would_delete = [queue_as_json(name) for name in names]
     if lease is None:
         report.subscriptions = len(stale)
         report.tokens = expired.count()
@@ -73,17 +75,17 @@ def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Col
             report.tokens += gone.get(AuthToken._meta.label, 0)
 
 
-def _without_token() -> QuerySet[Owner]:
+def _owners_without_token() -> QuerySet[Owner]:
     """Return the owners that no token in force speaks for."""
     in_force = AuthToken.objects.filter(user=OuterRef("pk")).exclude(removals.is_expired())
     return Owner.objects.filter(~Exists(in_force))
 
 
-def _stale() -> QuerySet[Owner]:
+def _stale_owners() -> QuerySet[Owner]:
     """Return those of them who have subscriptions or consumers."""
     subscribed = EventSubscription.objects.filter(owner=OuterRef("pk"))
     consuming = Consumer.objects.filter(identity__owner=OuterRef("pk"))
-    return _without_token().filter(Exists(subscribed) | Exists(consuming))
+    return _owners_without_token().filter(Exists(subscribed) | Exists(consuming))
 
 
 def _remove_subscriptions(report: Report, these: Mapping[str, int], lease: HeldLease) -> None:
@@ -99,7 +101,7 @@ def _remove_subscriptions(report: Report, these: Mapping[str, int], lease: HeldL
             .order_by("pk")
             .values_list("pk", flat=True)
         )
-        stale = list(_without_token().filter(pk__in=locked).values_list("pk", flat=True))
+        stale = list(_owners_without_token().filter(pk__in=locked).values_list("pk", flat=True))
         gone.update(deletions.delete(EventSubscription.objects.filter(uuid__in=these, owner__in=stale)))
         gone.update(deletions.delete(Consumer.objects.filter(uuid__in=these, identity__owner__in=stale)))
     report.subscriptions += gone[EventSubscription._meta.label] + gone[Consumer._meta.label]

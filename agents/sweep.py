@@ -11,11 +11,11 @@ from django.db import transaction
 from django.utils import timezone
 
 from agents.broker_view import BrokerView, observe
-from agents.logins import settle_logins
+from agents.logins import reconcile_logins
 from agents.models import Consumer, Registration, SubscriptionQueue, Sweep
 from agents.removals import pending
 from agents.repair import repair
-from agents.reports import UNDER_WAY, Report, apply_brake, batches, most, named, run
+from agents.reports import REGISTRATION_GRACE, Report, apply_brake, batches, deletion_limit, queue_as_json, run
 from core import broker, bulk, removals
 from core.leases import HeldLease
 from core.models import Removal
@@ -29,11 +29,11 @@ def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collectio
     """Delete the queues in the agents' vhosts that no registration stands for, and make again what is missing there.
 
     An orphan that somebody reads from is kept, and the operators hear of it. ``force`` deletes that too, and lifts the
-    brake; ``dry_run`` looks, and changes nothing. ``only`` are the queues, by vhost and name, that somebody has agreed
+    brake; ``dry_run`` looks, and changes nothing. ``only`` are the queues, by vhost and name, that somebody has confirmed
     to: no other is deleted. Where another process is at it, the report says so.
     """
-    agreed = None if only is None else frozenset(only)
-    return run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), partial(_sweep, only=agreed), force)
+    confirmed = None if only is None else frozenset(only)
+    return run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), partial(_sweep, only=confirmed), force)
 
 
 # The sweep
@@ -43,8 +43,8 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
     """Sweep under this lease; without one, look and decide only."""
     try:
         view = observe(report, lease)
-        orphans = _agreed(report, _orphans(report, view), only)
-        if len(orphans) > most(len(view.queues)) and not force:
+        orphans = _select_confirmed(report, _orphans(report, view), only)
+        if len(orphans) > deletion_limit(len(view.queues)) and not force:
             # What was removed while it was listed was there, and has neither a row nor a Removal any more. It is gone
             # by now, and no reason for the brake to hold. Under the brake it costs a DELETE that is answered 404.
             view = observe(report, lease)
@@ -52,39 +52,39 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
             orphans = [queue for queue in _orphans(report, view) if (queue.vhost, queue.name) in at_first]
     except BrokerError as error:
         report.away = True
-        report.note(str(error))
+        report.add_error(str(error))
         return
     report.seen = len(view.queues)
     report.found = len(orphans)
     apply_brake(report, force)
-    missing, bare = _missing(view, report.at), _without_dead_letters(view)
+    missing, without_dlq = _missing(view, report.at), _vhosts_without_dlq(view)
     names = []
     for queue in orphans:
         if force or queue.type == "classic":
             names.append((queue.vhost, queue.name))
         else:
-            _keep(report, (queue.vhost, queue.name))
-            report.note(
+            _record_kept(report, (queue.vhost, queue.name))
+            report.add_error(
                 f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, of which the broker can't tell in "
                 "time whether anybody reads from it; see for yourself, then use --force"
             )
-    if names and view.stopped:
-        report.note(f"{view.stopped}; nothing is deleted, the next sweep looks again")
+    if names and view.incomplete_reason:
+        report.add_error(f"{view.incomplete_reason}; nothing is deleted, the next sweep looks again")
         names = []
     if lease is None:
-        _foresee(report, names, force)
-        report.would_repair = [named((row.vhost, row.queue_name)) for row in missing]
-        report.would_repair += [named((vhost, DEAD_LETTER_QUEUE)) for vhost in bare]
+        _preview(report, names, force)
+        report.would_repair = [queue_as_json((row.vhost, row.queue_name)) for row in missing]
+        report.would_repair += [queue_as_json((vhost, DEAD_LETTER_QUEUE)) for vhost in without_dlq]
         report.repaired = len(report.would_repair)
-        settle_logins(report, view, None, force, names)
+        reconcile_logins(report, view, None, force, names)
         return
     if report.brake_held:
-        report.would_delete = [named(name) for name in names]
+        report.would_delete = [queue_as_json(name) for name in names]
     else:
         _remove(report, names, lease, force)
     if not report.away:
-        repair(report, view, missing, bare, lease)
-    settle_logins(report, view, lease, force, names)
+        repair(report, view, missing, without_dlq, lease)
+    reconcile_logins(report, view, lease, force, names)
 
 
 def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
@@ -97,15 +97,17 @@ def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
     leaving = pending() if orphans else set()
     for queue in orphans:
         if "\0" in queue.name:  # which no database keeps
-            report.note(f"{readable(queue.name)} in {queue.vhost} can't be deleted from here; use rabbitmqctl")
+            report.add_error(f"{readable(queue.name)} in {queue.vhost} can't be deleted from here; use rabbitmqctl")
     return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in leaving)
 
 
-def _agreed(report: Report, orphans: list[ListedName], only: Collection[QueueName] | None) -> list[ListedName]:
-    """Return those of them that somebody has agreed to; None: all. The others are noted."""
+def _select_confirmed(report: Report, orphans: list[ListedName], only: Collection[QueueName] | None) -> list[ListedName]:
+    """Return those of them that somebody has confirmed to; None: all. The others are noted."""
     if only is None:
         return orphans
-    report.left_out = [named((queue.vhost, queue.name)) for queue in orphans if (queue.vhost, queue.name) not in only]
+    report.left_out = [
+        queue_as_json((queue.vhost, queue.name)) for queue in orphans if (queue.vhost, queue.name) not in only
+    ]
     return [queue for queue in orphans if (queue.vhost, queue.name) in only]
 
 
@@ -114,7 +116,7 @@ def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consume
 
     What came in after the list was taken isn't in that, and is too young to be among these.
     """
-    if not view.steady:
+    if not view.nodes_unchanged:
         return []
     lacking: dict[type[SubscriptionQueue] | type[Consumer], list[tuple[int]]] = {}
     for name, row in view.rows.items():
@@ -124,28 +126,28 @@ def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consume
     missing: list[SubscriptionQueue | Consumer] = []
     for model, ids in lacking.items():
         owner = "subscription__owner" if model is SubscriptionQueue else "identity__owner"
-        rows = model._default_manager.filter(bulk.among(model, ("id",), ids), created__lt=at - UNDER_WAY)
+        rows = model._default_manager.filter(bulk.among(model, ("id",), ids), created__lt=at - REGISTRATION_GRACE)
         missing += rows.select_related(owner).order_by("pk")
     return missing
 
 
-def _without_dead_letters(view: BrokerView) -> list[str]:
+def _vhosts_without_dlq(view: BrokerView) -> list[str]:
     """Return the vhosts that lack their dead-letter queue, or aren't there at all."""
-    if not view.steady:
+    if not view.nodes_unchanged:
         return []
     return [
         vhost for vhost in view.vhosts if vhost not in view.unlisted and (vhost, DEAD_LETTER_QUEUE) not in view.queues
     ]
 
 
-def _foresee(report: Report, names: Sequence[QueueName], force: bool) -> None:
+def _preview(report: Report, names: Sequence[QueueName], force: bool) -> None:
     """Say which of these would be deleted, and which kept."""
     depths = {} if force else amqp.declare_passively(broker.amqp_url(), names)
     for name in names:
         if name in depths and depths[name].consumers:
-            _keep(report, name)
+            _record_kept(report, name)
         else:
-            report.would_delete.append(named(name))
+            report.would_delete.append(queue_as_json(name))
 
 
 def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force: bool) -> None:
@@ -159,14 +161,14 @@ def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force:
         outcome = removals.run(ids)
         report.deleted += outcome.removed
         for name in outcome.kept:
-            _keep(report, name)
+            _record_kept(report, name)
         for error in outcome.errors:
-            report.note(error)
+            report.add_error(error)
         if outcome.away:
             report.away = True
             return
 
 
-def _keep(report: Report, name: QueueName) -> None:
+def _record_kept(report: Report, name: QueueName) -> None:
     report.kept += 1
-    report.in_use.append(named(name))
+    report.in_use.append(queue_as_json(name))

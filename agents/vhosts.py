@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 
 from accounts.models import Owner
 from agents import records
-from agents.declaring import make_or_replace
+from agents.declaring import declare_or_replace
 from agents.models import AgentVhost, Consumer, EventSubscription
 from agents.records import Busy, cancel_removal, get_or_create, remove_later
 from core import locks
@@ -25,10 +25,10 @@ T = TypeVar("T")
 def require_vhost(owner: Owner, management: Management) -> None:
     """Create the vhost of an owner's agents, unless the broker has had it already."""
     if not AgentVhost.objects.filter(owner=owner, ready=True).exists():
-        _make_vhost(owner, management, again=False)
+        _create_vhost(owner, management, recreate=False)
 
 
-def make_vhost(owner: Owner, management: Management) -> None:
+def create_vhost(owner: Owner, management: Management) -> None:
     """Create the vhost of an owner's agents and its dead-letter queue, also if the broker has had them before.
 
     Raises:
@@ -36,16 +36,16 @@ def make_vhost(owner: Owner, management: Management) -> None:
         NotVouched: the vhost was never created, and the owner may not use the broker.
         ObjectDoesNotExist: the owner was removed meanwhile.
     """
-    _make_vhost(owner, management, again=True)
+    _create_vhost(owner, management, recreate=True)
 
 
-def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
+def _create_vhost(owner: Owner, management: Management, *, recreate: bool) -> None:
     name = owner.uuid.hex
     rows = AgentVhost.objects.filter(owner=owner)
     try:
         with locks.lock(f"vhost {name}", wait=records.WAIT_SECONDS) as ours:
             vhost, _ = get_or_create(rows, {"owner": owner}, owner, name=name)
-            if vhost.ready and not again:
+            if vhost.ready and not recreate:
                 return
             cancel_removal(Removal.Kind.VHOST, "", name)
             renewed = ours.renewing_client(management)
@@ -53,7 +53,7 @@ def _make_vhost(owner: Owner, management: Management, *, again: bool) -> None:
                 # All permissions in a lost vhost are lost. Done first, because the answer may be lost, too.
                 _forget_passwords(owner)
                 renewed.create_vhost(name)
-                _make_dead_letter_queue(name, renewed)
+                _declare_dead_letter_queue(name, renewed)
                 rows.update(ready=True)
             finally:
                 if not rows.exists():
@@ -76,9 +76,9 @@ def _forget_passwords(owner: Owner) -> None:
             rows.model._default_manager.filter(pk__in=locked).update(password_set=False)
 
 
-def _make_dead_letter_queue(vhost: str, management: Management) -> None:
+def _declare_dead_letter_queue(vhost: str, management: Management) -> None:
     try:
-        make_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.DEAD_LETTER_QUEUE_ARGUMENTS, management)
+        declare_or_replace(vhost, names.DEAD_LETTER_QUEUE, arguments.DEAD_LETTER_QUEUE_ARGUMENTS, management)
     except NotOnBroker as error:
         raise lost_again(vhost, error) from error
     except Refused as error:
@@ -92,7 +92,7 @@ def in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> 
         return request()
     except NotOnBroker:
         logger.info("The broker has lost the vhost '%s', which is created again", owner.uuid.hex)
-    make_vhost(owner, management)
+    create_vhost(owner, management)
     try:
         return request()
     except NotOnBroker as error:

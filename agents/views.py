@@ -30,23 +30,23 @@ from rabbit.names import readable
 
 logger = logging.getLogger(__name__)
 
-AGENTS = 20
+AGENTS_PER_PAGE = 20
 QUEUES_SHOWN = 50
 """Of one agent; a subscription may have any number."""
 OFFERINGS_SHOWN = 50
-LONGEST_SEARCH = 255
+MAX_SEARCH_LENGTH = 255
 
 Removable = AgentIdentity | EventSubscription | Consumer
 
 
-class Online(NamedTuple):
+class LiveConnections(NamedTuple):
     """That a RabbitMQ user is connected: how often, and since when at the longest, where the broker tells."""
 
     number: int
     since: datetime | None
 
 
-class QueueShown(NamedTuple):
+class QueueRow(NamedTuple):
     """A registered queue; ``row`` is None where the monitor has not seen it, or sees it no more."""
 
     object_type: str
@@ -62,9 +62,9 @@ class Reader(NamedTuple):
     row: EventSubscription | Consumer
     is_consumer: bool
     object_types: list[str]
-    queues: list[QueueShown]
+    queues: list[QueueRow]
     more: int
-    online: Online | None
+    online: LiveConnections | None
 
 
 class Agent(NamedTuple):
@@ -82,8 +82,8 @@ class Agent(NamedTuple):
 @require_safe
 def subscriptions_page(request: Request) -> HttpResponse:
     """Show the visitor's agents with what they subscribed to, to an operator everybody's."""
-    search = request.GET.get("search", "").replace("\0", "").strip()[:LONGEST_SEARCH]
-    page = Paginator(_entries(request.user, search), AGENTS).get_page(request.GET.get("page"))
+    search = request.GET.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_LENGTH]
+    page = Paginator(_entries(request.user, search), AGENTS_PER_PAGE).get_page(request.GET.get("page"))
     everywhere = None if request.user.is_staff else request.user.uuid.hex
     clients, trouble = _clients(everywhere) if page.object_list else ([], "")
     agents = _agents(page.object_list, clients)
@@ -208,22 +208,22 @@ def _readers(
     for queue in registered:
         queues[queue.subscription_id].append(queue)
     names = [consumer.queue_name for consumer in consumers]
-    rows = _rows([*names, *(queue.queue_name for some in queues.values() for queue in some)])
-    online = _online(clients or [])
+    rows = _rows_by_name([*names, *(queue.queue_name for some in queues.values() for queue in some)])
+    online = _live_connections(clients or [])
     found = []
     for consumer in consumers:
-        shown = [_queue_shown(consumer, "", consumer.identity.offering, rows)]
+        shown = [_queue_row(consumer, "", consumer.identity.offering, rows)]
         user = (consumer.rmq_username, consumer.vhost)
         found.append(Reader(consumer, True, consumer.object_types, shown, 0, online.get(user)))
     for one in subscriptions:
-        shown = [_queue_shown(queue, queue.object_type, queue.offering, rows) for queue in queues[one.pk]]
+        shown = [_queue_row(queue, queue.object_type, queue.offering, rows) for queue in queues[one.pk]]
         user = (one.rmq_username, one.owner.uuid.hex)
         more = one.number_of_queues - len(shown)  # type: ignore[attr-defined]
-        found.append(Reader(one, False, _types(one), shown, more, online.get(user)))
+        found.append(Reader(one, False, _observed_types(one), shown, more, online.get(user)))
     return found
 
 
-def _types(subscription: EventSubscription) -> list[str]:
+def _observed_types(subscription: EventSubscription) -> list[str]:
     """Return what a subscription says that it is about."""
     if subscription.object_type:
         return [subscription.object_type]
@@ -231,16 +231,14 @@ def _types(subscription: EventSubscription) -> list[str]:
     return list(dict.fromkeys(str(name) for name in told if name))
 
 
-def _queue_shown(
+def _queue_row(
     row: SubscriptionQueue | Consumer, object_type: str, offering: Offering, rows: dict[tuple[str, str], Row]
-) -> QueueShown:
+) -> QueueRow:
     being_made = row.state == Registration.CREATING
-    return QueueShown(
-        object_type, offering, readable(row.queue_name), being_made, rows.get((row.vhost, row.queue_name))
-    )
+    return QueueRow(object_type, offering, readable(row.queue_name), being_made, rows.get((row.vhost, row.queue_name)))
 
 
-def _rows(names: Sequence[str]) -> dict[tuple[str, str], Row]:
+def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:
     """Return these queues as a list shows them, those that are there, by vhost and name. They have UUIDs in them."""
     found = Queue.objects.filter(name__in=names).exclude(state=Queue.State.GONE).select_related("pulse_user")
     return {(queue.vhost, queue.name): _row(queue) for queue in found} if names else {}
@@ -252,19 +250,19 @@ def _row(queue: Queue) -> Row:
     return Row(queue, limits, spared=True, bar=bar)
 
 
-def _online(clients: Iterable[Client]) -> dict[tuple[str, str], Online]:
-    found: dict[tuple[str, str], Online] = {}
+def _live_connections(clients: Iterable[Client]) -> dict[tuple[str, str], LiveConnections]:
+    found: dict[tuple[str, str], LiveConnections] = {}
     for client in clients:
-        before = found.get((client.user, client.vhost), Online(0, client.connected_at))
+        before = found.get((client.user, client.vhost), LiveConnections(0, client.connected_at))
         known = [moment for moment in (before.since, client.connected_at) if moment is not None]
-        found[client.user, client.vhost] = Online(before.number + 1, min(known, default=None))
+        found[client.user, client.vhost] = LiveConnections(before.number + 1, min(known, default=None))
     return found
 
 
 # Removing
 
 
-class Goes(NamedTuple):
+class RemovalEffect(NamedTuple):
     """What goes with a row: queues and how many messages are in them, RabbitMQ users, and their connections.
 
     ``messages`` is None where it isn't known of every queue, ``connections`` where the broker could not be asked.
@@ -309,7 +307,7 @@ def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
 
     What the last pass didn't see the broker is asked now, by one connection for a vhost.
     """
-    rows = _rows([name for _, name in queues])
+    rows = _rows_by_name([name for _, name in queues])
     lengths = {name: row.queue.length for name, row in rows.items() if row.queue.length is not None}
     depths = amqp.declare_passively(broker.amqp_url(), [queue for queue in queues if queue not in lengths])
     # Who reads may hold messages that aren't acknowledged, which are not counted here.
@@ -349,12 +347,12 @@ def _remove(
         return redirect("subscriptions")
     types: list[str] = []
     if isinstance(row, EventSubscription):
-        types = _types(row)
+        types = _observed_types(row)
     elif isinstance(row, Consumer):
         types = row.object_types
     clients, trouble = _clients(owner.uuid.hex)
     connected = None if clients is None else sum(client.user in users for client in clients)
-    goes = Goes([readable(queue) for queue in queues], messages_in_them, users, connected)
+    goes = RemovalEffect([readable(queue) for queue in queues], messages_in_them, users, connected)
     return render(
         request,
         "subscriptions/remove.html",

@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from accounts.models import AuthToken, Owner
 from agents import registration
-from agents.credentials import Presented
-from agents.identities import make_identity
+from agents.credentials import PresentedToken
+from agents.identities import create_identity
 from agents.models import AgentIdentity, Consumer, Offering, SubscriptionQueue
 from core.models import Removal
 from rabbit.management import Management, NotOnBroker
@@ -39,10 +39,10 @@ class Agents:
         email = f"{name or f'owner-{next(_numbers)}'}@example.org"
         return Owner.objects.create_user(email, **{"vouched": True, "last_login": timezone.now(), **fields})
 
-    def token(self, owner: Owner) -> Presented:
+    def token(self, owner: Owner) -> PresentedToken:
         """Make a token of this owner, as it comes with a request: its row and its key."""
         token, key = AuthToken.objects.create(user=owner)
-        return Presented(token, key)
+        return PresentedToken(token, key)
 
     def offering(self, *members: Owner, name: str = "", publishers: tuple[Owner, ...] = ()) -> Offering:
         """Make an offering that these owners' agents may subscribe to."""
@@ -53,7 +53,7 @@ class Agents:
 
     def identity(self, owner: Owner, offering: Offering | None = None, name: str = "") -> AgentIdentity:
         """Make an identity of this owner's, for an offering of theirs; without one for a new one."""
-        return make_identity(owner, offering or self.offering(owner), name or f"agent-{next(_numbers)}")
+        return create_identity(owner, offering or self.offering(owner), name or f"agent-{next(_numbers)}")
 
     def queues(self, vhost: str) -> dict[str, dict[str, Any]]:
         """Return the arguments of the queues in a vhost, by name."""

@@ -12,7 +12,7 @@ from pika.exceptions import AMQPError
 
 from accounts.models import Owner
 from agents.models import AgentVhost, Consumer, Offering, SubscriptionQueue
-from agents.registration import create_queue, make_again, register_consumer, register_subscription
+from agents.registration import create_queue, redeclare, register_consumer, register_subscription
 from notifications.mails import compose
 from notifications.models import Notification
 from queues import actions, consumer_health, monitor, pass_run, persistence
@@ -228,7 +228,7 @@ def test_a_registered_queue_that_vanished_is_being_made_again_and_ready_when_it_
         states.append([model.objects.get().state for model in (SubscriptionQueue, Consumer)])
     assert states == [["ready", "ready"], ["creating", "creating"]]
     assert facts(registered.queue_name)[2] == "gone"
-    make_again(SubscriptionQueue.objects.get(), management)
+    redeclare(SubscriptionQueue.objects.get(), management)
     monitor.run_pass()
     assert facts(registered.queue_name) == (True, "alice@example.org", "ok")
     assert queue_events(registered.queue_name) == ["gone", "returned"]

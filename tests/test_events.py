@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from accounts.vouching import NotVouched
 from agents import events
-from agents.events import BadMessageId, BadPayload, Published, publish
-from agents.identities import NoSuchType
+from agents.events import InvalidMessageId, InvalidPayload, Published, publish
+from agents.identities import NoSuchObjectType
 from agents.models import Consumer, EventSubscription, Offering, Registration, SubscriptionQueue
 from core import broker
 from queues.models import QueueEvent
@@ -186,8 +186,8 @@ def test_queues_that_are_being_made_are_skipped_with_a_line_and_an_event(
     assert "was skipped for" in caplog.text
     assert "being-made in" in caplog.text
     assert noted() == [
-        ("being-made", "skipped", 1, events.BEING_MADE),
-        ("consumer-being-made", "skipped", 1, events.BEING_MADE),
+        ("being-made", "skipped", 1, events.BEING_CREATED),
+        ("consumer-being-made", "skipped", 1, events.BEING_CREATED),
     ]
 
 
@@ -235,7 +235,7 @@ def test_what_happens_again_within_a_minute_is_counted_and_later_is_another_even
     subscribed("being-made", state=Registration.CREATING)
     for _ in range(3):
         publish(offering, "order", {})
-    assert noted() == [("being-made", "skipped", 3, events.BEING_MADE)]
+    assert noted() == [("being-made", "skipped", 3, events.BEING_CREATED)]
     QueueEvent.objects.update(at=timezone.now() - timedelta(seconds=61))
     publish(offering, "order", {})
     assert [event[2] for event in noted()] == [3, 1]
@@ -246,7 +246,7 @@ def test_eight_at_once_count_each_and_write_one_event(subscribed, offering):
     subscribed("being-made", state=Registration.CREATING)
 
     assert in_parallel(*[lambda: counts(publish(offering, "order", {}))] * 8) == [(1, 1, 0, 0)] * 8
-    assert noted() == [("being-made", "skipped", 8, events.BEING_MADE)]
+    assert noted() == [("being-made", "skipped", 8, events.BEING_CREATED)]
 
 
 def test_it_takes_as_many_statements_for_one_queue_as_for_twenty(subscribed, consumes, offering, alice):
@@ -306,7 +306,7 @@ def test_a_publisher_nobody_vouches_for_any_more_is_refused(subscribed, offering
 
 @pytest.mark.parametrize("object_type", ["", "Order", "orders", "order\n", "subscription"])
 def test_a_type_that_is_none_is_refused(offering, object_type):
-    with pytest.raises(NoSuchType):
+    with pytest.raises(NoSuchObjectType):
         publish(offering, object_type, {})
 
 
@@ -344,12 +344,12 @@ def deep():
         ({"a": object()}, "as JSON"),
         (circle(), "as JSON"),
         (deep(), "as JSON"),
-        ({"a": "x" * events.MOST_BYTES}, "1,048,576 are allowed"),
+        ({"a": "x" * events.MAX_PAYLOAD_BYTES}, "1,048,576 are allowed"),
     ],
 )
 def test_a_payload_that_cannot_be_published_is_refused_with_the_reason(subscribed, offering, lengths, payload, says):
     subscribed("one")
-    with pytest.raises(BadPayload, match=says) as raised:
+    with pytest.raises(InvalidPayload, match=says) as raised:
         publish(offering, "order", payload)
     assert len(str(raised.value)) < 300
     assert lengths() == {"one": 0}
@@ -358,12 +358,12 @@ def test_a_payload_that_cannot_be_published_is_refused_with_the_reason(subscribe
 def test_the_largest_payload_arrives(subscribed, offering):
     subscribed("one")
     around = len(events._body(offering, "order", {"a": ""}))
-    assert publish(offering, "order", {"a": "x" * (events.MOST_BYTES - around)}).delivered == 1
+    assert publish(offering, "order", {"a": "x" * (events.MAX_PAYLOAD_BYTES - around)}).delivered == 1
 
 
 @pytest.mark.parametrize("message_id", ["", "1", "no uuid", "0" * 31, 7, "\0"])
 def test_a_message_id_that_is_no_uuid_is_refused(offering, message_id):
-    with pytest.raises(BadMessageId):
+    with pytest.raises(InvalidMessageId):
         publish(offering, "order", {}, message_id=message_id)
 
 

@@ -363,15 +363,15 @@ def test_a_broker_that_is_too_slow_again_and_again_is_away(agent, agents, manage
     for one in (agent, *others):
         management.delete_queue(one.vhost, one.queue.queue_name)
     asked = []
-    make_again = registration.make_again
+    redeclare = registration.redeclare
 
     def too_slow(row, management):
         asked.append(row)
         if len(asked) <= timeouts:
             raise BrokerUnavailable("PUT: no answer within 20 s", timed_out=True)
-        make_again(row, management)
+        redeclare(row, management)
 
-    monkeypatch.setattr(registration, "make_again", too_slow)
+    monkeypatch.setattr(registration, "redeclare", too_slow)
     report = sweep_orphans()
     assert (report.away, len(asked), report.repaired) == ((False, 4, 2) if timeouts == 2 else (True, 3, 0))
 

@@ -586,10 +586,10 @@ def test_a_queues_page_and_the_api_tell_what_did_not_reach_it_how_often_and_why(
         details={"count": 1, "why": events.FULL},
     )  # fmt: skip
     page = text_of(signed_in(alice).get(f"/queues/{queue.uuid}/"))
-    assert "left out when an event was published (3 events: it is still being made) Guardian" in page
+    assert "left out when an event was published (3 events: it is still being created) Guardian" in page
     assert "full when an event was published (1 event: it is full) Guardian" in page
     told = Program(alice).get(f"queues/{queue.uuid}/events/").json()
     assert [(event["kind"], event["by"], event["details"]) for event in told] == [
         ("rejected", None, {"count": 1, "why": "it is full"}),
-        ("skipped", None, {"count": 3, "why": "it is still being made"}),
+        ("skipped", None, {"count": 3, "why": "it is still being created"}),
     ]

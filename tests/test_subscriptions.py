@@ -18,14 +18,14 @@ from accounts.models import AuthToken, Owner
 from accounts.vouching import NotVouched
 from agents import credentials, deletions, identities, records, registration
 from agents.identities import (
+    IdentityExists,
+    NoSuchObjectType,
     NoSuchOffering,
-    NoSuchType,
-    TakenName,
-    change_identity,
-    check_type,
-    config_of,
-    make_identity,
-    usable_offering,
+    check_object_type,
+    create_identity,
+    read_config,
+    subscribable_offering,
+    update_identity,
 )
 from agents.models import (
     AgentIdentity,
@@ -37,9 +37,9 @@ from agents.models import (
     SubscriptionQueue,
 )
 from agents.records import Busy
-from agents.registered import agent_vhosts, mark_returned, mark_vanished, registered
-from agents.registration import create_queue, make_again, make_subscription, register_consumer, register_subscription
-from agents.vhosts import make_vhost
+from agents.registered_queues import agent_vhosts, mark_returned, mark_vanished, registered_queues
+from agents.registration import create_queue, redeclare, create_subscription, register_consumer, register_subscription
+from agents.vhosts import create_vhost
 from core import broker, locks, removals
 from core.models import Removal
 from rabbit.arguments import DEAD_LETTER_QUEUE_ARGUMENTS, REGISTERED_QUEUE_ARGUMENTS
@@ -190,8 +190,8 @@ def test_an_identity_has_one_subscription_for_each_type(identity, presented):
 
 def test_a_subscription_without_an_identity_is_a_new_one_each_time(agents, alice, presented):
     objects = [{"object_type": "order"}]
-    one = make_subscription(alice, presented, observable_objects=objects, description="Orders")
-    two = make_subscription(alice, presented)
+    one = create_subscription(alice, presented, observable_objects=objects, description="Orders")
+    two = create_subscription(alice, presented)
     assert one.uuid != two.uuid
     assert (one.observable_objects, one.password_set, one.token) == (objects, True, presented.token)
     assert {one.rmq_username, two.rmq_username} <= agents.users()
@@ -315,7 +315,7 @@ def test_a_first_registration_takes_as_many_requests_as_there_are_things_to_make
 
 def test_an_offering_is_found_with_dashes_and_without(alice, offering):
     for written in (str(offering.uuid), offering.uuid.hex, offering.uuid.hex.upper(), offering.uuid):
-        assert usable_offering(alice, written) == offering
+        assert subscribable_offering(alice, written) == offering
 
 
 def test_an_offering_that_is_not_theirs_or_not_there_is_refused_in_the_same_words(agents, alice, offering):
@@ -330,25 +330,25 @@ def test_an_offering_that_is_not_theirs_or_not_there_is_refused_in_the_same_word
         (alice, f"{offering.uuid.hex}\n"),
     ):
         with pytest.raises(NoSuchOffering) as caught:
-            usable_offering(asking, written)
+            subscribable_offering(asking, written)
         texts.add(str(caught.value))
     assert len(texts) == 1
 
 
 def test_an_operator_may_use_every_offering(agents, offering):
-    assert usable_offering(agents.owner("ops", is_staff=True), offering.uuid) == offering
+    assert subscribable_offering(agents.owner("ops", is_staff=True), offering.uuid) == offering
 
 
 def test_an_object_type_that_is_none_is_refused_before_anything_is_made(identity, subscription, offering, presented):
     for call in (
-        partial(check_type, "Order"),
+        partial(check_object_type, "Order"),
         partial(register_subscription, identity, "", presented),
         partial(create_queue, subscription, offering, "orders", presented),
         partial(register_consumer, identity, presented, ["order", "orders"]),
     ):
-        with pytest.raises(NoSuchType, match="user_ssh_key"):
+        with pytest.raises(NoSuchObjectType, match="user_ssh_key"):
             call()
-    assert [check_type(one) for one in ObjectType.values] == ObjectType.values
+    assert [check_object_type(one) for one in ObjectType.values] == ObjectType.values
     assert not SubscriptionQueue.objects.exists()
     assert not Consumer.objects.exists()
 
@@ -360,8 +360,8 @@ def test_who_is_not_vouched_for_gets_nothing_new_and_keeps_what_they_have(
     Owner.objects.update(vouched=False)
     alice.refresh_from_db()
     for call in (
-        partial(make_identity, alice, offering, "another"),
-        partial(make_subscription, alice, presented),
+        partial(create_identity, alice, offering, "another"),
+        partial(create_subscription, alice, presented),
         partial(register_subscription, identity, "resource", presented),
         partial(create_queue, subscription, offering, "resource", presented),
         partial(register_consumer, identity, presented, None),
@@ -380,7 +380,7 @@ def test_with_the_broker_away_nothing_is_registered_and_nothing_left_to_be_remov
 ):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     for call in (
-        partial(make_subscription, alice, presented),
+        partial(create_subscription, alice, presented),
         partial(register_subscription, identity, "resource", presented),
         partial(create_queue, subscription, offering, "order", presented),
         partial(register_consumer, identity, presented, None),
@@ -439,7 +439,7 @@ def test_a_user_that_was_made_too_late_goes_with_the_subscription_that_was_not(
         settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
         proxy.delay(3)
         for call in (
-            partial(make_subscription, alice, presented),
+            partial(create_subscription, alice, presented),
             partial(register_subscription, identity, "resource", presented),
         ):
             with pytest.raises(BrokerUnavailable):
@@ -575,7 +575,7 @@ def test_a_dead_letter_queue_with_other_arguments_keeps_nobody_from_registering(
     assert "The dead-letter queue of the vhost" in caplog.text
     by_hand.take("guardian.dlq", 1)
     by_hand.connection.close()
-    make_vhost(alice, management)
+    create_vhost(alice, management)
     assert agents.queues(alice.uuid.hex)["guardian.dlq"] == DEAD_LETTER_QUEUE_ARGUMENTS
 
 
@@ -813,7 +813,9 @@ def test_a_registration_waits_for_a_revocation_before_it_locks_the_login(subscri
     EventSubscription.objects.update(token=None, next_token=presented.token)
     with transaction.atomic():
         AuthToken.objects.select_for_update().get(pk=presented.token.pk)  # a revocation does this first
-        confirming = in_background(credentials._confirm, EventSubscription.objects.filter(pk=login.pk), presented.token)
+        confirming = in_background(
+            credentials._record_token, EventSubscription.objects.filter(pk=login.pk), presented.token
+        )
         wait_until_blocked(confirming)
         EventSubscription.objects.select_for_update(nowait=True).get(pk=login.pk)  # and then this
     assert confirming.result(timeout=10)
@@ -833,7 +835,7 @@ def first_consumer(identity, presented):
 
 
 def subscription_of_its_own(identity, presented):
-    make_subscription(identity.owner, presented)
+    create_subscription(identity.owner, presented)
 
 
 FIRST = [first_subscription, first_consumer, subscription_of_its_own]
@@ -899,7 +901,7 @@ def test_a_new_login_whose_user_was_never_asked_for_leaves_nothing_to_be_removed
     alice, subscription, identity, presented, away_at_the_login
 ):
     with pytest.raises(BrokerUnavailable):
-        make_subscription(alice, presented)
+        create_subscription(alice, presented)
     assert EventSubscription.objects.get() == subscription
     assert not Removal.objects.exists()
     with pytest.raises(BrokerUnavailable):
@@ -935,8 +937,8 @@ def test_agents_can_log_in_again_after_their_vhost_was_lost(
     consumer, _ = register_consumer(identity, presented, None)
     management.delete_vhost(queue.vhost)
     if how == "the sweep":
-        make_again(SubscriptionQueue.objects.get(), management)
-        make_again(Consumer.objects.get(), management)
+        redeclare(SubscriptionQueue.objects.get(), management)
+        redeclare(Consumer.objects.get(), management)
     elif how == "a new agent":
         AgentVhost.objects.update(ready=False)
         register_subscription(agents.identity(alice, offering), "order", presented)
@@ -982,7 +984,7 @@ def test_only_the_logins_of_the_owner_of_a_lost_vhost_are_let_in_anew(
     bob = agents.owner("bob")
     bobs, _ = register_consumer(agents.identity(bob), agents.token(bob), None)
     alices, _ = register_consumer(identity, presented, None)
-    make_vhost(alice, management)
+    create_vhost(alice, management)
     for login in (bobs, alices, subscription):
         login.refresh_from_db()
     assert (bobs.password_set, alices.password_set, subscription.password_set) == (True, False, False)
@@ -995,7 +997,7 @@ def test_the_vhost_of_an_owner_who_is_gone_is_not_made(agents, alice, management
     stale = Owner.objects.get(pk=alice.pk)
     alice.delete()
     with pytest.raises(ObjectDoesNotExist):
-        make_vhost(stale, management)
+        create_vhost(stale, management)
     assert stale.uuid.hex not in agents.vhosts()
 
 
@@ -1004,12 +1006,12 @@ def test_nothing_is_registered_for_an_owner_who_is_gone(agents, alice, identity,
     stale = Owner.objects.get(pk=alice.pk)
     Owner.objects.filter(pk=alice.pk).delete()
     for call in (
-        partial(make_identity, stale, offering, "another"),
-        partial(make_subscription, stale, presented),
+        partial(create_identity, stale, offering, "another"),
+        partial(create_subscription, stale, presented),
         partial(register_subscription, identity, "resource", presented),
         partial(create_queue, subscription, offering, "resource", presented),
         partial(register_consumer, identity, presented, None),
-        partial(make_again, queue, broker.management()),
+        partial(redeclare, queue, broker.management()),
     ):
         with pytest.raises(ObjectDoesNotExist):
             call()
@@ -1038,7 +1040,7 @@ def test_the_api_tells_an_identity_whose_owner_or_offering_goes_from_one_whose_n
     program = Program(alice)
     program.client.raise_request_exception = False
     model = Owner if gone == "owner" else Offering
-    place = "make_identity" if method == "post" else "change_identity"
+    place = "create_identity" if method == "post" else "update_identity"
     before(monkeypatch, place, lambda *_: model.objects.all().delete(), identities)
     path = "agent-identities/" + ("" if method == "post" else f"{identity.uuid.hex}/")
     answer = getattr(program, method)(path, {"name": "another", "offering": offering.uuid.hex})
@@ -1054,7 +1056,7 @@ def test_what_is_held_by_another_request_is_busy_and_not_away(monkeypatch, alice
     monkeypatch.setattr(records, "WAIT_SECONDS", 0.1)
     AgentVhost.objects.update(ready=False)
     with locks.lock(f"vhost {alice.uuid.hex}"), pytest.raises(Busy, match="another request"):
-        make_subscription(alice, presented)
+        create_subscription(alice, presented)
     AgentVhost.objects.update(ready=True)
     EventSubscription.objects.update(password_set=False)
     with locks.lock(subscription.rmq_username), pytest.raises(Busy, match="another request"):
@@ -1128,10 +1130,10 @@ def test_an_insert_that_the_database_gives_up_for_another_is_tried_three_times(t
 
     with connection.execute_wrapper(fail):
         if left:
-            make_identity(alice, offering, "agent")
+            create_identity(alice, offering, "agent")
         else:
             with pytest.raises(Busy):
-                make_identity(alice, offering, "agent")
+                create_identity(alice, offering, "agent")
     assert len(failed) == times
     assert AgentIdentity.objects.count() == left
 
@@ -1140,50 +1142,50 @@ def test_an_insert_that_the_database_gives_up_for_another_is_tried_three_times(t
 
 
 def test_the_configuration_of_an_agent_is_sealed_and_can_be_read(settings, alice, offering):
-    identity = make_identity(alice, offering, "agent", config_file_content="password: secret", version="1.0.7")
+    identity = create_identity(alice, offering, "agent", config_file_content="password: secret", version="1.0.7")
     assert identity.version == "1.0.7"
     assert "secret" not in AgentIdentity.objects.get().sealed_config
-    assert config_of(AgentIdentity.objects.get()) == "password: secret"
+    assert read_config(AgentIdentity.objects.get()) == "password: secret"
     settings.SECRET_KEY = "another"
-    assert config_of(identity) == ""
+    assert read_config(identity) == ""
     settings.SECRET_KEY_FALLBACKS = ["for-the-tests-alone"]
-    assert config_of(identity) == "password: secret"
+    assert read_config(identity) == "password: secret"
 
 
 def test_what_is_not_told_of_an_identity_stays(alice, offering):
     packages = [{"package": "waldur-site-agent", "version": "1.0.7"}]
-    identity = make_identity(alice, offering, "agent", config_file_content="a: b", dependencies=packages)
+    identity = create_identity(alice, offering, "agent", config_file_content="a: b", dependencies=packages)
     modified = identity.modified
-    change_identity(identity, version="2", config_file_path="/etc/agent.yaml")
+    update_identity(identity, version="2", config_file_path="/etc/agent.yaml")
     found = AgentIdentity.objects.get()
     assert (found.version, found.config_file_path, found.dependencies) == ("2", "/etc/agent.yaml", packages)
-    assert config_of(found) == "a: b"
+    assert read_config(found) == "a: b"
     assert found.modified > modified
-    change_identity(identity, config_file_content="", name="renamed")
+    update_identity(identity, config_file_content="", name="renamed")
     found = AgentIdentity.objects.get()
     assert (found.name, found.sealed_config) == ("renamed", "")
 
 
 def test_a_name_is_taken_once_for_an_offering(agents, alice, offering, identity):
-    with pytest.raises(TakenName, match="another name"):
-        make_identity(alice, offering, identity.name)
-    other = make_identity(alice, offering, "other")
-    with pytest.raises(TakenName):
-        change_identity(other, name=identity.name)
+    with pytest.raises(IdentityExists, match="another name"):
+        create_identity(alice, offering, identity.name)
+    other = create_identity(alice, offering, "other")
+    with pytest.raises(IdentityExists):
+        update_identity(other, name=identity.name)
     assert AgentIdentity.objects.get(pk=other.pk).name == "other"
-    make_identity(alice, agents.offering(alice), identity.name)
+    create_identity(alice, agents.offering(alice), identity.name)
 
 
 def test_an_identity_whose_offering_is_removed_meanwhile_is_not_made(alice, offering):
     Offering.objects.all().delete()
     with pytest.raises(NoSuchOffering):
-        make_identity(alice, offering, "agent")
+        create_identity(alice, offering, "agent")
 
 
 def test_an_identity_that_is_removed_meanwhile_is_not_changed(identity):
     AgentIdentity.objects.all().delete()
     with pytest.raises(ObjectDoesNotExist):
-        change_identity(identity, version="2")
+        update_identity(identity, version="2")
 
 
 # What the others ask
@@ -1197,7 +1199,7 @@ def test_what_is_registered_is_told_with_its_owner_in_three_statements(
     bob = agents.owner("bob")
     bobs, _ = register_consumer(agents.identity(bob), agents.token(bob), None)
     with django_assert_num_queries(3):
-        found = registered()
+        found = registered_queues()
     assert found == {
         (alice.uuid.hex, queue.queue_name): alice.pk,
         (alice.uuid.hex, consumer.queue_name): alice.pk,
@@ -1252,7 +1254,7 @@ def test_a_queue_that_the_broker_has_lost_is_made_again(
             management.delete_queue(row.vhost, row.queue_name)
         mark_vanished([(row.vhost, row.queue_name)])
         left = type(row).objects.get()
-        make_again(left, management)
+        redeclare(left, management)
         assert left.state == "ready"
         assert type(row).objects.get().state == "ready"
         assert {row.queue_name, "guardian.dlq"} <= set(agents.queues(row.vhost))
@@ -1264,7 +1266,7 @@ def test_a_queue_that_is_removed_while_it_is_made_again_does_not_stay(
     queue, _ = create_queue(subscription, offering, "order", presented)
     management.delete_queue(queue.vhost, queue.queue_name)
     before(monkeypatch, "declare_queue", lambda: SubscriptionQueue.objects.all().delete())
-    make_again(queue, management)
+    redeclare(queue, management)
     assert queue.queue_name in agents.queues(queue.vhost)
     make_due()
     removals.run_due(50)
@@ -1276,7 +1278,7 @@ def test_a_queue_is_not_made_again_where_the_broker_is_away(offering, subscripti
     mark_vanished([(queue.vhost, queue.queue_name)])
     away = Management(AWAY)
     with pytest.raises(BrokerUnavailable):
-        make_again(SubscriptionQueue.objects.get(), away)
+        redeclare(SubscriptionQueue.objects.get(), away)
     away.close()
     assert SubscriptionQueue.objects.get().state == "creating"
 

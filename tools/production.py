@@ -152,14 +152,14 @@ def sweep(*, patience: bool) -> list[str]:
     from django.db.models import F
     from django.utils import timezone
 
-    from agents.reports import UNDER_WAY
+    from agents.reports import REGISTRATION_GRACE
     from agents.sweep import sweep_orphans
     from tools.invariants import REGISTERED
 
     if patience:
-        time.sleep(UNDER_WAY.total_seconds())
+        time.sleep(REGISTRATION_GRACE.total_seconds())
     else:
         for model in REGISTERED:
-            young = model._default_manager.filter(created__gt=timezone.now() - UNDER_WAY)
-            young.update(created=F("created") - UNDER_WAY)
+            young = model._default_manager.filter(created__gt=timezone.now() - REGISTRATION_GRACE)
+            young.update(created=F("created") - REGISTRATION_GRACE)
     return [f"the sweep reported: {error}" for error in sweep_orphans().errors]

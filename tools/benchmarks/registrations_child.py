@@ -13,9 +13,9 @@ from urllib.parse import unquote, urlsplit
 from django.conf import settings
 
 from accounts.models import AuthToken, Owner
-from agents.credentials import Presented
+from agents.credentials import PresentedToken
 from agents.models import AgentIdentity, AgentVhost, EventSubscription, ObjectType, Offering
-from agents.registration import make_subscription
+from agents.registration import create_subscription
 from core import broker
 from rabbit.arguments import REGISTERED_QUEUE_ARGUMENTS
 from rabbit.names import subscription_queue
@@ -68,11 +68,11 @@ class _Agents:
     def __init__(self, port: int, email: str) -> None:
         self._port = port
         self.owner = Owner.objects.create_user(email, vouched=True)
-        self._presented = Presented(*AuthToken.objects.create(user=self.owner))  # type: ignore[no-untyped-call]
+        self._presented = PresentedToken(*AuthToken.objects.create(user=self.owner))  # type: ignore[no-untyped-call]
 
     def subscribe(self) -> EventSubscription:
         """Make a subscription whose login is in place."""
-        return make_subscription(self.owner, self._presented)
+        return create_subscription(self.owner, self._presented)
 
     def wanted(self, subscription: EventSubscription, queues: int) -> list[Wanted]:
         """Return so many queues that this subscription doesn't have yet."""

@@ -7,8 +7,8 @@ import orjson
 from django.core.management.base import BaseCommand, CommandError
 
 from agents import events
-from agents.events import BadPayload, Published
-from agents.identities import NoSuchType
+from agents.events import InvalidPayload, Published
+from agents.identities import NoSuchObjectType
 from agents.models import ObjectType, Offering
 from rabbit.management import BrokerError
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
             raise CommandError(f"The payload isn't JSON: {error}.") from error
         try:
             published = events.publish(offering, options["type"], payload)
-        except (NoSuchType, BadPayload, BrokerError) as error:
+        except (NoSuchObjectType, InvalidPayload, BrokerError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(in_words(published))
 
