@@ -41,7 +41,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
     list_filter = ["created"]
     search_fields = ["name"]
     fields = ["name"]
-    actions = ["make_key", "remove"]
+    actions = ["create_key", "remove"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Application]:
         """Count the keys of each, without a statement for each."""
@@ -67,7 +67,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
 
     def save_model(self, request: HttpRequest, obj: Application, form: Any, change: bool) -> None:
         """Make it."""
-        obj.pk = applications.make_application(obj.name, current_operator(request)).pk
+        obj.pk = applications.create_application(obj.name, current_operator(request)).pk
 
     def response_add(
         self, request: HttpRequest, obj: Application, post_url_continue: str | None = None
@@ -76,7 +76,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
         return _show_a_key(request, obj)
 
     @admin.action(description="Make a key for the selected application", permissions=["manage"])
-    def make_key(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
+    def create_key(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
         """Make a further key for one application, once it was confirmed, and show it."""
         found = list(chosen_rows(self, request, queryset))
         if len(found) > 1:
@@ -89,7 +89,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
                 report_results(self, request, [], "", [(str(found[0]), error)])
                 return None
         question = Confirmation(
-            "make_key",
+            "create_key",
             "Make a key for this application",
             "Whoever has it can do all that the application can. The keys that it has stay as they are.",
             "Make it",
@@ -107,7 +107,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
                 self,
                 request,
                 found,
-                lambda one: applications.remove_application(one, current_operator(request)),
+                lambda one: applications.delete_application(one, current_operator(request)),
                 "removed",
                 (StoreUnavailable,),
             )
@@ -123,7 +123,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
 
 
 def _show_a_key(request: HttpRequest, application: Application) -> HttpResponse:
-    row, key = applications.make_key(application, current_operator(request))
+    row, key = applications.create_key(application, current_operator(request))
     made = {"application": application, "row": row, "key": key, "address": absolute_url(f"/v1/{application.name}")}
     answer = render(request, "message_store/key.html", made, status=201)
     answer["Cache-Control"] = "no-store"

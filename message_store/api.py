@@ -18,14 +18,14 @@ from rest_framework.request import Request
 from accounts.authentication import TokenAuthentication
 from core import body_timeout, limits
 from guardian_store import ids
-from message_store import applications, forms, principals, queues
-from message_store.principals import NOBODY, Caller
-from message_store.queues import Entry, Invalid, Page, Posted
+from message_store import applications, principals, queues, request_parsing
+from message_store.principals import ANONYMOUS, Caller
+from message_store.queues import Invalid, MessageInput, MessageRef, Page
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
 
-MOST_BYTES = 32 * 1024 * 1024
+MAX_RESPONSE_BYTES = 32 * 1024 * 1024
 """Bytes of bodies in an answer."""
-SECONDS_TO_COME_BACK = "5"
+RETRY_AFTER_SECONDS = "5"
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _tokens = TokenAuthentication()
 Call = Callable[..., HttpResponse]
 
 
-class Denied(Exception):
+class AccessDenied(Exception):
     """Whoever asks may not do this."""
 
 
@@ -42,7 +42,7 @@ class NoApplication(Exception):
     """There is no application of this name."""
 
 
-def _calls(**calls: Call) -> Call:
+def _view(**calls: Call) -> Call:
     """Return the view that answers these methods, and what goes wrong with them, in the one form that clients know."""
 
     @csrf_exempt
@@ -60,19 +60,19 @@ def _calls(**calls: Call) -> Call:
             return error_answer(HTTPStatus.NOT_FOUND, {"queue_name": "There is no such queue"})
         except NoApplication:
             return error_answer(HTTPStatus.NOT_FOUND, {"application": "There is no such application"})
-        except Denied:
+        except AccessDenied:
             return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": "Access was denied"})
         except applications.UnknownKey:
             return _unknown("Application", {"InvalidApplicationKey": "There is no such key"})
         except AuthenticationFailed as failed:
             return _unknown("Token", {"InvalidToken": str(failed.detail)})
-        except forms.TooLong as too_long:
+        except request_parsing.BodyTooLarge as too_long:
             text = f"More bytes than maximum value {too_long.args[0]}"
             return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
-        except forms.TooSlow:
+        except request_parsing.BodyTooSlow:
             text = f"It didn't come within {body_timeout.BODY_SECONDS:g} seconds"
             return error_answer(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
-        except forms.NoLength:
+        except request_parsing.LengthRequired:
             return error_answer(HTTPStatus.LENGTH_REQUIRED, {"body": "It needs a Content-Length"})
         except limits.RateLimitExceeded as too_often:
             refused = error_answer(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
@@ -81,7 +81,7 @@ def _calls(**calls: Call) -> Call:
         except (StoreUnavailable, OperationalError, InterfaceError) as error:
             logger.error("%s %s: the store is away: %s", request.method, request.path, error)
             away = error_answer(HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store can't be reached; try again"})
-            away["Retry-After"] = SECONDS_TO_COME_BACK
+            away["Retry-After"] = RETRY_AFTER_SECONDS
             return away
 
     return wraps(next(iter(calls.values())))(view)
@@ -91,9 +91,9 @@ def _calls(**calls: Call) -> Call:
 
 
 def _list(request: HttpRequest, application: str) -> HttpResponse:
-    _manager(request, application)
-    given = forms.query(request)
-    details, with_count = forms.flag(given, "details"), forms.flag(given, "include_count")
+    _require_manager(request, application)
+    given = request_parsing.query(request)
+    details, with_count = request_parsing.flag(given, "details"), request_parsing.flag(given, "include_count")
     found = queues.queues(application, start=given.get("offset", ""), limit=given.get("limit") or None)
     listed: list[dict[str, Any]] = [_details(queue) if details else {"queue_name": queue.name} for queue in found]
     if with_count and found:
@@ -103,20 +103,20 @@ def _list(request: HttpRequest, application: str) -> HttpResponse:
 
 
 def _make(request: HttpRequest, application: str) -> HttpResponse:
-    _manager(request, application)
-    given = forms.form(request)
-    made = queues.make(application, given.get("queue_name") or None, **_settings(given))
+    _require_manager(request, application)
+    given = request_parsing.form(request)
+    made = queues.create(application, given.get("queue_name") or None, **_settings(given))
     return _ok(_settings_of(made), HTTPStatus.CREATED)
 
 
 def _change(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _managed(request, application, queue)
-    changed = queues.change(found, **_settings(forms.form(request)))
+    found = _managed_queue(request, application, queue)
+    changed = queues.update(found, **_settings(request_parsing.form(request)))
     return _ok({**_settings_of(changed), "created": changed.created.timestamp()})
 
 
 def _remove(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _managed(request, application, queue)
+    found = _managed_queue(request, application, queue)
     store().remove(found.application, found.name)
     return _ok({})
 
@@ -125,8 +125,8 @@ def _remove(request: HttpRequest, application: str, queue: str) -> HttpResponse:
 
 
 def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_read)
-    given = forms.query(request)
+    found = _accessible_queue(request, application, queue, principals.may_read)
+    given = request_parsing.query(request)
     errors: dict[str, str] = {}
 
     def take(field: str, read: Callable[[str], Any], default: Any) -> Any:
@@ -136,43 +136,43 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
             errors[field] = str(error)
             return None
 
-    order = take("order", lambda text: queues.one_of(text, ("ascending", "descending")), "ascending")
-    start = take("since", lambda text: queues.since(text, descending=order == "descending"), None)
-    limit = take("limit", lambda text: queues.number(text, 1, queues.MOST_READ), queues.MOST_READ)
-    partitions = take("partitions", lambda text: queues.numbers(text, found.partitions), [1])
+    order = take("order", lambda text: queues.parse_choice(text, ("ascending", "descending")), "ascending")
+    start = take("since", lambda text: queues.parse_since(text, descending=order == "descending"), None)
+    limit = take("limit", lambda text: queues.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
+    partitions = take("partitions", lambda text: queues.parse_partitions(text, found.partitions), [1])
     if errors:
         raise Invalid(errors)
     page = queues.read(
-        found, partitions, start=start, limit=limit, descending=order == "descending", most_bytes=MOST_BYTES
+        found, partitions, start=start, limit=limit, descending=order == "descending", max_bytes=MAX_RESPONSE_BYTES
     )
     return _page(page)
 
 
 def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_post)
-    _count(found)
-    if forms.media_type(request) == "application/json":
-        posted = queues.post_all(found, *forms.batch(request))
+    found = _accessible_queue(request, application, queue, principals.may_post)
+    _limit_rate(found)
+    if request_parsing.media_type(request) == "application/json":
+        posted = queues.post_all(found, *request_parsing.batch(request))
     else:
         posted = [queues.post(found, _entry(request))]
     return _ok({"messages": _posted(posted)}, HTTPStatus.CREATED)
 
 
 def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_read)
-    return _page(queues.read_ids(found, queues.parse_ids(message_ids), most_bytes=MOST_BYTES))
+    found = _accessible_queue(request, application, queue, principals.may_read)
+    return _page(queues.read_ids(found, queues.parse_ids(message_ids), max_bytes=MAX_RESPONSE_BYTES))
 
 
 def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_post)
-    _count(found)
+    found = _accessible_queue(request, application, queue, principals.may_post)
+    _limit_rate(found)
     wanted = queues.parse_ids(message_ids)
     queues.overwrite(found, wanted, _entry(request))
     return _ok({"messages": _posted(wanted)})
 
 
 def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_delete)
+    found = _accessible_queue(request, application, queue, principals.may_delete)
     queues.delete(found, queues.parse_ids(message_ids))
     return _ok({})
 
@@ -181,31 +181,31 @@ def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids:
 
 
 def _positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_record)
-    return _ok({"positions": _told(queues.positions(found, consumer))})
+    found = _accessible_queue(request, application, queue, principals.may_use_positions)
+    return _ok({"positions": _positions_json(queues.positions(found, consumer))})
 
 
 def _set_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_record)
-    queues.set_positions(found, consumer, forms.positions(request))
-    return _ok({"positions": _told(queues.positions(found, consumer))})
+    found = _accessible_queue(request, application, queue, principals.may_use_positions)
+    queues.set_positions(found, consumer, request_parsing.positions(request))
+    return _ok({"positions": _positions_json(queues.positions(found, consumer))})
 
 
 def _remove_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
-    found = _opened(request, application, queue, principals.may_record)
-    queues.remove_positions(found, consumer)
+    found = _accessible_queue(request, application, queue, principals.may_use_positions)
+    queues.delete_positions(found, consumer)
     return _ok({})
 
 
-def _nothing(request: HttpRequest) -> HttpResponse:
+def _not_found(request: HttpRequest) -> HttpResponse:
     return error_answer(HTTPStatus.NOT_FOUND, {"path": "There is nothing at this address"})
 
 
-application_queues = _calls(GET=_list, POST=_make)
-queue_messages = _calls(GET=_read, POST=_post, PUT=_change, DELETE=_remove)
-single_messages = _calls(GET=_read_ids, PUT=_overwrite, DELETE=_delete_ids)
-consumer_positions = _calls(GET=_positions, PUT=_set_positions, DELETE=_remove_positions)
-nothing_here = csrf_exempt(_nothing)
+application_queues = _view(GET=_list, POST=_make)
+queue_messages = _view(GET=_read, POST=_post, PUT=_change, DELETE=_remove)
+single_messages = _view(GET=_read_ids, PUT=_overwrite, DELETE=_delete_ids)
+consumer_positions = _view(GET=_positions, PUT=_set_positions, DELETE=_remove_positions)
+not_found = csrf_exempt(_not_found)
 
 
 # Who asks
@@ -220,55 +220,55 @@ def _caller(request: HttpRequest) -> Caller:
     """
     words = str(request.META.get("HTTP_AUTHORIZATION", "")).split()
     if not words:
-        return NOBODY
+        return ANONYMOUS
     if words[0].lower() == "application":
         if len(words) != 2:
             raise applications.UnknownKey
-        return Caller(application=applications.of_key(words[1]))
+        return Caller(application=applications.application_for_key(words[1]))
     found = _tokens.authenticate(cast(Request, request))  # which looks at the headers alone
     if found is None:
-        return NOBODY
+        return ANONYMOUS
     request.user = found[0]  # whom the log names
     return Caller(email=found[0].email)
 
 
-def _manager(request: HttpRequest, application: str) -> None:
+def _require_manager(request: HttpRequest, application: str) -> None:
     """Let nobody but the application itself through.
 
     Raises:
-        NoApplication, Denied, UnknownKey, AuthenticationFailed: it is somebody else.
+        NoApplication, AccessDenied, UnknownKey, AuthenticationFailed: it is somebody else.
     """
     caller = _caller(request)
     if not principals.may_manage(application, caller):
         if not applications.exists(application):
             raise NoApplication
-        raise Denied
+        raise AccessDenied
 
 
-def _managed(request: HttpRequest, application: str, name: str) -> StoredQueue:
-    _manager(request, application)
+def _managed_queue(request: HttpRequest, application: str, name: str) -> StoredQueue:
+    _require_manager(request, application)
     return queues.find(application, name)
 
 
-def _opened(
+def _accessible_queue(
     request: HttpRequest, application: str, name: str, may: Callable[[StoredQueue, Caller], bool]
 ) -> StoredQueue:
     """Return a queue to whoever may do this with it.
 
     Raises:
         NoQueue, NoApplication: there is none.
-        Denied, UnknownKey, AuthenticationFailed: whoever asks may not.
+        AccessDenied, UnknownKey, AuthenticationFailed: whoever asks may not.
     """
     caller = _caller(request)
     if caller.application != application and not applications.exists(application):
         raise NoApplication
     found = queues.find(application, name)
     if not may(found, caller):
-        raise Denied
+        raise AccessDenied
     return found
 
 
-def _count(queue: StoredQueue) -> None:
+def _limit_rate(queue: StoredQueue) -> None:
     """Count a request that writes messages, which the application of this queue makes.
 
     Raises:
@@ -304,10 +304,10 @@ def _details(queue: StoredQueue) -> dict[str, Any]:
     return {**_settings_of(queue), "application": queue.application, "created": queue.created.timestamp()}
 
 
-def _entry(request: HttpRequest) -> Entry:
+def _entry(request: HttpRequest) -> MessageInput:
     headers = request.META
     ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
-    return Entry(forms.body(request), ttl, partition, forms.content_type(request))
+    return MessageInput(request_parsing.body(request), ttl, partition, request_parsing.content_type(request))
 
 
 def _message(message: StoredMessage) -> dict[str, Any]:
@@ -320,21 +320,21 @@ def _message(message: StoredMessage) -> dict[str, Any]:
     try:
         return {**told, "body": message.body.decode()}
     except UnicodeDecodeError:
-        return {**told, "body": base64.b64encode(message.body).decode(), "encoding": forms.BASE64}
+        return {**told, "body": base64.b64encode(message.body).decode(), "encoding": request_parsing.BASE64}
 
 
 def _page(page: Page) -> HttpResponse:
     answer: dict[str, Any] = {"messages": [_message(message) for message in page.messages]}
-    if page.is_cut:
+    if page.is_truncated:
         answer["truncated"] = True
     return _ok(answer)
 
 
-def _posted(posted: Iterable[Posted]) -> list[dict[str, Any]]:
+def _posted(posted: Iterable[MessageRef]) -> list[dict[str, Any]]:
     return [{"key": one.id.hex, "timestamp": ids.timestamp(one.id), "partition": one.partition} for one in posted]
 
 
-def _told(positions: dict[int, Any]) -> dict[str, str]:
+def _positions_json(positions: dict[int, Any]) -> dict[str, str]:
     return {str(partition): message_id.hex for partition, message_id in sorted(positions.items())}
 
 

@@ -12,10 +12,10 @@ from message_store.models import Application, ApplicationKey
 from message_store.principals import APPLICATION_NAME
 from message_store.store import store
 
-MOST_KEYS = 20
+MAX_KEYS = 20
 """How many keys an application may have, so that old ones are revoked some time."""
 
-LONGEST_KEY = 200
+MAX_KEY_LENGTH = 200
 """Characters of what is looked at as a key; ours have 64."""
 
 # At each request: for Django to write this statement takes longer than all the rest of reading a message.
@@ -29,7 +29,7 @@ class UnknownKey(Exception):
     """There is no such key; it may have been revoked."""
 
 
-def make_application(name: str, by: Owner | None = None) -> Application:
+def create_application(name: str, by: Owner | None = None) -> Application:
     """Make an application, and return it; one that is there is returned as it is.
 
     Raises:
@@ -58,7 +58,7 @@ def check_name(name: str) -> None:
         )
 
 
-def make_key(application: Application, by: Owner | None = None) -> tuple[ApplicationKey, str]:
+def create_key(application: Application, by: Owner | None = None) -> tuple[ApplicationKey, str]:
     """Make a further key for an application, and return its row and the key itself.
 
     The key can't be had again, so this is the time to show it.
@@ -70,8 +70,8 @@ def make_key(application: Application, by: Owner | None = None) -> tuple[Applica
     key = secrets.token_hex(32)
     with transaction.atomic():
         locked = Application.objects.select_for_update().get(pk=application.pk)
-        if locked.keys.count() >= MOST_KEYS:
-            raise ValidationError(f"{locked} has {MOST_KEYS} keys. Revoke one that nobody uses any more.")
+        if locked.keys.count() >= MAX_KEYS:
+            raise ValidationError(f"{locked} has {MAX_KEYS} keys. Revoke one that nobody uses any more.")
         row = ApplicationKey.objects.create(application=locked, digest=digest(key), beginning=key[:8])
         audit.note(by, audit.CREATED, row, application=locked.name)
     return row, key
@@ -86,7 +86,7 @@ def revoke_key(key: ApplicationKey, by: Owner | None = None) -> None:
             found.delete()
 
 
-def remove_application(application: Application, by: Owner | None = None) -> None:
+def delete_application(application: Application, by: Owner | None = None) -> None:
     """Remove an application with its keys; one that is gone already is no error.
 
     Raises:
@@ -102,13 +102,13 @@ def remove_application(application: Application, by: Owner | None = None) -> Non
             found.delete()
 
 
-def of_key(key: str) -> str:
+def application_for_key(key: str) -> str:
     """Return the name of the application that has this key.
 
     Raises:
         UnknownKey: none has.
     """
-    if len(key) <= LONGEST_KEY:
+    if len(key) <= MAX_KEY_LENGTH:
         with connection.cursor() as cursor:
             cursor.execute(_OF_DIGEST, [digest(key)])
             found = cursor.fetchone()

@@ -2,7 +2,7 @@
 
 A queue's messages lie under its ``contents``, a number that every statement looks up by the row of the queue. So
 whoever holds a queue that was removed or truncated since finds nothing of what it had. What lies under the old number
-is removed in the background, twice: again after ``AGAIN_AFTER``, as a push that was under way may have left something.
+is removed in the background, twice: again after ``SECOND_SWEEP_SECONDS``, as a push that was under way may have left something.
 
 The time of an id is given by the row of its partition, which a push locks until it is committed. So ids never go back,
 nor does one appear before a younger one, whatever the clocks say.
@@ -29,7 +29,7 @@ from django.db import (
 )
 from django.db.backends.utils import CursorWrapper
 
-from guardian_store.ids import TICKS, Place, id_of, now, place, rests
+from guardian_store.ids import TICKS_PER_SECOND, Place, id_of, now, place, random_rests
 from message_store.models import Position, QueueRow
 from message_store.store import (
     MessageStore,
@@ -41,18 +41,18 @@ from message_store.store import (
     StoreUnavailable,
 )
 
-AGAIN_AFTER = 3600
+SECOND_SWEEP_SECONDS = 3600
 """Seconds after which discarded contents are removed once more: longer than a push can be under way."""
 
-DISCARDED_AT_ONCE = 500
+DISCARDED_BATCH = 500
 """How many discarded contents are looked at in one transaction."""
 
-SIGN = 1 << 63
+SIGNED_OFFSET = 1 << 63
 """What is taken from the other half of an id, as the databases have signed numbers."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_QUEUE = "application, name, created, partitions, type, consistency, principals, id"
-_CONTENTS = "(SELECT contents FROM message_store_queuerow WHERE id = %(queue)s)"
+_QUEUE_COLUMNS = "application, name, created, partitions, type, consistency, principals, id"
+_CONTENTS_OF_QUEUE = "(SELECT contents FROM message_store_queuerow WHERE id = %(queue)s)"
 
 
 class _Dialect(ABC):
@@ -67,17 +67,17 @@ class _Dialect(ABC):
     lock: str
     """SQL: at the end of a query of rows that others are to wait for."""
 
-    keep: str
+    prevent_deletion: str
     """SQL: at the end of a query of rows that aren't to go before the commit."""
 
-    row: str
+    row_id: str
     """SQL: what a row is known by, in one statement."""
 
-    skip: str
+    skip_locked: str
     """SQL: at the end of a query of rows that are left out where somebody else is at them."""
 
     @abstractmethod
-    def among(self, query: str) -> str:
+    def row_in(self, query: str) -> str:
         """Return the condition, in SQL, to be one of the rows that a query gives, each by what it is known by.
 
         The query is run once, and these rows alone are looked at, whatever the database thinks of the table.
@@ -96,14 +96,14 @@ class _Dialect(ABC):
 class _PostgreSQL(_Dialect):
     """The clock is the database's, so that machines needn't agree about the time."""
 
-    now = f"(SELECT (extract(epoch FROM statement_timestamp()) * {TICKS})::bigint)"
+    now = f"(SELECT (extract(epoch FROM statement_timestamp()) * {TICKS_PER_SECOND})::bigint)"
     new_contents = "nextval(pg_get_serial_sequence('message_store_queuerow', 'id'))"
     lock = "FOR UPDATE"
-    keep = "FOR KEY SHARE"
-    row = "ctid"
-    skip = "FOR UPDATE SKIP LOCKED"
+    prevent_deletion = "FOR KEY SHARE"
+    row_id = "ctid"
+    skip_locked = "FOR UPDATE SKIP LOCKED"
 
-    def among(self, query: str) -> str:
+    def row_in(self, query: str) -> str:
         return f"ctid = ANY (ARRAY({query}))"
 
     def push(
@@ -127,7 +127,7 @@ class _PostgreSQL(_Dialect):
                 INSERT INTO message_store_messagerow
                     (contents, partition, ticks, rest, body, content_type, expires)
                 SELECT target.contents, target.partition, target.last - message.behind, message.rest, message.body,
-                    message.content_type, clock.now + message.ttl * {TICKS}
+                    message.content_type, clock.now + message.ttl * {TICKS_PER_SECOND}
                 FROM clock, target JOIN unnest(
                     %(of)s::smallint[], %(behind)s::bigint[], %(rests)s::bigint[], %(bodies)s::bytea[],
                     %(types)s::text[], %(ttls)s::bigint[]
@@ -142,12 +142,12 @@ class _PostgreSQL(_Dialect):
             "numbers": list(numbers.values()),
             "of": [message.partition for message in messages],
             "behind": [numbers[message.partition] - step for message, step in zip(messages, steps, strict=True)],
-            "rests": [other - SIGN for other in others],
+            "rests": [other - SIGNED_OFFSET for other in others],
             "bodies": [message.body for message in messages],
             "types": [message.content_type for message in messages],
             "ttls": [message.ttl for message in messages],
         }
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(sql, parameters)
             return {partition: last - numbers[partition] for partition, last in cursor.fetchall()}
 
@@ -162,11 +162,11 @@ class _SQLite(_Dialect):
         coalesce((SELECT max(contents) FROM message_store_discarded), 0)
     ))"""
     lock = ""
-    keep = ""
-    row = "rowid"
-    skip = ""
+    prevent_deletion = ""
+    row_id = "rowid"
+    skip_locked = ""
 
-    def among(self, query: str) -> str:
+    def row_in(self, query: str) -> str:
         return f"rowid IN ({query})"
 
     def push(
@@ -175,7 +175,7 @@ class _SQLite(_Dialect):
         at = now()
         numbers = Counter(message.partition for message in messages)
         pushed = ", ".join(f"({partition}, {number})" for partition, number in numbers.items())
-        with _asking(in_transaction=True) as cursor:
+        with _cursor(in_transaction=True) as cursor:
             cursor.execute(
                 f"""
                 WITH pushed (partition, number) AS (VALUES {pushed})
@@ -201,10 +201,10 @@ class _SQLite(_Dialect):
                         contents,
                         message.partition,
                         before[message.partition] + step,
-                        other - SIGN,
+                        other - SIGNED_OFFSET,
                         message.body,
                         message.content_type,
-                        at + message.ttl * TICKS,
+                        at + message.ttl * TICKS_PER_SECOND,
                     )
                     for message, step, other in zip(messages, steps, others, strict=True)
                 ],
@@ -229,7 +229,7 @@ class DatabaseStore(MessageStore):
         principals: Sequence[str] = (),
     ) -> StoredQueue:
         dialect = _dialect()
-        with _asking(in_transaction=bool(principals)) as cursor:
+        with _cursor(in_transaction=bool(principals)) as cursor:
             cursor.execute(
                 f"""
                 INSERT INTO message_store_queuerow
@@ -237,7 +237,7 @@ class DatabaseStore(MessageStore):
                 VALUES (%(application)s, %(name)s, {dialect.now}, %(partitions)s, %(type)s, %(consistency)s,
                     %(principals)s, {dialect.new_contents})
                 ON CONFLICT (application, name) DO NOTHING
-                RETURNING {_QUEUE}
+                RETURNING {_QUEUE_COLUMNS}
                 """,
                 {
                     "application": application,
@@ -254,7 +254,7 @@ class DatabaseStore(MessageStore):
                 raise QueueExists(name)
             made = _queue(found[0])
             if principals:
-                _name(cursor, made)
+                _store_principals(cursor, made)
         return made
 
     def update(
@@ -267,7 +267,7 @@ class DatabaseStore(MessageStore):
         consistency: str | None = None,
         principals: Sequence[str] | None = None,
     ) -> StoredQueue:
-        with _asking(in_transaction=principals is not None) as cursor:
+        with _cursor(in_transaction=principals is not None) as cursor:
             cursor.execute(
                 f"""
                 UPDATE message_store_queuerow SET
@@ -276,7 +276,7 @@ class DatabaseStore(MessageStore):
                     consistency = coalesce(%(consistency)s, consistency),
                     principals = coalesce(%(principals)s, principals)
                 WHERE application = %(application)s AND name = %(name)s
-                RETURNING {_QUEUE}
+                RETURNING {_QUEUE_COLUMNS}
                 """,
                 {
                     "application": application,
@@ -292,13 +292,14 @@ class DatabaseStore(MessageStore):
                 raise NoQueue(name)
             changed = _queue(found[0])
             if principals is not None:
-                _name(cursor, changed)
+                _store_principals(cursor, changed)
         return changed
 
     def find(self, application: str, name: str) -> StoredQueue:
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(
-                f"SELECT {_QUEUE} FROM message_store_queuerow WHERE application = %s AND name = %s", [application, name]
+                f"SELECT {_QUEUE_COLUMNS} FROM message_store_queuerow WHERE application = %s AND name = %s",
+                [application, name],
             )
             found = cursor.fetchall()
         if not found:
@@ -306,19 +307,19 @@ class DatabaseStore(MessageStore):
         return _queue(found[0])
 
     def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(
-                f"SELECT {_QUEUE} FROM message_store_queuerow WHERE application = %s AND name >= %s ORDER BY name"
+                f"SELECT {_QUEUE_COLUMNS} FROM message_store_queuerow WHERE application = %s AND name >= %s ORDER BY name"
                 + ("" if limit is None else f" LIMIT {limit:d}"),
                 [application, start],
             )
             return [_queue(row) for row in cursor.fetchall()]
 
-    def naming(
+    def queues_for_principal(
         self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
     ) -> list[StoredQueue]:
-        columns = ", ".join(f"queue.{column}" for column in _QUEUE.split(", "))
-        with _asking() as cursor:
+        columns = ", ".join(f"queue.{column}" for column in _QUEUE_COLUMNS.split(", "))
+        with _cursor() as cursor:
             cursor.execute(
                 f"SELECT {columns} FROM message_store_principalrow AS named "
                 "JOIN message_store_queuerow AS queue ON queue.id = named.queue_id "
@@ -329,7 +330,7 @@ class DatabaseStore(MessageStore):
             return [_queue(row) for row in cursor.fetchall()]
 
     def remove(self, application: str, name: str) -> None:
-        with _asking(in_transaction=True) as cursor:
+        with _cursor(in_transaction=True) as cursor:
             # Whoever writes a position of it waits here, so that none is written between these two.
             cursor.execute(
                 "SELECT id, contents FROM message_store_queuerow WHERE application = %s AND name = %s "
@@ -340,7 +341,7 @@ class DatabaseStore(MessageStore):
             if found is None:
                 raise NoQueue(name)
             key, contents = found
-            _forget(cursor, "queue_id = %s", [key])
+            _delete_positions(cursor, "queue_id = %s", [key])
             cursor.execute("DELETE FROM message_store_principalrow WHERE queue_id = %s", [key])
             cursor.execute("DELETE FROM message_store_queuerow WHERE id = %s", [key])
             _discard(cursor, contents)
@@ -353,7 +354,7 @@ class DatabaseStore(MessageStore):
         for message in messages:
             reached[message.partition] += 1
             steps.append(reached[message.partition])
-        others = rests(len(messages))
+        others = random_rests(len(messages))
         try:
             before = _dialect().push(queue.key, messages, steps, others)
         except IntegrityError as error:
@@ -377,16 +378,16 @@ class DatabaseStore(MessageStore):
         descending: bool = False,
     ) -> list[StoredMessage]:
         # That the sum is no column keeps the databases from going by when messages expire, and sorting then.
-        conditions = f"contents = {_CONTENTS} AND partition = %(partition)s AND expires + 0 > {_dialect().now}"
+        conditions = f"contents = {_CONTENTS_OF_QUEUE} AND partition = %(partition)s AND expires + 0 > {_dialect().now}"
         parameters = {"queue": queue.key, "partition": partition, "now": now(), "limit": limit}
         if start is not None:
             conditions += f" AND (ticks, rest) {'<=' if descending else '>='} (%(ticks)s, %(rest)s)"
-            parameters |= {"ticks": start.ticks, "rest": start.rest - SIGN}
+            parameters |= {"ticks": start.ticks, "rest": start.rest - SIGNED_OFFSET}
         if before is not None:
             conditions += " AND ticks < %(before)s"
             parameters["before"] = before
         order = "ticks DESC, rest DESC" if descending else "ticks, rest"
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(
                 "SELECT ticks, rest, body, content_type FROM message_store_messagerow "
                 f"WHERE {conditions} ORDER BY {order} LIMIT %(limit)s",
@@ -395,21 +396,21 @@ class DatabaseStore(MessageStore):
             found = cursor.fetchall()
         new = tuple.__new__  # what StoredMessage(…) comes to: a tenth of a read of many messages
         return [
-            new(StoredMessage, (id_of(ticks, rest + SIGN), partition, bytes(body), content_type))
+            new(StoredMessage, (id_of(ticks, rest + SIGNED_OFFSET), partition, bytes(body), content_type))
             for ticks, rest, body, content_type in found
         ]
 
     def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
         if not ids:
             return []
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(
                 "SELECT partition, ticks, rest, body, content_type FROM message_store_messagerow "
-                f"WHERE {_these(ids)} AND expires + 0 > {_dialect().now}",
+                f"WHERE {_matches_ids(ids)} AND expires + 0 > {_dialect().now}",
                 {"queue": queue.key, "now": now()},
             )
             found = {
-                (partition, id_of(ticks, rest + SIGN)): (bytes(body), content_type)
+                (partition, id_of(ticks, rest + SIGNED_OFFSET)): (bytes(body), content_type)
                 for partition, ticks, rest, body, content_type in cursor.fetchall()
             }
         return [
@@ -418,7 +419,7 @@ class DatabaseStore(MessageStore):
 
     def overwrite(self, queue: StoredQueue, message_id: uuid.UUID, message: NewMessage) -> None:
         at = place(message_id)
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(
                 f"""
                 INSERT INTO message_store_messagerow
@@ -432,10 +433,10 @@ class DatabaseStore(MessageStore):
                 {
                     "partition": message.partition,
                     "ticks": at.ticks,
-                    "rest": at.rest - SIGN,
+                    "rest": at.rest - SIGNED_OFFSET,
                     "body": message.body,
                     "content_type": message.content_type,
-                    "lasts": message.ttl * TICKS,
+                    "lasts": message.ttl * TICKS_PER_SECOND,
                     "queue": queue.key,
                     "now": now(),
                 },
@@ -447,14 +448,14 @@ class DatabaseStore(MessageStore):
     def delete(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> None:
         if not ids:
             return
-        with _asking() as cursor:
-            cursor.execute(f"DELETE FROM message_store_messagerow WHERE {_these(ids)}", {"queue": queue.key})
+        with _cursor() as cursor:
+            cursor.execute(f"DELETE FROM message_store_messagerow WHERE {_matches_ids(ids)}", {"queue": queue.key})
 
     def count(self, queues: Sequence[StoredQueue]) -> list[int]:
         if not queues:
             return []
         keys = ", ".join(f"{queue.key:d}" for queue in queues)
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(
                 f"""
                 SELECT id, (
@@ -469,7 +470,7 @@ class DatabaseStore(MessageStore):
 
     def truncate(self, queue: StoredQueue) -> None:
         dialect = _dialect()
-        with _asking(in_transaction=True) as cursor:
+        with _cursor(in_transaction=True) as cursor:
             cursor.execute(
                 f"SELECT contents, {dialect.new_contents} FROM message_store_queuerow WHERE id = %s {dialect.lock}",
                 [queue.key],
@@ -490,7 +491,7 @@ class DatabaseStore(MessageStore):
 
     def remove_expired(self, limit: int) -> int:
         dialect = _dialect()
-        with _asking() as cursor:
+        with _cursor() as cursor:
             removed = _remove_messages(cursor, f"expires <= {dialect.now} ORDER BY expires", limit)
         while removed < limit:
             found, gone = _remove_discarded(limit - removed)
@@ -500,7 +501,7 @@ class DatabaseStore(MessageStore):
         return removed
 
     def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-        with _asking():
+        with _cursor():
             return dict(
                 Position.objects.filter(queue=queue.key, consumer=consumer).values_list("partition", "message_id")
             )
@@ -513,12 +514,12 @@ class DatabaseStore(MessageStore):
         for partition in sorted(positions):
             parameters += [partition, field.get_db_prep_value(positions[partition], connection)]
         lines = ", ".join(["(%s, %s)"] * len(positions))
-        with _asking() as cursor:
+        with _cursor() as cursor:
             cursor.execute(
                 f"""
                 INSERT INTO message_store_position (queue_id, consumer, partition, message_id)
                 WITH given (partition, message_id) AS (VALUES {lines}),
-                queue AS (SELECT id FROM message_store_queuerow WHERE id = %s {_dialect().keep})
+                queue AS (SELECT id FROM message_store_queuerow WHERE id = %s {_dialect().prevent_deletion})
                 SELECT queue.id, %s, given.partition, given.message_id FROM queue, given
                 WHERE true ORDER BY given.partition
                 ON CONFLICT (queue_id, consumer, partition) DO UPDATE SET message_id = excluded.message_id
@@ -544,7 +545,7 @@ class DatabaseStore(MessageStore):
         moved: set[int] = set()
         if known:
             lines = ", ".join(["(%s, %s, %s)"] * (len(known) // 3))
-            with _asking() as cursor:
+            with _cursor() as cursor:
                 cursor.execute(
                     f"""
                     WITH given (number, known, next) AS (VALUES {lines}),
@@ -562,11 +563,11 @@ class DatabaseStore(MessageStore):
                 moved.update(partition for (partition,) in cursor.fetchall())
         if new:
             lines = ", ".join(["(%s, %s)"] * (len(new) // 2))
-            with _asking() as cursor:
+            with _cursor() as cursor:
                 cursor.execute(
                     f"""
                     WITH given (number, next) AS (VALUES {lines}),
-                    queue AS (SELECT id FROM message_store_queuerow WHERE id = %s {_dialect().keep})
+                    queue AS (SELECT id FROM message_store_queuerow WHERE id = %s {_dialect().prevent_deletion})
                     INSERT INTO message_store_position (queue_id, consumer, partition, message_id)
                     SELECT queue.id, %s, given.number, given.next FROM queue, given
                     WHERE true ORDER BY given.number
@@ -577,17 +578,17 @@ class DatabaseStore(MessageStore):
                 )
                 moved.update(partition for (partition,) in cursor.fetchall())
         if moves and not moved:
-            with _asking():
+            with _cursor():
                 if not QueueRow.objects.filter(id=queue.key).exists():
                     raise NoQueue(queue.name)
         return moved
 
-    def remove_positions(self, queue: StoredQueue, consumer: str) -> None:
-        with _asking() as cursor:
-            _forget(cursor, "queue_id = %s AND consumer = %s", [queue.key, consumer])
+    def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
+        with _cursor() as cursor:
+            _delete_positions(cursor, "queue_id = %s AND consumer = %s", [queue.key, consumer])
 
     def consumers(self, queue: StoredQueue) -> list[str]:
-        with _asking():
+        with _cursor():
             return sorted(Position.objects.filter(queue=queue.key).values_list("consumer", flat=True).distinct())
 
 
@@ -597,10 +598,10 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
     Return how many such contents were looked at, and how many messages went.
     """
     dialect = _dialect()
-    with _asking(in_transaction=True) as cursor:
+    with _cursor(in_transaction=True) as cursor:
         cursor.execute(
             f"SELECT contents FROM message_store_discarded WHERE due <= {dialect.now} ORDER BY due "
-            f"LIMIT {DISCARDED_AT_ONCE} {dialect.skip}",
+            f"LIMIT {DISCARDED_BATCH} {dialect.skip_locked}",
             {"now": now()},
         )
         found = [contents for (contents,) in cursor.fetchall()]
@@ -612,7 +613,7 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
             cursor.execute(f"DELETE FROM message_store_partitionrow WHERE {these}")
             cursor.execute(f"DELETE FROM message_store_discarded WHERE {these} AND swept")
             cursor.execute(
-                f"UPDATE message_store_discarded SET swept = true, due = {dialect.now} + {AGAIN_AFTER * TICKS} "
+                f"UPDATE message_store_discarded SET swept = true, due = {dialect.now} + {SECOND_SWEEP_SECONDS * TICKS_PER_SECOND} "
                 f"WHERE {these}",
                 {"now": now()},
             )
@@ -630,23 +631,25 @@ def _discard(cursor: CursorWrapper, contents: int) -> None:
 def _remove_messages(cursor: CursorWrapper, condition: str, limit: int) -> int:
     """Remove at most so many of the messages that this condition holds for, and return how many went."""
     dialect = _dialect()
-    query = f"SELECT {dialect.row} FROM message_store_messagerow WHERE {condition} LIMIT {limit:d} {dialect.skip}"
-    cursor.execute(f"DELETE FROM message_store_messagerow WHERE {dialect.among(query)}", {"now": now()})
+    query = (
+        f"SELECT {dialect.row_id} FROM message_store_messagerow WHERE {condition} LIMIT {limit:d} {dialect.skip_locked}"
+    )
+    cursor.execute(f"DELETE FROM message_store_messagerow WHERE {dialect.row_in(query)}", {"now": now()})
     removed: int = cursor.rowcount
     return removed
 
 
-def _these(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
+def _matches_ids(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
     """Return the condition, in SQL, to be the message of one of these partitions and ids, in the queue asked for."""
     dialect = _dialect()
     places = [(partition, *place(id_)) for partition, id_ in ids]
-    lines = ", ".join(f"({partition:d}, {ticks:d}, {rest - SIGN:d})" for partition, ticks, rest in places)
-    return dialect.among(
+    lines = ", ".join(f"({partition:d}, {ticks:d}, {rest - SIGNED_OFFSET:d})" for partition, ticks, rest in places)
+    return dialect.row_in(
         f"""
         WITH asked (partition, ticks, rest) AS (VALUES {lines})
         SELECT (
-            SELECT {dialect.row} FROM message_store_messagerow AS message
-            WHERE message.contents = {_CONTENTS} AND message.partition = asked.partition
+            SELECT {dialect.row_id} FROM message_store_messagerow AS message
+            WHERE message.contents = {_CONTENTS_OF_QUEUE} AND message.partition = asked.partition
             AND message.ticks = asked.ticks AND message.rest = asked.rest
         ) FROM asked
         """
@@ -664,7 +667,7 @@ def _dialect() -> _Dialect:
 
 
 @contextmanager
-def _asking(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
+def _cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
     """Give a cursor. What shows that the database is away, or failed, becomes ``StoreUnavailable``."""
     try:
         if in_transaction:
@@ -681,7 +684,7 @@ def _asking(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
         raise StoreUnavailable(f"the database could not be asked: {type(error).__name__}") from error
 
 
-def _forget(cursor: CursorWrapper, condition: str, parameters: Sequence[Any]) -> None:
+def _delete_positions(cursor: CursorWrapper, condition: str, parameters: Sequence[Any]) -> None:
     """Remove the positions for which this condition, in SQL, holds.
 
     Whoever writes positions locks the row of the queue first, where a new one refers to it, and then the positions in
@@ -694,8 +697,8 @@ def _forget(cursor: CursorWrapper, condition: str, parameters: Sequence[Any]) ->
     )
 
 
-def _name(cursor: CursorWrapper, queue: StoredQueue) -> None:
-    """Write which principals a queue has, so that ``naming`` finds it. Its row is locked until the commit."""
+def _store_principals(cursor: CursorWrapper, queue: StoredQueue) -> None:
+    """Write which principals a queue has, so that ``queues_for_principal`` finds it. Its row is locked until the commit."""
     cursor.execute("DELETE FROM message_store_principalrow WHERE queue_id = %s", [queue.key])
     cursor.executemany(
         "INSERT INTO message_store_principalrow (queue_id, principal, application, name) VALUES (%s, %s, %s, %s)",

@@ -4,8 +4,8 @@ import time
 
 from message_store.store import MessageStore
 
-BATCH = 1000
-SECONDS = 50
+BATCH_SIZE = 1000
+MAX_RUN_SECONDS = 50
 """How long one run may take: less than the minute after which the next one begins."""
 
 
@@ -15,11 +15,11 @@ def remove_expired(store: MessageStore) -> int:
     Raises:
         StoreUnavailable: the store is away.
     """
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + MAX_RUN_SECONDS
     removed = 0
     while time.monotonic() < until:
-        batch = store.remove_expired(BATCH)
+        batch = store.remove_expired(BATCH_SIZE)
         removed += batch
-        if batch < BATCH:
+        if batch < BATCH_SIZE:
             break
     return removed

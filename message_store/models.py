@@ -6,7 +6,7 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
-LONGEST_NAME = 50
+MAX_NAME_LENGTH = 50
 """Characters in the name of an application or a queue."""
 
 
@@ -22,7 +22,7 @@ class NameField(models.CharField):  # type: ignore[type-arg]
 class Application(models.Model):
     """A program, or several, with queues of its own. It is known by its name and by any of its keys."""
 
-    name = models.CharField(max_length=LONGEST_NAME, unique=True)
+    name = models.CharField(max_length=MAX_NAME_LENGTH, unique=True)
     created = models.DateTimeField(db_default=Now(), editable=False)
 
     class Meta:
@@ -50,8 +50,8 @@ class ApplicationKey(models.Model):
 class QueueRow(models.Model):
     """A queue of an application. The application is a name here, as in every store."""
 
-    application = NameField(max_length=LONGEST_NAME)
-    name = NameField(max_length=LONGEST_NAME)
+    application = NameField(max_length=MAX_NAME_LENGTH)
+    name = NameField(max_length=MAX_NAME_LENGTH)
     created = models.BigIntegerField(help_text="Ticks since 1970.")
     partitions = models.PositiveSmallIntegerField()
     type = models.CharField(max_length=10)
@@ -73,8 +73,8 @@ class PrincipalRow(models.Model):
 
     queue = models.ForeignKey(QueueRow, on_delete=models.CASCADE, related_name="principal_rows")
     principal = NameField(max_length=300)
-    application = NameField(max_length=LONGEST_NAME)
-    name = NameField(max_length=LONGEST_NAME)
+    application = NameField(max_length=MAX_NAME_LENGTH)
+    name = NameField(max_length=MAX_NAME_LENGTH)
 
     class Meta:
         constraints = [
@@ -130,7 +130,7 @@ class Position(models.Model):
     """How far a consumer has processed a partition."""
 
     queue = models.ForeignKey(QueueRow, on_delete=models.CASCADE, related_name="positions")
-    consumer = models.CharField(max_length=LONGEST_NAME)
+    consumer = models.CharField(max_length=MAX_NAME_LENGTH)
     partition = models.PositiveSmallIntegerField()
     message_id = models.UUIDField()
 
@@ -150,8 +150,8 @@ class Worker(models.Model):
     """
 
     name = models.UUIDField(unique=True)
-    application = models.CharField(max_length=LONGEST_NAME)
-    consumer = models.CharField(max_length=LONGEST_NAME)
+    application = models.CharField(max_length=MAX_NAME_LENGTH)
+    consumer = models.CharField(max_length=MAX_NAME_LENGTH)
     beat = models.BigIntegerField(default=0)
     seconds = models.FloatField(help_text="Without a beat for so long, it has no partition any more.")
 
@@ -166,9 +166,9 @@ class Worker(models.Model):
 class PartitionLease(models.Model):
     """Which worker of a consumer has a partition. It is free where that worker has no row any more."""
 
-    consumer = models.CharField(max_length=LONGEST_NAME)
-    application = models.CharField(max_length=LONGEST_NAME)
-    queue = models.CharField(max_length=LONGEST_NAME)
+    consumer = models.CharField(max_length=MAX_NAME_LENGTH)
+    application = models.CharField(max_length=MAX_NAME_LENGTH)
+    queue = models.CharField(max_length=MAX_NAME_LENGTH)
     partition = models.PositiveSmallIntegerField()
     holder = models.UUIDField(null=True)
 

@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from accounts.models import check_address, normalize_address
 from message_store.store import StoredQueue
 
-MOST_PRINCIPALS = 100
+MAX_PRINCIPALS = 100
 """How many a queue may name."""
 
 APPLICATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
@@ -34,7 +34,7 @@ class Caller:
         return None if self.email is None else f"bid:{self.email}"
 
 
-NOBODY = Caller()
+ANONYMOUS = Caller()
 
 
 def may_manage(application: str, caller: Caller) -> bool:
@@ -57,7 +57,7 @@ def may_read(queue: StoredQueue, caller: Caller) -> bool:
     return queue.type == "public" or may_delete(queue, caller)
 
 
-def may_record(queue: StoredQueue, caller: Caller) -> bool:
+def may_use_positions(queue: StoredQueue, caller: Caller) -> bool:
     """Return whether they may see and say how far consumers are: whoever works with the messages, and their source."""
     return may_post(queue, caller) or may_delete(queue, caller)
 
@@ -69,8 +69,8 @@ def parse(text: str) -> tuple[str, ...]:
         ValueError: one is none, or they are too many; the text says which.
     """
     found = dict.fromkeys(_principal(part.strip()) for part in text.split(",") if part.strip())
-    if len(found) > MOST_PRINCIPALS:
-        raise ValueError(f"{len(found)} principals are more than {MOST_PRINCIPALS}")
+    if len(found) > MAX_PRINCIPALS:
+        raise ValueError(f"{len(found)} principals are more than {MAX_PRINCIPALS}")
     return tuple(found)
 
 

@@ -17,9 +17,9 @@ from django.conf import settings
 
 from accounts.models import has_control_characters
 from guardian_store import ids
-from guardian_store.ids import LARGEST_REST, TICKS, Place
+from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
 from message_store import principals
-from message_store.models import LONGEST_NAME
+from message_store.models import MAX_NAME_LENGTH
 from message_store.store import (
     MessageStore,
     NewMessage,
@@ -32,31 +32,31 @@ from message_store.store import (
 )
 from rabbit.names import readable
 
-MOST_PARTITIONS = 200
+MAX_PARTITIONS = 200
 TYPES = ("user", "public")
 CONSISTENCIES = ("weak", "strong", "very_strong")
 
-DEFAULT_TTL = 3 * 24 * 3600
-MOST_TTL = 2**25
+DEFAULT_TTL_SECONDS = 3 * 24 * 3600
+MAX_TTL_SECONDS = 2**25
 """Seconds for which a message is kept, a little more than a year."""
 
-MOST_READ = 1000
+MAX_READ = 1000
 """Messages of a partition in an answer, and queues in a list."""
-MOST_POSTED = 1000
+MAX_BATCH = 1000
 """Messages in a batch."""
-MOST_IDS = 100
+MAX_IDS = 100
 """Message ids in one address: more don't fit into the first line of a request."""
-LONGEST_CONTENT_TYPE = 255
-MOST_AHEAD = 60
+MAX_CONTENT_TYPE_LENGTH = 255
+MAX_SECONDS_AHEAD = 60
 """Seconds by which an id that a client gives a message may be ahead: so far may the clock be from theirs."""
 
 REQUIRED = "Required"
 
 _NUMBER = re.compile(r"-?[0-9]{1,100}")
 _SECONDS = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{0,100})?")
-_DIGITS = 250  # so many at least, for all of these to be exact
+_DECIMAL_DIGITS = 250  # so many at least, for all of these to be exact
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e\t]*")
-_TIMES_TO_TRY = 10
+_MAX_ATTEMPTS = 10
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Invalid(ValueError):
         self.errors = dict(errors)
 
 
-class Entry(NamedTuple):
+class MessageInput(NamedTuple):
     """A message as somebody posts it. Without a ttl it is kept for three days, without a partition one is drawn."""
 
     body: bytes
@@ -78,7 +78,7 @@ class Entry(NamedTuple):
     content_type: str = ""
 
 
-class Posted(NamedTuple):
+class MessageRef(NamedTuple):
     """Where a message was put."""
 
     id: uuid.UUID
@@ -87,16 +87,16 @@ class Posted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Messages that were read. ``is_cut``: there would have been more, but these are as many bytes as may be."""
+    """Messages that were read. ``is_truncated``: there would have been more, but these are as many bytes as may be."""
 
     messages: list[StoredMessage]
-    is_cut: bool = False
+    is_truncated: bool = False
 
 
 # Queues
 
 
-def make(
+def create(
     application: str,
     name: str | None = None,
     *,
@@ -113,9 +113,9 @@ def make(
         Invalid: of the fields ``queue_name``, ``partitions``, ``type``, ``consistency``, ``principles``.
         StoreUnavailable: the store is away, or others make and remove it all the time.
     """
-    given = _checked(1, partitions, type, consistency, principals, name=name)
+    given = _validated(1, partitions, type, consistency, principals, name=name)
     name = given.pop("name", None) or uuid.uuid4().hex
-    for _ in range(_TIMES_TO_TRY):
+    for _ in range(_MAX_ATTEMPTS):
         try:
             return store().register(application, name, **given)
         except QueueExists:
@@ -126,7 +126,7 @@ def make(
     raise StoreUnavailable(f"The queue {name} is made and removed by others at this moment.")
 
 
-def change(
+def update(
     queue: StoredQueue,
     *,
     partitions: int | str | None = None,
@@ -141,7 +141,7 @@ def change(
         NoQueue: it is gone.
         StoreUnavailable: the store is away.
     """
-    given = _checked(queue.partitions, partitions, type, consistency, principals)
+    given = _validated(queue.partitions, partitions, type, consistency, principals)
     return store().update(queue.application, queue.name, **given)
 
 
@@ -155,7 +155,7 @@ def find(application: str, name: str) -> StoredQueue:
     try:
         check_name(name)
     except ValueError:
-        raise NoQueue(f"There is no queue {readable(name[:LONGEST_NAME])!r}.") from None
+        raise NoQueue(f"There is no queue {readable(name[:MAX_NAME_LENGTH])!r}.") from None
     return store().find(application, name)
 
 
@@ -167,9 +167,9 @@ def queues(application: str, *, start: str = "", limit: int | str | None = None)
         StoreUnavailable: the store is away.
     """
     errors: dict[str, str] = {}
-    most = _taken(errors, "limit", lambda: MOST_READ if limit is None else number(limit, 1, MOST_READ))
+    most = _collect_error(errors, "limit", lambda: MAX_READ if limit is None else parse_number(limit, 1, MAX_READ))
     if start:
-        _taken(errors, "offset", lambda: check_name(start))
+        _collect_error(errors, "offset", lambda: check_name(start))
     if errors or most is None:
         raise Invalid(errors)
     return store().queues(application, start=start, limit=most)
@@ -183,8 +183,8 @@ def check_name(name: str) -> None:
     """
     if not name:
         raise ValueError(REQUIRED)
-    if len(name) > LONGEST_NAME:
-        raise ValueError(f"Longer than maximum length {LONGEST_NAME}")
+    if len(name) > MAX_NAME_LENGTH:
+        raise ValueError(f"Longer than maximum length {MAX_NAME_LENGTH}")
     if name in (".", "..") or "/" in name or has_control_characters(name):
         raise ValueError(f'"{readable(name)}" can\'t be a name: it could not stand in an address')
 
@@ -192,7 +192,7 @@ def check_name(name: str) -> None:
 # Messages
 
 
-def post(queue: StoredQueue, entry: Entry) -> Posted:
+def post(queue: StoredQueue, entry: MessageInput) -> MessageRef:
     """Put a message into a queue.
 
     Raises:
@@ -204,8 +204,8 @@ def post(queue: StoredQueue, entry: Entry) -> Posted:
 
 
 def post_all(
-    queue: StoredQueue, entries: Sequence[Entry | None], errors: Mapping[str, str] | None = None
-) -> list[Posted]:
+    queue: StoredQueue, entries: Sequence[MessageInput | None], errors: Mapping[str, str] | None = None
+) -> list[MessageRef]:
     """Put messages into a queue, all of them or none, and return where they were put, in the same order.
 
     ``errors`` are what is known to be wrong already, of the entries that are None.
@@ -219,8 +219,8 @@ def post_all(
     messages = []
     if not entries:
         found["messages"] = REQUIRED
-    elif len(entries) > MOST_POSTED:
-        raise Invalid({"messages": f"{len(entries)} messages are more than {MOST_POSTED}"})
+    elif len(entries) > MAX_BATCH:
+        raise Invalid({"messages": f"{len(entries)} messages are more than {MAX_BATCH}"})
     for index, entry in enumerate(entries):
         if entry is not None:
             try:
@@ -232,7 +232,7 @@ def post_all(
     return _post(queue, messages)
 
 
-def overwrite(queue: StoredQueue, wanted: Sequence[Posted], entry: Entry) -> None:
+def overwrite(queue: StoredQueue, wanted: Sequence[MessageRef], entry: MessageInput) -> None:
     """Store a message under each of these ids, in place of the one that has it in its partition, or as a new one.
 
     A new one can't have an id of the future: whoever read it and went on from there would pass over all that is posted
@@ -245,12 +245,12 @@ def overwrite(queue: StoredQueue, wanted: Sequence[Posted], entry: Entry) -> Non
         StoreUnavailable: the store is away.
     """
     messages = [_message(queue, entry._replace(partition=one.partition)) for one in wanted]
-    latest = ids.now() + MOST_AHEAD * TICKS
+    latest = ids.now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
     ahead = [(one.partition, one.id) for one in wanted if ids.place(one.id).ticks > latest]
     there = {(one.partition, one.id) for one in store().read_ids(queue, ahead)} if ahead else set()
     for partition, message_id in ahead:
         if (partition, message_id) not in there:
-            raise Invalid({"message_id": f'"{message_id.hex}" is more than {MOST_AHEAD} seconds ahead'})
+            raise Invalid({"message_id": f'"{message_id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
     for one, message in zip(wanted, messages, strict=True):
         store().overwrite(queue, one.id, message)
 
@@ -260,20 +260,20 @@ def read(
     partitions: Iterable[int] = (1,),
     *,
     start: Place | None = None,
-    limit: int = MOST_READ,
+    limit: int = MAX_READ,
     descending: bool = False,
-    most_bytes: int | None = None,
+    max_bytes: int | None = None,
 ) -> Page:
     """Return messages of these partitions, in the order in which they are given: so many of each at most.
 
     ``start`` is the first place that is looked at, and counts itself: see ``since``. What the store isn't to show yet
-    isn't there. ``most_bytes`` bounds the bodies together, roughly: past it nothing more is read.
+    isn't there. ``max_bytes`` bounds the bodies together, roughly: past it nothing more is read.
 
     Raises:
         StoreUnavailable: the store is away.
     """
     used = store()
-    before, found, left, largest = shown_before(used), list[StoredMessage](), most_bytes, 1
+    before, found, left, largest = visible_before(used), list[StoredMessage](), max_bytes, 1
     for partition in dict.fromkeys(partitions):
         place, to_read = start, limit
         # Where it might not all fit, first as many as are sure to; then more and more of them, if they are small.
@@ -287,25 +287,25 @@ def read(
                 sizes = [len(message.body) for message in some]
                 left -= sum(sizes)
                 if left <= 0:
-                    return Page(found, is_cut=True)
+                    return Page(found, is_truncated=True)
                 largest = max(largest, *sizes, 1)
                 at_once = max(1, min(4 * asked, left // largest))
             if len(some) < asked:
                 break
-            place = (before_place if descending else ids.after)(some[-1].id)
+            place = (place_before if descending else ids.place_after)(some[-1].id)
     return Page(found)
 
 
-def read_ids(queue: StoredQueue, wanted: Sequence[Posted], *, most_bytes: int | None = None) -> Page:
+def read_ids(queue: StoredQueue, wanted: Sequence[MessageRef], *, max_bytes: int | None = None) -> Page:
     """Return the messages with these ids, in the order asked, each once; those that aren't there are left out.
 
-    ``most_bytes`` bounds the bodies together, as in ``read``.
+    ``max_bytes`` bounds the bodies together, as in ``read``.
 
     Raises:
         StoreUnavailable: the store is away.
     """
     used = store()
-    before, found, left, largest = shown_before(used), list[StoredMessage](), most_bytes, 1
+    before, found, left, largest = visible_before(used), list[StoredMessage](), max_bytes, 1
     there = [(one.partition, one.id) for one in dict.fromkeys(wanted) if one.partition <= queue.partitions]
     at_once = len(there) if left is None else max(1, left // settings.MESSAGE_STORE_MAX_BODY)
     while there:
@@ -317,13 +317,13 @@ def read_ids(queue: StoredQueue, wanted: Sequence[Posted], *, most_bytes: int | 
             sizes = [len(message.body) for message in some]
             left -= sum(sizes)
             if left <= 0:
-                return Page(found, is_cut=bool(there))
+                return Page(found, is_truncated=bool(there))
             largest = max(largest, *sizes, 1)
             at_once = max(1, min(4 * at_once, left // largest))
     return Page(found)
 
 
-def delete(queue: StoredQueue, wanted: Sequence[Posted]) -> None:
+def delete(queue: StoredQueue, wanted: Sequence[MessageRef]) -> None:
     """Remove the messages with these ids. One that isn't there is no error.
 
     Raises:
@@ -334,15 +334,15 @@ def delete(queue: StoredQueue, wanted: Sequence[Posted]) -> None:
         store().delete(queue, there)
 
 
-def shown_before(used: MessageStore) -> int | None:
+def visible_before(used: MessageStore) -> int | None:
     """Return the ticks from which on nothing is shown yet, as a store's delay has it; None: everything is."""
-    return ids.now() - round(used.delay * TICKS) if used.delay else None
+    return ids.now() - round(used.delay * TICKS_PER_SECOND) if used.delay else None
 
 
-def before_place(message_id: uuid.UUID) -> Place:
+def place_before(message_id: uuid.UUID) -> Place:
     """Return the last place before that of this message."""
     ticks, rest = ids.place(message_id)
-    return Place(ticks, rest - 1) if rest else Place(ticks - 1, LARGEST_REST)
+    return Place(ticks, rest - 1) if rest else Place(ticks - 1, MAX_REST)
 
 
 # Positions
@@ -374,17 +374,17 @@ def set_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any]) -
         errors["positions"] = REQUIRED
     for partition, message_id in given.items():
         try:
-            wanted[number(partition, 1, queue.partitions)] = parse_id(message_id)
+            wanted[parse_number(partition, 1, queue.partitions)] = parse_id(message_id)
         except ValueError as error:
-            errors[readable(partition[:LONGEST_NAME])] = str(error)
-            if len(errors) > MOST_PARTITIONS:
+            errors[readable(partition[:MAX_NAME_LENGTH])] = str(error)
+            if len(errors) > MAX_PARTITIONS:
                 break
     if errors:
         raise Invalid(errors)
     store().set_positions(queue, consumer, wanted)
 
 
-def remove_positions(queue: StoredQueue, consumer: str) -> None:
+def delete_positions(queue: StoredQueue, consumer: str) -> None:
     """Forget how far a consumer is.
 
     Raises:
@@ -392,13 +392,13 @@ def remove_positions(queue: StoredQueue, consumer: str) -> None:
         StoreUnavailable: the store is away.
     """
     _check_consumer(consumer)
-    store().remove_positions(queue, consumer)
+    store().delete_positions(queue, consumer)
 
 
 # What people write
 
 
-def number(value: Any, least: int, most: int) -> int:
+def parse_number(value: Any, least: int, most: int) -> int:
     """Return a number within these bounds, which may be given as its text.
 
     Raises:
@@ -407,35 +407,35 @@ def number(value: Any, least: int, most: int) -> int:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f'"{_shown(value)}" is not a number')
+        raise ValueError(f'"{_readable(value)}" is not a number')
     if value < least:
-        raise ValueError(f"{_shown(value)} is less than minimum value {least}")
+        raise ValueError(f"{_readable(value)} is less than minimum value {least}")
     if value > most:
-        raise ValueError(f"{_shown(value)} is greater than maximum value {most}")
+        raise ValueError(f"{_readable(value)} is greater than maximum value {most}")
     return value
 
 
-def one_of(value: Any, choices: Sequence[str]) -> str:
+def parse_choice(value: Any, choices: Sequence[str]) -> str:
     """Return a text that is one of these.
 
     Raises:
         ValueError: it isn't.
     """
     if value not in choices:
-        raise ValueError(f'"{_shown(value)}" is not one of {", ".join(choices)}')
+        raise ValueError(f'"{_readable(value)}" is not one of {", ".join(choices)}')
     return str(value)
 
 
-def numbers(text: str, most: int) -> list[int]:
+def parse_partitions(text: str, most: int) -> list[int]:
     """Return the numbers of partitions that are written so, each once: ``"1,2"``.
 
     Raises:
         ValueError: one is none, or there is no such partition.
     """
-    return list(dict.fromkeys(number(part, 1, most) for part in text.split(",", MOST_PARTITIONS)))
+    return list(dict.fromkeys(parse_number(part, 1, most) for part in text.split(",", MAX_PARTITIONS)))
 
 
-def since(text: str, *, descending: bool = False) -> Place:
+def parse_since(text: str, *, descending: bool = False) -> Place:
     """Return where reading begins: at the message with this id, or at this time, in seconds since 1970.
 
     Times are compared exactly. Of one between two steps of 100 ns the next one in the direction of reading counts.
@@ -450,12 +450,12 @@ def since(text: str, *, descending: bool = False) -> Place:
         except ValueError:
             pass  # so many digits may be a time, too
     if not _SECONDS.fullmatch(text):
-        raise ValueError(f'"{_shown(text)}" is not a timestamp or a message id')
-    with localcontext(prec=_DIGITS):
+        raise ValueError(f'"{_readable(text)}" is not a timestamp or a message id')
+    with localcontext(prec=_DECIMAL_DIGITS):
         seconds = Decimal(text).scaleb(7)
         exact = int(seconds.to_integral_value(ROUND_FLOOR if descending else ROUND_CEILING))
-    ticks = min(max(exact, ids.FIRST), ids.LAST)
-    return Place(ticks, LARGEST_REST if descending else 0)
+    ticks = min(max(exact, ids.MIN_TICKS), ids.MAX_TICKS)
+    return Place(ticks, MAX_REST if descending else 0)
 
 
 def parse_id(text: Any) -> uuid.UUID:
@@ -469,10 +469,10 @@ def parse_id(text: Any) -> uuid.UUID:
             return ids.parse(text)
         except ValueError:
             pass
-    raise ValueError(f'"{_shown(text)}" is not a message id')
+    raise ValueError(f'"{_readable(text)}" is not a message id')
 
 
-def parse_ids(text: str) -> list[Posted]:
+def parse_ids(text: str) -> list[MessageRef]:
     """Return the messages that are written so: ``"1:hex,2:hex"``, or ``"hex"``, of partition 1.
 
     A partition may be above the queue's number: nothing is there.
@@ -480,37 +480,37 @@ def parse_ids(text: str) -> list[Posted]:
     Raises:
         Invalid: of the fields ``message_id``, ``partition``.
     """
-    parts = text.split(",", MOST_IDS)
-    if len(parts) > MOST_IDS:
-        raise Invalid({"message_id": f"More than {MOST_IDS} message ids"})
+    parts = text.split(",", MAX_IDS)
+    if len(parts) > MAX_IDS:
+        raise Invalid({"message_id": f"More than {MAX_IDS} message ids"})
     found = []
     for part in parts:
         partition, colon, message_id = part.strip().rpartition(":")
         errors: dict[str, str] = {}
-        where = _taken(errors, "partition", lambda: number(partition, 1, 10**9) if colon else 1)  # noqa: B023
-        what = _taken(errors, "message_id", lambda: parse_id(message_id))  # noqa: B023
+        where = _collect_error(errors, "partition", lambda: parse_number(partition, 1, 10**9) if colon else 1)  # noqa: B023
+        what = _collect_error(errors, "message_id", lambda: parse_id(message_id))  # noqa: B023
         if where is None or what is None:
             raise Invalid(errors)
-        found.append(Posted(what, where))
+        found.append(MessageRef(what, where))
     return found
 
 
 # In here
 
 
-def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[Posted]:
+def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
     made = store().push(queue, messages)
-    return [Posted(message_id, message.partition) for message_id, message in zip(made, messages, strict=True)]
+    return [MessageRef(message_id, message.partition) for message_id, message in zip(made, messages, strict=True)]
 
 
-def _message(queue: StoredQueue, entry: Entry) -> NewMessage:
+def _message(queue: StoredQueue, entry: MessageInput) -> NewMessage:
     """Return a message as it is stored.
 
     Raises:
         Invalid: it can't be.
     """
     errors: dict[str, str] = {}
-    partition, ttl = 0, DEFAULT_TTL
+    partition, ttl = 0, DEFAULT_TTL_SECONDS
     if not entry.body:
         errors["body"] = REQUIRED
     elif len(entry.body) > settings.MESSAGE_STORE_MAX_BODY:
@@ -519,24 +519,24 @@ def _message(queue: StoredQueue, entry: Entry) -> NewMessage:
         if entry.partition is None:
             partition = 1 + secrets.randbelow(queue.partitions) if queue.partitions > 1 else 1
         else:
-            partition = number(entry.partition, 1, queue.partitions)
+            partition = parse_number(entry.partition, 1, queue.partitions)
     except ValueError as error:
         errors["partition"] = str(error)
     try:
         if entry.ttl is not None:
-            ttl = number(entry.ttl, 1, MOST_TTL)
+            ttl = parse_number(entry.ttl, 1, MAX_TTL_SECONDS)
     except ValueError as error:
         errors["ttl"] = str(error)
-    if len(entry.content_type) > LONGEST_CONTENT_TYPE:
-        errors["content_type"] = f"Longer than maximum length {LONGEST_CONTENT_TYPE}"
+    if len(entry.content_type) > MAX_CONTENT_TYPE_LENGTH:
+        errors["content_type"] = f"Longer than maximum length {MAX_CONTENT_TYPE_LENGTH}"
     elif not _CONTENT_TYPE.fullmatch(entry.content_type):
-        errors["content_type"] = f'"{_shown(entry.content_type)}" is not a content type'
+        errors["content_type"] = f'"{_readable(entry.content_type)}" is not a content type'
     if errors:
         raise Invalid(errors)
     return NewMessage(entry.body, partition, ttl, entry.content_type)
 
 
-def _checked(
+def _validated(
     least: int,
     partitions: int | str | None,
     type_: str | None,
@@ -551,10 +551,10 @@ def _checked(
     """
     errors: dict[str, str] = {}
     checks: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
-        "name": ("queue_name", name, _named),
-        "partitions": ("partitions", partitions, lambda value: number(value, least, MOST_PARTITIONS)),
-        "type": ("type", type_, lambda value: one_of(value, TYPES)),
-        "consistency": ("consistency", consistency, lambda value: one_of(value, CONSISTENCIES)),
+        "name": ("queue_name", name, _valid_name),
+        "partitions": ("partitions", partitions, lambda value: parse_number(value, least, MAX_PARTITIONS)),
+        "type": ("type", type_, lambda value: parse_choice(value, TYPES)),
+        "consistency": ("consistency", consistency, lambda value: parse_choice(value, CONSISTENCIES)),
         "principals": ("principles", named, principals.parse),
     }
     given = {}
@@ -569,7 +569,7 @@ def _checked(
     return given
 
 
-def _named(name: str) -> str:
+def _valid_name(name: str) -> str:
     check_name(name)
     return name
 
@@ -581,7 +581,7 @@ def _check_consumer(consumer: str) -> None:
         raise Invalid({"consumer": str(error)}) from None
 
 
-def _taken(errors: dict[str, str], field: str, check: Callable[[], T]) -> T | None:
+def _collect_error(errors: dict[str, str], field: str, check: Callable[[], T]) -> T | None:
     """Return what the check returns; None where it failed, which is then among the errors."""
     try:
         return check()
@@ -590,5 +590,5 @@ def _taken(errors: dict[str, str], field: str, check: Callable[[], T]) -> T | No
         return None
 
 
-def _shown(value: Any) -> str:
-    return readable(str(value)[:LONGEST_NAME])
+def _readable(value: Any) -> str:
+    return readable(str(value)[:MAX_NAME_LENGTH])

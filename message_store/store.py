@@ -130,7 +130,7 @@ class MessageStore(ABC):
         """Return the application's queues whose name is ``start`` or comes after it, by name (in bytes), this many."""
 
     @abstractmethod
-    def naming(
+    def queues_for_principal(
         self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
     ) -> list[StoredQueue]:
         """Return the queues of any application whose principals have this one among them, this many.
@@ -241,7 +241,7 @@ class MessageStore(ABC):
         """
 
     @abstractmethod
-    def remove_positions(self, queue: StoredQueue, consumer: str) -> None:
+    def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
         """Forget how far the consumer is."""
 
     @abstractmethod

@@ -9,5 +9,5 @@ urlpatterns = [
     path("<str:application>/<str:queue>", api.queue_messages, name="store-queue"),
     path("<str:application>/<str:queue>/positions/<str:consumer>", api.consumer_positions, name="store-positions"),
     path("<str:application>/<str:queue>/<str:message_ids>", api.single_messages, name="store-messages"),
-    re_path(r"^", api.nothing_here),
+    re_path(r"^", api.not_found),
 ]

@@ -24,30 +24,30 @@ from django.views.decorators.http import require_safe
 from accounts.models import Owner
 from core.links import absolute_url
 from guardian_store import ids
-from guardian_store.ids import LARGEST_REST, TICKS, Place
+from guardian_store.ids import MAX_REST, TICKS_PER_SECOND, Place
 from message_store import applications, queues
-from message_store.models import LONGEST_NAME, Application
-from message_store.principals import Caller, may_read, may_record
+from message_store.models import MAX_NAME_LENGTH, Application
+from message_store.principals import Caller, may_read, may_use_positions
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
 from rabbit.names import readable
 
 logger = logging.getLogger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-TICKS_IN_MICROSECOND = TICKS // 1_000_000
+TICKS_PER_MICROSECOND = TICKS_PER_SECOND // 1_000_000
 
-APPLICATIONS = 50
-QUEUES = 50
-MESSAGES = 20
-CONSUMERS = 20
+APPLICATIONS_PER_PAGE = 50
+QUEUES_PER_PAGE = 50
+MESSAGES_PER_PAGE = 20
+MAX_CONSUMERS = 20
 
-READERS = 3
+MAX_READERS = 3
 """So many of who may read are named in a list; a queue's own page names all."""
 
-LONGEST_TEXT = 5_000
+MAX_TEXT_CHARACTERS = 5_000
 """Characters of a message that are shown."""
 
-LONGEST_BYTES = 512
+MAX_BINARY_BYTES = 512
 """Bytes of a message that are shown where it isn't text."""
 
 View = Callable[..., HttpResponse]
@@ -59,7 +59,7 @@ class Request(HttpRequest):
     user: Owner
 
 
-def page_of_store(view: View) -> View:
+def store_page(view: View) -> View:
     """Let those look who are signed in; say so where the store can't be reached."""
 
     @login_required
@@ -87,7 +87,7 @@ def has_something_to_see(visitor: Owner | AnonymousUser) -> bool:
     if visitor.is_staff:
         return Application.objects.exists()
     try:
-        return bool(_naming(visitor, ("", ""), 1))
+        return bool(_queues_naming(visitor, ("", ""), 1))
     except StoreUnavailable:
         return True
 
@@ -106,7 +106,7 @@ class Row(NamedTuple):
     more_readers: int
 
 
-def _rows(found: Sequence[StoredQueue], most_readers: int | None = READERS) -> list[Row]:
+def _rows(found: Sequence[StoredQueue], most_readers: int | None = MAX_READERS) -> list[Row]:
     counts = store().count(found) if found else []
     rows = []
     for queue, number in zip(found, counts, strict=True):
@@ -117,16 +117,16 @@ def _rows(found: Sequence[StoredQueue], most_readers: int | None = READERS) -> l
     return rows
 
 
-def _naming(owner: Owner, start: tuple[str, str], limit: int) -> list[StoredQueue]:
-    return store().naming(str(caller(owner).principal), start=start, limit=limit)
+def _queues_naming(owner: Owner, start: tuple[str, str], limit: int) -> list[StoredQueue]:
+    return store().queues_for_principal(str(caller(owner).principal), start=start, limit=limit)
 
 
 def _name_in(request: HttpRequest, parameter: str) -> str:
     """Return a name that was asked for. What can't be one is still no error: names begin there, or come after it."""
-    return request.GET.get(parameter, "").replace("\0", "")[:LONGEST_NAME]
+    return request.GET.get(parameter, "").replace("\0", "")[:MAX_NAME_LENGTH]
 
 
-@page_of_store
+@store_page
 def message_store_page(request: Request) -> HttpResponse:
     """Show an operator the applications, and everybody the queues that name them."""
     context: dict[str, Any] = {}
@@ -135,42 +135,42 @@ def message_store_page(request: Request) -> HttpResponse:
         found = (
             Application.objects.filter(name__icontains=search).annotate(number_of_keys=Count("keys")).order_by("name")
         )
-        page = Paginator(found, APPLICATIONS).get_page(request.GET.get("page"))
+        page = Paginator(found, APPLICATIONS_PER_PAGE).get_page(request.GET.get("page"))
         context = {"page": page, "search": search}
     start = (_name_in(request, "application"), _name_in(request, "from"))
-    named = _naming(request.user, start, QUEUES + 1)
-    beyond = named[QUEUES] if len(named) > QUEUES else None
+    named = _queues_naming(request.user, start, QUEUES_PER_PAGE + 1)
+    beyond = named[QUEUES_PER_PAGE] if len(named) > QUEUES_PER_PAGE else None
     return render(
         request,
         "message_store/applications.html",
         {
             **context,
-            "rows": _rows(named[:QUEUES]),
+            "rows": _rows(named[:QUEUES_PER_PAGE]),
             "begun": any(start),
             "next": urlencode({"application": beyond.application, "from": beyond.name}) if beyond else "",
         },
     )
 
 
-@page_of_store
+@store_page
 def stored_queues_page(request: Request, application: str) -> HttpResponse:
     """Show an application's queues to an operator, to others those that name them; without any it isn't there."""
     start = _name_in(request, "from")
     if request.user.is_staff:
         is_there = applications.exists(application)
-        found = store().queues(application, start=start, limit=QUEUES + 1) if is_there else []
+        found = store().queues(application, start=start, limit=QUEUES_PER_PAGE + 1) if is_there else []
     else:
-        found = _naming_in(request.user, application, start, QUEUES + 1)
-        is_there = bool(found or (start and _naming_in(request.user, application, "", 1)))
+        found = _queues_of_application_naming(request.user, application, start, QUEUES_PER_PAGE + 1)
+        is_there = bool(found or (start and _queues_of_application_naming(request.user, application, "", 1)))
     if not is_there:
         raise Http404("There is no such application, or nothing in it to see.")
-    beyond = found[QUEUES].name if len(found) > QUEUES else ""
+    beyond = found[QUEUES_PER_PAGE].name if len(found) > QUEUES_PER_PAGE else ""
     return render(
         request,
         "message_store/queues.html",
         {
             "name": readable(application),
-            "rows": _rows(found[:QUEUES]),
+            "rows": _rows(found[:QUEUES_PER_PAGE]),
             "begun": start,
             "next": urlencode({"from": beyond}) if beyond else "",
             "address": _address(application),
@@ -178,11 +178,11 @@ def stored_queues_page(request: Request, application: str) -> HttpResponse:
     )
 
 
-def _naming_in(owner: Owner, application: str, start: str, limit: int) -> list[StoredQueue]:
+def _queues_of_application_naming(owner: Owner, application: str, start: str, limit: int) -> list[StoredQueue]:
     """Return the queues of an application that name somebody; they stand beside each other among all that do."""
     if "\0" in application:
         return []
-    return [queue for queue in _naming(owner, (application, start), limit) if queue.application == application]
+    return [queue for queue in _queues_naming(owner, (application, start), limit) if queue.application == application]
 
 
 def _address(*names: str) -> str:
@@ -192,7 +192,7 @@ def _address(*names: str) -> str:
 # A queue
 
 
-class LookForm(forms.Form):
+class MessageFilterForm(forms.Form):
     """Which messages are shown: those of one partition, from a place on."""
 
     partition = forms.IntegerField(min_value=1)
@@ -230,13 +230,13 @@ def place_of(text: str, *, descending: bool) -> Place:
     day = parse_date(text)
     at = datetime(day.year, day.month, day.day) if day else parse_datetime(text)  # noqa: DTZ001 - it is made aware next
     if at is None:
-        return queues.since(text, descending=descending)
+        return queues.parse_since(text, descending=descending)
     aware = at if timezone.is_aware(at) else timezone.make_aware(at)
-    ticks = (aware - EPOCH) // timedelta(microseconds=1) * TICKS_IN_MICROSECOND
-    return Place(max(ticks, ids.FIRST), LARGEST_REST if descending else 0)
+    ticks = (aware - EPOCH) // timedelta(microseconds=1) * TICKS_PER_MICROSECOND
+    return Place(max(ticks, ids.MIN_TICKS), MAX_REST if descending else 0)
 
 
-class Shown(NamedTuple):
+class MessagePreview(NamedTuple):
     """A message as it is shown: the beginning of its text, or of its bytes in hex, and how much there is beyond."""
 
     id: str
@@ -256,7 +256,7 @@ class Consumer(NamedTuple):
     at: datetime | None
 
 
-@page_of_store
+@store_page
 def stored_queue_page(request: Request, application: str, queue: str) -> HttpResponse:
     """Show a queue, and messages of one of its partitions, to operators and to whoever may read it."""
     try:
@@ -265,18 +265,20 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
         found = None
     if found is None or not (request.user.is_staff or may_read(found, caller(request.user))):
         raise Http404("There is no such queue, or it isn't yours to see.")
-    form = LookForm(request, found.partitions)
+    form = MessageFilterForm(request, found.partitions)
     messages: list[StoredMessage] = []
     consumers: list[Consumer] = []
     asked: dict[str, Any] = {}
     if form.is_valid():
         asked = form.cleaned_data
         partition, descending = asked["partition"], asked["order"] == "descending"
-        read = queues.read(found, [partition], start=asked.get("start"), limit=MESSAGES + 1, descending=descending)
+        read = queues.read(
+            found, [partition], start=asked.get("start"), limit=MESSAGES_PER_PAGE + 1, descending=descending
+        )
         messages = read.messages
-        if request.user.is_staff or may_record(found, caller(request.user)):
+        if request.user.is_staff or may_use_positions(found, caller(request.user)):
             consumers = _consumers(found, partition)
-    beyond = messages[MESSAGES].id.hex if len(messages) > MESSAGES else ""
+    beyond = messages[MESSAGES_PER_PAGE].id.hex if len(messages) > MESSAGES_PER_PAGE else ""
     (row,) = _rows([found], most_readers=None)
     return render(
         request,
@@ -286,12 +288,12 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
             "address": _address(found.application, found.name),
             "form": form,
             "asked": asked,
-            "shown": [_shown(message) for message in messages[:MESSAGES]],
+            "shown": [_shown(message) for message in messages[:MESSAGES_PER_PAGE]],
             "next": urlencode({"partition": asked["partition"], "order": asked["order"], "since": beyond})
             if beyond
             else "",
-            "consumers": consumers[:CONSUMERS],
-            "more_consumers": len(consumers) > CONSUMERS,
+            "consumers": consumers[:MAX_CONSUMERS],
+            "more_consumers": len(consumers) > MAX_CONSUMERS,
         },
     )
 
@@ -299,25 +301,25 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
 def _consumers(queue: StoredQueue, partition: int) -> list[Consumer]:
     """Return how far the consumers of a queue are, one more than are shown."""
     found = []
-    for name in islice(store().consumers(queue), CONSUMERS + 1):
+    for name in islice(store().consumers(queue), MAX_CONSUMERS + 1):
         last = store().positions(queue, name).get(partition)
         found.append(Consumer(readable(name), last.hex if last else "", _time(last) if last else None))
     return found
 
 
-def _shown(message: StoredMessage) -> Shown:
+def _shown(message: StoredMessage) -> MessagePreview:
     size = len(message.body)
     try:
         text = message.body.decode()
     except UnicodeDecodeError:
-        body, more, unit = message.body[:LONGEST_BYTES].hex(" "), max(0, size - LONGEST_BYTES), "bytes"
+        body, more, unit = message.body[:MAX_BINARY_BYTES].hex(" "), max(0, size - MAX_BINARY_BYTES), "bytes"
     else:
-        cut = text[:LONGEST_TEXT].replace("\r\n", "\n")
+        cut = text[:MAX_TEXT_CHARACTERS].replace("\r\n", "\n")
         body = "".join(character if character in "\n\t" else readable(character) for character in cut)
-        more, unit = max(0, len(text) - LONGEST_TEXT), "characters"
-    return Shown(message.id.hex, _time(message.id), readable(message.content_type), size, body, more, unit)
+        more, unit = max(0, len(text) - MAX_TEXT_CHARACTERS), "characters"
+    return MessagePreview(message.id.hex, _time(message.id), readable(message.content_type), size, body, more, unit)
 
 
 def _time(message_id: UUID) -> datetime:
     """Return the time of an id, in the microsecond that it lies in."""
-    return EPOCH + timedelta(microseconds=ids.place(message_id).ticks // TICKS_IN_MICROSECOND)
+    return EPOCH + timedelta(microseconds=ids.place(message_id).ticks // TICKS_PER_MICROSECOND)

@@ -133,7 +133,7 @@ def make_entry():
 
 
 def make_application_key():
-    key, _ = applications.make_key(applications.make_application(f"application-{next(numbers)}"))
+    key, _ = applications.create_key(applications.create_application(f"application-{next(numbers)}"))
     key.digest = f"{SECRET}{key.pk}"
     key.save()
     return key
@@ -173,7 +173,7 @@ MAKE = {
     "agents.Consumer": lambda: Consumer.objects.create(
         identity=make_identity(), vhost="v", queue_name=f"consumer_{next(numbers)}"
     ),
-    "message_store.Application": lambda: applications.make_application(f"application-{next(numbers)}"),
+    "message_store.Application": lambda: applications.create_application(f"application-{next(numbers)}"),
     "message_store.ApplicationKey": make_application_key,
 }
 

@@ -36,7 +36,7 @@ from schemathesis.specs.openapi.checks import (
 from accounts.models import AuthToken, Owner, PulseUser
 from accounts.pulse_users import create_pulse_user
 from agents.models import AgentIdentity, Consumer, EventSubscription, Offering, SubscriptionQueue
-from message_store.applications import make_key
+from message_store.applications import create_key
 from message_store.models import Application
 from notifications.models import Channel
 from queues.models import Queue, QueueEvent, QueueSample
@@ -376,7 +376,7 @@ def test_garbage_is_refused_and_breaks_nothing(guarded, management, counted, und
     mine = [route for route in ROUTES if route.startswith(under)]
     restore_broker(management, guarded)
     world = test_who_may.World(guarded)
-    application = make_key(Application.objects.get(name="shop"))[1]
+    application = create_key(Application.objects.get(name="shop"))[1]
 
     @drawn(CASES // 3)
     @given(

@@ -172,7 +172,7 @@ def test_who_may_not_publish_uses_up_nothing(alice, settings):
 def test_an_application_posts_so_often_within_a_minute_and_reads_on(db, settings):
     settings.MESSAGE_STORE_POSTS_PER_MINUTE = 2
     name = "posts-too-often"
-    key = applications.make_key(applications.make_application(name))[1]
+    key = applications.create_key(applications.create_application(name))[1]
     store().register(name, "one")
     client = Client(headers={"Authorization": f"Application {key}"})
 

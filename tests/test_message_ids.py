@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from guardian_store import ids
 from guardian_store.ids import Place
 
-ticks = st.integers(ids.FIRST, ids.LAST)
+ticks = st.integers(ids.MIN_TICKS, ids.MAX_TICKS)
 uuid1s = st.builds(lambda at, rest: ids.message_id(Place(at, rest)), ticks, st.integers(1 << 63, (3 << 62) - 1))
 
 
@@ -29,12 +29,12 @@ def test_ids_are_in_the_order_of_their_time_and_then_of_the_rest(one, other):
 
 @given(uuid1s)
 def test_nothing_stands_between_a_place_and_the_one_after(message_id):
-    at, after = ids.place(message_id), ids.after(message_id)
+    at, after = ids.place(message_id), ids.place_after(message_id)
     assert after.ticks * (1 << 64) + after.rest == at.ticks * (1 << 64) + at.rest + 1
 
 
 def test_the_place_after_the_last_of_a_tick_is_the_next_tick():
-    assert ids.after(uuid.UUID("00000000-0000-1000-ffff-ffffffffffff")) == Place(ids.FIRST + 1, 0)
+    assert ids.place_after(uuid.UUID("00000000-0000-1000-ffff-ffffffffffff")) == Place(ids.MIN_TICKS + 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_the_place_after_the_last_of_a_tick_is_the_next_tick():
         (1, "0.0000001"),
         (-1, "-0.0000001"),
         (17_000_000_001_234_567, "1700000000.1234567"),
-        (ids.LAST, "103072857660.6846975"),
-        (ids.FIRST, "-12219292800.0000000"),
+        (ids.MAX_TICKS, "103072857660.6846975"),
+        (ids.MIN_TICKS, "-12219292800.0000000"),
     ],
 )
 def test_a_timestamp_is_exact_and_has_seven_decimals(at, text):
@@ -54,8 +54,8 @@ def test_a_timestamp_is_exact_and_has_seven_decimals(at, text):
 
 def test_ticks_are_those_of_a_uuid1_and_of_the_clock():
     made = uuid.uuid1()
-    assert abs(ids.place(made).ticks - ids.now()) < 10 * ids.TICKS
-    assert abs(ids.now() / ids.TICKS - datetime.now(UTC).timestamp()) < 10
+    assert abs(ids.place(made).ticks - ids.now()) < 10 * ids.TICKS_PER_SECOND
+    assert abs(ids.now() / ids.TICKS_PER_SECOND - datetime.now(UTC).timestamp()) < 10
 
 
 VALID = "0659396ee99911f1ba9b02fc00000001"
@@ -84,7 +84,7 @@ def test_what_is_no_uuid1_is_no_message_id(text):
 
 
 def test_the_rest_of_an_id_is_random_and_no_network_cards():
-    drawn = ids.rests(1000)
+    drawn = ids.random_rests(1000)
     assert len(set(drawn)) == 1000
     for rest in drawn:
         made = ids.message_id(Place(0, rest))
@@ -94,10 +94,10 @@ def test_the_rest_of_an_id_is_random_and_no_network_cards():
 
 def test_a_process_that_was_forked_draws_others():
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        drawn = [rest for some in pool.map(ids.rests, [100, 100], chunksize=1) for rest in some]
+        drawn = [rest for some in pool.map(ids.random_rests, [100, 100], chunksize=1) for rest in some]
         pool.close()
         pool.join()  # not by a signal, for which whoever ran before may have left a handler
-    assert len({*drawn, *ids.rests(100)}) == 300
+    assert len({*drawn, *ids.random_rests(100)}) == 300
 
 
 def test_the_id_that_the_wrong_ones_are_made_of_is_one():

@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.module_loading import import_string
 
 from guardian_store import ids
-from guardian_store.ids import TICKS, Place, place
+from guardian_store.ids import TICKS_PER_SECOND, Place, place
 from message_store import database, expiry, tasks
 from message_store import store as stores
 from message_store.models import Discarded, MessageRow, PartitionRow, Position, PrincipalRow
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def set_ahead(seconds: int) -> None:
         monkeypatch.setattr("guardian_store.ids.time.time_ns", lambda: right() + seconds * 1_000_000_000)
-        monkeypatch.setattr(database._PostgreSQL, "now", f"({on_the_server} + {seconds * TICKS})")
+        monkeypatch.setattr(database._PostgreSQL, "now", f"({on_the_server} + {seconds * TICKS_PER_SECOND})")
 
     return set_ahead
 
@@ -148,7 +148,7 @@ def test_queues_that_name_a_principal_are_found_in_every_application(store):
     store.register("a", "x", principals=["bid:me@example.org.uk", "app:bid:me@example.org"])
 
     def named(**asked: Any) -> list[tuple[str, str]]:
-        return [(queue.application, queue.name) for queue in store.naming("bid:me@example.org", **asked)]
+        return [(queue.application, queue.name) for queue in store.queues_for_principal("bid:me@example.org", **asked)]
 
     assert named() == [("B", "x"), ("a", "y"), ("a", "z"), ("b", "x")]
     assert named(start=("a", "z"), limit=1) == [("a", "z")]
@@ -156,7 +156,7 @@ def test_queues_that_name_a_principal_are_found_in_every_application(store):
     store.update("a", "y", type="public")
     store.remove("b", "x")
     assert named() == [("B", "x"), ("a", "y")]
-    assert store.naming("app:other", start=("a", "z"), limit=5) == [store.find("a", "z")]
+    assert store.queues_for_principal("app:other", start=("a", "z"), limit=5) == [store.find("a", "z")]
 
 
 # Messages
@@ -197,8 +197,13 @@ def test_a_range_is_read_in_both_directions(store, queue):
     for _ in range(4):
         push(store, queue, "x", "y", "z", partition=2)
     known = [place(message.id) for message in store.read(queue, 2, limit=100)]
-    starts = [None, *known, *(Place(at.ticks, 0) for at in known), *(ids.after(ids.message_id(at)) for at in known)]
-    starts += [Place(ids.FIRST, 0), Place(ids.LAST, ids.LARGEST_REST)]
+    starts = [
+        None,
+        *known,
+        *(Place(at.ticks, 0) for at in known),
+        *(ids.place_after(ids.message_id(at)) for at in known),
+    ]
+    starts += [Place(ids.MIN_TICKS, 0), Place(ids.MAX_TICKS, ids.MAX_REST)]
     for start in starts:
         for before in (None, known[0].ticks, known[5].ticks, known[-1].ticks + 1):
             for limit in (1, 5, 100):
@@ -256,12 +261,12 @@ def test_an_overwritten_message_keeps_its_id_and_place(store, queue):
 
 def test_a_message_can_be_put_under_an_id_of_ones_own(store, queue):
     (pushed,) = push(store, queue, "pushed")
-    early, late = (ids.message_id(Place(at, 1 << 63)) for at in (ids.FIRST, ids.LAST))
+    early, late = (ids.message_id(Place(at, 1 << 63)) for at in (ids.MIN_TICKS, ids.MAX_TICKS))
     store.overwrite(queue, late, new("late"))
     store.overwrite(queue, early, new("early"))
     assert [message.id for message in store.read(queue, 1, limit=9)] == [early, pushed, late]
     (after,) = push(store, queue, "after")
-    assert abs(after.time - pushed.time) < 600 * TICKS, "an id of somebody's own sets no clock"
+    assert abs(after.time - pushed.time) < 600 * TICKS_PER_SECOND, "an id of somebody's own sets no clock"
 
 
 def test_messages_are_counted_for_many_queues_at_once(store, queue):
@@ -321,7 +326,7 @@ def test_expired_messages_are_removed_so_many_at_a_time(store, queue, clock):
 
 
 def test_the_task_removes_all_that_has_expired(store, queue, settings, monkeypatch):
-    monkeypatch.setattr(expiry, "BATCH", 3)
+    monkeypatch.setattr(expiry, "BATCH_SIZE", 3)
     monkeypatch.setattr(tasks, "store", lambda: store)
     store.push(queue, [new("x", ttl=0)] * 10)
     tasks.remove_expired()
@@ -361,10 +366,11 @@ def test_whoever_reads_on_from_the_last_message_misses_none(store, queue):
         while True:
             ending = done.is_set()
             for partition, read in seen.items():
-                start = ids.after(read[-1]) if read else None
+                start = ids.place_after(read[-1]) if read else None
                 read += [message.id for message in store.read(queue, partition, start=start, limit=7)]
             if ending and all(
-                not store.read(queue, partition, start=ids.after(read[-1]), limit=1) for partition, read in seen.items()
+                not store.read(queue, partition, start=ids.place_after(read[-1]), limit=1)
+                for partition, read in seen.items()
             ):
                 return
 
@@ -441,7 +447,7 @@ def test_a_removed_queue_is_gone_at_once_and_so_for_those_who_hold_it(store, que
     assert store.positions(queue, "consumer") == {}
     assert list(store.consumers(queue)) == []
     store.delete(queue, [(1, made)])
-    store.remove_positions(queue, "consumer")
+    store.delete_positions(queue, "consumer")
     for late in (
         lambda: push(store, queue, "late"),
         lambda: store.overwrite(queue, made, new("late")),
@@ -470,7 +476,7 @@ def test_a_truncated_queue_is_empty_and_its_ids_go_on(store, queue, clock):
     assert store.positions(queue, "consumer") == {1: made[0]}
     (after,) = push(store, queue, "after")
     assert place(after) > place(made[1])
-    assert bodies(store, store.find("app", "queue"), start=ids.after(made[0])) == ["after"]
+    assert bodies(store, store.find("app", "queue"), start=ids.place_after(made[0])) == ["after"]
     store.truncate(queue)
     assert bodies(store, queue) == []
 
@@ -512,8 +518,8 @@ def test_positions_are_kept_for_each_consumer_and_partition(store, queue):
     assert store.positions(queue, "a") == {1: one}
     assert store.positions(queue, "nobody") == {}
     assert list(store.consumers(queue)) == ["a", "b"]
-    store.remove_positions(queue, "b")
-    store.remove_positions(queue, "nobody")
+    store.delete_positions(queue, "b")
+    store.delete_positions(queue, "nobody")
     assert list(store.consumers(queue)) == ["a"]
     store.set_positions(queue, "a", {1: ELSEWHERE})
     assert store.positions(queue, "a") == {1: ELSEWHERE}
@@ -596,7 +602,7 @@ def test_positions_are_locked_in_the_order_of_their_partitions(store, queue, oth
     calls: list[Callable[[str], Any]] = [
         lambda consumer: store.set_positions(queue, consumer, {2: ELSEWHERE, 1: ELSEWHERE}),
         lambda consumer: store.advance_positions(queue, consumer, dict.fromkeys((2, 1), (ELSEWHERE, ELSEWHERE))),
-        lambda consumer: store.remove_positions(queue, consumer),
+        lambda consumer: store.delete_positions(queue, consumer),
         lambda consumer: store.remove("app", "queue"),
     ]
     free = "SELECT FROM message_store_position WHERE consumer = %s AND partition = %s FOR UPDATE NOWAIT"
@@ -656,7 +662,7 @@ def test_the_statements_do_not_grow_with_the_messages(store, queue):
 def test_reading_goes_by_the_primary_key_and_sorts_nothing(store, queue, descending):
     push(store, queue, "1")
     with CaptureQueriesContext(connection) as captured:
-        store.read(queue, 1, start=Place(0, 0), before=ids.LAST, limit=10, descending=descending)
+        store.read(queue, 1, start=Place(0, 0), before=ids.MAX_TICKS, limit=10, descending=descending)
     (sql,) = [one["sql"] for one in captured]
     with connection.cursor() as cursor:
         if connection.vendor == "sqlite":
@@ -704,7 +710,7 @@ def test_what_a_push_that_was_under_way_left_behind_goes_later(store, queue, clo
     assert store.remove_expired(10) == 0
     assert store.register("app", "queue").key
     assert bodies(store, store.find("app", "queue")) == [], "nobody else has its number"
-    clock(database.AGAIN_AFTER + 1)
+    clock(database.SECOND_SWEEP_SECONDS + 1)
     assert store.remove_expired(10) == 1
     assert not MessageRow.objects.exists()
     assert not PartitionRow.objects.exists()
@@ -714,8 +720,8 @@ def test_what_a_push_that_was_under_way_left_behind_goes_later(store, queue, clo
 @IN_THE_DATABASE
 def test_of_a_batch_that_fails_in_the_middle_nothing_is_stored(store, queue, clock, monkeypatch):
     (made,) = push(store, queue, "1")
-    monkeypatch.setattr(database, "rests", lambda number: [1 << 63] * number)
-    before = PartitionRow.objects.get(partition=1).last + HOUR * TICKS
+    monkeypatch.setattr(database, "random_rests", lambda number: [1 << 63] * number)
+    before = PartitionRow.objects.get(partition=1).last + HOUR * TICKS_PER_SECOND
     PartitionRow.objects.update(last=before)
     store.overwrite(queue, ids.message_id(Place(before + 5, 1 << 63)), new("in the way"))
     with pytest.raises(StoreUnavailable):

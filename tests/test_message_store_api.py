@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from accounts.models import AuditEntry, AuthToken, Owner
 from guardian_store import ids
-from guardian_store.ids import LARGEST_REST, Place
-from message_store import api, applications, forms, principals, queues
+from guardian_store.ids import MAX_REST, Place
+from message_store import api, applications, principals, queues, request_parsing
 from message_store import store as stores
 from message_store.database import DatabaseStore
 from message_store.models import Application, ApplicationKey
@@ -48,7 +48,7 @@ class Program:
     def __init__(self, name="shop", authorization=None):
         self.name = name
         if authorization is None:
-            authorization = f"Application {applications.make_key(applications.make_application(name))[1]}"
+            authorization = f"Application {applications.create_key(applications.create_application(name))[1]}"
         self.authorization = authorization
         self.client = Client(headers={"Authorization": authorization} if authorization else {})
 
@@ -78,7 +78,7 @@ class Program:
 
     def put(self, path, ticks, body="hello", partition=1):
         """Write a message with an id of this time, and return the id."""
-        message_id = ids.message_id(Place(ticks, uuid.uuid1().int & LARGEST_REST)).hex
+        message_id = ids.message_id(Place(ticks, uuid.uuid1().int & MAX_REST)).hex
         self.ok("PUT", f"{path}/{partition}:{message_id}", body, TEXT)
         return message_id
 
@@ -172,7 +172,7 @@ def test_messages_are_posted_read_overwritten_and_deleted(shop):
     shop.ok("PUT", f"/three/2:{key}", "second", TEXT, x_ttl="600")
     [message] = shop.ok("GET", "/three?partitions=2")["messages"]
     assert message == {**expected, "body": "second", "content_type": TEXT}
-    other = shop.put("/three", 17 * ids.TICKS)
+    other = shop.put("/three", 17 * ids.TICKS_PER_SECOND)
     [made] = shop.ok("GET", "/three")["messages"]
     assert (made["message_id"], made["timestamp"]) == (other, "17.0000000")
     found = shop.ok("GET", f"/three/{other},3:{other},200:{other},9999:{other},2:{key}")["messages"]
@@ -182,7 +182,7 @@ def test_messages_are_posted_read_overwritten_and_deleted(shop):
 
 
 def test_several_messages_are_written_at_once_or_none_of_them(shop):
-    places = [ids.message_id(Place(seconds * ids.TICKS, 1 << 63)).hex for seconds in (17, 18)]
+    places = [ids.message_id(Place(seconds * ids.TICKS_PER_SECOND, 1 << 63)).hex for seconds in (17, 18)]
     first, second = places
     assert [one["key"] for one in shop.ok("PUT", f"/three/{first},2:{second}", "same", TEXT)["messages"]] == places
     assert shop.bodies("/three?partitions=1,2") == ["same", "same"]
@@ -240,7 +240,7 @@ def test_the_limit_counts_for_each_partition_and_they_are_in_the_order_asked(sho
     assert shop.bodies("/three?limit=&partitions=&since=&order=") == ["1.0", "1.1", "1.2"]
 
 
-TICKS_OF_2020 = 1_577_836_800 * ids.TICKS
+TICKS_OF_2020 = 1_577_836_800 * ids.TICKS_PER_SECOND
 SINCE = [
     # In ticks after the first message; messages are at 0, 1, 2 and 30,000,000.
     ("0", "ascending", [0, 1, 2, 3]),
@@ -259,7 +259,7 @@ def test_since_is_compared_exactly(shop):
     for number, ticks in enumerate((0, 1, 2, 30_000_000)):
         shop.put("/one", TICKS_OF_2020 + ticks, str(number))
     for after, order, expected in SINCE:
-        seconds = (Decimal(TICKS_OF_2020) + Decimal(after)) / ids.TICKS
+        seconds = (Decimal(TICKS_OF_2020) + Decimal(after)) / ids.TICKS_PER_SECOND
         bodies = shop.bodies(f"/one?since={seconds:f}&order={order}")
         assert bodies == [str(number) for number in expected], (after, order)
 
@@ -288,7 +288,7 @@ def test_how_far_a_consumer_is_can_be_set_and_forgotten(shop):
 
 BAD_ID = "0" * 32
 ID = uuid.uuid1().hex
-AHEAD = ids.message_id(Place(ids.LAST, 1 << 63)).hex
+AHEAD = ids.message_id(Place(ids.MAX_TICKS, 1 << 63)).hex
 BAD: list[tuple[str, str, object, dict[str, str], int, dict[str, str]]] = [
     # method, path, body (a text: of a form, or of a message), headers, status, errors
     ("POST", "", "partitions=0", {}, 400, {"partitions": "0 is less than minimum value 1"}),
@@ -469,14 +469,14 @@ def test_any_bytes_come_back_as_they_went_in(program, body):
 @given(ticks=st.integers(-(10**18), 10**18), more=st.integers(0, 999), negative=st.booleans(), descending=st.booleans())
 def test_a_time_is_where_reading_begins_to_the_tick(ticks, more, negative, descending):
     text = f"{'-' if negative else ''}{abs(ticks) // 10**7}.{abs(ticks) % 10**7:07}{more:03}"
-    exact = Fraction(text) * ids.TICKS
-    place = queues.since(text, descending=descending)
-    if ids.FIRST <= exact <= ids.LAST:
+    exact = Fraction(text) * ids.TICKS_PER_SECOND
+    place = queues.parse_since(text, descending=descending)
+    if ids.MIN_TICKS <= exact <= ids.MAX_TICKS:
         near = place.ticks - exact
         assert -1 < near <= 0 if descending else 0 <= near < 1
     else:
-        assert place.ticks == (ids.FIRST if exact < ids.FIRST else ids.LAST)
-    assert place.rest == (LARGEST_REST if descending else 0)
+        assert place.ticks == (ids.MIN_TICKS if exact < ids.MIN_TICKS else ids.MAX_TICKS)
+    assert place.rest == (MAX_REST if descending else 0)
 
 
 def test_what_the_store_is_not_to_show_yet_is_not_shown(program, monkeypatch):
@@ -493,7 +493,7 @@ def test_what_the_store_is_not_to_show_yet_is_not_shown(program, monkeypatch):
 @pytest.mark.parametrize("order", ["ascending", "descending"])
 def test_an_answer_has_a_bounded_size_and_says_that_there_is_more(shop, settings, monkeypatch, order):
     settings.MESSAGE_STORE_MAX_BODY = 100
-    monkeypatch.setattr(api, "MOST_BYTES", 250)
+    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 250)
     sizes = [100, 1, 1, 1, 100, 100, 100, 1, 60]
     keys = [shop.post("/one", "x" * size) for size in sizes]
     read, since = [], ""
@@ -605,7 +605,7 @@ def test_principals_are_named_once_and_an_address_in_its_normal_form():
     assert principals.parse("") == ()
     queue = StoredQueue("shop", "q", None, 1, "user", "strong", (), None)
     assert principals.may_read(queue, Caller(application="shop"))
-    assert not principals.may_read(queue, principals.NOBODY)
+    assert not principals.may_read(queue, principals.ANONYMOUS)
 
 
 # Applications and keys
@@ -636,15 +636,15 @@ def test_create_application_prints_a_key_and_nothing_else_and_another_one_the_ne
 
 def test_an_application_has_only_so_many_keys_and_goes_without_queues_alone(program):
     application = Application.objects.get(name="shop")
-    for _ in range(applications.MOST_KEYS - 1):
-        applications.make_key(application)
+    for _ in range(applications.MAX_KEYS - 1):
+        applications.create_key(application)
     with pytest.raises(ValidationError, match="has 20 keys"):
-        applications.make_key(application)
+        applications.create_key(application)
     program.ok("POST", "", "queue_name=one")
     with pytest.raises(ValidationError, match="has queues"):
-        applications.remove_application(application)
+        applications.delete_application(application)
     program.ok("DELETE", "/one")
-    applications.remove_application(application)
+    applications.delete_application(application)
     assert program.ask("GET")[0] == 401
     assert not ApplicationKey.objects.exists()
 
@@ -852,9 +852,9 @@ def curl(line):
 
 def test_the_document_names_every_limit_as_it_is():
     limits = (
-        queues.MOST_POSTED, queues.MOST_READ, queues.MOST_IDS, queues.MOST_PARTITIONS, queues.LONGEST_NAME,
-        queues.LONGEST_CONTENT_TYPE, principals.MOST_PRINCIPALS, forms.LONGEST_FORM, applications.MOST_KEYS,
+        queues.MAX_BATCH, queues.MAX_READ, queues.MAX_IDS, queues.MAX_PARTITIONS, queues.MAX_NAME_LENGTH,
+        queues.MAX_CONTENT_TYPE_LENGTH, principals.MAX_PRINCIPALS, request_parsing.MAX_FORM_BYTES, applications.MAX_KEYS,
     )  # fmt: skip
     table = DOCUMENT.partition("## Limits")[2]
     assert {str(limit) for limit in limits} == set(re.findall(r"\| (\d+)(?: bytes)? \|", table))
-    assert str(queues.MOST_TTL) in DOCUMENT
+    assert str(queues.MAX_TTL_SECONDS) in DOCUMENT

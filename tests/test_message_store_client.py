@@ -9,7 +9,7 @@ import pytest
 
 from accounts.models import Owner
 from accounts.tokens import create_token
-from guardian_store import Away, Client, ClientError, Denied, Invalid, NewMessage, NotFound
+from guardian_store import Unavailable, Client, ClientError, AccessDenied, Invalid, NewMessage, NotFound
 from message_store import api, applications
 from message_store.database import DatabaseStore
 from message_store.store import StoreUnavailable
@@ -20,7 +20,7 @@ ODD = "odd: <b>&\"'%25 ?#é+,1:2"
 
 @pytest.fixture
 def key(live_server):
-    return applications.make_key(applications.make_application("notices"))[1]
+    return applications.create_key(applications.create_application("notices"))[1]
 
 
 @pytest.fixture
@@ -37,12 +37,14 @@ def bodies(messages):
 
 
 def test_queues_are_made_listed_page_by_page_changed_and_removed(client):
-    made = client.make_queue("q1", partitions=3, consistency="weak", principals=["bid:Alice@example.org", "app:other"])
+    made = client.create_queue(
+        "q1", partitions=3, consistency="weak", principals=["bid:Alice@example.org", "app:other"]
+    )
     assert (made.name, made.partitions, made.type, made.consistency) == ("q1", 3, "user", "weak")
     assert made.principals == ("bid:alice@example.org", "app:other")
     for name in ("q4", "q2", "q0", "q3"):
-        client.make_queue(name)
-    assert len(client.make_queue().name) == 32
+        client.create_queue(name)
+    assert len(client.create_queue().name) == 32
     client.post("q2", "hello")
     for page in (2, 3, 5, 6, 7, 100):
         listed = {queue.name: queue.count for queue in client.queues(count=True, start="q", page=page)}
@@ -50,18 +52,18 @@ def test_queues_are_made_listed_page_by_page_changed_and_removed(client):
     first = next(client.queues(start="q1"))
     assert (first.name, first.count) == ("q1", None)
     assert abs(first.created - datetime.now(UTC)) < timedelta(minutes=1)
-    changed = client.change_queue("q1", partitions=5, type="public", principals=[])
+    changed = client.update_queue("q1", partitions=5, type="public", principals=[])
     assert (changed.partitions, changed.type, changed.consistency, changed.principals) == (5, "public", "weak", ())
-    client.remove_queue("q1")
+    client.delete_queue("q1")
     with pytest.raises(NotFound):
-        client.remove_queue("q1")
+        client.delete_queue("q1")
     with pytest.raises(ValueError, match="two at least"):
         next(client.queues(page=1))
 
 
 @pytest.mark.parametrize("name", [ODD, "x" * 50, "positions", "..."])
 def test_names_of_any_kind_reach_the_server_as_they_are(client, name):
-    assert client.make_queue(name).name == name
+    assert client.create_queue(name).name == name
     posted = client.post(name, "hello")
     client.set_positions(name, name, {1: posted.id})
     assert client.positions(name, name) == {1: posted.id}
@@ -73,7 +75,7 @@ def test_names_of_any_kind_reach_the_server_as_they_are(client, name):
 
 
 def test_reading_ends_where_no_id_can_be(client):
-    client.make_queue("q")
+    client.create_queue("q")
     first = "0000000000001000" + "80" + "0" * 14
     client.overwrite("q", 1, first, "first")
     assert bodies(client.messages("q", descending=True, page=1)) == ["first"]
@@ -83,7 +85,7 @@ def test_reading_ends_where_no_id_can_be(client):
 
 @pytest.mark.parametrize("page", [1, 3, 7, 100])
 def test_messages_are_read_page_by_page_from_either_end(client, page):
-    client.make_queue("q", partitions=2)
+    client.create_queue("q", partitions=2)
     posted = client.post_many("q", [NewMessage(str(number), partition=2) for number in range(7)])
     client.post("q", "another partition's", partition=1)
     places = [one.id for one in posted]
@@ -103,7 +105,7 @@ def test_messages_are_read_page_by_page_from_either_end(client, page):
 
 
 def test_whoever_calls_again_with_the_last_id_gets_what_came_since(client):
-    client.make_queue("q")
+    client.create_queue("q")
     seen = []
     for number in range(3):
         client.post("q", str(number))
@@ -113,8 +115,8 @@ def test_whoever_calls_again_with_the_last_id_gets_what_came_since(client):
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_reading_goes_on_where_an_answer_was_cut_since_it_was_too_large(client, monkeypatch, descending):
-    monkeypatch.setattr(api, "MOST_BYTES", 5)
-    client.make_queue("q")
+    monkeypatch.setattr(api, "MAX_RESPONSE_BYTES", 5)
+    client.create_queue("q")
     client.post_many("q", [NewMessage(f"message {number}") for number in range(4)])
     expected = [f"message {number}" for number in range(4)]
     assert bodies(client.messages("q", descending=descending)) == (expected[::-1] if descending else expected)
@@ -124,7 +126,7 @@ def test_reading_goes_on_where_an_answer_was_cut_since_it_was_too_large(client, 
 
 
 def test_a_body_and_its_content_type_come_back_as_they_went_in(client):
-    client.make_queue("q")
+    client.create_queue("q")
     texts = ["é\0\r\n\u202e", '{"a": [1, 2.5]}', b"\xff\xfe\x00binary", b"\xc3\xa9"]
     for text in texts:
         client.post("q", text, content_type="image/png")
@@ -141,8 +143,8 @@ def test_a_body_and_its_content_type_come_back_as_they_went_in(client):
 
 
 def test_messages_are_had_by_their_ids_written_over_and_deleted(client, monkeypatch):
-    monkeypatch.setattr("guardian_store.client.IDS", 2)
-    client.make_queue("q", partitions=2)
+    monkeypatch.setattr("guardian_store.client.MAX_IDS_PER_REQUEST", 2)
+    client.create_queue("q", partitions=2)
     posted = client.post_many("q", [NewMessage(str(number), partition=1 + number % 2) for number in range(5)])
     places = [(one.partition, one.id) for one in posted]
     elsewhere = (2, posted[0].id)
@@ -159,7 +161,7 @@ def test_messages_are_had_by_their_ids_written_over_and_deleted(client, monkeypa
 
 
 def test_a_batch_is_stored_as_a_whole_or_not_at_all(client):
-    client.make_queue("q", partitions=2)
+    client.create_queue("q", partitions=2)
     with pytest.raises(Invalid) as raised:
         client.post_many("q", [NewMessage("a"), NewMessage("b", partition=3), NewMessage("c", ttl=0)])
     assert raised.value.errors["1.partition"] == "3 is greater than maximum value 2"
@@ -168,14 +170,14 @@ def test_a_batch_is_stored_as_a_whole_or_not_at_all(client):
 
 
 def test_positions_are_set_forgotten_and_each_for_itself(client):
-    client.make_queue("q", partitions=2)
+    client.create_queue("q", partitions=2)
     first, second = uuid.uuid1().hex, uuid.uuid1().hex
     assert client.positions("q", "mailer") == {}
     client.set_positions("q", "mailer", {1: first})
     client.set_positions("q", "mailer", {2: second})
     assert client.positions("q", "mailer") == {1: first, 2: second}
     assert client.positions("q", "other") == {}
-    client.remove_positions("q", "mailer")
+    client.delete_positions("q", "mailer")
     assert client.positions("q", "mailer") == {}
 
 
@@ -185,17 +187,17 @@ def test_positions_are_set_forgotten_and_each_for_itself(client):
 def test_an_owner_reads_by_a_token_and_does_nothing_else(client, live_server):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     _, token = create_token(alice, "reader")
-    client.make_queue("hers", principals=["bid:alice@example.org"])
-    client.make_queue("not-hers")
+    client.create_queue("hers", principals=["bid:alice@example.org"])
+    client.create_queue("not-hers")
     posted = client.post("hers", "hello")
     with Client(live_server.url, "notices", token=token) as reader:
         assert bodies(reader.messages("hers")) == ["hello"]
         for do in (
             lambda: list(reader.queues()),
-            lambda: reader.make_queue("another"),
+            lambda: reader.create_queue("another"),
             lambda: reader.post("hers", "x"),
             lambda: list(reader.messages("not-hers")),
-            lambda: reader.remove_queue("hers"),
+            lambda: reader.delete_queue("hers"),
         ):
             with pytest.raises(Denied) as raised:
                 do()
@@ -206,7 +208,7 @@ def test_an_owner_reads_by_a_token_and_does_nothing_else(client, live_server):
 
 
 def test_a_public_queue_is_read_with_nothing(client, live_server):
-    client.make_queue("news", type="public")
+    client.create_queue("news", type="public")
     client.post("news", "hello")
     with Client(live_server.url, "notices") as anybody:
         assert bodies(anybody.messages("news")) == ["hello"]
@@ -221,7 +223,7 @@ def test_a_public_queue_is_read_with_nothing(client, live_server):
 
 def test_what_the_server_refuses_is_raised_with_its_texts(client, live_server, key, settings):
     settings.MESSAGE_STORE_MAX_BODY = 100
-    client.make_queue("q")
+    client.create_queue("q")
     unknown_application = Client(live_server.url, "none", key=key)
     unknown_key = Client(live_server.url, "notices", key="0" * 64)
     no_queue = {"queue_name": "There is no such queue"}
@@ -236,8 +238,8 @@ def test_what_the_server_refuses_is_raised_with_its_texts(client, live_server, k
         ),
         (lambda: list(client.messages("none")), NotFound, 404, no_queue),
         (lambda: client.post("x" * 51, "x"), NotFound, 404, no_queue),
-        (lambda: unknown_application.make_queue("q"), NotFound, 404, {"application": "There is no such application"}),
-        (lambda: unknown_key.make_queue("q"), Denied, 401, {"InvalidApplicationKey": "There is no such key"}),
+        (lambda: unknown_application.create_queue("q"), NotFound, 404, {"application": "There is no such application"}),
+        (lambda: unknown_key.create_queue("q"), Denied, 401, {"InvalidApplicationKey": "There is no such key"}),
     ]  # fmt: skip
     for do, kind, status, errors in cases:
         with pytest.raises(kind) as raised:
@@ -246,13 +248,13 @@ def test_what_the_server_refuses_is_raised_with_its_texts(client, live_server, k
 
 
 def test_a_store_that_is_away_is_told_from_one_that_refuses(client, monkeypatch):
-    client.make_queue("q")
+    client.create_queue("q")
 
     def away(*_, **__):
         raise StoreUnavailable("down")
 
     monkeypatch.setattr(DatabaseStore, "push", away)
-    with pytest.raises(Away) as raised:
+    with pytest.raises(Unavailable) as raised:
         client.post("q", "x")
     assert (raised.value.status, list(raised.value.errors)) == (503, ["storage"])
 
@@ -260,26 +262,26 @@ def test_a_store_that_is_away_is_told_from_one_that_refuses(client, monkeypatch)
 def test_a_server_that_does_not_answer_or_not_in_time_is_away():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(Away) as raised:
+        with pytest.raises(Unavailable) as raised:
             Client(address, "notices", key="secret-key", timeout=0.1).post("q", "x")
     assert raised.value.status is None
     assert "secret-key" not in str(raised.value)
-    with pytest.raises(Away):
+    with pytest.raises(Unavailable):
         Client(address, "notices").post("q", "x")  # nobody listens there any more
 
 
 def test_an_answer_that_is_cut_or_not_the_stores_is_no_success(client, live_server, key):
-    client.make_queue("q")
+    client.create_queue("q")
     with Proxy.before(live_server.url) as proxy:
 
         def through():
             return Client(proxy.url(live_server.url), "notices", key=key)  # with a connection of its own
 
         proxy.cut_after(60)
-        with pytest.raises(Away), through() as cut:
+        with pytest.raises(Unavailable), through() as cut:
             cut.post("q", "x")
         for answer, kind in (
-            (http_answer("502 Bad Gateway", b"<html>"), Away),
+            (http_answer("502 Bad Gateway", b"<html>"), Unavailable),
             (http_answer("200 OK", b"<html>"), ClientError),
             (http_answer("200 OK", b"[]"), ClientError),
             (http_answer("301 Moved", b"", "Location: https://elsewhere.example.org/"), ClientError),

@@ -14,7 +14,7 @@ from guardian_store import ids
 from message_store import applications, queues, views
 from message_store.database import DatabaseStore
 from message_store.models import Application, ApplicationKey
-from message_store.queues import Entry, Posted
+from message_store.queues import MessageInput, MessageRef
 from message_store.store import StoreUnavailable, store
 from tests.toolbox import messages_of
 
@@ -24,7 +24,7 @@ ODD = "odd <b>&\"'%25 ?#é+\u202e"
 
 @pytest.fixture
 def application(db):
-    return applications.make_application("notices")
+    return applications.create_application("notices")
 
 
 @pytest.fixture
@@ -41,17 +41,17 @@ def page_of(*names):
 
 
 def post(queue, *bodies, **fields):
-    return [queues.post(queue, Entry(body, **fields)) for body in bodies]
+    return [queues.post(queue, MessageInput(body, **fields)) for body in bodies]
 
 
 # The lists
 
 
 def test_an_operator_sees_every_application_with_its_keys_and_queues(application, visit, operator):
-    applications.make_application("other")
-    applications.make_key(application)
-    applications.make_key(application)
-    queues.make("notices", "alice", principals="bid:alice@example.org")
+    applications.create_application("other")
+    applications.create_key(application)
+    applications.create_key(application)
+    queues.create("notices", "alice", principals="bid:alice@example.org")
     client = visit(operator)
     page = client.get("/message-store/")
     assert [row.split("<")[0] for row in re.findall(r'class="name" href="[^"]*">([^\n]*)', page.text)] == [
@@ -67,14 +67,14 @@ def test_an_operator_sees_every_application_with_its_keys_and_queues(application
 
 
 def test_an_owner_sees_the_queues_that_name_them_and_no_other(application, visit, alice):
-    applications.make_application("other")
+    applications.create_application("other")
     for name, readers in (
         ("a", "bid:Alice@example.org,bid:bob@example.org"), ("b", "bid:alice@example.org.uk"), ("c", None),
         ("d", "app:other"),
     ):  # fmt: skip
-        queues.make("notices", name, principals=readers)
-    public = queues.make("notices", "e", type="public")
-    queues.make("other", "a", principals="bid:bob@example.org")
+        queues.create("notices", name, principals=readers)
+    public = queues.create("notices", "e", type="public")
+    queues.create("other", "a", principals="bid:bob@example.org")
     client = visit(alice)
     for page in ("/message-store/", page_of("notices")):
         links = set(re.findall(r'href="(/message-store/[^"/]*/[^"/]*/)"', client.get(page).text))
@@ -88,24 +88,24 @@ def test_an_owner_sees_the_queues_that_name_them_and_no_other(application, visit
 
 
 def test_a_queue_that_names_somebody_no_more_is_gone_from_their_list(application, visit, alice):
-    queue = queues.make("notices", "a", principals="bid:alice@example.org")
+    queue = queues.create("notices", "a", principals="bid:alice@example.org")
     client = visit(alice)
-    queues.change(queue, partitions=2)
+    queues.update(queue, partitions=2)
     assert client.get(page_of("notices")).status_code == 200
-    queues.change(queue, principals="bid:bob@example.org")
+    queues.update(queue, principals="bid:bob@example.org")
     assert client.get(page_of("notices")).status_code == 404
-    queues.change(queue, principals="bid:bob@example.org,bid:alice@example.org")
+    queues.update(queue, principals="bid:bob@example.org,bid:alice@example.org")
     assert client.get(page_of("notices")).status_code == 200
     store().remove("notices", "a")
     assert "No queue names you" in client.get("/message-store/").text
-    queues.make("notices", "a")
+    queues.create("notices", "a")
     assert client.get(page_of("notices", "a")).status_code == 404
 
 
 def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator, monkeypatch):
     monkeypatch.setattr(views, "QUEUES", 2)
     for number in range(5):
-        queues.make("notices", f"q{number}", principals="bid:alice@example.org")
+        queues.create("notices", f"q{number}", principals="bid:alice@example.org")
     for owner, address in ((operator, page_of("notices")), (alice, page_of("notices")), (alice, "/message-store/")):
         seen, more = [], address
         while more:
@@ -134,10 +134,10 @@ def test_a_list_takes_as_many_statements_whatever_its_queues(application, visit,
         (alice, "/message-store/"),
         (alice, page_of("notices")),
     ]
-    queues.make("notices", "q", principals="bid:alice@example.org")
+    queues.create("notices", "q", principals="bid:alice@example.org")
     few = [statements(*page) for page in pages]
     for number in range(40):
-        queues.make("notices", f"q{number}", principals="bid:alice@example.org")
+        queues.create("notices", f"q{number}", principals="bid:alice@example.org")
     assert [statements(*page) for page in pages] == few
     assert max(few) <= 7
 
@@ -151,10 +151,10 @@ def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, op
 
     assert not is_shown(alice)
     assert not is_shown(operator)
-    applications.make_application("notices")
+    applications.create_application("notices")
     assert not is_shown(alice)
     assert is_shown(operator)
-    queues.make("notices", "a", principals="bid:alice@example.org")
+    queues.create("notices", "a", principals="bid:alice@example.org")
     assert is_shown(alice)
 
 
@@ -163,7 +163,7 @@ def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, op
 
 def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, visit, alice, monkeypatch):
     monkeypatch.setattr(views, "MESSAGES", 3)
-    queue = queues.make("notices", "a", partitions=2, principals="bid:alice@example.org")
+    queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     post(queue, *(f"message {n}".encode() for n in range(7)), partition=2)
     client = visit(alice)
 
@@ -187,13 +187,13 @@ def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, vi
 
 
 def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, operator):
-    queue = queues.make("notices", "a")
+    queue = queues.create("notices", "a")
     found = []
     for at in ("2025-12-31T23:59:59.9999999", "2026-01-01T00:00:00", "2026-01-01T12:00:00"):
         seconds, _, part = at.partition(".")
-        ticks = int(views.parse_datetime(f"{seconds}+00:00").timestamp()) * ids.TICKS + int(part or 0)
+        ticks = int(views.parse_datetime(f"{seconds}+00:00").timestamp()) * ids.TICKS_PER_SECOND + int(part or 0)
         found.append(ids.message_id(ids.Place(ticks, 0x8100_0000_0000_0001)))
-        queues.overwrite(queue, [Posted(found[-1], 1)], Entry(f"message {len(found)}".encode()))
+        queues.overwrite(queue, [MessageRef(found[-1], 1)], MessageInput(f"message {len(found)}".encode()))
     client = visit(operator)
     cases = (
         ("2026-01-01", "23", "21"),
@@ -229,14 +229,14 @@ def test_reading_begins_at_a_time_a_day_or_an_id(application, visit, operator):
     ],
 )
 def test_what_can_not_be_looked_for_is_said_beside_the_field(application, visit, operator, asked, said):
-    queues.make("notices", "a", partitions=2)
+    queues.create("notices", "a", partitions=2)
     page = visit(operator).get(page_of("notices", "a"), asked)
     assert page.status_code == 200
     assert said in page.text
 
 
 def test_a_message_is_shown_as_what_it_is_and_does_nothing(application, visit, operator):
-    queue = queues.make("notices", "a")
+    queue = queues.create("notices", "a")
     post(queue, f"{MARKUP}\r\n\tsecond\0line".encode(), content_type="text/html")
     post(queue, b"\xff\xfe" + b"\0" * 600, content_type="image/png")
     post(queue, "é".encode() * 6000)
@@ -247,11 +247,11 @@ def test_a_message_is_shown_as_what_it_is_and_does_nothing(application, visit, o
     assert "ff fe 00" in text
     assert "90 bytes more" in text
     assert "1,000 characters more" in text
-    assert text.count("é") == views.LONGEST_TEXT
+    assert text.count("é") == views.MAX_TEXT_CHARACTERS
 
 
 def test_names_of_any_kind_lead_to_their_pages(application, visit, alice):
-    queues.make("notices", ODD, principals="bid:alice@example.org")
+    queues.create("notices", ODD, principals="bid:alice@example.org")
     client = visit(alice)
     page = client.get(page_of("notices"))
     assert "<b>" not in page.text
@@ -268,7 +268,7 @@ def test_names_of_any_kind_lead_to_their_pages(application, visit, alice):
 
 def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monkeypatch):
     monkeypatch.setattr(views, "CONSUMERS", 2)
-    queue = queues.make("notices", "a", partitions=2, principals="bid:alice@example.org")
+    queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     (first,) = post(queue, b"one", partition=1)
     queues.set_positions(queue, "mailer", {"1": first.id.hex})
     queues.set_positions(queue, "other", {"2": str(uuid.uuid1().hex)})
@@ -282,7 +282,7 @@ def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monk
 
 
 def test_a_look_takes_few_statements_whatever_is_in_the_queue(application, visit, alice):
-    queue = queues.make("notices", "a", principals="bid:alice@example.org")
+    queue = queues.create("notices", "a", principals="bid:alice@example.org")
     client = visit(alice)
 
     def statements():
@@ -291,7 +291,7 @@ def test_a_look_takes_few_statements_whatever_is_in_the_queue(application, visit
         return len(captured)
 
     few = statements()
-    queues.post_all(queue, [Entry(b"x")] * 100)
+    queues.post_all(queue, [MessageInput(b"x")] * 100)
     assert statements() == few <= 9
 
 
@@ -301,7 +301,7 @@ def test_a_look_takes_few_statements_whatever_is_in_the_queue(application, visit
 def test_where_the_store_is_away_its_pages_say_so_and_the_others_go_on(
     application, visit, alice, operator, monkeypatch
 ):
-    queues.make("notices", "a", principals="bid:alice@example.org")
+    queues.create("notices", "a", principals="bid:alice@example.org")
 
     def away(*_, **__):
         raise StoreUnavailable("down")
@@ -340,7 +340,7 @@ def test_an_application_is_made_with_a_key_that_is_shown_once(visit, operator):
     assert answer.status_code == 201
     assert "no-store" in answer["Cache-Control"]
     key = key_in(answer)
-    assert applications.of_key(key) == "notices"
+    assert applications.application_for_key(key) == "notices"
     row = ApplicationKey.objects.get()
     for page in ("application/", f"application/{row.application_id}/change/", "applicationkey/",
                  f"applicationkey/{row.pk}/change/"):  # fmt: skip
@@ -362,48 +362,48 @@ def test_what_can_not_be_a_name_is_refused_beside_the_field(visit, operator, app
 
 
 def test_a_further_key_is_made_for_one_application_and_shown_once(visit, operator, application):
-    client, other = visit(operator), applications.make_application("other")
-    assert messages_of(act(client, Application, "make_key", application, other)) == [
+    client, other = visit(operator), applications.create_application("other")
+    assert messages_of(act(client, Application, "create_key", application, other)) == [
         "A key is shown once: choose one application at a time."
     ]
-    question = act(client, Application, "make_key", application)
+    question = act(client, Application, "create_key", application)
     assert question.status_code == 200
     assert not ApplicationKey.objects.exists()
     answer = agree(client, question)
     assert answer.status_code == 201
     assert "no-store" in answer["Cache-Control"]
-    assert applications.of_key(key_in(answer)) == "notices"
+    assert applications.application_for_key(key_in(answer)) == "notices"
 
 
 def test_why_there_is_no_further_key_is_told(visit, operator, application, monkeypatch):
-    monkeypatch.setattr(applications, "MOST_KEYS", 1)
+    monkeypatch.setattr(applications, "MAX_KEYS", 1)
     client = visit(operator)
-    question = act(client, Application, "make_key", application)
-    applications.make_key(application)
+    question = act(client, Application, "create_key", application)
+    applications.create_key(application)
     assert "has 1 keys" in messages_of(agree(client, question))[0]
-    question = act(client, Application, "make_key", application)
+    question = act(client, Application, "create_key", application)
     application.delete()
     assert messages_of(agree(client, question)) == ["None of these is there any more."]
 
 
 def test_a_revoked_key_opens_nothing_and_the_others_do(visit, operator, application):
-    row, key = applications.make_key(application)
-    _, other = applications.make_key(application)
+    row, key = applications.create_key(application)
+    _, other = applications.create_key(application)
     client = visit(operator)
     answer = agree(client, act(client, ApplicationKey, "revoke", row))
     assert messages_of(answer)[0].startswith("1 is revoked")
     with pytest.raises(applications.UnknownKey):
-        applications.of_key(key)
-    assert applications.of_key(other) == "notices"
+        applications.application_for_key(key)
+    assert applications.application_for_key(other) == "notices"
     entry = AuditEntry.objects.latest("pk")
     assert (entry.deed, entry.actor, entry.additional_data["application"]) == ("revoked", operator, "notices")
 
 
 def test_an_application_with_queues_stays_and_one_without_goes_with_its_keys(visit, operator, application):
-    other = applications.make_application("other")
+    other = applications.create_application("other")
     for one in (application, other):
-        applications.make_key(one)
-    queues.make("notices", "a")
+        applications.create_key(one)
+    queues.create("notices", "a")
     client = visit(operator)
     answer = agree(client, act(client, Application, "remove", application, other))
     failed, done = messages_of(answer)

@@ -167,13 +167,13 @@ def test_the_command_names_the_extra_that_an_option_needs(install, options, envi
 
 def test_the_readme_of_the_store_posts_and_reads_a_message(live_server, install):
     python, [program] = install("guardian-store")
-    _, key = applications.make_key(applications.make_application("shop"))
+    _, key = applications.create_key(applications.create_application("shop"))
     done = run(python, "-I", "-c", program, env={"GUARDIAN": live_server.url, "KEY": key})
     assert re.fullmatch(r"\d+\.\d{7} a book\n", done.stdout), done.stderr
 
 
 def test_the_readme_of_the_store_gets_the_documented_error_with_a_wrong_key(live_server, install):
     python, [program] = install("guardian-store")
-    applications.make_application("shop")
+    applications.create_application("shop")
     done = run(python, "-I", "-c", program, env={"GUARDIAN": live_server.url, "KEY": "wrong"})
     assert "guardian_store.client.Denied: " in done.stderr.splitlines()[-1]

@@ -209,7 +209,7 @@ def test_no_secret_stands_where_it_does_not_belong(
         )
         assert made.status_code == 201
         key = search.plant("a key", re.search(r"\b[0-9a-f]{64}\b", made.text).group())
-        assert applications.of_key(key) == "shop"
+        assert applications.application_for_key(key) == "shop"
         ask(Client(headers={"Authorization": f"Application {key}"}), "GET", "/v1/shop", status=200)
         # Wrong ones.
         for scheme, address in (("Token", "/api/me/"), ("Application", "/v1/shop"), ("Bearer", "/metrics")):

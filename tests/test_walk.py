@@ -13,7 +13,7 @@ from accounts.tokens import create_token
 from agents.models import Consumer, EventSubscription, Offering
 from message_store import applications
 from message_store import queues as stored_queues
-from message_store.queues import Entry
+from message_store.queues import MessageInput
 from message_store.store import store
 from notifications import sending
 from queues.models import Queue
@@ -139,9 +139,9 @@ def populated(guarded, amqp: Amqp, broker, management, account):
     make_subscription(alice, identity, "resource_end_date_change_request", [offering], state="creating")
     make_consumer(make_agent(alice, offering, ODD), ["order", "resource", "user_role"])
     make_subscription(alice, description="The ticket system", offerings=[offering])
-    applications.make_application("notices")
-    stored = stored_queues.make("notices", ODD.replace("/", "") + "x" * 20, principals="bid:ops@example.org")
-    (posted,) = stored_queues.post_all(stored, [Entry(f"{ODD} {'x' * 400}".encode(), content_type="text/plain")])
+    applications.create_application("notices")
+    stored = stored_queues.create("notices", ODD.replace("/", "") + "x" * 20, principals="bid:ops@example.org")
+    (posted,) = stored_queues.post_all(stored, [MessageInput(f"{ODD} {'x' * 400}".encode(), content_type="text/plain")])
     stored_queues.set_positions(stored, "mailer", {"1": posted.id.hex})
     amqp.queue(f"queue/{account}/builds", messages=7)
     amqp.queue(f'queue/{account}/<b>"odd"&\u202e', messages=1)

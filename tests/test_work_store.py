@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 from kazoo.exceptions import ConnectionLoss
 
 from guardian_store import ids
-from message_store import leases, queues, sharing, worker, zookeeper
+from message_store import leases, partition_sharing, queues, worker, zookeeper
 from message_store.database import DatabaseStore
 from message_store.leases import DatabaseLeases
 from message_store.management.commands.work_store import Command
 from message_store.models import Application, PartitionLease
 from message_store.models import Worker as WorkerRow
-from message_store.queues import Entry, Posted
-from message_store.sharing import CoordinationAway, LeasesLost, Partition, Plan, plan
+from message_store.partition_sharing import CoordinationUnavailable, LeasesLost, Partition, Plan, plan_share
+from message_store.queues import MessageInput, MessageRef
 from message_store.store import STORES, StoreUnavailable, store
 from message_store.worker import Worker, keep_failure
 from message_store.zookeeper import ZooKeeperLeases
@@ -59,13 +59,13 @@ def shared_out(count, workers, holders):
     for _ in range(2 * len(workers) + 2):
         idle = True
         for me in workers:
-            planned = plan(partitions, workers, me, holders)
+            planned = plan_share(partitions, workers, me, holders)
             for one in planned.release:
                 del holders[one]
-            for one in planned.take[: planned.room]:
+            for one in planned.acquire[: planned.max_acquire]:
                 assert holders.get(one) not in workers
                 holders[one] = me
-            idle = idle and not planned.release and not planned.take[: planned.room]
+            idle = idle and not planned.release and not planned.acquire[: planned.max_acquire]
         if idle:
             return {one: holders[one] for one in partitions}
     raise AssertionError("it never ends")
@@ -115,23 +115,23 @@ def coordination(request, transactional_db):
 def have(coordinations, partitions=PARTITIONS, rounds=3):
     for _ in range(rounds):
         for one in coordinations:
-            planned = one.wanted(partitions)
+            planned = one.plan(partitions)
             one.release(planned.release)
-            one.take(planned)
-    return [len(one.held) for one in coordinations]
+            one.acquire(planned)
+    return [len(one.leased) for one in coordinations]
 
 
 def test_a_partition_is_one_workers_and_goes_to_another_when_it_is_released_or_its_worker_leaves(coordination):
     first = coordination()
     assert have([first]) == [6]
     second, third = coordination(), coordination()
-    assert second.take(second.wanted(PARTITIONS)) == set()  # the first has not released any
+    assert second.acquire(second.plan(PARTITIONS)) == set()  # the first has not released any
     assert have([first, second, third]) == [2, 2, 2]
-    assert first.held | second.held | third.held == set(PARTITIONS)
-    kept = set(third.held)
+    assert first.leased | second.leased | third.leased == set(PARTITIONS)
+    kept = set(third.leased)
     first.leave()
     assert have([second, third]) == [3, 3]
-    assert kept < third.held
+    assert kept < third.leased
 
 
 def test_another_applications_workers_have_shares_of_their_own_also_with_the_same_consumer_and_odd_names(coordination):
@@ -140,64 +140,64 @@ def test_another_applications_workers_have_shares_of_their_own_also_with_the_sam
     assert have([shop]) == [6]
     assert have([other], odd) == [2]
     assert have([shop]) == [6]
-    assert other.held == set(odd)
-    other.keep()
+    assert other.leased == set(odd)
+    other.renew()
 
 
 def test_of_two_that_try_for_the_same_partitions_each_is_one_workers(coordination):
     first, second = coordination(), coordination()
-    plans = [one.wanted(PARTITIONS)._replace(room=6) for one in (first, second)]
-    first.take(plans[0])
-    assert second.take(plans[1]) == set()
-    assert first.held == set(PARTITIONS)
+    plans = [one.plan(PARTITIONS)._replace(max_acquire=6) for one in (first, second)]
+    first.acquire(plans[0])
+    assert second.acquire(plans[1]) == set()
+    assert first.leased == set(PARTITIONS)
 
 
 def test_who_is_taken_for_gone_learns_it_and_begins_anew_under_another_name(coordination, monkeypatch):
     later = 0
-    clock = sharing.clock
-    for module in (sharing, leases):
+    clock = partition_sharing.clock
+    for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: clock() + later)
     first, second = coordination(), coordination()
     assert have([first, second]) == [3, 3]
     later = 3600
     if isinstance(first, ZooKeeperLeases):
         first._client.stop()  # and with it its session
-    assert not first.sure
-    second.keep()
+    assert not first.leases_valid
+    second.renew()
     assert have([second]) == [6]
     with pytest.raises(LeasesLost):
-        first.keep()
+        first.renew()
     with pytest.raises(LeasesLost):
-        first.wanted(PARTITIONS)
+        first.plan(PARTITIONS)
     first.join()
-    assert first.held == set()
+    assert first.leased == set()
     assert have([first, second]) == [3, 3]
 
 
 def test_a_worker_that_is_late_and_that_nobody_missed_still_has_what_it_held(transactional_db, monkeypatch):
     now = 1000.0
-    for module in (sharing, leases):
+    for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: now)
     first = DatabaseLeases("shop", "mailer", 10)
     first.join()
     have([first])
     now += 9
-    assert not first.sure
-    first.keep()
-    assert first.sure
+    assert not first.leases_valid
+    first.renew()
+    assert first.leases_valid
     second = DatabaseLeases("shop", "mailer", 10)
     second.join()
-    second.wanted(PARTITIONS)
+    second.plan(PARTITIONS)
     now += 3600  # for both: the second was stopped, too, and has not looked in between
-    first.keep()
-    second.wanted(PARTITIONS)
+    first.renew()
+    second.plan(PARTITIONS)
     assert WorkerRow.objects.count() == 2
-    assert first.held == set(PARTITIONS)
+    assert first.leased == set(PARTITIONS)
     now += 11
-    planned = second.wanted(PARTITIONS)
-    assert len(second.take(planned)) == 6
+    planned = second.plan(PARTITIONS)
+    assert len(second.acquire(planned)) == 6
     with pytest.raises(LeasesLost):
-        first.keep()
+        first.renew()
 
 
 def test_leases_in_the_database_cost_the_same_statements_for_many_partitions_and_gone_ones_go(
@@ -218,24 +218,24 @@ def test_leases_in_the_database_cost_the_same_statements_for_many_partitions_and
 def test_an_answer_that_came_too_late_is_not_gone_by(transactional_db, monkeypatch, between):
     """A worker that was stopped with its question on the way finds an old answer when it goes on."""
     now = 1000.0
-    for module in (sharing, leases):
+    for module in (partition_sharing, leases):
         monkeypatch.setattr(module, "clock", lambda: now)
     one = DatabaseLeases("shop", "mailer", 10)
     one.join()
-    keep = one._keep
+    keep = one._renew
 
     def stopped():
         nonlocal now
         keep()
         now += between * 10
 
-    monkeypatch.setattr(one, "_keep", stopped)
-    if between < sharing.SURE:
-        one.keep()
-        assert one.sure
+    monkeypatch.setattr(one, "_renew", stopped)
+    if between < partition_sharing.VALID_FRACTION:
+        one.renew()
+        assert one.leases_valid
     else:
-        with pytest.raises(CoordinationAway, match="too long"):
-            one.keep()
+        with pytest.raises(CoordinationUnavailable, match="too long"):
+            one.renew()
 
 
 def test_who_has_another_session_releases_nothing_of_others(private_zookeeper):
@@ -245,18 +245,18 @@ def test_who_has_another_session_releases_nothing_of_others(private_zookeeper):
     try:
         have([first])
         second.join()
-        first._client.delete(first._worker())
+        first._client.delete(first._worker_path())
         for partition in PARTITIONS:
-            first._client.delete(first._lease(partition))
+            first._client.delete(first._lease_path(partition))
         assert have([second]) == [6]
         with pytest.raises(LeasesLost):
             first.release(PARTITIONS[:1])
         assert have([second], rounds=1) == [6]
-        second._client.delete(second._lease(PARTITIONS[0]))
+        second._client.delete(second._lease_path(PARTITIONS[0]))
         second.release(PARTITIONS[:1])
         second._client.delete(second._path + "/leases", recursive=True)
         with pytest.raises(LeasesLost):
-            second.take(Plan([], PARTITIONS[:1], 1))
+            second.acquire(Plan([], PARTITIONS[:1], 1))
     finally:
         for one in (first, second):
             one.leave()
@@ -266,12 +266,12 @@ def test_the_leader_is_asked_whether_a_worker_is_there(private_zookeeper, monkey
     """Of several servers the one that is connected to may be cut off from the others, and know nothing of it."""
     one = ZooKeeperLeases("shop", "led", 60, private_zookeeper.hosts)
     one.join()
-    one.keep()
+    one.renew()
     asked = one._client.handler.async_result()
     asked.set_exception(ConnectionLoss())
     monkeypatch.setattr(one._client, "sync_async", lambda path: asked)
-    with pytest.raises(CoordinationAway):
-        one.keep()
+    with pytest.raises(CoordinationUnavailable):
+        one.renew()
     one.leave()
 
 
@@ -282,8 +282,8 @@ def test_a_database_that_is_away_is_said_to_be_away(transactional_db):
     first = DatabaseLeases("shop", "mailer", 10)
     first.join()
     with connection.execute_wrapper(fail):
-        for ask in (first.keep, lambda: first.wanted(PARTITIONS), first.join):
-            with pytest.raises(CoordinationAway, match="no route"):
+        for ask in (first.renew, lambda: first.plan(PARTITIONS), first.join):
+            with pytest.raises(CoordinationUnavailable, match="no route"):
                 ask()
         first.leave()
 
@@ -297,12 +297,12 @@ def test_a_session_lasts_as_long_as_zookeeper_agrees_to(private_zookeeper):
 
 
 def test_a_zookeeper_that_is_away_is_said_to_be_away_however_long_leases_last(monkeypatch):
-    monkeypatch.setattr(zookeeper, "LONGEST_JOIN", 0.5)
+    monkeypatch.setattr(zookeeper, "MAX_JOIN_SECONDS", 0.5)
     one = ZooKeeperLeases("shop", "mailer", 3600, "127.0.0.1:1")
-    with pytest.raises(CoordinationAway):
+    with pytest.raises(CoordinationUnavailable):
         one.join()
     with pytest.raises(LeasesLost):
-        one.keep()
+        one.renew()
 
 
 def test_a_machine_without_zookeeper_is_told_what_to_install(monkeypatch, tmp_path):
@@ -320,7 +320,9 @@ def database_store(transactional_db, settings):
 
 
 def put(queue, *bodies, partition=1):
-    return [one.id for one in queues.post_all(queue, [Entry(str(body).encode(), None, partition) for body in bodies])]
+    return [
+        one.id for one in queues.post_all(queue, [MessageInput(str(body).encode(), None, partition) for body in bodies])
+    ]
 
 
 class Done:
@@ -340,7 +342,7 @@ class Done:
 
 
 def at_work(job, consumer="mailer", **options):
-    return Worker(consumer, job, application="shop", **{"look_seconds": 0.05, "lease_seconds": 600, **options})
+    return Worker(consumer, job, application="shop", **{"refresh_seconds": 0.05, "lease_seconds": 600, **options})
 
 
 @contextmanager
@@ -372,7 +374,7 @@ def working(*workers):
 
 
 def test_messages_are_handled_in_order_and_how_far_is_recorded_at_the_end_for_whoever_comes_next(database_store):
-    queue = queues.make("shop", "orders", partitions=2)
+    queue = queues.create("shop", "orders", partitions=2)
     last = [put(queue, *range(250), partition=number)[-1] for number in (1, 2)]
     job = Done()
     with working(at_work(job)):
@@ -390,7 +392,7 @@ def test_messages_are_handled_in_order_and_how_far_is_recorded_at_the_end_for_wh
 
 
 def test_the_context_is_around_the_work_and_what_it_gives_is_handed_to_job_and_failure(database_store):
-    queue = queues.make("shop", "orders")
+    queue = queues.create("shop", "orders")
     put(queue, "good", "bad")
     seen = []
 
@@ -420,7 +422,7 @@ def test_the_context_is_around_the_work_and_what_it_gives_is_handed_to_job_and_f
 
 
 def test_a_failure_is_logged_and_the_next_message_follows(database_store, caplog):
-    put(queues.make("shop", "orders"), "1", "2", "3")
+    put(queues.create("shop", "orders"), "1", "2", "3")
     job = Done("2")
     with working(at_work(job)):
         wait_until(lambda: len(job.messages) == 3)
@@ -431,8 +433,8 @@ def test_a_failure_is_logged_and_the_next_message_follows(database_store, caplog
 
 
 def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_worked_on(database_store, monkeypatch):
-    orders = queues.make("shop", "orders")
-    queues.post(orders, Entry(b"\xff\x00", content_type="image/png"))
+    orders = queues.create("shop", "orders")
+    queues.post(orders, MessageInput(b"\xff\x00", content_type="image/png"))
     put(orders, "bad")
     job, ttls = Done("bad"), []
     push = type(store()).push
@@ -451,12 +453,12 @@ def test_a_failure_is_kept_for_thirty_days_as_it_was_in_a_queue_that_is_not_work
         wait_until(lambda: len(job.messages) == 3)
     kept = queues.read(queues.find("shop", "errors")).messages
     assert [(one.body, one.content_type) for one in kept] == [(b"\xff\x00", "image/png"), (b"bad", ""), (b"more", "")]
-    assert set(ttls) - {queues.DEFAULT_TTL} == {30 * 24 * 3600}
+    assert set(ttls) - {queues.DEFAULT_TTL_SECONDS} == {30 * 24 * 3600}
     assert {one.queue for one in job.messages} == {"orders"}
 
 
 def test_a_message_whose_failure_could_not_be_kept_is_handled_again(database_store):
-    queue = queues.make("shop", "orders")
+    queue = queues.create("shop", "orders")
     put(queue, "1", "bad", "3")
     job, failures = Done("bad"), []
 
@@ -471,7 +473,7 @@ def test_a_message_whose_failure_could_not_be_kept_is_handled_again(database_sto
 
 
 def test_what_handles_failures_and_fails_ends_the_worker_before_that_message_and_others_have_its_share(database_store):
-    queue = queues.make("shop", "orders")
+    queue = queues.create("shop", "orders")
     [first, *_] = put(queue, "1", "bad", "3")
 
     def failure(*_):
@@ -484,7 +486,7 @@ def test_what_handles_failures_and_fails_ends_the_worker_before_that_message_and
 
 
 def test_a_failure_in_the_error_queue_is_not_kept_in_it_again(database_store):
-    errors = queues.make("shop", "errors")
+    errors = queues.create("shop", "errors")
     put(errors, "bad", "2")
     job = Done("bad")
     with working(at_work(job, queues=["errors"], failure=keep_failure)):
@@ -493,7 +495,7 @@ def test_a_failure_in_the_error_queue_is_not_kept_in_it_again(database_store):
 
 
 def test_whatever_recording_raises_at_the_end_others_have_the_share_and_nothing_beats_on(database_store, monkeypatch):
-    put(queues.make("shop", "orders"), "1")
+    put(queues.create("shop", "orders"), "1")
 
     def fail(*_):
         raise ZeroDivisionError
@@ -507,7 +509,7 @@ def test_whatever_recording_raises_at_the_end_others_have_the_share_and_nothing_
 
 
 def test_who_loses_what_it_held_again_and_again_tries_less_and_less_often(database_store, monkeypatch):
-    queues.make("shop", "orders")
+    queues.create("shop", "orders")
     waits = []
 
     def lose(self, planned):
@@ -527,27 +529,27 @@ def test_who_loses_what_it_held_again_and_again_tries_less_and_less_often(databa
 
 
 def test_of_many_queues_a_look_reads_the_positions_of_some_in_turn(database_store, monkeypatch):
-    monkeypatch.setattr(worker, "POSITIONS_AT_ONCE", 3)
+    monkeypatch.setattr(worker, "POSITIONS_PER_REFRESH", 3)
     for number in range(7):
-        queues.make("shop", f"q{number}", partitions=2)
+        queues.create("shop", f"q{number}", partitions=2)
     one, read = at_work(Done()), []
     positions = type(store()).positions
     monkeypatch.setattr(
         type(store()), "positions", lambda self, queue, *rest: read.append(queue.name) or positions(self, queue, *rest)
     )
     one._coordination.join()
-    one._look()
+    one._refresh()
     assert sorted(read) == [f"q{number}" for number in range(7)]  # of what is new, all
     del read[:]
     for _ in range(3):
-        one._look()
+        one._refresh()
     assert Counter(read) == {f"q{number}": 2 if number in (3, 4) else 1 for number in range(7)}
     one._coordination.leave()
 
 
 def test_what_is_held_is_handed_over_at_once_and_new_workers_queues_and_partitions_are_found(database_store):
     """With leases of ten minutes nothing goes from one to another but by being handed over."""
-    orders = queues.make("shop", "orders", partitions=4)
+    orders = queues.create("shop", "orders", partitions=4)
     jobs = [Done(), Done()]
     first, second = (at_work(job) for job in jobs)
 
@@ -563,8 +565,8 @@ def test_what_is_held_is_handed_over_at_once_and_new_workers_queues_and_partitio
             for number in range(1, 5):
                 put(orders, *range(10, 20), partition=number)
             wait_until(lambda: len(all_done()) == 41)
-            orders = queues.change(orders, partitions=6)
-            invoices = queues.make("shop", "invoices", partitions=2)
+            orders = queues.update(orders, partitions=6)
+            invoices = queues.create("shop", "invoices", partitions=2)
             wait_until(lambda: len(first.partitions) == len(second.partitions) == 4)
             put(orders, "2", partition=6)
             put(invoices, "3", partition=2)
@@ -573,7 +575,7 @@ def test_what_is_held_is_handed_over_at_once_and_new_workers_queues_and_partitio
         put(orders, *range(20, 30), partition=2)
         wait_until(lambda: len(all_done()) == 53)
         store().remove("shop", "orders")
-        again = queues.make("shop", "orders")
+        again = queues.create("shop", "orders")
         wait_until(lambda: len(first.partitions) == 3)
         put(again, "4")
         wait_until(lambda: len(all_done()) == 54)
@@ -591,14 +593,14 @@ def test_what_is_held_is_handed_over_at_once_and_new_workers_queues_and_partitio
     ids=["back", "where it is", "removed"],
 )
 def test_a_worker_goes_on_from_where_its_position_was_set_meanwhile(database_store, monkeypatch, where, then):
-    monkeypatch.setattr(worker, "RECORD_SECONDS", 0.05)
-    queue = queues.make("shop", "orders")
+    monkeypatch.setattr(worker, "RECORD_INTERVAL_SECONDS", 0.05)
+    queue = queues.create("shop", "orders")
     given = put(queue, *range(10))
     job = Done()
     with working(at_work(job)):
         wait_until(lambda: queues.positions(queue, "mailer").get(1) == given[-1])
         if (at := where(given)) is None:
-            queues.remove_positions(queue, "mailer")
+            queues.delete_positions(queue, "mailer")
         else:
             queues.set_positions(queue, "mailer", at)
         wait_until(lambda: len(job.messages) == 10 + len(then))
@@ -608,7 +610,7 @@ def test_a_worker_goes_on_from_where_its_position_was_set_meanwhile(database_sto
 
 
 def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_what_was_read_already(database_store):
-    queue = queues.make("shop", "orders")
+    queue = queues.create("shop", "orders")
     given = put(queue, *range(50))
     seen = []
 
@@ -616,7 +618,7 @@ def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_wh
         seen.append(message.body.decode())
         if message.body == b"3":
             queues.set_positions(queue, "mailer", {"1": given[40].hex})
-            wait_until(lambda: sharing.clock() > one._look_at)  # the next look is due
+            wait_until(lambda: partition_sharing.clock() > one._refresh_at)  # the next look is due
 
     one = at_work(job)
     with working(one):
@@ -625,7 +627,7 @@ def test_messages_before_a_position_that_was_set_forward_are_left_out_also_of_wh
 
 
 def test_a_position_is_moved_only_from_where_it_was_known(database_store):
-    queue = queues.make("shop", "orders", partitions=3)
+    queue = queues.create("shop", "orders", partitions=3)
     a, b, c = put(queue, 1, 2, 3)
     used = store()
     assert used.advance_positions(queue, "mailer", {1: (None, a), 2: (None, a)}) == {1, 2}
@@ -651,19 +653,19 @@ def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_d
     monkeypatch.setitem(STORES, "fragile", f"{__name__}.Fragile")
     settings.MESSAGE_STORE = "fragile"
     settings.ZOOKEEPER_HOSTS = ""
-    monkeypatch.setattr(worker, "LONGEST_WAIT", 0.1)
-    queue = queues.make("shop", "orders")
+    monkeypatch.setattr(worker, "MAX_POLL_SECONDS", 0.1)
+    queue = queues.create("shop", "orders")
     job = Done()
     monkeypatch.setattr(Fragile, "away", True)
     monkeypatch.setattr(Fragile, "delay", 3600)
     put(queue, "1")
     one = at_work(job)
     with working(one):
-        wait_until(lambda: one._away > 2)
+        wait_until(lambda: one._failures > 2)
         assert one.partitions == [Partition("shop", "orders", 1)]
         Fragile.away = False
-        wait_until(lambda: not one._away)
-        wait_until(lambda: one._held[one.partitions[0]].wait == 0.1)
+        wait_until(lambda: not one._failures)
+        wait_until(lambda: one._leased[one.partitions[0]].wait == 0.1)
         assert job.messages == []
         Fragile.delay = 0
         wait_until(lambda: job.messages)
@@ -674,17 +676,17 @@ def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_d
 
 
 def test_with_nothing_to_do_it_waits_twice_as_long_each_time_up_to_a_bound(database_store):
-    queue = queues.make("shop", "orders")
+    queue = queues.create("shop", "orders")
     one = at_work(Done())
-    held = worker._Held(queue, 1, None, None)
+    held = worker._LeasedPartition(queue, 1, None, None)
     waits = []
     for number in range(11):
         if number == 9:
-            one._held = dict.fromkeys(range(2000), held)  # so many that they are read less often
-        now = sharing.clock()
+            one._leased = dict.fromkeys(range(2000), held)  # so many that they are read less often
+        now = partition_sharing.clock()
         assert not one._handle_batch(PARTITIONS[0], held, None)
         assert held.wait / 2 <= held.due - now
-        assert held.due - sharing.clock() <= held.wait
+        assert held.due - partition_sharing.clock() <= held.wait
         waits.append(held.wait)
     assert waits == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2, 4, 4])
 
@@ -724,7 +726,7 @@ GUIDE = (PROJECT / "docs" / "message-store-workers.md").read_text()
 def test_the_worker_of_the_guide_prints_what_is_posted_and_ends_by_a_signal(database_store):
     [command] = re.findall(r"^    \.venv/bin/python (manage\.py .*)$", GUIDE, re.MULTILINE)
     Application.objects.create(name="shop")
-    queue = queues.make("shop", "orders")
+    queue = queues.create("shop", "orders")
     [last] = put(queue, "a book")
     environment = {**os.environ, "DATABASE_URL": database_url(), "ZOOKEEPER_HOSTS": ""}
     process = subprocess.Popen(
@@ -829,7 +831,7 @@ def test_of_three_workers_one_is_killed_and_one_cut_off_and_each_partition_is_st
 ):
     """Cut off from the database is: stopped for longer than its lease. It goes on as if nothing had happened, then."""
     Application.objects.create(name="shop")
-    queue = queues.make("shop", "orders", partitions=6)
+    queue = queues.create("shop", "orders", partitions=6)
     posted = Counter()
 
     def feed():
@@ -876,6 +878,6 @@ def test_of_three_workers_one_is_killed_and_one_cut_off_and_each_partition_is_st
     for number in range(1, 7):
         handled = {body for _, partition, body in processes.done() if partition == number}
         assert handled == set(range(len(handled)))
-        [message] = queues.read_ids(queue, [Posted(recorded[number], number)]).messages
+        [message] = queues.read_ids(queue, [MessageRef(recorded[number], number)]).messages
         assert int(message.body) == [body for what, _, of, body, _ in notes if (what, of) == ("begin", number)][-1]
     assert not WorkerRow.objects.exists()

@@ -10,8 +10,8 @@ from threading import Barrier, BrokenBarrierError, Thread
 from typing import Any, NamedTuple
 
 from message_store import queues
-from message_store.applications import make_application, make_key
-from message_store.queues import Entry
+from message_store.applications import create_application, create_key
+from message_store.queues import MessageInput
 from tools.benchmarks.serving import served
 
 MESSAGES = 1000
@@ -36,9 +36,9 @@ def measure(vhost: str, clients: Sequence[int], requests: int, rounds: int) -> d
 
     A round is the milliseconds that each of so many requests took, and the seconds that they took together.
     """
-    _, key = make_key(make_application("shop"))
-    queue = queues.make("shop", "orders")
-    ids = [one.id.hex for one in queues.post_all(queue, [Entry(BODY)] * MESSAGES)]
+    _, key = create_key(create_application("shop"))
+    queue = queues.create("shop", "orders")
+    ids = [one.id.hex for one in queues.post_all(queue, [MessageInput(BODY)] * MESSAGES)]
     places = itertools.cycle(ids[:: MESSAGES // 100])
     wanted: dict[str, Callable[[], Asked]] = {
         "posts": lambda: Asked("POST", "/v1/shop/orders", BODY, 201),

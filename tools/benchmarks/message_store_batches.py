@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import connection
 
-from guardian_store.ids import TICKS, Place, now, place, rests
-from message_store.database import SIGN, DatabaseStore
+from guardian_store.ids import TICKS_PER_SECOND, Place, now, place, random_rests
+from message_store.database import SIGNED_OFFSET, DatabaseStore
 from message_store.store import NewMessage
 
 WARM_UPS = 10
@@ -82,10 +82,10 @@ def _rows(batch: Sequence[NewMessage]) -> list[Any]:
     at = now()
     return [
         value
-        for step, (message, rest) in enumerate(zip(batch, rests(len(batch)), strict=True))
+        for step, (message, rest) in enumerate(zip(batch, random_rests(len(batch)), strict=True))
         for value in (
-            *(BARE_CONTENTS, PARTITION, at + step, rest - SIGN),
-            *(message.body, message.content_type, at + TTL * TICKS),
+            *(BARE_CONTENTS, PARTITION, at + step, rest - SIGNED_OFFSET),
+            *(message.body, message.content_type, at + TTL * TICKS_PER_SECOND),
         )
     ]
 
@@ -97,5 +97,5 @@ def _insert(values: Sequence[Any]) -> None:
 
 def _select(contents: int, start: Place, messages: int) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(SELECT, [contents, PARTITION, start.ticks, start.rest - SIGN, messages])
+        cursor.execute(SELECT, [contents, PARTITION, start.ticks, start.rest - SIGNED_OFFSET, messages])
         assert len(cursor.fetchall()) == messages

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import connection
 
-from guardian_store.ids import TICKS, Place, now
+from guardian_store.ids import TICKS_PER_SECOND, Place, now
 from message_store.database import DatabaseStore
 from message_store.store import StoredQueue
 from tools.benchmarks.message_store_batches import OF, microseconds, quickest, store_contents
@@ -80,7 +80,7 @@ def _fill(queue: StoredQueue, messages: int) -> int:
                 "contents": store_contents(queue.key),
                 "first": first,
                 "apart": APART,
-                "expires": now() + 3 * 24 * 3600 * TICKS,
+                "expires": now() + 3 * 24 * 3600 * TICKS_PER_SECOND,
                 "messages": messages,
             },
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from guardian_store import ids
 from message_store import queues
-from message_store.queues import Entry
+from message_store.queues import MessageInput
 from message_store.store import StoredQueue, store
 from message_store.worker import Worker
 
@@ -16,9 +16,9 @@ AT_ONCE = 1000
 
 def measure(vhost: str, rounds: int, messages: int, size: int, batch: int) -> dict[str, Any]:
     """Return the seconds that each takes from the first message of a partition to the last."""
-    queue = queues.make("bench", "queue")
+    queue = queues.create("bench", "queue")
     for _ in range(messages // AT_ONCE):
-        queues.post_all(queue, [Entry(os.urandom(size)) for _ in range(AT_ONCE)])
+        queues.post_all(queue, [MessageInput(os.urandom(size)) for _ in range(AT_ONCE)])
     kinds = {"worker": _worker, "bare": _bare}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(rounds):
@@ -33,12 +33,12 @@ def _bare(queue: StoredQueue, messages: int, batch: int) -> float:
     while not clock.seconds:
         for message in store().read(queue, 1, start=start, limit=batch):
             clock.tick(message, None)
-        start = ids.after(message.id)
+        start = ids.place_after(message.id)
     return clock.seconds
 
 
 def _worker(queue: StoredQueue, messages: int, batch: int) -> float:
-    queues.remove_positions(queue, "worker")
+    queues.delete_positions(queue, "worker")
     clock = _Clock(messages)
     worker = Worker("worker", clock.tick, application="bench", batch=batch)
     clock.at_end = worker.stop

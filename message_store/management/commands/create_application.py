@@ -4,7 +4,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from message_store.applications import make_application, make_key
+from message_store.applications import create_application, create_key
 
 
 class Command(BaseCommand):
@@ -19,7 +19,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Make the application and the key."""
         try:
-            _, key = make_key(make_application(options["name"]))
+            _, key = create_key(create_application(options["name"]))
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
         self.stdout.write(key)

@@ -65,8 +65,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Work until a signal comes."""
         consumer = options["consumer"] or options["job"].rpartition(":")[2]
-        if not 1 <= options["batch"] <= queues.MOST_READ:
-            raise CommandError(f"--batch is from 1 to {queues.MOST_READ}", returncode=UNUSABLE)
+        if not 1 <= options["batch"] <= queues.MAX_READ:
+            raise CommandError(f"--batch is from 1 to {queues.MAX_READ}", returncode=UNUSABLE)
         if not 1 <= options["lease"] <= 3600:
             raise CommandError("--lease is from 1 to 3600 seconds", returncode=UNUSABLE)
         for what, name in [

@@ -1,7 +1,6 @@
 """A client of Guardian's message store. It needs httpx, and no Django."""
 
 from guardian_store.client import (
-    Away,
     Client,
     ClientError,
     Denied,
@@ -11,10 +10,10 @@ from guardian_store.client import (
     NotFound,
     Posted,
     Queue,
+    Unavailable,
 )
 
 __all__ = [
-    "Away",
     "Client",
     "ClientError",
     "Denied",
@@ -24,4 +23,5 @@ __all__ = [
     "NotFound",
     "Posted",
     "Queue",
+    "Unavailable",
 ]

@@ -3,7 +3,7 @@
 ::
 
     with Client("https://guardian.example.org", "notifications", key=KEY) as client:
-        client.make_queue("alice")
+        client.create_queue("alice")
         client.post("alice", "hello")
         for message in client.messages("alice"):
             print(message.timestamp, message.text)
@@ -24,10 +24,10 @@ import httpx
 
 from guardian_store import ids
 
-PAGE = 100
+PAGE_SIZE = 100
 """Messages, or queues, that are asked for at once."""
 
-TIMEOUT = 30.0
+TIMEOUT_SECONDS = 30.0
 """Seconds that an answer may take."""
 
 
@@ -55,12 +55,12 @@ class NotFound(ClientError):
     """There is no such application or queue (404)."""
 
 
-class Away(ClientError):
+class Unavailable(ClientError):
     """The store doesn't answer, or can't reach what it stores in (503). What was asked for may still have been done."""
 
 
 _ERRORS: dict[int, type[ClientError]] = {
-    400: Invalid, 401: Denied, 403: Denied, 404: NotFound, 413: Invalid, 502: Away, 503: Away, 504: Away,
+    400: Invalid, 401: Denied, 403: Denied, 404: NotFound, 413: Invalid, 502: Unavailable, 503: Unavailable, 504: Unavailable,
 }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ class Client:
     read with neither. What takes longer than ``timeout`` seconds counts as no answer. ``transport`` is httpx's, for
     those who need another.
 
-    Every method may raise ``Denied``, ``NotFound``, ``Invalid`` and ``Away``; all of them are ``ClientError``. Nothing
+    Every method may raise ``Denied``, ``NotFound``, ``Invalid`` and ``Unavailable``; all of them are ``ClientError``. Nothing
     is tried again here. It may be used by several threads.
     """
 
@@ -142,7 +142,7 @@ class Client:
         *,
         key: str = "",
         token: str = "",
-        timeout: float = TIMEOUT,
+        timeout: float = TIMEOUT_SECONDS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         if key and token:
@@ -167,14 +167,14 @@ class Client:
 
     # Queues
 
-    def queues(self, *, count: bool = False, start: str = "", page: int = PAGE) -> Iterator[Queue]:
+    def queues(self, *, count: bool = False, start: str = "", page: int = PAGE_SIZE) -> Iterator[Queue]:
         """Give the queues by name, from ``start`` on, so many (two at least) at a request; with ``count`` how full."""
         if page < 2:
             raise ValueError("A page begins with the queue that the one before ended with, so it has two at least")
         asked = {"details": "true", "include_count": "true" if count else "false", "limit": str(page)}
         last = None
         while True:
-            found = self._ask("GET", params={**asked, "offset": start} if start else asked)["queues"]
+            found = self._request("GET", params={**asked, "offset": start} if start else asked)["queues"]
             for entry in found:
                 if entry["queue_name"] != last:  # which the page before ended with
                     yield _queue(entry)
@@ -182,7 +182,7 @@ class Client:
                 return
             start = last = found[-1]["queue_name"]
 
-    def make_queue(
+    def create_queue(
         self,
         name: str | None = None,
         *,
@@ -197,9 +197,9 @@ class Client:
         }  # fmt: skip
         if name is not None:
             fields["queue_name"] = name
-        return _queue(self._ask("POST", data=fields))
+        return _queue(self._request("POST", data=fields))
 
-    def change_queue(
+    def update_queue(
         self,
         name: str,
         *,
@@ -214,11 +214,11 @@ class Client:
             "principles": None if principals is None else ",".join(principals),
         }  # fmt: skip
         changes = {field: str(value) for field, value in given.items() if value is not None}
-        return _queue(self._ask("PUT", name, data=changes))
+        return _queue(self._request("PUT", name, data=changes))
 
-    def remove_queue(self, name: str) -> None:
+    def delete_queue(self, name: str) -> None:
         """Remove a queue, with all that is in it."""
-        self._ask("DELETE", name)
+        self._request("DELETE", name)
 
     # Messages. A place is a partition and the id of a message in it.
 
@@ -233,13 +233,13 @@ class Client:
     ) -> Posted:
         """Post a message, which lives for ``ttl`` seconds (None: three days); without a partition one is drawn."""
         headers = _headers(content_type, ttl, partition)
-        (posted,) = self._ask("POST", queue, content=_bytes(body), headers=headers)["messages"]
+        (posted,) = self._request("POST", queue, content=_bytes(body), headers=headers)["messages"]
         return _posted(posted)
 
     def post_many(self, queue: str, messages: Iterable[NewMessage]) -> list[Posted]:
         """Post messages, all or none, and return what became of them in the same order."""
         entries = [_entry(message) for message in messages]
-        return [_posted(entry) for entry in self._ask("POST", queue, json={"messages": entries})["messages"]]
+        return [_posted(entry) for entry in self._request("POST", queue, json={"messages": entries})["messages"]]
 
     def messages(
         self,
@@ -249,7 +249,7 @@ class Client:
         since: str | Decimal | None = None,
         after: str | None = None,
         descending: bool = False,
-        page: int = PAGE,
+        page: int = PAGE_SIZE,
     ) -> Iterator[Message]:
         """Give the messages of a partition by their time, or against it, so many at a request, until there is no more.
 
@@ -261,30 +261,30 @@ class Client:
         }  # fmt: skip
         start = since
         if after is not None:
-            start = _beyond(after, descending)
+            start = _next_id(after, descending)
             if start is None:
                 return
         while True:
             if start is not None:
                 asked["since"] = f"{start:f}" if isinstance(start, Decimal) else start
-            answer = self._ask("GET", queue, params=asked)
+            answer = self._request("GET", queue, params=asked)
             found = [_message(entry) for entry in answer["messages"]]
             yield from found
             if not found or (len(found) < page and not answer.get("truncated")):
                 return
-            start = _beyond(found[-1].id, descending)
+            start = _next_id(found[-1].id, descending)
             if start is None:
                 return
 
     def get(self, queue: str, places: Iterable[tuple[int, str]]) -> list[Message]:
         """Return the messages at these places that are there, in the order asked, each once."""
         found: list[Message] = []
-        left = _named(places)
+        left = _references(places)
         while left:
-            answer = self._ask("GET", queue, ",".join(left[:IDS]))
+            answer = self._request("GET", queue, ",".join(left[:MAX_IDS_PER_REQUEST]))
             some = [_message(entry) for entry in answer["messages"]]
             found += some
-            asked = IDS
+            asked = MAX_IDS_PER_REQUEST
             if answer.get("truncated"):
                 asked = left.index(f"{some[-1].partition}:{some[-1].id}") + 1
             left = left[asked:]
@@ -302,37 +302,37 @@ class Client:
     ) -> None:
         """Put this into the place of a message, which lives on for ``ttl`` seconds; where there is none, it is made."""
         headers = _headers(content_type, ttl)
-        self._ask("PUT", queue, f"{partition}:{message_id}", content=_bytes(body), headers=headers)
+        self._request("PUT", queue, f"{partition}:{message_id}", content=_bytes(body), headers=headers)
 
     def delete(self, queue: str, places: Iterable[tuple[int, str]]) -> None:
         """Delete the messages at these places; one that isn't there is no error. Many are more than one request."""
-        named = _named(places)
-        for first in range(0, len(named), IDS):
-            self._ask("DELETE", queue, ",".join(named[first : first + IDS]))
+        named = _references(places)
+        for first in range(0, len(named), MAX_IDS_PER_REQUEST):
+            self._request("DELETE", queue, ",".join(named[first : first + MAX_IDS_PER_REQUEST]))
 
     # How far a consumer, known by a name of its own choice, has processed each partition.
 
     def positions(self, queue: str, consumer: str) -> dict[int, str]:
         """Return the id of the last message that the consumer has processed, by partition."""
-        found = self._ask("GET", queue, "positions", consumer)["positions"]
+        found = self._request("GET", queue, "positions", consumer)["positions"]
         return {int(partition): message_id for partition, message_id in found.items()}
 
     def set_positions(self, queue: str, consumer: str, positions: Mapping[int, str]) -> None:
         """Set the positions of these partitions, and leave those of the others."""
         told = {str(partition): message_id for partition, message_id in positions.items()}
-        self._ask("PUT", queue, "positions", consumer, json=told)
+        self._request("PUT", queue, "positions", consumer, json=told)
 
-    def remove_positions(self, queue: str, consumer: str) -> None:
+    def delete_positions(self, queue: str, consumer: str) -> None:
         """Forget how far the consumer is."""
-        self._ask("DELETE", queue, "positions", consumer)
+        self._request("DELETE", queue, "positions", consumer)
 
-    def _ask(self, method: str, *names: str, **request: Any) -> dict[str, Any]:
+    def _request(self, method: str, *names: str, **request: Any) -> dict[str, Any]:
         """Return what the store answers to a request about the thing with these names."""
         address = "/".join([self._base, *(quote(name, safe=",:") for name in names)])
         try:
             answer = self._http.request(method, address, **request)
         except httpx.RequestError as error:
-            raise Away(None, {type(error).__name__: str(error) or "no answer"}) from error
+            raise Unavailable(None, {type(error).__name__: str(error) or "no answer"}) from error
         try:
             told = answer.json()
         except ValueError:
@@ -345,29 +345,29 @@ class Client:
         raise _ERRORS.get(answer.status_code, ClientError)(answer.status_code, errors)
 
 
-IDS = 50
+MAX_IDS_PER_REQUEST = 50
 """Messages that are named in one address, which no server takes at any length."""
 
 
-def _named(places: Iterable[tuple[int, str]]) -> list[str]:
+def _references(places: Iterable[tuple[int, str]]) -> list[str]:
     return list(dict.fromkeys(f"{partition}:{message_id.lower()}" for partition, message_id in places))
 
 
-_LEAST_REST, _MOST_REST = 1 << 63, (1 << 63) + (1 << 62) - 1
+_MIN_RFC_REST, _MAX_RFC_REST = 1 << 63, (1 << 63) + (1 << 62) - 1
 """Of the other half of a UUID's 128 bits, whose first two say that it is one (RFC 9562, section 4.1)."""
 
 
-def _beyond(message_id: str, descending: bool) -> str | None:
+def _next_id(message_id: str, descending: bool) -> str | None:
     """Return the next id that a message could have, or the one before where it is read against the order; None: none.
 
     An application may have given a message the first one of all.
     """
     ticks, rest = ids.place(UUID(message_id))
     if descending:
-        place = ids.Place(ticks, rest - 1) if rest > _LEAST_REST else ids.Place(ticks - 1, _MOST_REST)
+        place = ids.Place(ticks, rest - 1) if rest > _MIN_RFC_REST else ids.Place(ticks - 1, _MAX_RFC_REST)
     else:
-        place = ids.Place(ticks, rest + 1) if rest < _MOST_REST else ids.Place(ticks + 1, _LEAST_REST)
-    return ids.message_id(place).hex if ids.FIRST <= place.ticks <= ids.LAST else None
+        place = ids.Place(ticks, rest + 1) if rest < _MAX_RFC_REST else ids.Place(ticks + 1, _MIN_RFC_REST)
+    return ids.message_id(place).hex if ids.MIN_TICKS <= place.ticks <= ids.MAX_TICKS else None
 
 
 def _entry(message: NewMessage) -> dict[str, Any]:

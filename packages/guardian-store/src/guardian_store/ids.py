@@ -12,16 +12,16 @@ import uuid
 from decimal import Decimal
 from typing import NamedTuple
 
-TICKS = 10_000_000
+TICKS_PER_SECOND = 10_000_000
 """Ticks in a second."""
 
-SINCE_1582 = 0x01B21DD213814000
+UUID_EPOCH_OFFSET = 0x01B21DD213814000
 """Ticks from 15 October 1582, where a UUID begins to count, to 1970 (RFC 9562, section 5.1)."""
 
-FIRST, LAST = -SINCE_1582, (1 << 60) - 1 - SINCE_1582
+MIN_TICKS, MAX_TICKS = -UUID_EPOCH_OFFSET, (1 << 60) - 1 - UUID_EPOCH_OFFSET
 """The ticks of the first and of the last time that a UUID can have."""
 
-LARGEST_REST = (1 << 64) - 1
+MAX_REST = (1 << 64) - 1
 
 _new, _UNKNOWN = object.__new__, uuid.SafeUUID.unknown
 _set_int, _set_is_safe = uuid.UUID.__dict__["int"].__set__, uuid.UUID.__dict__["is_safe"].__set__
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 def place(message_id: uuid.UUID) -> Place:
     """Return where a message with this id stands."""
-    return Place(message_id.time - SINCE_1582, message_id.int & LARGEST_REST)
+    return Place(message_id.time - UUID_EPOCH_OFFSET, message_id.int & MAX_REST)
 
 
 def message_id(at: Place) -> uuid.UUID:
@@ -54,7 +54,7 @@ def id_of(ticks: int, rest: int) -> uuid.UUID:
     Made as one that was pickled is: the constructor, which takes six kinds of arguments, takes most of the time of a
     read of many messages otherwise.
     """
-    time = ticks + SINCE_1582
+    time = ticks + UUID_EPOCH_OFFSET
     high = (time & 0xFFFFFFFF) << 32 | (time >> 32 & 0xFFFF) << 16 | 0x1000 | time >> 48
     made = _new(uuid.UUID)
     _set_int(made, high << 64 | rest)
@@ -62,15 +62,15 @@ def id_of(ticks: int, rest: int) -> uuid.UUID:
     return made
 
 
-def after(message_id: uuid.UUID) -> Place:
+def place_after(message_id: uuid.UUID) -> Place:
     """Return the first place after that of this message."""
     ticks, rest = place(message_id)
-    return Place(ticks, rest + 1) if rest < LARGEST_REST else Place(ticks + 1, 0)
+    return Place(ticks, rest + 1) if rest < MAX_REST else Place(ticks + 1, 0)
 
 
 def timestamp(message_id: uuid.UUID) -> str:
     """Return the time of an id in seconds since 1970, exactly, with 7 decimals."""
-    return f"{Decimal(message_id.time - SINCE_1582).scaleb(-7):f}"
+    return f"{Decimal(message_id.time - UUID_EPOCH_OFFSET).scaleb(-7):f}"
 
 
 def now() -> int:
@@ -78,7 +78,7 @@ def now() -> int:
     return time.time_ns() // 100
 
 
-def rests(number: int) -> list[int]:
+def random_rests(number: int) -> list[int]:
     """Return so many other halves for new ids: the clock sequence and the node, at random.
 
     61 random bits for each, from the system, so that no two ids are the same whatever time they have, and a process

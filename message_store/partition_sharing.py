@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
-SURE = 2 / 3
+VALID_FRACTION = 2 / 3
 """Of the seconds after which a silent worker counts as gone, the part for which it takes its own leases for granted.
 
 The rest is for clocks that don't run alike, and for an ensemble of ZooKeepers to tell each other who was heard.
@@ -34,7 +34,7 @@ class CoordinationError(Exception):
     """What keeps workers apart could not be used."""
 
 
-class CoordinationAway(CoordinationError):
+class CoordinationUnavailable(CoordinationError):
     """It can't be reached. What this worker holds may still be its own."""
 
 
@@ -46,12 +46,12 @@ class Plan(NamedTuple):
     """What a worker is to do for its fair share."""
 
     release: list[Partition]
-    take: list[Partition]
+    acquire: list[Partition]
     """Those that are free, in the order in which to try them, and ``room`` of them at most."""
-    room: int
+    max_acquire: int
 
 
-def plan(
+def plan_share(
     partitions: Collection[Partition], workers: Sequence[object], me: object, holders: Mapping[Partition, object]
 ) -> Plan:
     """Return what ``me`` is to release and to take. Whose holder is none of the workers, or who has none, is free.
@@ -84,60 +84,60 @@ class Coordination(ABC):
     for the others, and what it held is free. It knows so itself before they do: it does nothing with a partition unless
     ``sure``, by its own clock, and has ``keep`` ask otherwise.
 
-    Every method may raise ``CoordinationAway``, and after ``join`` also ``LeasesLost``.
+    Every method may raise ``CoordinationUnavailable``, and after ``join`` also ``LeasesLost``.
     """
 
     def __init__(self, application: str, consumer: str, seconds: float) -> None:
         self.application = application
         self.consumer = consumer
         self.seconds = seconds
-        self.held: set[Partition] = set()
+        self.leased: set[Partition] = set()
         """The partitions that this worker holds. The worker's own thread alone changes them."""
-        self.sure_until = 0.0
+        self.leases_valid_until = 0.0
         """Until when, by ``clock``, nobody else can have what this worker holds."""
-        self._keeping = threading.Lock()
+        self._renew_lock = threading.Lock()
 
     @property
-    def sure(self) -> bool:
+    def leases_valid(self) -> bool:
         """Whether nobody else can have what this worker holds, by its own clock."""
-        return clock() < self.sure_until
+        return clock() < self.leases_valid_until
 
     def join(self) -> None:
         """Be a worker from now on, under a name that never was, and hold nothing yet."""
-        with self._keeping:
-            self.sure_until = 0.0
-            self.held = set()
+        with self._renew_lock:
+            self.leases_valid_until = 0.0
+            self.leased = set()
             begun = clock()
             self._join()
-            self.sure_until = begun + self.seconds * SURE
+            self.leases_valid_until = begun + self.seconds * VALID_FRACTION
 
-    def keep(self) -> None:
+    def renew(self) -> None:
         """Have it confirmed that this worker is there, and be sure of what it holds.
 
         Raises:
             LeasesLost: it counts as gone.
-            CoordinationAway: no answer came, or so late that it says nothing about now.
+            CoordinationUnavailable: no answer came, or so late that it says nothing about now.
         """
-        with self._keeping:
+        with self._renew_lock:
             begun = clock()
             try:
-                self._keep()
+                self._renew()
             except LeasesLost:
-                self.sure_until = 0.0
+                self.leases_valid_until = 0.0
                 raise
-            self.sure_until = begun + self.seconds * SURE
-            if not self.sure:
-                raise CoordinationAway(f"the answer took {clock() - begun:.1f} s, which is too long to go by it")
+            self.leases_valid_until = begun + self.seconds * VALID_FRACTION
+            if not self.leases_valid:
+                raise CoordinationUnavailable(f"the answer took {clock() - begun:.1f} s, which is too long to go by it")
 
     def leave(self) -> None:
         """Hand over everything at once. It raises nothing: who can't be told finds out when the seconds are over."""
-        with self._keeping:
-            self.sure_until = 0.0
-            self.held = set()
+        with self._renew_lock:
+            self.leases_valid_until = 0.0
+            self.leased = set()
             self._leave()
 
     @abstractmethod
-    def wanted(self, partitions: Collection[Partition]) -> Plan:
+    def plan(self, partitions: Collection[Partition]) -> Plan:
         """Look who is there, and return what this worker is to do for its share of these partitions.
 
         What it holds of others, which aren't there any more, is among what it is to release.
@@ -148,14 +148,14 @@ class Coordination(ABC):
         """Let others have these."""
 
     @abstractmethod
-    def take(self, planned: Plan) -> set[Partition]:
+    def acquire(self, planned: Plan) -> set[Partition]:
         """Take what is planned, as far as nobody else was quicker, and return what is held now and wasn't before."""
 
     @abstractmethod
     def _join(self) -> None: ...
 
     @abstractmethod
-    def _keep(self) -> None: ...
+    def _renew(self) -> None: ...
 
     @abstractmethod
     def _leave(self) -> None: ...

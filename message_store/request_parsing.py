@@ -15,10 +15,10 @@ from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from core.body_timeout import limit_body_time
-from message_store.queues import MOST_POSTED, REQUIRED, Entry, Invalid
+from message_store.queues import MAX_BATCH, REQUIRED, MessageInput, Invalid
 from rabbit.names import readable
 
-LONGEST_FORM = 64 * 1024
+MAX_FORM_BYTES = 64 * 1024
 """Bytes of what is no message: a form, or positions."""
 
 BASE64 = "base64"
@@ -30,15 +30,15 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
-class TooLong(Exception):
+class BodyTooLarge(Exception):
     """A body has more bytes than it may have, which its ``args`` say."""
 
 
-class TooSlow(Exception):
+class BodyTooSlow(Exception):
     """A body didn't come in within ``BODY_SECONDS``."""
 
 
-class NoLength(Exception):
+class LengthRequired(Exception):
     """Nobody knows where the body ends."""
 
 
@@ -56,9 +56,9 @@ def body(request: HttpRequest, most: int | None = None) -> bytes:
     """Return the body of a request; without ``most``, of as many bytes as a message, or a batch, may have.
 
     Raises:
-        TooLong: it has more than that, whatever its Content-Length says.
-        TooSlow: it takes too long to come in.
-        NoLength: it comes in pieces, and the server doesn't say where it ends.
+        BodyTooLarge: it has more than that, whatever its Content-Length says.
+        BodyTooSlow: it takes too long to come in.
+        LengthRequired: it comes in pieces, and the server doesn't say where it ends.
         Invalid: it broke off before its end; of the field ``body``.
     """
     most = settings.MESSAGE_STORE_MAX_BODY if most is None else most
@@ -67,21 +67,21 @@ def body(request: HttpRequest, most: int | None = None) -> bytes:
     if "HTTP_TRANSFER_ENCODING" in request.META:
         # Django reads by the Content-Length alone.
         if not request.META.get("wsgi.input_terminated"):
-            raise NoLength
+            raise LengthRequired
         stream, length = request.META["wsgi.input"], None
     if length == 0:
         return b""
     if length is not None and length > most:
-        raise TooLong(most)
+        raise BodyTooLarge(most)
     with limit_body_time(request.META.get("gunicorn.socket")) as is_late:
         try:
             read = _read(stream, most + 1 if length is None else length)
         except Exception as error:  # whatever the server raises where a connection breaks, or a piece is none
-            raise TooSlow if is_late() else Invalid({"body": "It broke off"}) from error
+            raise BodyTooSlow if is_late() else Invalid({"body": "It broke off"}) from error
         if is_late():
-            raise TooSlow
+            raise BodyTooSlow
     if len(read) > most:
-        raise TooLong(most)
+        raise BodyTooLarge(most)
     if length is not None and len(read) < length:
         raise Invalid({"body": "It broke off"})
     return read
@@ -91,10 +91,10 @@ def form(request: HttpRequest) -> dict[str, str]:
     """Return the fields of a body that is form-encoded; of several with one name the last.
 
     Raises:
-        TooLong, TooSlow, NoLength, Invalid: as ``body``.
+        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
     """
     kind = media_type(request)
-    data = body(request, LONGEST_FORM)
+    data = body(request, MAX_FORM_BYTES)
     if not data:
         return {}
     if kind == "multipart/form-data":
@@ -118,21 +118,21 @@ def positions(request: HttpRequest) -> dict[str, Any]:
     """Return the positions of a body, by partition: of a form, or of an object in JSON.
 
     Raises:
-        TooLong, TooSlow, NoLength, Invalid: as ``body``.
+        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
     """
     if media_type(request) != "application/json":
         return dict(form(request))
-    found = _json(body(request, LONGEST_FORM))
+    found = _json(body(request, MAX_FORM_BYTES))
     if not isinstance(found, dict):
         raise Invalid({"body": "It has to be an object"})
     return found
 
 
-def batch(request: HttpRequest) -> tuple[list[Entry | None], dict[str, str]]:
+def batch(request: HttpRequest) -> tuple[list[MessageInput | None], dict[str, str]]:
     """Return the messages of a body in JSON, and what is wrong with those that are None, by ``index.field``.
 
     Raises:
-        TooLong, TooSlow, NoLength, Invalid: as ``body``; or it is no batch at all, of ``body`` or ``messages``.
+        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``; or it is no batch at all, of ``body`` or ``messages``.
     """
     data = body(request)
     if not data:
@@ -143,9 +143,9 @@ def batch(request: HttpRequest) -> tuple[list[Entry | None], dict[str, str]]:
     messages = found.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Invalid({"messages": REQUIRED if not messages else "It has to be a list"})
-    if len(messages) > MOST_POSTED:
-        raise Invalid({"messages": f"{len(messages)} messages are more than {MOST_POSTED}"})
-    entries: list[Entry | None] = []
+    if len(messages) > MAX_BATCH:
+        raise Invalid({"messages": f"{len(messages)} messages are more than {MAX_BATCH}"})
+    entries: list[MessageInput | None] = []
     errors: dict[str, str] = {}
     for index, message in enumerate(messages):
         try:
@@ -170,7 +170,7 @@ def flag(fields: Mapping[str, str], name: str) -> bool:
     raise Invalid({name: f'"{readable(said[:50])}" is not one of true, false'})
 
 
-def _entry(message: Any) -> Entry:
+def _entry(message: Any) -> MessageInput:
     """Return a message of a batch.
 
     Raises:
@@ -191,7 +191,7 @@ def _entry(message: Any) -> Entry:
         content = base64.b64decode(text, validate=True) if encoding else text.encode()
     except (binascii.Error, ValueError):
         raise Invalid({"body": "It isn't base64"}) from None
-    return Entry(content, _given(message, "ttl"), _given(message, "partition"), kind or "")
+    return MessageInput(content, _given(message, "ttl"), _given(message, "partition"), kind or "")
 
 
 def _given(message: Mapping[str, Any], name: str) -> Any:
