@@ -25,7 +25,7 @@ from accounts.models import AuthToken, Owner
 from accounts.signin import AccountAdapter
 from agents import deletions, events, identities, registration
 from agents.credentials import PresentedToken
-from agents.identities import NoSuchOffering, IdentityExists
+from agents.identities import IdentityExists, NoSuchOffering
 from agents.models import AgentIdentity, Consumer, EventSubscription, ObjectType, Offering, SubscriptionQueue
 from agents.serializers import (
     AgentIdentitySerializer,

@@ -101,7 +101,9 @@ def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
     return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in leaving)
 
 
-def _select_confirmed(report: Report, orphans: list[ListedName], only: Collection[QueueName] | None) -> list[ListedName]:
+def _select_confirmed(
+    report: Report, orphans: list[ListedName], only: Collection[QueueName] | None
+) -> list[ListedName]:
     """Return those of them that somebody has confirmed to; None: all. The others are noted."""
     if only is None:
         return orphans

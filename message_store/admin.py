@@ -14,7 +14,17 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 
-from accounts.admin import Confirmation, ReadOnlyAdmin, Row, ask, chosen_rows, count_related, apply_to_each, is_confirmed, report_results, current_operator
+from accounts.admin import (
+    Confirmation,
+    ReadOnlyAdmin,
+    Row,
+    apply_to_each,
+    chosen_rows,
+    count_related,
+    current_operator,
+    is_confirmed,
+    report_results,
+)
 from core.links import absolute_url
 from message_store import applications
 from message_store.models import Application, ApplicationKey

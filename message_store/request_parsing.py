@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
 from core.body_timeout import limit_body_time
-from message_store.queues import MAX_BATCH, REQUIRED, MessageInput, Invalid
+from message_store.queues import MAX_BATCH, REQUIRED, Invalid, MessageInput
 from rabbit.names import readable
 
 MAX_FORM_BYTES = 64 * 1024

@@ -83,7 +83,9 @@ class MailBatch:
     failed: list[tuple[Notification, Exception]] = field(default_factory=list)
 
 
-def _send(pool: ContextThreadPool, usable: Connections, batch: list[Notification], until: float, counts: DeliveryCounts) -> bool:
+def _send(
+    pool: ContextThreadPool, usable: Connections, batch: list[Notification], until: float, counts: DeliveryCounts
+) -> bool:
     """Send these as long as there is time, and return whether the mail server can still be reached.
 
     Several are put into words first, and then sent side by side: beside threads that send, everything else waits for

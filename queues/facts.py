@@ -100,7 +100,9 @@ def fetch_feeds(
     """Return the feed of each of these queues, given as (vhost, name), of ``among`` that there are."""
     with ContextThreadPool(1) as beside:  # each waits for the broker most of the time
         asked = beside.submit(amqp.declare_passively, amqp_url, queues)
-        bindings = _ask_bindings(management, queues, one_by_one=len(queues) <= max(MAX_SINGLE_REQUESTS, among // QUEUES_PER_SINGLE_REQUEST))
+        bindings = _ask_bindings(
+            management, queues, one_by_one=len(queues) <= max(MAX_SINGLE_REQUESTS, among // QUEUES_PER_SINGLE_REQUEST)
+        )
     consumers = {queue: depth.consumers for queue, depth in asked.result().items()}
     return {queue: Feed(consumers.get(queue), bindings.get(queue)) for queue in queues}
 

@@ -9,7 +9,7 @@ from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_sc
 from rest_framework import serializers
 
 from accounts.models import PulseUser
-from accounts.serializers import OwnerEmailField, HexURLField, HexUUIDField, ThresholdField
+from accounts.serializers import HexURLField, HexUUIDField, OwnerEmailField, ThresholdField
 from core.links import absolute_url
 from queues import thresholds
 from queues.charts import SPANS
