@@ -67,8 +67,8 @@ class Handler:
     remove: Callable[[Management, Removal, float], None]
     """Remove the thing; make no request after the given ``time.monotonic()``.
 
-    It raises :class:`Kept`, :class:`Postponed`, ``locks.LockTaken`` or a ``BrokerError``. ``NotOnBroker`` means that the
-    thing is gone.
+    It raises :class:`Kept`, :class:`Postponed`, ``locks.LockTaken`` or a ``BrokerError``. ``NotOnBroker``: the thing
+    is gone.
     """
     needed: Callable[[Sequence[Removal]], Iterable[Removal]] = lambda removals: ()
     """Return the removals to drop, since a row needs the thing again."""
@@ -213,7 +213,7 @@ def _claim(these: Q, seconds: float, until: float) -> "_Batch | None":
         if not removals:
             return None
         Removal.objects.filter(bulk.among(Removal, ("id",), [(removal.pk,) for removal in removals])).update(
-            claim=claim, due_at=Now() + timedelta(seconds=seconds + locks.seconds())
+            claim=claim, due_at=Now() + timedelta(seconds=seconds + locks.lock_seconds())
         )
     return _Batch(claim, removals, until)
 

@@ -20,6 +20,7 @@ from accounts.admin import (
     Row,
     apply_to_each,
     chosen_rows,
+    confirmation_page,
     count_related,
     current_operator,
     is_confirmed,

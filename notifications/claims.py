@@ -100,7 +100,7 @@ def drop_outdated(batch: list[Notification]) -> list[Notification]:
         one.subject = there.get(one.about)
     told = {
         (owned, recipient.address, recipient.channel)
-        for owned, recipients in recipients_of(subject.whose for subject in there.values()).items()
+        for owned, recipients in recipients_of(subject.ownership for subject in there.values()).items()
         for recipient in recipients
     }
     owners = dict(Owner.objects.filter(email__in={one.recipient for one in batch}).values_list("email", "is_active"))
@@ -113,8 +113,8 @@ def drop_outdated(batch: list[Notification]) -> list[Notification]:
             release_claim(one, state=Notification.State.FAILED, last_error="The recipient can't sign in any more.")
         elif (
             one.subject is None
-            or (kinds.get(one.kind).is_final and one.subject.whose == Ownership())
-            or (one.subject.whose, one.recipient, one.channel) in told
+            or (kinds.get(one.kind).is_final and one.subject.ownership == Ownership())
+            or (one.subject.ownership, one.recipient, one.channel) in told
         ):
             still.append(one)
         else:

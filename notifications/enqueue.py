@@ -44,7 +44,7 @@ class Notice:
 
     @property
     def ownership(self) -> Ownership:
-        """Ownership the queue is that it is about."""
+        """Who owns the queue that this is about."""
         return Ownership(self.pulse_user_id, self.owner_id)
 
     @property

@@ -76,7 +76,7 @@ class StoredQueue(NamedTuple):
         return self.said if self.state == DELETING else self.state
 
     @property
-    def whose(self) -> Ownership:
+    def ownership(self) -> Ownership:
         """Who owns the queue."""
         return Ownership(self.pulse_user_id, self.owner_id)
 

@@ -250,8 +250,8 @@ class Deletion:
         """Ask the broker to delete these side by side, and return those that it says it deleted."""
         if not asked:
             return []
-        with ContextThreadPool(MAX_CONCURRENT_REQUESTS) as threads:
-            errors = list(threads.map(lambda one: self._fetch_counts(one, until), asked))
+        with ContextThreadPool(MAX_CONCURRENT_DELETIONS) as threads:
+            errors = list(threads.map(lambda one: self._delete_one(one, until), asked))
         done, not_there, refused = [], [], []
         for one, error in zip(asked, errors, strict=True):
             if error is None:

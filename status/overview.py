@@ -281,7 +281,7 @@ def _passes(now: datetime) -> Passes | None:
 
     In an outage passes wait longer, so a gap is what is too long in an outage.
     """
-    began = now - CHART_SPAN.long
+    began = now - CHART_SPAN.duration
     rows = Pass.objects.filter(at__gt=began, at__lte=now).order_by("at").values_list("at", "seconds")
     longest = rules.PASS_AGE_IN_OUTAGE.limit(Level.WARNING, settings) or 0.0
     return chart_of_passes(list(rows), began, now, timedelta(seconds=longest))

@@ -278,7 +278,9 @@ def test_a_registered_queue_is_warned_about_and_neither_its_length_nor_its_name_
     agents, _ = of_agents(registered=["consumer_1"])
     story = Story(Rules(RULES.policy, AGENTS, None, None, policy, 50, 900), agents=agents)
     changes = story.look(snapshot(seen("consumer_1", 11, vhost=AGENTS)), force=True)
-    assert [(message.kind, message.queue.whose) for message in changes.messages] == [(MessageKind.WARNING, (None, BOB))]
+    assert [(message.kind, message.queue.ownership) for message in changes.messages] == [
+        (MessageKind.WARNING, (None, BOB))
+    ]
     assert not changes.condemned
 
 

@@ -107,7 +107,7 @@ def test_of_many_at_once_as_many_are_let_through(transactional_db):
 
 @pytest.fixture
 def three_tokens(monkeypatch):
-    monkeypatch.setattr(tokens, "CREATED", RateLimit("tokens", 3, 3600))
+    monkeypatch.setattr(tokens, "CREATION_LIMIT", RateLimit("tokens", 3, 3600))
 
 
 def test_an_owner_makes_so_many_tokens_within_an_hour_by_whatever_way(alice, three_tokens):

@@ -41,7 +41,7 @@ def test_a_released_lock_leaves_no_row(db):
 
 
 def test_a_lock_is_prolonged_by_a_process_that_works_on(db, monkeypatch):
-    monkeypatch.setattr(locks, "RENEWED_EVERY_SECONDS", 0)
+    monkeypatch.setattr(locks, "RENEW_INTERVAL_SECONDS", 0)
     with locks.lock("alice") as ours:
         Lease.objects.update(expires_at=Now() + timedelta(seconds=1))
         ours.renew()

@@ -703,7 +703,7 @@ def test_what_nobody_thought_of_is_told_in_the_same_form(program, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("unthought of")
 
-    monkeypatch.setattr(queues, "make", fail)
+    monkeypatch.setattr(queues, "create", fail)
     program.client.raise_request_exception = False
     status, told = program.ask("POST")
     assert (status, list(told["error_msg"])) == (500, ["server"])

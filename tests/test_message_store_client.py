@@ -9,7 +9,7 @@ import pytest
 
 from accounts.models import Owner
 from accounts.tokens import create_token
-from guardian_store import Client, ClientError, Invalid, NewMessage, NotFound, Unavailable
+from guardian_store import Client, ClientError, Denied, Invalid, NewMessage, NotFound, Unavailable
 from message_store import api, applications
 from message_store.database import DatabaseStore
 from message_store.store import StoreUnavailable

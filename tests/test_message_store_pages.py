@@ -103,7 +103,7 @@ def test_a_queue_that_names_somebody_no_more_is_gone_from_their_list(application
 
 
 def test_a_list_goes_on_where_its_page_ends(application, visit, alice, operator, monkeypatch):
-    monkeypatch.setattr(views, "QUEUES", 2)
+    monkeypatch.setattr(views, "QUEUES_PER_PAGE", 2)
     for number in range(5):
         queues.create("notices", f"q{number}", principals="bid:alice@example.org")
     for owner, address in ((operator, page_of("notices")), (alice, page_of("notices")), (alice, "/message-store/")):
@@ -162,7 +162,7 @@ def test_the_way_there_is_shown_where_there_is_something_to_see(visit, alice, op
 
 
 def test_a_queue_shows_its_messages_page_by_page_from_either_end(application, visit, alice, monkeypatch):
-    monkeypatch.setattr(views, "MESSAGES", 3)
+    monkeypatch.setattr(views, "MESSAGES_PER_PAGE", 3)
     queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     post(queue, *(f"message {n}".encode() for n in range(7)), partition=2)
     client = visit(alice)
@@ -267,7 +267,7 @@ def test_names_of_any_kind_lead_to_their_pages(application, visit, alice):
 
 
 def test_a_queue_shows_how_far_its_consumers_are(application, visit, alice, monkeypatch):
-    monkeypatch.setattr(views, "CONSUMERS", 2)
+    monkeypatch.setattr(views, "MAX_CONSUMERS", 2)
     queue = queues.create("notices", "a", partitions=2, principals="bid:alice@example.org")
     (first,) = post(queue, b"one", partition=1)
     queues.set_positions(queue, "mailer", {"1": first.id.hex})

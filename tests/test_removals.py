@@ -738,7 +738,7 @@ def test_what_a_process_leaves_that_is_killed_on_the_way_is_finished_when_its_cl
         with pytest.raises(Killed):
             made.subscription.delete()
     assert removals.run_due(50) == 0
-    soonest = timezone.now() + timedelta(seconds=locks.seconds())
+    soonest = timezone.now() + timedelta(seconds=locks.lock_seconds())
     assert Removal.objects.filter(due_at__gt=soonest, due_at__lt=soonest + timedelta(seconds=60)).count() == 3
     make_due()
     assert removals.run_due(50) == 3

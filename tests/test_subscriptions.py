@@ -9,7 +9,6 @@ from functools import partial
 
 import pika
 import pytest
-from agents.registered_queues import agent_vhosts, mark_returned, mark_vanished, registered_queues
 from django.core.exceptions import ObjectDoesNotExist, PermissionDenied
 from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
@@ -38,6 +37,7 @@ from agents.models import (
     SubscriptionQueue,
 )
 from agents.records import Busy
+from agents.registered import agent_vhosts, mark_returned, mark_vanished, registered_queues
 from agents.registration import create_queue, create_subscription, redeclare, register_consumer, register_subscription
 from agents.vhosts import create_vhost
 from core import broker, locks, removals
