@@ -1,8 +1,8 @@
-"""Speaking to a queue directly, over AMQP: how long it is right now, and deleting it where HTTP can't name it.
+"""Requests about single queues over AMQP: exact ready counts, and deletion of queues that HTTP can't name.
 
-A passive declare gives the exact number of ready messages, is cheap (500 in a tenth of a second) and is answered under
-a resource alarm. The management API's figures of single queues lag by five seconds and more. By py-amqp, which bounds
-the wait for each answer; pika waits for ever when a queue's process doesn't respond.
+A passive declare returns the exact number of ready messages. It is cheap (500 take 0.1 s) and works under a resource
+alarm. The management API's figures of single queues lag by 5 s or more. This module uses py-amqp because it has a
+timeout for each answer; pika waits forever if a queue's process doesn't respond.
 """
 
 import time
@@ -16,54 +16,54 @@ import amqp
 from rabbit.names import QueueName
 
 TIMEOUT_SECONDS = 5.0
-"""How long a connection may take to open, and one answer to come."""
+"""For opening a connection, and for each answer."""
 
 TOTAL_TIMEOUT_SECONDS = 20.0
-"""How long all the answers together may take. Whoever is not asked by then isn't."""
+"""For all queues together. Queues that are not declared by then are left out."""
 
 LEADER_TIMEOUT_SECONDS = 0.25
-"""A quorum queue whose leader does not answer is reported with 0 messages after this long."""
+"""The broker reports 0 messages for a quorum queue whose leader does not answer within this time."""
 
 
 class DeclareOk(NamedTuple):
-    """The ready messages of a queue, without the unacknowledged ones, and its consumers."""
+    """The answer to a declaration: ready messages, without unacknowledged ones, and consumers."""
 
     ready: int
     consumers: int
 
 
 def declare_passively(amqp_url: str, queues: Iterable[QueueName]) -> dict[QueueName, DeclareOk]:
-    """Return the depth of each of these queues, given as (vhost, name).
+    """Declare queues passively, and return the ready messages and consumers of each.
 
-    A queue that does not exist, does not answer in time, or whose vhost cannot be entered, is not in the answer. Nor is
-    one that is said to be empty after ``LEADER_TIMEOUT_SECONDS``: its leader may not have answered.
-    ``amqp_url`` is ``amqp://user:password@host:port``; the account needs to be allowed into each vhost, no more.
+    The result lacks queues that do not exist, do not answer in time, or are in a vhost that refuses the login. It also
+    lacks queues reported as empty after ``LEADER_TIMEOUT_SECONDS``: their leader may not have answered.
+    ``amqp_url`` is ``amqp://user:password@host:port``. The account needs access to each vhost, but no permissions.
     """
-    depths: dict[QueueName, DeclareOk] = {}
+    declared: dict[QueueName, DeclareOk] = {}
     until = time.monotonic() + TOTAL_TIMEOUT_SECONDS
     for vhost, group in groupby(sorted(set(queues)), key=lambda queue: queue[0]):
         names = [name for _, name in group]
         while names and time.monotonic() < until:
-            # An answer that doesn't come spoils its connection; the queues behind it are asked on a fresh one.
-            names = names[_ask(amqp_url, vhost, names, depths) :]
-    return depths
+            # A connection with a missing answer is unusable, so the remaining queues get a new one.
+            names = names[_declare_in(vhost, names, amqp_url, declared) :]
+    return declared
 
 
 def delete_queue(amqp_url: str, vhost: str, name: str) -> None:
-    """Delete a queue; one that isn't there is no error. For names that the management API can't be asked about.
+    """Delete a queue, if it exists. Use this for names that cannot be in a URL of the management API.
 
     Raises:
-        OSError: the broker is away.
-        amqp.AMQPError: it refused; the account needs the configure permission there.
+        OSError: the broker can't be reached.
+        amqp.AMQPError: the broker refused; the account needs the configure permission.
     """
     with new_connection(amqp_url, vhost, TIMEOUT_SECONDS) as connection:
         connection.channel().queue_delete(name)
 
 
 def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection:
-    """Return a connection to a vhost, which is still to be opened. That may take so many seconds, and so may an answer.
+    """Return an unopened connection to a vhost. ``seconds`` is the timeout for opening it and for each answer.
 
-    By amqps, the broker's certificate has to be one that is trusted, for the name of this host.
+    With ``amqps`` the broker needs a trusted certificate for this host name.
     """
     url = urlsplit(amqp_url)
     is_tls = url.scheme == "amqps"
@@ -72,7 +72,7 @@ def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection
         userid=unquote(url.username or "guest"),
         password=unquote(url.password or "guest"),
         virtual_host=vhost,
-        # Without a name to compare with, py-amqp takes any host's certificate.
+        # Without server_hostname, py-amqp accepts a certificate of any host.
         ssl={"server_hostname": url.hostname} if is_tls else False,
         connect_timeout=seconds,
         read_timeout=seconds,
@@ -80,8 +80,8 @@ def new_connection(amqp_url: str, vhost: str, seconds: float) -> amqp.Connection
     )
 
 
-def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, DeclareOk]) -> int:
-    """Ask these queues one after the other, and return how many were asked: all of them where nobody can be asked."""
+def _declare_in(vhost: str, names: list[str], amqp_url: str, declared: dict[QueueName, DeclareOk]) -> int:
+    """Declare queues of a vhost one after another, and return how many are done: all if the vhost can't be entered."""
     connection = new_connection(amqp_url, vhost, TIMEOUT_SECONDS)
     try:
         connection.connect()
@@ -89,18 +89,18 @@ def _ask(amqp_url: str, vhost: str, names: list[str], depths: dict[QueueName, De
     except (amqp.AMQPError, OSError):
         connection.collect()
         return len(names)
-    for asked, name in enumerate(names, start=1):
+    for done, name in enumerate(names, start=1):
         try:
-            # A queue that isn't there, or is somebody's exclusive one, makes the broker close the channel.
+            # The broker closes the channel if the queue does not exist or is exclusive to another connection.
             channel = channel if channel.is_open else connection.channel()
             began = time.monotonic()
             answer: Any = channel.queue_declare(name, passive=True, auto_delete=False)
             if answer.message_count or time.monotonic() - began < LEADER_TIMEOUT_SECONDS:
-                depths[vhost, name] = DeclareOk(answer.message_count, answer.consumer_count)
+                declared[vhost, name] = DeclareOk(answer.message_count, answer.consumer_count)
         except amqp.ChannelError:
             channel.is_open = False
         except (amqp.AMQPError, OSError):
             connection.collect()
-            return asked
+            return done
     connection.collect()
     return len(names)

@@ -1,4 +1,4 @@
-"""The arguments of queues: those of the queues made here, and how what is wanted differs from what there is."""
+"""The arguments that Guardian declares queues with, and their differences from a queue that exists."""
 
 import re
 from collections.abc import Mapping
@@ -9,27 +9,27 @@ from rabbit.names import DEAD_LETTER_QUEUE
 QUEUE_TYPE = "x-queue-type"
 
 REGISTERED_MAX_LENGTH = 10_000
-"""The limit on messages of each queue registered by agents, dead-letter queues included."""
+"""Messages in each queue that agents register, and in each dead-letter queue."""
 TTL_MILLISECONDS = 3_600_000
 DEAD_LETTER_TTL_MILLISECONDS = 7 * 24 * 3_600_000
 
 REGISTERED_QUEUE_ARGUMENTS: Mapping[str, Any] = {
-    QUEUE_TYPE: "classic",  # whatever the vhost's default is
+    QUEUE_TYPE: "classic",  # the vhost's default may be another type
     "x-message-ttl": TTL_MILLISECONDS,
     "x-max-length": REGISTERED_MAX_LENGTH,
     "x-overflow": "reject-publish-dlx",
     "x-dead-letter-exchange": "",
     "x-dead-letter-routing-key": DEAD_LETTER_QUEUE,
 }
-"""What every subscription and consumer queue is declared with."""
+"""The arguments of every subscription and consumer queue."""
 
 DEAD_LETTER_QUEUE_ARGUMENTS: Mapping[str, Any] = {
     QUEUE_TYPE: "classic",
     "x-message-ttl": DEAD_LETTER_TTL_MILLISECONDS,
     "x-max-length": REGISTERED_MAX_LENGTH,
-    "x-overflow": "drop-head",  # the newest tell most about what is wrong
+    "x-overflow": "drop-head",  # the newest messages are the most useful for finding the cause
 }
-"""What the dead-letter queue of an agents' vhost is declared with."""
+"""The arguments of the dead-letter queue in an agents' vhost."""
 
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '(?P<argument>[^']*)' for (?:queue|exchange) '.*' in vhost '.*': "
@@ -41,7 +41,7 @@ _TYPED = re.compile(r"the value '(?P<value>.*)' of type '(?P<type>\w+)'", re.DOT
 
 
 class Difference(NamedTuple):
-    """One argument that isn't as wanted: what it is on the broker, and what it should be. None: not set."""
+    """An argument with another value on the broker (``found``) than wanted. None: it is not set."""
 
     argument: str
     found: Any
@@ -49,20 +49,20 @@ class Difference(NamedTuple):
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
-    """Return where the wanted arguments and those that the broker lists differ, in the order of their names.
+    """Return the differences between the wanted arguments and those that the broker lists, sorted by name.
 
-    ``x-queue-type: classic`` is what a queue is anyway: saying so is equal to not saying it.
+    ``x-queue-type: classic`` equals a missing type, because classic is the default.
     """
-    wanted, found = _said(wanted), _said(found)
+    wanted, found = _without_defaults(wanted), _without_defaults(found)
     pairs = [(name, found.get(name), wanted.get(name)) for name in sorted({*wanted, *found})]
     return [Difference(*pair) for pair in pairs if not _equal(pair[1], pair[2])]
 
 
 def parse_inequivalent(reason: str) -> Difference | None:
-    """Read the broker's reason for refusing to declare something that exists; None where it is another reason.
+    """Parse the broker's reason for refusing a declaration. Return None if it is not an inequivalent argument.
 
-    Numbers and booleans come back as such where the broker names their type, which it does only when one of the two
-    values isn't there. Everything else comes back as the text that it gave: ``durable`` is "true" or "false".
+    The broker names the type of a value only if the other value is not set. Numbers and booleans of a named type are
+    converted; all other values are returned as text, such as "true" for ``durable``.
     """
     match = _INEQUIVALENT.search(reason)
     if match is None:
@@ -70,7 +70,7 @@ def parse_inequivalent(reason: str) -> Difference | None:
     return Difference(match["argument"], found=_value(match["found"]), wanted=_value(match["wanted"]))
 
 
-def _said(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _without_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in arguments.items()
@@ -79,7 +79,7 @@ def _said(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _equal(found: Any, wanted: Any) -> bool:
-    # To Python True is 1 and 1.0; to the broker these are values of three types.
+    # In Python True == 1 == 1.0; to the broker these are values of three types.
     return type(found) is type(wanted) and bool(found == wanted)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a broker over AMQP only to see whether all is right with it: who answers, and in which vhosts."""
+"""Checks of a broker over AMQP, for ``manage.py doctor``."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,14 +9,14 @@ import amqp
 from rabbit.amqp import new_connection
 
 TIMEOUT_SECONDS = 4.0
-"""How long one answer may take."""
+"""For the connection and for each answer."""
 
 PROBE_QUEUE = "guardian.doctor"
-"""Is asked about, and never made."""
+"""A queue that does not exist."""
 
 
 class ServerProperties(NamedTuple):
-    """What a broker says of itself over AMQP, to anybody. ``cluster`` is its cluster's name; empty: it has none."""
+    """What a broker says about itself before the login. ``cluster`` is empty if its cluster has no name."""
 
     product: str
     version: str
@@ -24,30 +24,30 @@ class ServerProperties(NamedTuple):
 
 
 def server_properties(amqp_url: str) -> ServerProperties:
-    """Return what answers at this address; whether it would let the account in doesn't matter.
+    """Return the properties of the broker at an address. The login may fail.
 
     Raises:
-        OSError: nobody answers, or no AMQP.
+        OSError: there is no answer, or it is not AMQP.
     """
     connection = new_connection(amqp_url, "/", TIMEOUT_SECONDS)
     try:
         with suppress(amqp.AMQPError):
             connection.connect()
-        # There from the first word on; missing where that never came.
-        said: Mapping[str, Any] = getattr(connection, "server_properties", None) or {}
-        if not said:
-            raise OSError("AMQP isn't spoken there")
-        return ServerProperties(*(str(said.get(name, "")) for name in ("product", "version", "cluster_name")))
+        # py-amqp sets this attribute when the broker's first frame arrives.
+        properties: Mapping[str, Any] = getattr(connection, "server_properties", None) or {}
+        if not properties:
+            raise OSError("the server there doesn't speak AMQP")
+        return ServerProperties(*(str(properties.get(name, "")) for name in ("product", "version", "cluster_name")))
     finally:
         connection.collect()
 
 
 def check_vhost(amqp_url: str, vhost: str) -> None:
-    """Connect to a vhost and ask passively for a queue there, as the second look before a deletion does.
+    """Connect to a vhost and declare a queue there passively, like the recheck before a deletion.
 
     Raises:
-        OSError: nobody answers.
-        amqp.AMQPError: the broker doesn't let the account in, or ask.
+        OSError: there is no answer.
+        amqp.AMQPError: the broker refuses the login or the request.
     """
     connection = new_connection(amqp_url, vhost, TIMEOUT_SECONDS)
     try:

@@ -1,4 +1,4 @@
-"""What an account may do on the broker: three regexes over the names of queues and exchanges."""
+"""Permissions of accounts on the broker: three regexes for the names of queues and exchanges."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from rabbit.names import consumer_queue, exchange_prefix, queue_prefix
 
 
 class Permissions(NamedTuple):
-    """One account's permissions on one vhost. The broker searches: a pattern without ``^`` matches anywhere."""
+    """An account's permissions on one vhost. A pattern without ``^`` matches anywhere in a name."""
 
     configure: str
     write: str
@@ -15,66 +15,66 @@ class Permissions(NamedTuple):
 
 
 NO_ACCESS = Permissions("^$", "^$", "^$")
-"""May connect, and touch nothing."""
+"""The account may connect to the vhost, and do nothing there."""
 
 FULL_ACCESS = Permissions(".*", ".*", ".*")
 
 
 def for_pulse_user(name: str) -> Permissions:
-    """Return what a Pulse user may do: everything under its own names, and read from everybody's exchanges."""
-    queues = re.escape(queue_prefix(name))  # escapes '.' and '-' with a backslash, as the broker's PCRE reads them
+    """Return a Pulse user's permissions: everything under its own names, and read access to all users' exchanges."""
+    queues = re.escape(queue_prefix(name))  # the broker's PCRE reads these escapes too
     exchanges = re.escape(exchange_prefix(name))
     own = f"^({queues}.*|{exchanges}.*)"
     return Permissions(configure=own, write=own, read=f"^({queues}.*|exchange/.*)")
 
 
 def for_subscription(subscription: str) -> Permissions:
-    """Return what the user of an event subscription may do: read its queues. It is given by its UUID in hex."""
+    """Return a subscription login's permissions: reading its own queues. ``subscription`` is its UUID in hex."""
     return Permissions("^$", "^$", f"^subscription_{subscription}_.*$")
 
 
 def for_consumer(consumer: str) -> Permissions:
-    """Return what the user of a consumer may do: read its one queue. It is given by its UUID in hex."""
+    """Return a consumer login's permissions: reading its own queue. ``consumer`` is its UUID in hex."""
     return Permissions("^$", "^$", f"^{consumer_queue(consumer)}$")
 
 
 def allows(pattern: str, name: str) -> bool:
-    """Tell whether the broker would let this pattern reach that name. The exchange without a name is ``amq.default``.
+    """Return whether the broker matches a name with a pattern. The default exchange is ``amq.default``.
 
-    It searches over bytes, as the broker does, and the empty pattern allows nothing.
+    Like the broker, search in bytes. An empty pattern allows nothing.
     """
     return re.search((pattern or "^$").encode(), name.encode()) is not None
 
 
 def in_words(granted: Permissions, username: str) -> list[str]:
-    """Return what the account of this name may do with such permissions on a vhost, in sentences."""
-    usual = for_pulse_user(username)
+    """Return sentences for people that describe an account's permissions on a vhost."""
+    standard = for_pulse_user(username)
     return [
-        _sentence("make and delete", granted.configure, usual.configure, _its_own(username)),
-        _sentence("publish to, and bind,", granted.write, usual.write, _its_own(username)),
+        _sentence("make and delete", granted.configure, standard.configure, _own_names(username)),
+        _sentence("publish to, and bind,", granted.write, standard.write, _own_names(username)),
         _sentence(
             "read from, and bind its queues to,",
             granted.read,
-            usual.read,
+            standard.read,
             f"queues whose names start with {queue_prefix(username)}, and all exchanges whose names start with "
             "exchange/, whoever they belong to",
         ),
     ]
 
 
-def _its_own(username: str) -> str:
+def _own_names(username: str) -> str:
     return (
         f"queues whose names start with {queue_prefix(username)}, "
         f"and exchanges whose names start with {exchange_prefix(username)}"
     )
 
 
-def _sentence(what: str, pattern: str, usual: str, usually: str) -> str:
+def _sentence(actions: str, pattern: str, standard: str, standard_names: str) -> str:
     if pattern in ("", NO_ACCESS.read):
-        return f"It may {what} nothing."
+        return f"It may {actions} nothing."
     if pattern in (".*", "^.*$", "^.*", ".*$", "^"):
-        return f"It may {what} every queue and exchange, whoever they belong to."
-    # By hand the dash, which means nothing special there, is mostly written without a backslash.
-    if pattern.replace(r"\-", "-") == usual.replace(r"\-", "-"):
-        return f"It may {what} {usually}."
-    return f"It may {what} whatever has the pattern {pattern} in its name, whoever it belongs to."
+        return f"It may {actions} every queue and exchange, whoever they belong to."
+    # People usually write the dash without a backslash.
+    if pattern.replace(r"\-", "-") == standard.replace(r"\-", "-"):
+        return f"It may {actions} {standard_names}."
+    return f"It may {actions} whatever has the pattern {pattern} in its name, whoever it belongs to."

@@ -1,4 +1,4 @@
-"""ContextThreadPool that do something together for one request, task or command."""
+"""A thread pool for the requests of one page, task or command."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 class ContextThreadPool(ThreadPoolExecutor):
-    """A pool whose threads know what is being done, as the one knows that hands work to them: the id of the log."""
+    """A thread pool that runs each task in the submitter's context, so that its log lines have the same id."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a thread do this, in a copy of the present context."""
+        """Run a function in a thread, in a copy of the current context."""
         context = copy_context()
         return super().submit(lambda: context.run(fn, *args, **kwargs))
