@@ -1,4 +1,4 @@
-"""The queues of the broker at one moment, and how much that list can be trusted."""
+"""A list of the broker's queues at one moment, with what limits its reliability."""
 
 import time
 from collections import deque
@@ -11,24 +11,23 @@ from rabbit.management import BrokerError, BrokerUnavailable, MalformedResponse,
 from rabbit.threads import ContextThreadPool
 
 MAX_SEPARATE_LISTS = 20
-"""Up to so many guarded vhosts are listed each by itself; more of them in one request that is filtered here.
+"""Up to this number of vhosts, each gets a request of its own. For more, one request lists all vhosts of the broker.
 
-The broker needs 2 ms for a request, and more than twice the time for a queue where the list is of everything: five
-vhosts of 10,000 queues took 8.0 s in one request, and 3.3 s in five; twenty of 25 queues took 29 ms and 28 ms.
+A request costs the broker 2 ms, but a queue costs more than twice as much in a list of all vhosts. Five vhosts of
+10,000 queues took 8.0 s in one request and 3.3 s in five; twenty vhosts of 25 queues took 29 ms and 28 ms.
 """
 
 MAX_CONCURRENT_LISTS = 2
-"""Lists under way at once. Those five took two cores 4.9 s one after another, and by two, three, four or five at once
-all the same 3.3 to 3.8 s."""
+"""On two cores, those five vhosts took 4.9 s one after another, and 3.3 to 3.8 s with two to five at a time."""
 
 CLASSIC = "classic"
 """The queue type whose listed length is exact."""
 
 TOTALS = {"disable_stats": "true", "enable_queue_totals": "true"}
-"""The cheapest complete answer there is. Classic queues are asked for their lengths, which are exact.
+"""Parameters of the cheapest complete list with lengths.
 
-Other types are shown as of their last tick: for 5 s after a publish, purge, get or ack their lengths are wrong, and
-right after a change of leader they are 0.
+The broker asks each classic queue, so their lengths are exact. Lengths of other types are as of the queue's last tick:
+wrong for up to 5 s after a publish, purge, get or ack, and 0 right after a change of leader.
 """
 
 MAX_NAME_LENGTH = 255
@@ -36,13 +35,12 @@ MAX_NAME_LENGTH = 255
 IDENTITY = "name,vhost,type,durable,auto_delete,exclusive,state,node"
 COLUMNS = IDENTITY + ",messages_ready,messages_unacknowledged"
 
-
 WITHOUT_LENGTHS = {"disable_stats": "true", "columns": "name,vhost,type,exclusive"}
-"""The complete list that no queue's process is asked for."""
+"""Parameters of a complete list for which the broker asks no queue's process."""
 
 
 class ListedName(NamedTuple):
-    """A queue that is there, down or not. ``exclusive``: a live connection has it to itself."""
+    """A queue that exists, down or not. ``exclusive``: it belongs to one live connection."""
 
     vhost: str
     name: str
@@ -51,12 +49,12 @@ class ListedName(NamedTuple):
 
 
 def length_of(ready: int | None, unacknowledged: int | None) -> int | None:
-    """Return the length of a queue; None if either number of messages is unknown: unknown is not 0."""
+    """Return a queue's length: ready plus unacknowledged messages. None if either is unknown: unknown is not 0."""
     return None if ready is None or unacknowledged is None else ready + unacknowledged
 
 
 class ListedQueue(NamedTuple):
-    """One queue as listed. ``ready`` and ``unacknowledged`` are messages, None where the broker gave none."""
+    """A queue as listed. ``ready`` and ``unacknowledged`` are messages; None: the broker doesn't report them."""
 
     vhost: str
     name: str
@@ -70,21 +68,22 @@ class ListedQueue(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """Ready plus unacknowledged messages; None where either is unknown."""
+        """Ready plus unacknowledged messages; None if either is unknown."""
         return length_of(self.ready, self.unacknowledged)
 
 
 class Snapshot(NamedTuple):
-    """A list of queues.
+    """A list of queues, with what limits its reliability.
 
-    ``unlisted`` maps each vhost that could not be listed to the reason; its queues are not in the list, which says
-    nothing about them. ``nodes`` are the running nodes, ``down`` the cluster's others; ``nodes_unchanged`` says that
-    they were the same before and after.
-    ``exact`` says that the lengths of classic queues are exact (see ``TOTALS``). It is False where a queue's process
-    did not answer and the lengths are the broker's statistics, which lag by seconds. ``unreadable`` are names that
-    cannot be kept in a database, ``missing_vhosts`` vhosts that were asked for and aren't there. ``seconds`` is from
-    the first request to the last list. ``lagging``: the lengths are from the nodes' Prometheus endpoints
-    (``prometheus.py``), and nothing may be deleted by them.
+    - ``unlisted``: the reason for each vhost that could not be listed. Its queues are missing here, but not gone.
+    - ``nodes``, ``down``: the cluster's running nodes and its other nodes.
+    - ``nodes_unchanged``: the nodes were the same before and after the list.
+    - ``exact``: lengths of classic queues are exact (see ``TOTALS``). If a queue's process does not answer, all lengths
+      are the broker's statistics, which lag by seconds.
+    - ``unreadable``: names that cannot be stored in a database.
+    - ``missing_vhosts``: requested vhosts that do not exist.
+    - ``seconds``: the time from the first request to the last list.
+    - ``lagging``: the lengths are from the nodes' Prometheus endpoints, so no deletion may rely on them.
     """
 
     queues: list[ListedQueue]
@@ -102,12 +101,12 @@ class Snapshot(NamedTuple):
 def take(
     management: Management, vhosts: Sequence[str] | None, between_requests: Callable[[], None] = lambda: None
 ) -> Snapshot:
-    """List the queues of these vhosts (None: of all there are). ``between`` is called between two requests.
+    """List the queues of these vhosts; None: of all vhosts. Call ``between_requests`` between two requests.
 
-    A vhost that could not be listed is named in the answer. One that isn't there any more counts as listed, and empty.
+    The snapshot names each vhost that could not be listed. A vhost that does not exist counts as listed and empty.
 
     Raises:
-        BrokerError: nothing could be listed at all.
+        BrokerError: no vhost could be listed.
     """
     nodes, down = members(management)
     between_requests()
@@ -118,7 +117,7 @@ def take(
         exactly = iter_lists(management, vhosts, {**TOTALS, "columns": COLUMNS}, unlisted, between_requests)
         queues, unreadable, listed_at = _read(exactly)
     except BrokerUnavailable as hanging:
-        # One queue process that doesn't respond makes the exact list hang. The statistics still answer then.
+        # The exact list hangs if one queue's process doesn't respond. The list of statistics still works then.
         if not hanging.timed_out:
             raise
         unlisted.clear()
@@ -139,29 +138,29 @@ def take(
 def list_names(
     management: Management, vhosts: Sequence[str], between_requests: Callable[[], None] = lambda: None
 ) -> tuple[list[ListedName], dict[str, str]]:
-    """Return every queue there is in these vhosts, down ones too, without asking their processes.
+    """Return all queues of these vhosts, those that are down too, and the reason for each vhost that can't be listed.
 
-    With it, each vhost that could not be listed and the reason. ``between`` is called between two requests.
+    Call ``between_requests`` between two requests. The broker does not ask the queues' processes.
 
     Raises:
-        BrokerError: nothing could be listed at all.
+        BrokerError: no vhost could be listed.
     """
     unlisted: dict[str, str] = {}
-    there: list[ListedName] = []
+    listed: list[ListedName] = []
     with closing(iter_lists(management, vhosts, WITHOUT_LENGTHS, unlisted, between_requests)) as given:
         for rows in given:
             try:
-                there += [
+                listed += [
                     ListedName(row["vhost"], row["name"], _text(row["type"]), bool(row.get("exclusive")))
                     for row in rows
                 ]
             except (KeyError, TypeError) as error:
-                raise _of_another_shape(error) from error
-    return there, unlisted
+                raise _malformed(error) from error
+    return listed, unlisted
 
 
 def members(management: Management) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the cluster's running nodes, and of its others."""
+    """Return the names of the cluster's running nodes, and of its other nodes."""
     nodes = management.nodes()
     return (
         frozenset(node.name for node in nodes if node.running),
@@ -170,10 +169,10 @@ def members(management: Management) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def require_administrator(management: Management) -> None:
-    """Make sure that the lists are whole: without the administrator tag the broker answers 200 and leaves queues out.
+    """Check that the broker doesn't leave queues out: without the administrator tag it does, and still answers 200.
 
     Raises:
-        Refused: the account has lost its tag.
+        Refused: the account doesn't have the administrator tag.
     """
     account = management.whoami()
     if "administrator" not in account.tags:
@@ -186,7 +185,7 @@ def require_administrator(management: Management) -> None:
 
 
 def stopped_vhosts(management: Management) -> set[str]:
-    """Return the vhosts that exist and don't run everywhere, so that their queues may be missing from a list."""
+    """Return the vhosts that don't run on every node. A list may lack their queues."""
     return {vhost.name for vhost in management.vhosts() if not vhost.running}
 
 
@@ -197,25 +196,24 @@ def iter_lists(
     unlisted: dict[str, str],
     between_requests: Callable[[], None] = lambda: None,
 ) -> Generator[list[dict[str, Any]], None, None]:
-    """Give the rows of the queues in these vhosts (None: in all), as ``params`` ask for them, list by list.
+    """Yield lists of rows of the queues in these vhosts (None: in all vhosts), with the query's ``params``.
 
-    A vhost that isn't there, or could not be listed, has an empty one.
-
-    Several vhosts are listed side by side, and the broker works at the next ones while one is read here. Why one could
-    not be listed is put into ``unlisted``, by its name. ``between`` is called between two answers.
+    The list of a vhost that does not exist, or could not be listed, is empty. The reason for the latter is added to
+    ``unlisted``. Requests overlap: the broker prepares the next lists while the caller reads one. Call
+    ``between_requests`` before each list.
 
     Raises:
-        BrokerError: nothing could be listed at all, or an answer didn't come in time.
+        BrokerError: no vhost could be listed, or an answer timed out.
     """
     failures: list[BrokerError] = []
-    where = _asked_for(vhosts)
-    wanted = set(vhosts) if vhosts is not None and None in where else None
-    there = cache(lambda: {vhost.name for vhost in management.vhosts()})
+    requests = _vhosts_to_request(vhosts)
+    wanted = set(vhosts) if vhosts is not None and None in requests else None
+    existing = cache(lambda: {vhost.name for vhost in management.vhosts()})
     threads = ContextThreadPool(MAX_CONCURRENT_LISTS)
     try:
-        asked = deque((vhost, threads.submit(management.list_queues, vhost, params)) for vhost in where)
-        while asked:
-            vhost, listed = asked.popleft()
+        pending = deque((vhost, threads.submit(management.list_queues, vhost, params)) for vhost in requests)
+        while pending:
+            vhost, listed = pending.popleft()
             between_requests()
             try:
                 found = listed.result()
@@ -225,31 +223,31 @@ def iter_lists(
                 if not isinstance(error, NotOnBroker):
                     unlisted[vhost] = str(error)
                     failures.append(error)
-                elif vhost in there():
-                    unlisted[vhost] = "the broker says that it isn't there, and lists it all the same"
+                elif vhost in existing():
+                    unlisted[vhost] = "the broker answers 404, but lists the vhost"
                 found = []
             yield found if wanted is None else [row for row in found if row["vhost"] in wanted]
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)  # one that hangs is not waited for twice
-    if failures and len(failures) == len(where):
+        threads.shutdown(wait=False, cancel_futures=True)  # a request that hangs has been waited for already
+    if failures and len(failures) == len(requests):
         raise failures[0]
 
 
-def _asked_for(vhosts: Sequence[str] | None) -> Sequence[str | None]:
-    """Return what is listed to have the queues of these vhosts (None: of all), each in a request; None: everything."""
-    # Some names a vhost may have, and a path may not.
+def _vhosts_to_request(vhosts: Sequence[str] | None) -> Sequence[str | None]:
+    """Return the vhost of each request; None: a request of all vhosts."""
+    # A vhost may have these names, but a URL's path may not contain them.
     if vhosts is None or len(vhosts) > MAX_SEPARATE_LISTS or not {"", ".", ".."}.isdisjoint(vhosts):
         return [None]
     return list(dict.fromkeys(vhosts))
 
 
 def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[ListedQueue], list[str], float]:
-    """Return the queues listed, the names that cannot be kept, and when the last list came, by ``time.monotonic()``."""
+    """Return the listed queues, the names that can't be stored, and the monotonic time of the last list."""
     queues, unreadable = [], []
-    came_at = time.monotonic()
-    with closing(listing) as given:  # where it isn't read to its end, nothing more is to be asked for
+    received_at = time.monotonic()
+    with closing(listing) as given:  # after an error, send no further requests
         for rows in given:
-            came_at = time.monotonic()
+            received_at = time.monotonic()
             try:
                 for row in rows:
                     if not is_storable(row["name"]) or not is_storable(row["vhost"]):
@@ -257,27 +255,27 @@ def _read(listing: Generator[list[dict[str, Any]], None, None]) -> tuple[list[Li
                     else:
                         queues.append(parse_row(row))
             except (KeyError, TypeError) as error:
-                raise _of_another_shape(error) from error
-    return queues, unreadable, came_at
+                raise _malformed(error) from error
+    return queues, unreadable, received_at
 
 
-def _of_another_shape(error: Exception) -> MalformedResponse:
-    return MalformedResponse(f"the list of queues has an entry of another shape ({error!r}); is this RabbitMQ?")
+def _malformed(error: Exception) -> MalformedResponse:
+    return MalformedResponse(f"an entry in the list of queues is malformed ({error!r}); is this RabbitMQ?")
 
 
 def is_storable(name: str) -> bool:
-    """Return whether a database keeps this name as it is: PostgreSQL takes no NUL, and a column has its length."""
+    """Return whether the database can store a name. PostgreSQL refuses NUL."""
     return "\0" not in name and len(name) <= MAX_NAME_LENGTH
 
 
 def _messages(value: Any) -> int | None:
-    """Return a number of messages. What is none, or more than a database keeps, is unknown."""
+    """Return a number of messages; None if the value is no number, or too large for the database."""
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 
 def parse_row(row: dict[str, Any]) -> ListedQueue:
-    """Return the queue that a row of the management API tells of."""
-    # A stream counts its messages otherwise: they are read without being taken away. It is never judged by them.
+    """Return the queue in a row of the management API."""
+    # Readers of a stream don't remove its messages, so their number says nothing about its readers.
     stream = row["type"] == "stream"
     return ListedQueue(
         vhost=_text(row["vhost"]),
@@ -285,7 +283,7 @@ def parse_row(row: dict[str, Any]) -> ListedQueue:
         type=_text(row["type"]),
         durable=bool(row["durable"]),
         auto_delete=bool(row.get("auto_delete")),
-        exclusive=bool(row.get("exclusive")),  # a stream has none
+        exclusive=bool(row.get("exclusive")),  # streams lack this column
         node=_text(row.get("node") or ""),
         ready=None if stream else _messages(row.get("messages_ready")),
         unacknowledged=None if stream else _messages(row.get("messages_unacknowledged")),
@@ -294,5 +292,5 @@ def parse_row(row: dict[str, Any]) -> ListedQueue:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not is_storable(value):
-        raise TypeError(f"{value!r} is no name")
+        raise TypeError(f"{value!r} is not a name")
     return value
