@@ -1,7 +1,7 @@
-"""The client of RabbitMQ's management API, and what can go wrong with it.
+"""The client of RabbitMQ's management API, and its errors.
 
-One :class:`Management` is shared by all threads of a process. Its methods answer with plain values, or raise a
-:class:`BrokerError` whose text says what was asked, what happened and what to do next.
+All threads of a process share one :class:`Management`. Its methods return plain values or raise a
+:class:`BrokerError`. The error's text names the request, the problem and the remedy.
 """
 
 import re
@@ -22,15 +22,15 @@ from rabbit.urls import split_url
 Row = dict[str, Any]
 
 MAX_RESPONSE_BYTES = 512 * 1024 * 1024
-"""The largest body that is read. The full list of ten thousand queues has some 14 MB."""
+"""The full list of 10,000 queues has about 14 MB."""
 
 BODY_READ_TIMEOUTS = 3
-"""An answer that trickles in may take this many read timeouts in all."""
+"""The timeout of a whole answer, in read timeouts."""
 
 MAX_REASON_LENGTH = 300
 
 MAX_TARGET_BYTES = 65_536
-"""What is longer than a broker reads of a request's first line isn't sent: it would hang up in the middle."""
+"""The broker closes the connection during a longer request line."""
 
 NODE_COLUMNS = (
     "name,running,mem_used,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,"
@@ -39,7 +39,7 @@ NODE_COLUMNS = (
 EXCHANGE_COLUMNS = "name,vhost,type,durable,auto_delete,internal"
 CLIENT_COLUMNS = "user,vhost,protocol,connected_at"
 
-_SHAPES = {
+_PATH_TEMPLATES = {
     "bindings": ("bindings", "{vhost}", "e", "{exchange}", "q", "{queue}"),
     "connections": ("connections", "username", "{user}"),
     "exchanges": ("exchanges", "{vhost}", "{name}"),
@@ -48,22 +48,22 @@ _SHAPES = {
     "users": ("users", "{name}"),
     "vhosts": ("vhosts", "{name}"),
 }
-"""Where names stand in a path, by its first part. What comes after these is the API's own word again."""
+"""The segments of a path that are names, by its first segment. Segments after these are literal."""
 
 
 class BrokerError(Exception):
-    """The broker did not do what it was asked to."""
+    """A request to the broker failed."""
 
     def __init__(self, text: str) -> None:
-        # A NUL in what the broker said would keep the text out of PostgreSQL.
+        # PostgreSQL can't store a NUL from the broker's answer.
         super().__init__(text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
 
 
 class BrokerUnavailable(BrokerError):
-    """Nobody answered, or a 5xx did. Whether anything was done is unknown, so ask again later.
+    """The broker did not answer, or answered 5xx. It may have executed the request, so retry later.
 
-    ``timed_out``: the connection stood, and the answer did not come in time. ``never_reached``: no connection came
-    about, so that nothing was done.
+    ``timed_out``: the request was sent, and the answer timed out. ``never_reached``: there was no connection, so the
+    request was not executed.
     """
 
     def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False) -> None:
@@ -73,9 +73,9 @@ class BrokerUnavailable(BrokerError):
 
 
 class Refused(BrokerError):
-    """The broker won't: 401, 403 or another 4xx. Asking again changes nothing.
+    """The broker refused with 401, 403 or another 4xx. A retry does not help.
 
-    ``status`` is the HTTP status, 0 where the request could not even be sent; ``reason`` is the broker's.
+    ``status`` is the HTTP status; 0: the request was not sent. ``reason`` is the broker's.
     """
 
     def __init__(self, text: str, *, status: int, reason: str) -> None:
@@ -85,9 +85,10 @@ class Refused(BrokerError):
 
 
 class InequivalentArguments(Refused):
-    """It exists with other arguments, or durable where this isn't.
+    """The queue or exchange exists with other arguments, durability or auto-deletion.
 
-    ``argument``, and its values ``found`` on the broker and ``wanted`` here; None: not set, or not told.
+    ``argument`` is the one that differs, ``found`` its value on the broker, ``wanted`` the value in the request. None:
+    the value is not set, or the broker doesn't name it.
     """
 
     def __init__(self, text: str, *, status: int, reason: str) -> None:
@@ -99,34 +100,34 @@ class InequivalentArguments(Refused):
 
 
 class NotOnBroker(BrokerError):
-    """The broker has no such thing. It says the same of a queue whose node is down."""
+    """The broker has no object of this name. It gives the same answer for a queue whose node is down."""
 
 
 class MalformedResponse(BrokerError):
-    """An answer that isn't one of the management API: no JSON, another shape, a redirect, too large."""
+    """The answer is not the management API's: not JSON, unexpected fields, a redirect, or too large."""
 
 
 def was_not_executed(error: BrokerError) -> bool:
-    """Return whether what was asked of the broker was certainly not done. Else the answer is missing, and it may be."""
+    """Return whether the broker certainly did not execute the request. If False, the outcome is unknown."""
     return isinstance(error, Refused | NotOnBroker) or (isinstance(error, BrokerUnavailable) and error.never_reached)
 
 
 class Account(NamedTuple):
-    """Whom the broker takes this client for."""
+    """The account that this client is logged in as."""
 
     name: str
     tags: frozenset[str]
 
 
 class Vhost(NamedTuple):
-    """A virtual host. ``running``: on every node; where it isn't, lists of its queues are short."""
+    """A virtual host. ``running``: it runs on every node; otherwise lists of its queues are incomplete."""
 
     name: str
     running: bool
 
 
 class Binding(NamedTuple):
-    """What carries messages from the exchange ``source`` (empty: the default one) to a queue or an exchange."""
+    """A binding from the exchange ``source`` (empty: the default exchange) to a queue or an exchange."""
 
     source: str
     vhost: str
@@ -156,7 +157,7 @@ class User(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """A live connection. RabbitMQ 3.10 does not tell when it was made: ``connected_at`` is None then."""
+    """A live connection. ``connected_at`` is None if the broker doesn't report it, such as RabbitMQ 3.10."""
 
     name: str
     vhost: str
@@ -165,9 +166,9 @@ class Connection(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What is connected, as a list of all connections tells it; that lags by five seconds.
+    """A connection in the list of all connections, which lags by 5 s.
 
-    ``protocol`` is in the broker's words, such as "Web STOMP 1.2" or "AMQP 0-9-1".
+    ``protocol`` is the broker's name for it, such as "Web STOMP 1.2" or "AMQP 0-9-1".
     """
 
     user: str
@@ -177,9 +178,10 @@ class Client(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node of the cluster. Figures are bytes; None where a node doesn't tell: it is stopped, or just started.
+    """A node of the cluster. Figures are in bytes; None: the node is stopped, or has just started.
 
-    ``fd_used`` and ``fd_total`` are file descriptors, ``uptime`` is seconds, ``partitions`` the nodes it lost.
+    ``fd_used`` and ``fd_total`` are file descriptors, ``uptime`` is seconds. ``partitions`` are the nodes that this
+    node has lost contact with.
     """
 
     name: str
@@ -197,10 +199,10 @@ class Node(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request that was made. ``path`` has no names in it, such as ``/api/queues/{vhost}/{name}``, and no query.
+    """A finished request. ``path`` has placeholders for names and no query: ``/api/queues/{vhost}/{name}``.
 
-    ``outcome``: ``ok``; ``refused``: a 4xx, as for what isn't there; ``failed``: a 5xx, or no answer of the management
-    API; ``away``: no answer at all. ``seconds`` is how long it took, with a second attempt if there was one.
+    ``outcome``: ``ok``; ``refused``: a 4xx; ``failed``: a 5xx, or an answer that is not the management API's;
+    ``away``: no answer. ``seconds`` includes the retry, if there was one.
     """
 
     method: str
@@ -210,7 +212,7 @@ class Call(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    what: str  # method and path, for the texts of errors
+    request: str  # method and path, for the texts of errors
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -220,17 +222,19 @@ class _Answer(NamedTuple):
 class Management:
     """A client of the management API, for many threads.
 
-    ``url`` is ``http://user:password@host:15672``, user and password percent-encoded, with the path of a reverse proxy
-    if there is one. ``connect_timeout`` and ``read_timeout`` are seconds, the second for each read; a whole answer
-    may take three times as long, and its body have ``max_bytes``. ``on_call`` is told of each request when it is over,
-    in the thread that made it; ``request_id`` says what to send as ``X-Request-ID``, if it isn't empty.
+    - ``url``: ``http://user:password@host:15672``, user and password percent-encoded, with a reverse proxy's path.
+    - ``connect_timeout``, ``read_timeout``: seconds. The second limits each read, and ``BODY_READ_TIMEOUTS`` times that
+      a whole answer.
+    - ``max_bytes``: the limit of an answer's body.
+    - ``on_call``: called with each finished request, in the thread that made it.
+    - ``request_id``: returns the ``X-Request-ID`` header; empty: none is sent.
 
-    Every method raises BrokerUnavailable, Refused or MalformedResponse, and what its docstring adds. A request whose
-    connection dies is retried once on a fresh one: all requests are idempotent, and RabbitMQ 4 drops idle connections
-    without notice.
+    Every method may raise BrokerUnavailable, Refused or MalformedResponse; docstrings name further errors. A request
+    whose connection dies is retried once on a new one: all requests are idempotent, and RabbitMQ 4 drops idle
+    connections without notice.
 
     Raises:
-        ValueError: the URL isn't one.
+        ValueError: the URL is invalid.
     """
 
     def __init__(
@@ -244,7 +248,7 @@ class Management:
         request_id: Callable[[], str] | None = None,
     ) -> None:
         self._base, credentials = _read_url(url)
-        self._most_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._on_call = on_call
         self._request_id = request_id
         self._prefix = urlsplit(self._base).path
@@ -267,25 +271,25 @@ class Management:
     # The broker itself
 
     def overview(self) -> Row:
-        """Return the broker's overview of itself: versions, totals, listeners."""
+        """Return the broker's overview: versions, totals, listeners."""
         return _object(self._get("overview"), rabbitmq_version=str)
 
     def whoami(self) -> Account:
-        """Return the account that this client works as."""
+        """Return the account that this client is logged in as."""
         answer = self._get("whoami")
         row = _object(answer, name=str)
         return Account(row["name"], _tags(answer, row))
 
     def clock(self) -> datetime | None:
-        """Return the time that the broker's machine has, to the second; None: it doesn't tell."""
-        answer = self._exchange("GET", ("whoami",))  # even a refusal has a date
+        """Return the time on the broker's machine, in whole seconds; None: the answer has no date."""
+        answer = self._exchange("GET", ("whoami",))  # a refusal has a date too
         try:
             return parsedate_to_datetime(answer.headers.get("date", ""))
         except (TypeError, ValueError):
             return None
 
     def nodes(self) -> list[Node]:
-        """Return the nodes of the cluster, stopped ones too."""
+        """Return the nodes of the cluster, including stopped ones."""
         rows = _rows(self._get("nodes", params={"columns": NODE_COLUMNS}), name=str, running=bool)
         return [
             Node(
@@ -306,12 +310,12 @@ class Management:
         ]
 
     def alarms(self) -> list[str]:
-        """Return the resource alarms in effect in the cluster, like "memory on rabbit@host"; empty: none."""
-        answer = self._exchange("GET", ("health", "checks", "alarms"), is_fine=503)
+        """Return the cluster's resource alarms, such as "memory on rabbit@host"."""
+        answer = self._exchange("GET", ("health", "checks", "alarms"), ok_status=503)
         if answer.status != 503:
             _object(_checked(answer), status=str)
             return []
-        # Here a 503 is an answer, if it is the broker's own.
+        # The broker answers 503 if there are alarms. A proxy may answer 503 too.
         try:
             alarms = orjson.loads(answer.body)["alarms"]
             return [f"{alarm['resource']} on {alarm['node']}" for alarm in alarms]
@@ -330,24 +334,23 @@ class Management:
         ]
 
     def create_vhost(self, name: str) -> bool:
-        """Make a vhost, on which this client's account gets all permissions. Return whether it is new."""
+        """Create a vhost, on which this client's account gets all permissions. Return whether it is new."""
         return self._put("vhosts", name)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a vhost and all there is in it.
+        """Delete a vhost with everything in it.
 
         Raises:
-            NotOnBroker: there is none.
+            NotOnBroker: it does not exist.
         """
         self._delete("vhosts", name)
 
     # Queues
 
     def list_queues(self, vhost: str | None, params: Mapping[str, str]) -> list[Row]:
-        """Return the rows of the queues in a vhost (None: in all), as the broker lists them.
+        """Return the rows of the queues in a vhost (None: in all vhosts), as the broker lists them.
 
-        ``params`` are the query's; where they have ``columns``, the rows have no others. Each row has the queue's
-        ``name`` and ``vhost``, if these are among the columns.
+        ``params`` are the query's; ``columns`` limits what a row contains.
 
         Raises:
             NotOnBroker: no such vhost.
@@ -358,10 +361,10 @@ class Management:
         return _rows(self._get(*path, params=params), **shape)
 
     def queue(self, vhost: str, name: str) -> Row:
-        """Return one queue as the broker knows it. Its lengths lag by seconds: decide nothing by them.
+        """Return one queue. Its lengths lag by seconds, so no decision may rely on them.
 
         Raises:
-            NotOnBroker: there is none, or its node is down.
+            NotOnBroker: it does not exist, or its node is down.
         """
         return _object(self._get("queues", vhost, name), name=str, vhost=str)
 
@@ -374,10 +377,10 @@ class Management:
         durable: bool = True,
         auto_delete: bool = False,
     ) -> bool:
-        """Make a queue, or see that it is there just so. Return whether it is new.
+        """Declare a queue. Return whether it is new.
 
         Raises:
-            InequivalentArguments: it is there with other arguments, durability or auto-deletion.
+            InequivalentArguments: it exists with other arguments, durability or auto-deletion.
             NotOnBroker: no such vhost.
         """
         _require_one_line(name)
@@ -385,30 +388,30 @@ class Management:
         return self._put("queues", vhost, name, json=declared)
 
     def delete_queue(self, vhost: str, name: str, *, if_empty: bool = False, if_unused: bool = False) -> bool:
-        """Delete a queue. With a condition the broker decides, without a race, and for classic queues only.
+        """Delete a queue. The broker checks conditions without a race, but only for classic queues.
 
-        Return whether the broker says that it did. If not, an answer was lost, and the queue isn't there any more, or
-        its node is down.
+        Return whether the broker confirms the deletion. If False, the first answer was lost, and the retry finds no
+        queue or its node down.
 
         Raises:
-            NotOnBroker: there is none, or its node is down.
-            Refused: a condition doesn't hold, or a live connection has the queue to itself.
+            NotOnBroker: it does not exist, or its node is down.
+            Refused: a condition doesn't hold, or the queue is exclusive to a live connection.
         """
         conditions = {"if-empty": if_empty, "if-unused": if_unused}
         return self._delete("queues", vhost, name, params={key: "true" for key, set_ in conditions.items() if set_})
 
     def purge_queue(self, vhost: str, name: str) -> None:
-        """Remove the ready messages of a queue. Unacknowledged ones stay.
+        """Purge the ready messages of a queue. Unacknowledged messages stay.
 
         Raises:
-            NotOnBroker: there is none, or its node is down.
+            NotOnBroker: it does not exist, or its node is down.
         """
         self._delete("queues", vhost, name, "contents")
 
     # Exchanges and bindings
 
     def exchanges(self, vhost: str) -> list[Exchange]:
-        """Return the exchanges of a vhost, the broker's own too.
+        """Return the exchanges of a vhost, including the broker's own.
 
         Raises:
             NotOnBroker: no such vhost.
@@ -428,17 +431,17 @@ class Management:
         self,
         vhost: str,
         name: str,
-        type: str = "topic",  # noqa: A002 - what everybody calls it
+        type: str = "topic",  # noqa: A002 - AMQP's name
         *,
         durable: bool = True,
         auto_delete: bool = False,
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Make an exchange. Return whether it is new. One that differs in type alone is noticed by the broker.
+        """Declare an exchange. Return whether it is new. Of an existing one, the broker compares only the type.
 
         Raises:
-            InequivalentArguments: it is there with another type.
+            InequivalentArguments: it exists with another type.
             NotOnBroker: no such vhost.
         """
         _require_one_line(name)
@@ -455,12 +458,12 @@ class Management:
         """Delete an exchange.
 
         Raises:
-            NotOnBroker: there is none.
+            NotOnBroker: it does not exist.
         """
         self._delete("exchanges", vhost, name)
 
     def bindings(self, vhost: str) -> list[Binding]:
-        """Return the bindings of a vhost, those to the default exchange too.
+        """Return the bindings of a vhost, including those of the default exchange.
 
         Raises:
             NotOnBroker: no such vhost.
@@ -468,24 +471,24 @@ class Management:
         return _bindings(self._get("bindings", vhost))
 
     def queue_bindings(self, vhost: str, name: str) -> list[Binding]:
-        """Return what feeds a queue. One that isn't there is shown as bound to the default exchange all the same."""
+        """Return the bindings of a queue. The broker shows one to the default exchange even if no queue exists."""
         return _bindings(self._get("queues", vhost, name, "bindings"))
 
     def exchange_bindings(self, vhost: str, name: str) -> list[Binding]:
-        """Return where an exchange's messages go. One that isn't there has no bindings."""
+        """Return the bindings from an exchange; none if it does not exist."""
         return _bindings(self._get("exchanges", vhost, name or "amq.default", "bindings", "source"))
 
     def bind_queue(
         self, vhost: str, exchange: str, queue: str, routing_key: str, arguments: Mapping[str, Any] | None = None
     ) -> None:
-        """Bind a queue to an exchange. Binding it the same way again changes nothing.
+        """Bind a queue to an exchange. Repeating it changes nothing.
 
         Raises:
             NotOnBroker: no such vhost, exchange or queue.
         """
         json = {"routing_key": routing_key, "arguments": dict(arguments or {})}
         answer = self._exchange("POST", ("bindings", vhost, "e", exchange, "q", queue), json=json)
-        _require_written(self._believed(answer))
+        _require_written(self._confirmed(answer))
 
     # Users and permissions
 
@@ -498,16 +501,17 @@ class Management:
         """Return one account.
 
         Raises:
-            NotOnBroker: there is none.
+            NotOnBroker: it does not exist.
         """
         answer = self._get("users", name)
         row = _object(answer, name=str)
         return User(row["name"], _tags(answer, row))
 
     def put_user(self, name: str, password: str | None, tags: Iterable[str] = ()) -> bool:
-        """Make an account, or replace the password and the tags of one. Return whether it is new.
+        """Create an account, or replace its password and tags. Return whether it is new.
 
-        ``password`` None: it can't log in with one. An account that is there keeps its permissions and connections.
+        With ``password`` None, the account can't log in with a password. An existing account keeps its permissions and
+        connections.
         """
         credentials = {"password_hash": ""} if password is None else {"password": password}
         return self._put("users", name, json={**credentials, "tags": ",".join(tags)})
@@ -516,12 +520,12 @@ class Management:
         """Delete an account. The broker closes its connections.
 
         Raises:
-            NotOnBroker: there is none.
+            NotOnBroker: it does not exist.
         """
         self._delete("users", name)
 
     def permissions_of(self, user: str) -> dict[str, Permissions]:
-        """Return an account's permissions, by vhost.
+        """Return an account's permissions by vhost.
 
         Raises:
             NotOnBroker: no such account.
@@ -530,7 +534,7 @@ class Management:
         return {row["vhost"]: Permissions(row["configure"], row["write"], row["read"]) for row in rows}
 
     def all_permissions(self) -> dict[str, dict[str, Permissions]]:
-        """Return the permissions of all accounts that have any: by account, and of each by vhost."""
+        """Return the permissions of all accounts that have any, by account and vhost."""
         found: dict[str, dict[str, Permissions]] = {}
         for row in _rows(self._get("permissions"), user=str, vhost=str, configure=str, write=str, read=str):
             of_user = found.setdefault(row["user"], {})
@@ -538,7 +542,7 @@ class Management:
         return found
 
     def set_permissions(self, vhost: str, user: str, permissions: Permissions) -> None:
-        """Give an account these permissions on a vhost, in place of those that it has there.
+        """Set an account's permissions on a vhost.
 
         Raises:
             NotOnBroker: no such vhost or account.
@@ -546,71 +550,70 @@ class Management:
         self._put("permissions", vhost, user, json=permissions._asdict())
 
     def delete_permissions(self, vhost: str, user: str) -> None:
-        """Take an account's permissions on a vhost away, so that it can't enter.
+        """Delete an account's permissions on a vhost, so that it can't connect there.
 
         Raises:
-            NotOnBroker: no such vhost or account, or it has none there.
+            NotOnBroker: no such vhost, account or permissions.
         """
         self._delete("permissions", vhost, user)
 
     # Connections
 
     def connections_of(self, user: str) -> list[Connection]:
-        """Return an account's live connections. An account that isn't there has none."""
+        """Return an account's live connections; none if it does not exist."""
         rows = _rows(self._get("connections", "username", user), name=str, vhost=str)
         return [
-            Connection(row["name"], row["vhost"], _client_address(row), _moment(row.get("connected_at")))
-            for row in rows
+            Connection(row["name"], row["vhost"], _client_address(row), _time(row.get("connected_at"))) for row in rows
         ]
 
     def clients(self, vhost: str | None) -> list[Client]:
-        """Return what is connected to a vhost (None: to any), whoever it is.
+        """Return all connections to a vhost (None: to any vhost).
 
         Raises:
             NotOnBroker: no such vhost.
         """
         path = ("connections",) if vhost is None else ("vhosts", vhost, "connections")
         rows = _rows(self._get(*path, params={"columns": CLIENT_COLUMNS}))
-        # One that is just being opened or closed has no user there.
+        # A connection has no user while it is opened or closed.
         return [
-            Client(row["user"], row["vhost"], _text(row.get("protocol")), _moment(row.get("connected_at")))
+            Client(row["user"], row["vhost"], _text(row.get("protocol")), _time(row.get("connected_at")))
             for row in rows
             if isinstance(row.get("user"), str) and isinstance(row.get("vhost"), str)
         ]
 
     def close_connections_of(self, user: str, reason: str) -> None:
-        """Close an account's live connections. ``reason`` is one line that the client is shown, best in ASCII."""
+        """Close an account's live connections. The broker shows ``reason`` to the clients as one line of ASCII."""
         one_line = " ".join(reason.split())[:200].encode("ascii", "replace").decode()
         self._delete("connections", "username", user, headers={"X-Reason": one_line})
 
-    # How it is asked
+    # Requests
 
     def _get(self, *path: str, params: Mapping[str, str] | None = None) -> _Answer:
-        return self._believed(self._exchange("GET", path, params=params))
+        return self._confirmed(self._exchange("GET", path, params=params))
 
     def _put(self, *path: str, json: Mapping[str, Any] | None = None) -> bool:
-        answer = self._believed(self._exchange("PUT", path, json=json or {}))
+        answer = self._confirmed(self._exchange("PUT", path, json=json or {}))
         _require_written(answer)
         return answer.status == 201
 
     def _delete(
         self, *path: str, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
     ) -> bool:
-        """Return whether the broker says that it did it; else the first request may have, whose answer was lost."""
+        """Return whether the broker confirms the deletion. If False, the retry after a lost answer found nothing."""
         answer = self._exchange("DELETE", path, params=params, headers=headers)
         try:
-            _require_written(self._believed(answer))
+            _require_written(self._confirmed(answer))
         except NotOnBroker:
             if not answer.sent_twice:
                 raise
             return False
         return True
 
-    def _believed(self, answer: _Answer) -> _Answer:
-        """Return the answer if it is a 2xx, and raise what its status means if not.
+    def _confirmed(self, answer: _Answer) -> _Answer:
+        """Return a 2xx answer, or raise the error for its status.
 
-        While RabbitMQ shuts down, it answers everything with its own 404. So a 404 is believed only if something that
-        is always there is there right after it.
+        While RabbitMQ shuts down, it answers every request with its own 404. So a 404 counts only if ``whoami``, which
+        always exists, still answers right after it.
         """
         try:
             return _checked(answer)
@@ -619,8 +622,8 @@ class Management:
                 _checked(self._exchange("GET", ("whoami",)))
             except (NotOnBroker, BrokerUnavailable) as reason:
                 raise BrokerUnavailable(
-                    f"{answer.what}: answered with a 404, as everything is, or not at all ({reason}): the broker is "
-                    "shutting down; ask again later, and see that the URL leads to its management API"
+                    f"{answer.request}: the broker answers every request with 404 or not at all ({reason}), so it is "
+                    f"shutting down; retry later, and {_CHECK_URL}"
                 ) from error
             raise
 
@@ -632,23 +635,23 @@ class Management:
         params: Mapping[str, str] | None = None,
         json: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        is_fine: int | None = None,
+        ok_status: int | None = None,
     ) -> _Answer:
-        """Send a request, tell who listens of it, and return the answer, whatever its status.
+        """Send a request, report it to ``on_call``, and return the answer of any status.
 
-        ``is_fine``: a status of which it isn't told as a failure.
+        An answer with ``ok_status`` counts as ``ok``.
         """
-        where = _path(method, path)
+        url_path = _path(method, path)
         headers = dict(headers or {})
         if self._request_id is not None and (request_id := self._request_id()):
             headers["X-Request-ID"] = request_id
         if self._on_call is None:
-            return self._send(method, where, params, json, headers)
+            return self._send(method, url_path, params, json, headers)
         outcome: Literal["ok", "refused", "failed", "away"] = "away"
         began = time.perf_counter()
         try:
-            answer = self._send(method, where, params, json, headers)
-            if answer.status < 300 or answer.status == is_fine:
+            answer = self._send(method, url_path, params, json, headers)
+            if answer.status < 300 or answer.status == ok_status:
                 outcome = "ok"
             else:
                 outcome = "refused" if 400 <= answer.status < 500 else "failed"
@@ -660,22 +663,22 @@ class Management:
             outcome = "failed"
             raise
         finally:
-            self._on_call(Call(method, _shape(path), outcome, time.perf_counter() - began))
+            self._on_call(Call(method, _path_template(path), outcome, time.perf_counter() - began))
 
     def _send(
         self,
         method: str,
-        where: str,
+        url_path: str,
         params: Mapping[str, str] | None,
         json: Mapping[str, Any] | None,
         headers: Mapping[str, str],
     ) -> _Answer:
-        what = f"{method} {where}"
+        request = f"{method} {url_path}"
         query = f"?{urlencode(params)}" if params else ""
-        target = f"{self._prefix}{where}{query}"
+        target = f"{self._prefix}{url_path}{query}"
         if len(target) > MAX_TARGET_BYTES:
             raise Refused(
-                f"{what[:MAX_REASON_LENGTH]}: not sent, since its URL would be too long; use a shorter name",
+                f"{request[:MAX_REASON_LENGTH]}: not sent, because the URL is too long; use a shorter name",
                 status=0,
                 reason="the name is too long",
             )
@@ -687,38 +690,38 @@ class Management:
             answer = self._http.send(method, target, body, headers)
         except NoAnswer as error:
             if error.timed_out:
-                remedy = "the broker is busy, or a queue's process doesn't respond: ask again later"
+                remedy = "the broker is busy, or a queue's process doesn't respond; retry later"
             elif error.never_reached:
-                remedy = "see that RabbitMQ runs there with its management plugin"
+                remedy = "check that RabbitMQ runs there with its management plugin"
             else:
-                remedy = "ask again later, and see that the URL has the management API's port"
+                remedy = "retry later, and check that the URL has the management API's port"
             raise BrokerUnavailable(
-                f"{what}: {error}; {remedy}", timed_out=error.timed_out, never_reached=error.never_reached
+                f"{request}: {error}; {remedy}", timed_out=error.timed_out, never_reached=error.never_reached
             ) from error
         except TooLarge as error:
             raise MalformedResponse(
-                f"{what}: the answer has more than {self._most_bytes} bytes; ask for less at once"
+                f"{request}: the answer has more than {self._max_bytes} bytes; request a smaller list"
             ) from error
         if answer.headers.get("content-encoding", "identity") not in ("", "identity"):
-            raise MalformedResponse(f"{what}: the answer is packed, and is not unpacked here; {_IS_IT_IT}")
-        return _Answer(what, *answer)
+            raise MalformedResponse(f"{request}: the answer is compressed, and is not unpacked here; {_CHECK_URL}")
+        return _Answer(request, *answer)
 
 
-_IS_IT_IT = "see that the URL leads to RabbitMQ's management API"
+_CHECK_URL = "check that the URL leads to RabbitMQ's management API"
 
 
 def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
-    """Return the address without credentials and without a slash at its end, and the user and the password."""
+    """Return the URL without credentials and trailing slash, and the user and the password."""
     parts = split_url(url, ("http", "https"), _URL_FORM)
     host = parts.hostname
     if not host or re.search(r"[\s%]", host):
         raise ValueError("it names no host; " + _URL_FORM)
     if parts.port == 0:
-        raise ValueError("its port is no number from 1 to 65535; " + _URL_FORM)
+        raise ValueError("its port is not a number from 1 to 65535; " + _URL_FORM)
     if parts.query or parts.fragment or "@" in parts.path:
         raise ValueError("it has a '?', a '#' or an '@' after the host; in a password these are %3F, %23 and %40")
     if re.search(r"[^!-~]", parts.path):
-        raise ValueError("its path has a character that can't stand in a path; percent-encode it")
+        raise ValueError("its path has a character that is not allowed there; percent-encode it")
     address = parts.netloc.rpartition("@")[2]
     credentials = None
     if parts.username is not None:
@@ -726,12 +729,12 @@ def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
         try:
             "".join(credentials).encode()
         except UnicodeEncodeError:
-            raise ValueError("its user or password is not written in UTF-8; percent-encode them") from None
+            raise ValueError("its user or password is not UTF-8; percent-encode them as UTF-8") from None
     base = f"{parts.scheme}://{address}{parts.path.rstrip('/')}"
     try:
         host.encode("idna")
     except UnicodeError:
-        raise ValueError("its host can't be one; " + _URL_FORM) from None
+        raise ValueError("its host name is invalid; " + _URL_FORM) from None
     return base, credentials
 
 
@@ -742,64 +745,64 @@ def _path(method: str, segments: tuple[str, ...]) -> str:
     path = "/api/" + "/".join(quote(segment, safe="", errors="replace") for segment in segments)
     for segment in segments:
         if segment in ("", ".", ".."):
-            # The broker decodes first and folds dots then: to it, /api/queues/a/%2E%2E is /api/queues.
+            # The broker decodes a path before it resolves dots, so it reads /api/queues/a/%2E%2E as /api/queues.
             raise Refused(
-                f"{method} {path}: not sent, since the management API can't be asked about the name '{segment}'; "
+                f"{method} {path}: not sent, because a URL of the management API can't contain the name '{segment}'; "
                 "use AMQP or rabbitmqctl",
                 status=0,
-                reason=f"the name '{segment}' can't stand in a path",
+                reason=f"the name '{segment}' can't be part of a URL",
             )
     return path
 
 
-def _shape(path: tuple[str, ...]) -> str:
-    named = _SHAPES.get(path[0], ())
-    return "/api/" + "/".join(named[: len(path)] + path[len(named) :])
+def _path_template(path: tuple[str, ...]) -> str:
+    template = _PATH_TEMPLATES.get(path[0], ())
+    return "/api/" + "/".join(template[: len(path)] + path[len(template) :])
 
 
 def _require_one_line(name: str) -> None:
-    """The broker makes something of another name: it strips line breaks, and where nothing is left, invents one."""
+    """Refuse line breaks: the broker strips them from a name, and invents a name if nothing is left."""
     if "\r" in name or "\n" in name:
-        reason = "a name can't have a line break in it"
-        raise Refused(f"{name!a} was not made: {reason}; choose another name", status=0, reason=reason)
+        reason = "a name can't contain a line break"
+        raise Refused(f"{name!a} was not declared: {reason}; choose another name", status=0, reason=reason)
 
 
 def _checked(answer: _Answer) -> _Answer:
-    """Return the answer if it is a 2xx, and raise what its status means if not."""
-    what, status = answer.what, answer.status
+    """Return a 2xx answer, or raise the error for its status."""
+    request, status = answer.request, answer.status
     if 200 <= status < 300:
         return answer
     if status < 400:
         to = re.sub(r"//[^/@]*@", "//", answer.headers.get("location", ""))[:MAX_REASON_LENGTH]
         raise MalformedResponse(
-            f"{what}: answered with a redirect ({status}) to '{to}', which isn't followed; {_IS_IT_IT}"
+            f"{request}: answered with a redirect ({status}) to '{to}', which Guardian doesn't follow; {_CHECK_URL}"
         )
     error = _error_in(answer.body)
     reason = _reason(error) if error else f"HTTP {status}"
     if status >= 500:
-        raise BrokerUnavailable(f"{what}: answered {status} ({reason}); ask again later, and see the broker's log")
+        raise BrokerUnavailable(f"{request}: answered {status} ({reason}); retry later, and see the broker's log")
     if status == 404 or reason == "vhost_or_user_not_found":
         if error is None:
-            # Somebody else's 404 must not pass for "it's gone".
-            raise MalformedResponse(f"{what}: answered with a 404 that isn't RabbitMQ's; {_IS_IT_IT}")
-        raise NotOnBroker(f"{what}: not there ({reason}); see that names and vhost are right, and that its node runs")
+            # A 404 of a proxy or another server must not mean "the queue is gone".
+            raise MalformedResponse(f"{request}: answered with a 404 that isn't RabbitMQ's; {_CHECK_URL}")
+        raise NotOnBroker(f"{request}: not found ({reason}); check the name and the vhost, and that its node runs")
     if status in (401, 403):
         raise Refused(
-            f"{what}: refused with {status} ({reason}); see the account's password, tags and permissions",
+            f"{request}: refused with {status} ({reason}); check the account's password, tags and permissions",
             status=status,
             reason=reason,
         )
     if status == 400 and "inequivalent arg" in reason:
         raise InequivalentArguments(
-            f"{what}: it is there, and not the same ({reason}); delete it first, or ask for it as it is",
+            f"{request}: it exists with other arguments ({reason}); delete it first, or declare it as it is",
             status=status,
             reason=reason,
         )
-    raise Refused(f"{what}: refused with {status} ({reason}); change what is asked for", status=status, reason=reason)
+    raise Refused(f"{request}: refused with {status} ({reason}); change the request", status=status, reason=reason)
 
 
 def _error_in(body: bytes) -> Row | None:
-    """Return the broker's own words about an error; None where the body isn't of its making."""
+    """Return the broker's error object; None if the body has none."""
     try:
         error = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -815,43 +818,45 @@ def _reason(error: Row) -> str:
 
 def _require_written(answer: _Answer) -> None:
     if answer.status not in (201, 204):
-        raise MalformedResponse(f"{answer.what}: answered {answer.status} where 201 or 204 is due; {_IS_IT_IT}")
+        raise MalformedResponse(f"{answer.request}: answered {answer.status} instead of 201 or 204; {_CHECK_URL}")
 
 
 def _parsed(answer: _Answer) -> Any:
     try:
         return orjson.loads(answer.body)
     except orjson.JSONDecodeError as error:
-        raise MalformedResponse(f"{answer.what}: the answer isn't JSON ({error}); {_IS_IT_IT}") from error
+        raise MalformedResponse(f"{answer.request}: the answer isn't JSON ({error}); {_CHECK_URL}") from error
 
 
 def _object(answer: _Answer, **shape: type) -> Row:
-    return _of_shape(answer, _parsed(answer), shape)
+    return _validated(answer, _parsed(answer), shape)
 
 
 def _rows(answer: _Answer, **shape: type) -> list[Row]:
     rows = _parsed(answer)
     if not isinstance(rows, list):
-        raise MalformedResponse(f"{answer.what}: the answer isn't a list; {_IS_IT_IT}")
-    return [_of_shape(answer, row, shape) for row in rows]
+        raise MalformedResponse(f"{answer.request}: the answer isn't a list; {_CHECK_URL}")
+    return [_validated(answer, row, shape) for row in rows]
 
 
-def _of_shape(answer: _Answer, row: Any, shape: Mapping[str, type]) -> Row:
+def _validated(answer: _Answer, row: Any, shape: Mapping[str, type]) -> Row:
     if not isinstance(row, dict):
-        raise MalformedResponse(f"{answer.what}: the answer has something else where an object is due; {_IS_IT_IT}")
+        raise MalformedResponse(f"{answer.request}: the answer has an entry that isn't an object; {_CHECK_URL}")
     for key, kind in shape.items():
         if not isinstance(row.get(key), kind):
-            raise MalformedResponse(f"{answer.what}: the answer has no '{key}' of type {kind.__name__}; {_IS_IT_IT}")
+            raise MalformedResponse(
+                f"{answer.request}: the answer has no '{key}' of type {kind.__name__}; {_CHECK_URL}"
+            )
     return row
 
 
 def _tags(answer: _Answer, row: Row) -> frozenset[str]:
-    """The tags of an account: a list, and before RabbitMQ 3.9 a text with commas."""
+    """Return an account's tags: a list, before RabbitMQ 3.9 a text with commas."""
     tags = row.get("tags")
     if isinstance(tags, str):
         tags = tags.split(",")
     if not isinstance(tags, list):
-        raise MalformedResponse(f"{answer.what}: the answer has no 'tags'; {_IS_IT_IT}")
+        raise MalformedResponse(f"{answer.request}: the answer has no 'tags'; {_CHECK_URL}")
     return frozenset(str(tag).strip() for tag in tags) - {""}
 
 
@@ -877,12 +882,12 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _moment(milliseconds: Any) -> datetime | None:
+def _time(milliseconds: Any) -> datetime | None:
     known = _number(milliseconds)
     return None if known is None else datetime.fromtimestamp(known / 1000, UTC)
 
 
 def _client_address(row: Row) -> str:
-    """The client's address. It stands in the name, "127.0.0.1:51530 -> 127.0.0.1:5672", where not told by itself."""
-    told = row.get("peer_host")
-    return told if isinstance(told, str) else str(row["name"]).partition(" -> ")[0].rpartition(":")[0]
+    """Return ``peer_host`` or, if missing, the address in the name: "127.0.0.1:51530 -> 127.0.0.1:5672"."""
+    host = row.get("peer_host")
+    return host if isinstance(host, str) else str(row["name"]).partition(" -> ")[0].rpartition(":")[0]

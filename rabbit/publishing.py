@@ -136,7 +136,7 @@ class Publisher:
             "blocked_connection_timeout": blocked_seconds,
         }
         self._address = f"{self._parameters['host']}:{self._parameters['port']}"
-        self._most = max_connections
+        self._max_connections = max_connections
         self._idle_seconds = idle_seconds
         self._seconds = seconds
         self._changed = threading.Condition()
@@ -169,7 +169,7 @@ class Publisher:
         if len(names) == 1:
             self._publish_in(*names.popitem(), call)
         elif names:
-            with ContextThreadPool(min(self._most, len(names))) as threads:
+            with ContextThreadPool(min(self._max_connections, len(names))) as threads:
                 list(threads.map(lambda vhost: self._publish_in(vhost, names[vhost], call), self._in_order(names)))
         call.check(number)
         return call.results
@@ -251,13 +251,13 @@ class Publisher:
                         break
                     if not in_time:
                         raise NotPublished(
-                            f"AMQP to {self._address}: all {self._most} connections of this process are busy; "
+                            f"AMQP to {self._address}: all {self._max_connections} connections of this process are busy; "
                             "ask again later"
                         )
                 for number in reversed(range(len(self._unused))):
                     if self._unused[number].vhost == vhost:
                         return self._unused.pop(number), None
-                if self._open < self._most:
+                if self._open < self._max_connections:
                     self._open += 1
                     return None, None
                 return None, self._unused.pop(0)
@@ -266,7 +266,7 @@ class Publisher:
                     self._changed.notify()  # who was told already may have been too late
 
     def _has_place(self) -> bool:
-        return self._open < self._most or bool(self._unused)
+        return self._open < self._max_connections or bool(self._unused)
 
     def _give_back(self, connection: "_Connection", sound: bool) -> None:
         if not sound:
