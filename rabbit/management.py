@@ -715,7 +715,7 @@ def _read_url(url: str) -> tuple[str, tuple[str, str] | None]:
     parts = split_url(url, ("http", "https"), _URL_FORM)
     host = parts.hostname
     if not host or re.search(r"[\s%]", host):
-        raise ValueError("it names no host; " + _URL_FORM)
+        raise ValueError("it has no host; " + _URL_FORM)
     if parts.port == 0:
         raise ValueError("its port is not a number from 1 to 65535; " + _URL_FORM)
     if parts.query or parts.fragment or "@" in parts.path:

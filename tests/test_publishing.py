@@ -140,7 +140,7 @@ def test_a_vhost_that_is_gone_or_closed_to_this_account_is_told_and_the_others_g
     assert list(results.values()).count(Result.DELIVERED) == 4
     assert publisher.connections == 4
     for vhost in (gone, *vhosts[:2]):
-        assert f"Nothing can be published in the vhost {vhost}" in caplog.text
+        assert f"Guardian can't publish in the vhost {vhost}" in caplog.text
     assert "sekret-word" not in caplog.text
     publisher.close()
 
@@ -228,7 +228,7 @@ def test_eight_threads_at_once_publish_every_message_once_over_no_more_connectio
 
 def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(broker, management, vhosts):
     publisher = Publisher(broker.amqp_url, max_connections=1, seconds=0.5)
-    busy = publisher._take(vhosts[0], time.monotonic() + 5)
+    busy = publisher._acquire(vhosts[0], time.monotonic() + 5)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="are busy") as raised:
         publisher.publish([(vhosts[1], "a")], message())
@@ -236,7 +236,7 @@ def test_where_all_connections_stay_busy_nothing_is_published_and_the_wait_ends(
     assert time.monotonic() - began < 2
     waiting = in_background(publisher.publish, [(vhosts[1], "a")], message())
     wait_until(lambda: publisher._waiting)
-    publisher._give_back(busy, True)
+    publisher._release(busy, True)
     assert waiting.result() == {(vhosts[1], "a"): Result.DELIVERED}
     publisher.close()
 
@@ -369,7 +369,7 @@ def test_an_answer_that_is_not_amqp_leaves_the_outcome_unknown_and_a_server_that
         proxy.answer(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)
         with pytest.raises(OutcomeUnknown):
             publisher.publish([(vhost, "a")], message())
-        with pytest.raises(BrokerUnavailable, match="see that RabbitMQ runs there") as raised:
+        with pytest.raises(BrokerUnavailable, match="check that RabbitMQ runs there") as raised:
             publisher.publish([(vhost, "a")], message())
         assert raised.value.never_reached
         assert publisher.connections == 0
@@ -417,7 +417,7 @@ def test_a_refused_connection_is_a_broker_that_was_never_reached():
 
 def test_a_wrong_password_is_refused_and_no_password_is_told(broker, caplog):
     publisher = Publisher(f"amqp://guardian:sekret-word@{urlsplit(broker.amqp_url).netloc.rpartition('@')[2]}")
-    with pytest.raises(Refused, match="see the account and the password") as raised:
+    with pytest.raises(Refused, match="check the account and the password") as raised:
         publisher.publish([("/", "a"), ("/", "b")], message())
     assert raised.value.status == 403
     assert "sekret-word" not in str(raised.value) + caplog.text
