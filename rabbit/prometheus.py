@@ -1,8 +1,7 @@
-"""The lengths of all queues from the Prometheus endpoints of the nodes: a tenth of what the list costs the broker.
+"""Lengths of all queues from the nodes' Prometheus endpoints, at a tenth of the list's cost to the broker.
 
-They are statistics, which lag by five seconds and more, and say nothing of a queue but its name and its length. So they
-complete what is known of it; names that are new or gone are looked up through the management API; and nothing may be
-deleted by them.
+The lengths are statistics that lag by 5 s or more, so no deletion may rely on them. The endpoints report only names and
+lengths; the rest comes from the stored rows. New and missing queues are looked up through the management API.
 """
 
 import re
@@ -29,16 +28,16 @@ from rabbit.threads import ContextThreadPool
 
 PATH = "/metrics/detailed"
 FAMILY = "queue_coarse_metrics"
-"""The family of figures that has the lengths. RabbitMQ has it since 3.8.26 and 3.9.9."""
+"""The metric family with the lengths. RabbitMQ has it since 3.8.26 and 3.9.9."""
 
 PROTOCOLS = {"http/prometheus": "http", "https/prometheus": "https"}
-"""What the broker calls these endpoints among its listeners, and the schemes of their addresses."""
+"""The schemes of the endpoints, by the protocol in the broker's list of listeners."""
 
 MAX_LOOKUPS = 20
-"""So many names that are new or gone are looked up one by one. More of them, and the list is the cheaper answer."""
+"""If more queues are new or missing, the list is cheaper than looking up each queue."""
 
 MAX_VHOSTS_IN_QUERY = 3
-"""So many guarded vhosts are named in the request; of more, the figures are asked for as a whole and filtered here."""
+"""Up to this number, the request names the guarded vhosts. For more, it requests all vhosts."""
 
 MAX_CONCURRENT_REQUESTS = 8
 
@@ -49,51 +48,51 @@ IDENTITY = re.compile(r'rabbitmq_identity_info\{[^\n]*?rabbitmq_node="([^"\\\n]+
 
 
 class ListNeeded(BrokerError):
-    """The figures are complete, but not enough for a snapshot; fetch the list."""
+    """The metrics are complete, but too many queues are new or missing. Fetch the list."""
 
 
 class QueueFields(Protocol):
-    """What is known of a queue. The fields are those of ``ListedQueue``."""
+    """The fields that a stored row shares with ``ListedQueue``."""
 
     @property
     def type(self) -> str:
-        """The kind of queue."""
+        """The queue's type."""
 
     @property
     def durable(self) -> bool:
-        """Whether it outlives the broker's restart."""
+        """Whether it survives a restart of the broker."""
 
     @property
     def auto_delete(self) -> bool:
-        """Whether it goes with its last consumer."""
+        """Whether the broker deletes it with its last consumer."""
 
     @property
     def exclusive(self) -> bool:
-        """Whether a live connection has it to itself."""
+        """Whether it belongs to one live connection."""
 
     @property
     def node(self) -> str:
-        """Where it is."""
+        """The node of its leader."""
 
     @property
     def ready(self) -> int | None:
-        """Messages that wait."""
+        """Ready messages; None: unknown."""
 
     @property
     def unacknowledged(self) -> int | None:
-        """Messages that were handed out."""
+        """Unacknowledged messages; None: unknown."""
 
 
 class StoredQueue(QueueFields, Protocol):
-    """What is known of a queue from before."""
+    """A stored row of a queue."""
 
     @property
     def misses(self) -> int:
-        """How many lists in a row it was missing from."""
+        """The number of consecutive lists that lacked it."""
 
 
 class Depth(NamedTuple):
-    """What a node says of a queue that it leads. The numbers are messages."""
+    """The messages of a queue, reported by the node of its leader."""
 
     ready: int
     unacknowledged: int
@@ -101,62 +100,64 @@ class Depth(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What one node says: its own name, and the depths of the queues that it leads.
+    """A node's metrics: the depths of the queues whose leader it is.
 
-    ``odd`` is how many names of queues or vhosts have a quote or a backslash in them. RabbitMQ 3.10 writes these as
-    they are, and one can't tell then where a name ends; so they are left out.
+    ``skipped`` counts queues with a quote or a backslash in the name of the queue or its vhost. RabbitMQ 3.10 does not
+    escape these, so the end of such a name is ambiguous.
     """
 
     node: str
     depths: dict[QueueName, Depth]
-    odd: int
+    skipped: int
 
 
 def parse_page(text: str) -> Page:
-    """Return what a page of ``/metrics/detailed?family=queue_coarse_metrics`` says.
+    """Parse a page of ``/metrics/detailed?family=queue_coarse_metrics``.
 
     Raises:
-        MalformedResponse: it isn't one, or not all of it.
+        MalformedResponse: the page is incomplete, or not RabbitMQ's.
     """
     ready, unacknowledged = (SAMPLES[name].findall(text) for name in (READY, UNACKNOWLEDGED))
-    # The node's own name comes last, so that it is there only where the rest is.
+    # The node's name comes last, so a page that has it is complete.
     last = max(text.rfind(f"\n{name}{{") for name in (READY, UNACKNOWLEDGED))
     end = text.rfind("\nrabbitmq_identity_info{") + 1
     named = IDENTITY.match(text, end)
     if named is None or end < last or text.find("\nrabbitmq_identity_info{") + 1 != end or not text.endswith("\n"):
-        raise MalformedResponse("the figures of the queues are not whole, or not RabbitMQ's")
+        raise MalformedResponse("the queues' metrics are incomplete, or not RabbitMQ's")
     node = named[1]
     lines = [text.count(f"\n{name}{{") for name in (READY, UNACKNOWLEDGED)]
-    odd = 0
+    skipped = 0
     if lines[0] != len(ready):
-        odd = sum(_is_odd(line) for line in text.split("\n") if line.startswith(f"{READY}{{"))
+        skipped = sum(_is_ambiguous(line) for line in text.split("\n") if line.startswith(f"{READY}{{"))
     depths = {
         (vhost, name): Depth(int(waiting), int(out), node)
         for (vhost, name, waiting), (vhost_again, name_again, out) in zip(ready, unacknowledged, strict=False)
         if name == name_again and vhost == vhost_again
     }
-    if lines != [len(ready) + odd, len(unacknowledged) + odd] or not len(depths) == len(ready) == len(unacknowledged):
-        raise MalformedResponse("the figures of the queues have another shape than RabbitMQ's")
-    return Page(node, depths, odd)
+    if lines != [len(ready) + skipped, len(unacknowledged) + skipped] or not len(depths) == len(ready) == len(
+        unacknowledged
+    ):
+        raise MalformedResponse("the queues' metrics have another format than RabbitMQ's")
+    return Page(node, depths, skipped)
 
 
-def _is_odd(line: str) -> bool:
+def _is_ambiguous(line: str) -> bool:
     return "\\" in line or line.count('"') != 4
 
 
 def has_ambiguous_name(vhost: str, name: str) -> bool:
-    """Return whether a page can't say which queue this is."""
+    """Return whether a page's lines about this queue are ambiguous."""
     return not {'"', "\\", "\n"}.isdisjoint(vhost + name)
 
 
 class Endpoint:
     """The Prometheus endpoint of one node, for many threads.
 
-    ``url`` is ``http://host:15692``, with ``user:password@`` where a proxy asks for them. The rest is as with
+    ``url`` is ``http://host:15692``, with ``user:password@`` if a proxy needs it. For the other parameters see
     ``Management``.
 
     Raises:
-        ValueError: the URL isn't one.
+        ValueError: the URL is invalid.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError("write http://host:15692")
         if re.search(r"[^!-~]", parts.path):
-            raise ValueError("its path has a character that can't stand in a path; percent-encode it")
+            raise ValueError("its path has a character that is not allowed there; percent-encode it")
         self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._prefix = parts.path.rstrip("/")
         credentials = None
@@ -183,11 +184,11 @@ class Endpoint:
         )
 
     def read(self, vhosts: Sequence[str] = ()) -> Page:
-        """Return what this node says of the queues that it leads: of these vhosts; without any, of all.
+        """Return this node's metrics of the queues in these vhosts; without any, in all vhosts.
 
         Raises:
-            BrokerUnavailable: it doesn't answer.
-            MalformedResponse: its answer isn't RabbitMQ's, or not whole.
+            BrokerUnavailable: the node doesn't answer.
+            MalformedResponse: the answer is incomplete, or not RabbitMQ's.
         """
         query = "".join(f"&vhost={quote(vhost, safe='')}" for vhost in vhosts)
         outcome: Literal["ok", "failed", "away"] = "away"
@@ -210,11 +211,11 @@ class Endpoint:
                 f"{self._where}: {error}", timed_out=error.timed_out, never_reached=error.never_reached
             ) from error
         except TooLarge as error:
-            raise MalformedResponse(f"{self._where}: the figures have more than {MAX_RESPONSE_BYTES} bytes") from error
+            raise MalformedResponse(f"{self._where}: the metrics have more than {MAX_RESPONSE_BYTES} bytes") from error
 
     def _page(self, answer: Answer) -> Page:
         if answer.status != 200:
-            raise MalformedResponse(f"{self._where}: answered {answer.status} where its figures are due")
+            raise MalformedResponse(f"{self._where}: answered {answer.status} instead of 200")
         try:
             return parse_page(answer.body.decode())
         except (UnicodeDecodeError, MalformedResponse) as error:
@@ -222,9 +223,10 @@ class Endpoint:
 
 
 class Scrape(NamedTuple):
-    """What the running nodes said together, and which these are.
+    """The metrics of all running nodes, and the cluster's nodes.
 
-    A queue that two of them say they lead, as while its leader moves, has None. ``seconds`` is what it took.
+    The depth of a queue is None if two nodes report it, as they do while its leader moves. ``seconds`` is the duration
+    of the requests.
     """
 
     depths: Mapping[QueueName, Depth | None]
@@ -241,15 +243,16 @@ class Scrape(NamedTuple):
         *,
         keep_stored_lengths: bool = False,
     ) -> Snapshot:
-        """Return the queues, by these figures and by what is known of each that was there.
+        """Return a snapshot from these metrics and the stored rows.
 
-        ``is_ignored`` says of a vhost and a name whether nobody looks at that queue. With ``keep_stored_lengths`` what
-        is known of a length is newer than its figures, and stays.
-        What can't be told by these figures stays as it is stored: a queue with an odd name, one that two nodes say they
-        lead, and one that is there and has no figures. An odd name that the last list lacked is looked up.
+        ``is_ignored`` returns whether Guardian ignores a queue (vhost, name). With ``keep_stored_lengths``, the stored
+        lengths are newer than the metrics, and stay.
+
+        A queue keeps its stored fields if its name is ambiguous, if two nodes report it, or if it exists without
+        metrics. An ambiguous name that the last list lacked is looked up.
 
         Raises:
-            ListNeeded: too many queues are new or gone, so that the list has to be asked for.
+            ListNeeded: too many queues are new or missing.
             BrokerError: a queue could not be looked up.
         """
         new = {key for key in self.depths.keys() - stored.keys() if all(map(is_storable, key)) and not is_ignored(*key)}
@@ -259,7 +262,7 @@ class Scrape(NamedTuple):
             if (not has_ambiguous_name(*key) or stored[key].misses) and not is_ignored(*key)
         }
         if not self.depths or len(new) + len(gone) > MAX_LOOKUPS:
-            raise ListNeeded(f"{len(new)} queues are new, and {len(gone)} have no figures")
+            raise ListNeeded(f"{len(new)} queues are new, and {len(gone)} have no metrics")
         found = _look_up(management, new | gone)
         between_requests()
         lost = gone - found.keys()
@@ -271,7 +274,7 @@ class Scrape(NamedTuple):
 
 
 def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, ListedQueue]:
-    """Return those of these queues that are there, without their lengths."""
+    """Return those of these queues that exist, without their lengths."""
 
     def look_up(key: QueueName) -> ListedQueue | None:
         try:
@@ -279,7 +282,7 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
         except NotOnBroker:
             return None
         except (KeyError, TypeError) as error:
-            raise MalformedResponse(f"a queue is told of in another shape ({error!r}); is this RabbitMQ?") from error
+            raise MalformedResponse(f"the answer about a queue is malformed ({error!r}); is this RabbitMQ?") from error
 
     if not queues:
         return {}
@@ -289,7 +292,7 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
 
 
 def _measured(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQueue:
-    """Return a queue as it is stored, with its length and its node by the figures where there are any."""
+    """Return a queue with its stored fields, and the length and the node from the metrics, if there are any."""
     ready, unacknowledged, node = depth or (row.ready, row.unacknowledged, row.node)
     if row.type == "stream":
         ready = unacknowledged = None
@@ -299,12 +302,12 @@ def _measured(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQu
 class Prometheus:
     """The Prometheus endpoints of a cluster's nodes, for many threads.
 
-    ``urls`` are their addresses; where there are none, the management API is asked for them. It knows their ports and
-    the names of their nodes; the host is the node's, and ``host`` where there is but one. The rest is as with
+    ``urls`` are the endpoints. Without any, the management API's list of listeners has their ports and nodes. Their
+    host is then the node's host name, or ``host`` if the cluster has one node. For the other parameters see
     ``Management``.
 
     Raises:
-        ValueError: an address isn't one.
+        ValueError: a URL is invalid.
     """
 
     def __init__(
@@ -334,11 +337,11 @@ class Prometheus:
         *,
         keep_stored_lengths: bool = False,
     ) -> Snapshot:
-        """Return the queues of these vhosts (None: of all) by the nodes' figures. See ``Scrape.complete``.
+        """Return a snapshot of these vhosts (None: of all vhosts) from the nodes' metrics. See ``Scrape.to_snapshot``.
 
         Raises:
-            ListNeeded: too many queues are new or gone, so that the list has to be fetched.
-            BrokerError: a node has no figures, or the management API doesn't answer.
+            ListNeeded: too many queues are new or missing.
+            BrokerError: a node has no metrics, or the management API doesn't answer.
         """
         scrape = self.scrape(management, vhosts, between_requests)
         return scrape.to_snapshot(
@@ -351,12 +354,12 @@ class Prometheus:
         vhosts: Sequence[str] | None,
         between_requests: Callable[[], None] = lambda: None,
     ) -> Scrape:
-        """Ask every running node for its figures: of these vhosts (None: of all).
+        """Fetch every running node's metrics of these vhosts (None: of all vhosts).
 
-        ``between`` is called between two requests.
+        Call ``between_requests`` between two requests.
 
         Raises:
-            BrokerError: one of them has none, or the management API doesn't answer.
+            BrokerError: a node has no metrics, or the management API doesn't answer.
         """
         nodes, down = members(management)
         between_requests()
@@ -364,31 +367,31 @@ class Prometheus:
             endpoints = self._endpoints_at(self._urls or self._find(management, nodes))
         except ValueError as error:
             raise MalformedResponse(
-                f"the broker's own word for where its figures are is no address: {error}"
+                f"the address of an endpoint in the broker's list of listeners is invalid: {error}"
             ) from error
-        few = vhosts if vhosts is not None and len(vhosts) <= MAX_VHOSTS_IN_QUERY else ()
+        named_vhosts = vhosts if vhosts is not None and len(vhosts) <= MAX_VHOSTS_IN_QUERY else ()
         began = time.monotonic()
         with ContextThreadPool(MAX_CONCURRENT_REQUESTS) as threads:
-            answers = list(threads.map(lambda endpoint: _page_or_error(endpoint, few), endpoints))
+            answers = list(threads.map(lambda endpoint: _page_or_error(endpoint, named_vhosts), endpoints))
         seconds = time.monotonic() - began
         between_requests()
-        # What another broker's node says is of other queues, by whatever names.
+        # Ignore the pages of another cluster's nodes.
         pages = {answer.node: answer for answer in answers if isinstance(answer, Page) and answer.node in nodes}
         if nodes - pages.keys():
-            self._found = (frozenset(), [])  # whoever moved is looked for again
+            self._found = (frozenset(), [])  # look up the endpoints again
             errors = [str(answer) for answer in answers if isinstance(answer, BrokerError)]
             missing = ", ".join(sorted(nodes - pages.keys()))
-            raise BrokerUnavailable("; ".join([f"no figures of the queues on {missing}", *errors]))
+            raise BrokerUnavailable("; ".join([f"no metrics from {missing}", *errors]))
         depths: dict[QueueName, Depth | None] = {}
         for page in pages.values():
-            twice = depths.keys() & page.depths.keys()
-            depths |= page.depths | dict.fromkeys(twice)
+            duplicates = depths.keys() & page.depths.keys()
+            depths |= page.depths | dict.fromkeys(duplicates)
         return Scrape(depths, nodes, down, seconds)
 
     def _find(self, management: Management, nodes: frozenset[str]) -> list[str]:
-        """Return the addresses of these nodes' endpoints, as the management API has them."""
-        before, found = self._found
-        if before == nodes:
+        """Return the URLs of these nodes' endpoints from the management API."""
+        found_for, found = self._found
+        if found_for == nodes:
             return found
         listeners = management.overview().get("listeners")
         found = []
@@ -399,7 +402,9 @@ class Prometheus:
                 host = self._host if len(nodes) == 1 else node.rpartition("@")[2]
                 found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.get('port')}")
         if not found:
-            raise BrokerUnavailable("no node serves figures; run: rabbitmq-plugins enable rabbitmq_prometheus")
+            raise BrokerUnavailable(
+                "no node has a Prometheus endpoint; run: rabbitmq-plugins enable rabbitmq_prometheus"
+            )
         self._found = (nodes, found)
         return found
 

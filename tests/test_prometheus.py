@@ -44,7 +44,7 @@ def test_a_page_says_which_node_it_is_of_and_the_lengths_of_its_queues():
 @pytest.mark.parametrize("name", ['a"b', "a\\b", 'a",queue="b', 'x"} 7', "a\\nb"])
 def test_a_name_of_which_nobody_can_tell_where_it_ends_is_left_out(name):
     read = prometheus.parse_page(page(("/", "jobs", 3, 1), ("/", name, 9, 9)))
-    assert (read.depths.keys(), read.odd) == ({("/", "jobs")}, 1)
+    assert (read.depths.keys(), read.skipped) == ({("/", "jobs")}, 1)
     assert prometheus.has_ambiguous_name("/", name)
     assert not prometheus.has_ambiguous_name("/", "jobs")
 
@@ -82,7 +82,7 @@ def figures(guarded, settings, management, amqp):
     settings.GUARDIAN_SNAPSHOT = "prometheus"
     listeners = management.overview()["listeners"]
     if not any(listener["protocol"] in prometheus.PROTOCOLS for listener in listeners):
-        pytest.skip("the broker that was named serves no figures (rabbitmq_prometheus)")
+        pytest.skip("the broker that was named has no Prometheus endpoint (rabbitmq_prometheus)")
 
     def wait(**lengths):
         def shown():
@@ -298,9 +298,9 @@ class Served:
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
-        (WHOLE, 200, "no figures of the queues on"),  # of a node that isn't the broker's
-        (WHOLE[:-40], 200, "not whole"),
-        ("<html>Sign in</html>", 200, "not whole, or not RabbitMQ's"),
+        (WHOLE, 200, "no metrics from"),  # of a node that isn't the broker's
+        (WHOLE[:-40], 200, "incomplete"),
+        ("<html>Sign in</html>", 200, "incomplete, or not RabbitMQ's"),
         ("", 404, "answered 404"),
         (None, 0, "can't connect"),
     ],
