@@ -1,6 +1,6 @@
-"""HTTP requests to RabbitMQ over the pooled connections of httpx.
+"""HTTP requests to RabbitMQ over pooled connections of httpx.
 
-httpx has no limit for a whole answer and no retry of a request that was sent. Both are added here.
+This module adds what httpx lacks: a timeout for a whole answer, and a retry of a request that was sent.
 """
 
 import ssl
@@ -23,7 +23,7 @@ CONNECTION_DIED = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.Re
 class NoAnswer(Exception):
     """There is no complete answer.
 
-    ``timed_out``: a timeout passed. ``never_reached``: nothing was sent, so nothing was done.
+    ``timed_out``: the answer timed out. ``never_reached``: there was no connection, so the request was not executed.
     """
 
     def __init__(self, text: str, *, timed_out: bool = False, never_reached: bool = False) -> None:
@@ -70,7 +70,7 @@ class PooledClient:
             self._url = httpx.URL(base)
         except httpx.InvalidURL as error:
             raise ValueError(str(error)) from error
-        self._url.host.encode("idna")  # else only a request would raise
+        self._url.host.encode("idna")  # raise now, and not with the first request
         self._base = base
         self._credentials = credentials
         self._timeout = httpx.Timeout(read_timeout, connect=connect_timeout)
@@ -88,7 +88,7 @@ class PooledClient:
 
         Raises:
             NoAnswer: there is no complete answer.
-            TooLarge: its body is too large.
+            TooLarge: the answer's body is too large.
         """
         request = self._pooled.build_request(
             method,
@@ -135,7 +135,7 @@ class PooledClient:
         connection = response.extensions["network_stream"]
         try:
             if not connection.has_read:
-                # A server sent more than one answer to the request before. This is no answer to ours.
+                # The server sent two answers to the previous request. This is the second.
                 connection.close()
                 raise httpx.RemoteProtocolError("an answer came before its request")
             body = bytearray()
@@ -154,11 +154,11 @@ class PooledClient:
 
 
 class _AnswerTimeout(Exception):
-    """An answer was not complete in time."""
+    """The whole answer timed out."""
 
 
 class _Transport(httpx.HTTPTransport):
-    """httpx's own transport, on connections that limit the time of a whole answer."""
+    """httpx's transport with connections that have a timeout for a whole answer."""
 
     def __init__(self, tls: ssl.SSLContext | None, answer_timeout: float) -> None:
         # HTTPTransport has no argument for the network backend, so its pool is replaced.
