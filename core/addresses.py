@@ -1,14 +1,14 @@
-"""Addresses in settings."""
+"""URLs in settings."""
 
 from urllib.parse import SplitResult, urlsplit
 
 
 def split_address(url: str) -> SplitResult | None:
-    """Return the parts of an address; None: it is none, and what is taken for its parts may be of a password."""
+    """Return the parts of a URL; None: it is invalid, and any part may contain a piece of a password."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         return None
-    # A password with a slash in it ends the host for whoever reads the address, and goes on up to the @.
+    # An unescaped slash in a password ends the host too early, and the @ is then in the path.
     return None if "@" in f"{parts.path}{parts.query}{parts.fragment}" else parts

@@ -2,10 +2,10 @@ from django.apps import AppConfig
 
 
 class CoreConfig(AppConfig):
-    """What all other apps stand on: the broker's connections, locks, leases, bulk statements, REST conventions."""
+    """What all apps share: broker connections, locks and leases, bulk statements, REST conventions, rate limits."""
 
     name = "core"
 
     def ready(self) -> None:
-        """Register the check of the database's version."""
+        """Register the system check of the database's version."""
         from core import checks  # noqa: F401

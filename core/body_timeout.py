@@ -1,6 +1,6 @@
-"""A bound on how long the body of a request may take to arrive.
+"""A timeout for the body of a request.
 
-Servers wait for a body as long as the connection stays, and a few that never end would take all their threads.
+A server waits for a body as long as the connection is open, so a few bodies that never end would block all its threads.
 """
 
 import socket
@@ -11,40 +11,41 @@ from contextlib import contextmanager, suppress
 from functools import cache
 
 BODY_SECONDS = 60.0
-"""How long a body may take to come in."""
 
-_until: dict[socket.socket, float] = {}
-"""The connections that a body comes in over, and the time at which each is over."""
+_deadlines: dict[socket.socket, float] = {}
+"""The connections that receive a body, with the monotonic time of each deadline."""
 
-_late: set[socket.socket] = set()
+_timed_out: set[socket.socket] = set()
 
 
 @contextmanager
 def limit_body_time(connection: socket.socket | None) -> Iterator[Callable[[], bool]]:
-    """Have nothing more come in over a connection after ``BODY_SECONDS``, and give what tells whether that happened."""
-    if connection is None:  # a server that has a bound of its own, or a test
+    """Stop reading from a connection after ``BODY_SECONDS``, and yield a function that returns whether that happened.
+
+    Without a connection there is no limit: the server has its own, or this is a test.
+    """
+    if connection is None:
         yield lambda: False
         return
-    _watch()
-    _until[connection] = time.monotonic() + BODY_SECONDS
+    _start_thread()
+    _deadlines[connection] = time.monotonic() + BODY_SECONDS
     try:
-        yield lambda: connection in _late
+        yield lambda: connection in _timed_out
     finally:
-        del _until[connection]
-        _late.discard(connection)
+        del _deadlines[connection]
+        _timed_out.discard(connection)
 
 
 @cache
-def _watch() -> None:
-    """Start what ends connections, once in a process."""
-    threading.Thread(target=_end_what_is_late, name="message-store-bodies", daemon=True).start()
+def _start_thread() -> None:
+    threading.Thread(target=_shut_down_late_connections, name="message-store-bodies", daemon=True).start()
 
 
-def _end_what_is_late() -> None:
+def _shut_down_late_connections() -> None:
     while True:
         time.sleep(BODY_SECONDS / 20)
         now = time.monotonic()
-        for connection in [one for one, until in list(_until.items()) if until < now]:
-            _late.add(connection)
-            with suppress(OSError):  # it is closed already
+        for connection in [one for one, deadline in list(_deadlines.items()) if deadline < now]:
+            _timed_out.add(connection)
+            with suppress(OSError):  # the connection is closed already
                 connection.shutdown(socket.SHUT_RD)

@@ -1,6 +1,6 @@
-"""The guarded broker: this process's one management client and one publisher, and the address for AMQP.
+"""Connections to the guarded broker: this process's management client and publisher, and the URL for AMQP.
 
-The settings are read here, when a client is needed; ``rabbit/`` does not import Django.
+This module reads Django's settings for ``rabbit/``, which does not import Django.
 """
 
 import os
@@ -15,19 +15,19 @@ from rabbit.prometheus import Prometheus
 from rabbit.publishing import NotPublished, Publisher
 
 listeners: list[Callable[[Call], None]] = []
-"""Who is told of each call to the management API, in the thread that made it. The site adds its log and its metrics."""
+"""Functions called after each request to the management API, in its thread. The site adds its log and its metrics."""
 
 request_id: Callable[[], str] = str
-"""Says under which id the work at hand is logged; it goes along with each call. The site puts its own here."""
+"""Returns the ``X-Request-ID`` for requests to the broker. The site replaces it."""
 
 
 def management(*, read_timeout: float | None = None) -> Management:
-    """Return the management client of this process. It is pooled, and shared by its threads.
+    """Return this process's management client, which its threads share.
 
-    ``read_timeout`` is seconds, for what can't wait as long as the settings say: there is another client for that.
+    ``read_timeout`` is in seconds. If it differs from the setting's, the result is a second client.
 
     Raises:
-        BrokerUnavailable: no broker is configured, or the address is none.
+        BrokerUnavailable: no broker is configured, or its URL is invalid.
     """
     seconds = settings.GUARDIAN_BROKER_TIMEOUT_SECONDS if read_timeout is None else read_timeout
     return _management(os.getpid(), settings.RABBITMQ_MANAGEMENT_URL, seconds)
@@ -35,21 +35,21 @@ def management(*, read_timeout: float | None = None) -> Management:
 
 @lru_cache(maxsize=2)  # one for each of the two timeouts
 def _management(process: int, url: str, timeout: float) -> Management:
-    # A forked worker must not share its parent's connections, hence the process in the key.
+    # The process id is in the cache's key, so that a forked worker doesn't share its parent's connections.
     if not url:
-        how = "set RABBITMQ_MANAGEMENT_URL to http://user:password@host:15672"
-        raise BrokerUnavailable(f"no broker is configured; {how}", never_reached=True)
+        remedy = "set RABBITMQ_MANAGEMENT_URL to http://user:password@host:15672"
+        raise BrokerUnavailable(f"no broker is configured; {remedy}", never_reached=True)
     try:
-        return Management(url, read_timeout=timeout, on_call=_tell, request_id=lambda: request_id())
+        return Management(url, read_timeout=timeout, on_call=_notify_listeners, request_id=lambda: request_id())
     except ValueError as error:
         raise BrokerUnavailable(f"RABBITMQ_MANAGEMENT_URL can't be used: {error}", never_reached=True) from error
 
 
 def prometheus() -> Prometheus:
-    """Return the Prometheus endpoints of the nodes, for this process. They are pooled, and shared by its threads.
+    """Return this process's client of the nodes' Prometheus endpoints, which its threads share.
 
     Raises:
-        BrokerUnavailable: an address is none.
+        BrokerUnavailable: a URL is invalid.
     """
     urls = tuple(settings.GUARDIAN_PROMETHEUS_URLS)
     return _prometheus(os.getpid(), settings.RABBITMQ_MANAGEMENT_URL, urls, settings.GUARDIAN_BROKER_TIMEOUT_SECONDS)
@@ -59,36 +59,36 @@ def prometheus() -> Prometheus:
 def _prometheus(process: int, management_url: str, urls: tuple[str, ...], timeout: float) -> Prometheus:
     try:
         host = urlsplit(management_url).hostname or ""
-        return Prometheus(urls, host=host, read_timeout=timeout, on_call=_tell)
+        return Prometheus(urls, host=host, read_timeout=timeout, on_call=_notify_listeners)
     except ValueError as error:
         raise BrokerUnavailable(f"GUARDIAN_PROMETHEUS_URLS can't be used: {error}", never_reached=True) from error
 
 
-def _tell(call: Call) -> None:
+def _notify_listeners(call: Call) -> None:
     for listener in listeners:
         listener(call)
 
 
 def amqp_url() -> str:
-    """Return where AMQP is spoken to the guarded broker, without a vhost: ``amqp://user:password@host:port``."""
+    """Return the guarded broker's URL for AMQP, without a vhost: ``amqp://user:password@host:port``."""
     return str(settings.RABBIT_URL).rstrip("/")
 
 
 def publisher() -> Publisher:
-    """Return the publisher of this process. It is pooled, and shared by its threads.
+    """Return this process's publisher, which its threads share.
 
     Raises:
-        NotPublished: no broker is configured, or the address is none.
+        NotPublished: no broker is configured, or its URL is invalid.
     """
     return _publisher(os.getpid(), amqp_url())
 
 
 @lru_cache(maxsize=1)
 def _publisher(process: int, url: str) -> Publisher:
-    # A forked worker must not share its parent's connections, hence the process in the key.
+    # The process id is in the cache's key, so that a forked worker doesn't share its parent's connections.
     if not url:
-        how = "set RABBIT_URL to amqp://user:password@host:5672"
-        raise NotPublished(f"no broker is configured for AMQP; {how}")
+        remedy = "set RABBIT_URL to amqp://user:password@host:5672"
+        raise NotPublished(f"no broker is configured for AMQP; {remedy}")
     try:
         return Publisher(url)
     except ValueError as error:

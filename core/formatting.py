@@ -2,7 +2,7 @@
 
 
 def rate_in_words(per_second: float | None) -> str:
-    """Return how fast a queue grows or shrinks, in words; empty where it isn't known."""
+    """Return a queue's growth or shrinkage in words; empty if it is unknown."""
     if per_second is None:
         return ""
     if abs(per_second) < 1 / 3600:
@@ -16,7 +16,7 @@ def rate_in_words(per_second: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time in words, in its largest unit that fits; empty where it isn't known."""
+    """Return a duration in words, in one unit; empty if it is unknown."""
     if seconds is None:
         return ""
     for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):

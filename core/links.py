@@ -1,4 +1,4 @@
-"""Where this site is: addresses that are told to others, whatever name it was asked by."""
+"""Absolute URLs of this site, from GUARDIAN_BASE_URL. They don't depend on the request's Host."""
 
 import uuid
 from functools import lru_cache
@@ -8,19 +8,19 @@ from django.urls import reverse
 
 
 def absolute_url(path: str) -> str:
-    """Return the whole address of this path of the site."""
+    """Return the absolute URL of a path."""
     return f"{settings.GUARDIAN_BASE_URL}{path}"
 
 
-def object_url(route: str, thing: uuid.UUID) -> str:
-    """Return the whole address of a thing, at the route of this name, whose path has its UUID and nothing else."""
-    before, after = _around(route)
-    return absolute_url(f"{before}{thing.hex}{after}")
+def object_url(route: str, uuid_: uuid.UUID) -> str:
+    """Return the absolute URL of an object. ``route`` names a URL pattern whose only argument is a UUID."""
+    before, after = _around_uuid(route)
+    return absolute_url(f"{before}{uuid_.hex}{after}")
 
 
 @lru_cache
-def _around(route: str) -> tuple[str, str]:
-    """Return what stands before and after a UUID in the paths of a route, which Django needs long to put together."""
-    anything = uuid.UUID(int=0).hex
-    before, _, after = reverse(route, args=[anything]).partition(anything)
+def _around_uuid(route: str) -> tuple[str, str]:
+    """Return the path before and after the UUID. It is cached because Django's ``reverse`` is slow."""
+    placeholder = uuid.UUID(int=0).hex
+    before, _, after = reverse(route, args=[placeholder]).partition(placeholder)
     return before, after

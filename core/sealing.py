@@ -1,6 +1,6 @@
-"""Secrets that have to be read again, as they lie in the database: sealed with keys that come from SECRET_KEY.
+"""Encryption of secrets in the database, with keys derived from SECRET_KEY.
 
-Each purpose has keys of its own, so that what was sealed for one isn't opened as another's.
+Each purpose has its own keys, so that a secret sealed for one purpose can't be unsealed for another.
 """
 
 import base64
@@ -15,19 +15,19 @@ CONFIGURATIONS = "guardian: the configurations of agents"
 
 
 class CannotUnseal(ValueError):
-    """It can't be opened: SECRET_KEY was changed, or it was sealed for another purpose."""
+    """SECRET_KEY was changed, or the secret was sealed for another purpose."""
 
 
 def seal(purpose: str, secret: str) -> str:
-    """Return the secret so that it can be stored."""
+    """Return the encrypted secret."""
     return _keys(purpose).encrypt(secret.encode()).decode()
 
 
 def unseal(purpose: str, sealed: str) -> str:
-    """Return what was sealed for this purpose, now or with one of SECRET_KEY_FALLBACKS.
+    """Return the secret that was sealed for this purpose with SECRET_KEY or one of SECRET_KEY_FALLBACKS.
 
     Raises:
-        CannotUnseal: it can't be opened.
+        CannotUnseal: no key fits.
     """
     try:
         return _keys(purpose).decrypt(sealed.encode()).decode()
@@ -36,10 +36,9 @@ def unseal(purpose: str, sealed: str) -> str:
 
 
 def _keys(purpose: str) -> MultiFernet:
-    """Return the keys of a purpose: the first seals, and each opens what it sealed."""
     secrets = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
-    return MultiFernet([Fernet(base64.urlsafe_b64encode(_derived(purpose, secret))) for secret in secrets])
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(_derive(purpose, secret))) for secret in secrets])
 
 
-def _derived(purpose: str, secret: str) -> bytes:
+def _derive(purpose: str, secret: str) -> bytes:
     return HKDF(SHA256(), 32, salt=None, info=purpose.encode()).derive(secret.encode())
