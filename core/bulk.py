@@ -1,7 +1,7 @@
-"""Many rows in one statement, whatever their number.
+"""Inserts, updates and lookups of many rows in one statement.
 
-One statement fed by ``json_each`` on SQLite, or by ``unnest`` on PostgreSQL. Django's ``bulk_create`` takes a statement
-for each 999 parameters on SQLite, and its ``bulk_update`` a CASE for each row, so both grow with the rows.
+The rows are a parameter of ``json_each`` on SQLite, and of ``unnest`` on PostgreSQL. Django's ``bulk_create`` needs a
+statement for each 999 parameters on SQLite, and its ``bulk_update`` a CASE for each row.
 """
 
 import json
@@ -25,10 +25,10 @@ def insert(
     unique: Sequence[str] = (),
     update: Sequence[str] = (),
 ) -> list[Any]:
-    """Insert rows, each with its values in the order of ``fields``, and return what ``returning`` names of each.
+    """Insert rows, each with its values in the order of ``fields``. Return the fields ``returning`` of each.
 
-    Where one with the same values of ``unique`` is there, the fields of ``update`` are set in that instead, to what the
-    new one would have, the database's default included. No two of the given rows may have the same.
+    If a row with the same values of ``unique`` exists, set its fields ``update`` to the new row's values, including the
+    database's defaults. No two of the given rows may have the same values of ``unique``.
     """
     if not rows:
         return []
@@ -48,7 +48,7 @@ def insert(
 
 
 def update(model: type[Model], fields: Sequence[str], rows: Sequence[Row]) -> None:
-    """Update rows, each given as its primary key followed by its values in the order of ``fields``."""
+    """Update rows. Each row is its primary key followed by its values in the order of ``fields``."""
     if not rows:
         return
     columns = [model._meta.pk, *(_field(model, name) for name in fields)]
@@ -60,10 +60,10 @@ def update(model: type[Model], fields: Sequence[str], rows: Sequence[Row]) -> No
 
 
 def disable_nested_loops() -> None:
-    """Until the end of this transaction, have PostgreSQL not compare each row of one set with each of another.
+    """Disable PostgreSQL's nested loop joins until the end of the transaction.
 
-    Where its statistics know nothing of the rows, that looks cheapest to it: of 2,000 it takes 700 ms instead of 5.
-    SQLite takes the index in any case.
+    Without statistics about the rows, PostgreSQL prefers a nested loop: 2,000 rows take 700 ms instead of 5 ms. SQLite
+    always uses the index.
     """
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
@@ -71,23 +71,23 @@ def disable_nested_loops() -> None:
 
 
 def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:
-    """Return the condition, for ``filter``, that a row's values of ``by`` are one of these keys. There must be one.
+    """Return a condition for ``filter``: a row's values of ``by`` are one of these keys. ``keys`` must not be empty.
 
-    Where the keys differ in one column alone, as they mostly do, PostgreSQL is given an array of that to look up. Else
-    it is a join, and to that it has several ways: beside another condition that few rows met when the statistics were
-    made, it compares each row with each key.
+    If the keys differ in one column only, as they usually do, the condition for PostgreSQL is ``= ANY`` of an array.
+    Otherwise it is a join, for which PostgreSQL may choose a slow plan. Together with a condition that few rows met
+    when its statistics were collected, it compares each row with each key.
     """
     columns = [_field(model, name) for name in by]
     table = _quoted(model._meta.db_table)
-    mine = [f"{table}.{_quoted(field.column)}" for field in columns]
-    given = list(zip(columns, mine, zip(*keys, strict=True), strict=True))
-    different = [name for field, name, values in given if not _is_same(field, values)]
+    names = [f"{table}.{_quoted(field.column)}" for field in columns]
+    given = list(zip(columns, names, zip(*keys, strict=True), strict=True))
+    varying = [name for field, name, values in given if not _is_constant(field, values)]
     parameters: list[Any] = []
-    if connection.vendor == "postgresql" and len(different) <= 1:
+    if connection.vendor == "postgresql" and len(varying) <= 1:
         conditions = []
         for field, name, values in given:
             type_ = field.rel_db_type(connection)
-            if name in different:
+            if name in varying:
                 conditions.append(f"{name} = ANY (%s::{type_}[])")
                 parameters.append(_as_array(_prepared(field, values)))
             else:
@@ -96,16 +96,16 @@ def among(model: type[Model], by: Sequence[str], keys: Sequence[Row]) -> RawSQL:
         sql = f"({' AND '.join(conditions)})"
     else:
         source, parameters = _table(columns, keys)
-        theirs = ", ".join(_quoted(field.column) for field in columns)
-        sql = f"({', '.join(mine)}) IN (SELECT {theirs} FROM {source})"
+        source_names = ", ".join(_quoted(field.column) for field in columns)
+        sql = f"({', '.join(names)}) IN (SELECT {source_names} FROM {source})"
     return RawSQL(sql, parameters, output_field=BooleanField())
 
 
 def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[str, list[Any]]:
     """Return a table expression named ``fresh`` with these columns and rows, and its parameters.
 
-    What is the same in every row, as most is in a pass, goes along once; the first column says how many there are.
-    PostgreSQL is given its arrays as texts: an ``ARRAY[…]`` of ten thousand is so many expressions to it, and takes
+    A column with the same value in every row is one parameter, except the first column, which gives the number of rows.
+    PostgreSQL gets its arrays as text: it parses an ``ARRAY[…]`` of 10,000 elements as 10,000 expressions, which takes
     ten times as long.
     """
     is_sqlite = connection.vendor == "sqlite"
@@ -115,7 +115,7 @@ def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[s
     arrays: list[tuple[str, str]] = []  # names and types
     for field, values in zip(columns, zip(*rows, strict=True), strict=True):
         name, type_ = _quoted(field.column), field.rel_db_type(connection)
-        if lists and _is_same(field, values):
+        if lists and _is_constant(field, values):
             cells.append(f"%s AS {name}" if is_sqlite else f"%s::{type_} AS {name}")
             constants += _prepared(field, values[:1])
         else:
@@ -131,36 +131,44 @@ def _table(columns: Sequence["Field[Any, Any]"], rows: Sequence[Row]) -> tuple[s
     return f"({select} {given}) AS fresh", [*constants, *map(_as_array, lists)]
 
 
-def _is_same(field: "Field[Any, Any]", values: Row) -> bool:
-    # To Python a JSON true is the same as a 1.
+def _is_constant(field: "Field[Any, Any]", values: Row) -> bool:
+    # In Python True == 1, but in JSON these are different values.
     return field.get_internal_type() != "JSONField" and values.count(values[0]) == len(values)
 
 
 def _as_array(values: Sequence[Any]) -> str:
-    """Return an array in the form in which PostgreSQL reads it."""
-    return "{" + ",".join(["NULL" if value is None else _in_quotes(str(value)) for value in values]) + "}"
+    """Return a PostgreSQL array literal."""
+    return "{" + ",".join(["NULL" if value is None else _array_element(str(value)) for value in values]) + "}"
 
 
-def _in_quotes(text: str) -> str:
+def _array_element(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _prepared(field: "Field[Any, Any]", values: Row) -> list[Any]:
-    """Return the values of one column as the database takes them, which an array of PostgreSQL's takes too."""
+    """Return the values of one column as database parameters, which PostgreSQL's arrays accept too."""
     if isinstance(field, JSONField):
         return [None if value is None else json.dumps(value, cls=field.encoder) for value in values]
-    # Few columns have many different values, and preparing one costs more than looking it up. A text or a number is
-    # what it is. The connection itself is asked, as the one that is imported looks for it each time.
-    as_it_is = _AS_IT_IS.get((field.target_field if isinstance(field, ForeignKey) else field).get_internal_type())
+    # Each distinct value is prepared once, because preparing costs more than a lookup. django.db.connection is a proxy
+    # that looks up the real connection at each access, so use the real one.
+    unchanged_type = _UNCHANGED_TYPES.get(
+        (field.target_field if isinstance(field, ForeignKey) else field).get_internal_type()
+    )
     database = connections[connection.alias]
-    ready = {
-        value: value if type(value) is as_it_is else field.get_db_prep_save(value, database) for value in set(values)
+    prepared = {
+        value: value if type(value) is unchanged_type else field.get_db_prep_save(value, database)
+        for value in set(values)
     }
-    return [ready[value] for value in values]
+    return [prepared[value] for value in values]
 
 
-_AS_IT_IS: dict[str, type] = {"CharField": str, "TextField": str, "BigAutoField": int, "PositiveBigIntegerField": int}
-"""Fields that give the database what they are given, where that is of this type."""
+_UNCHANGED_TYPES: dict[str, type] = {
+    "CharField": str,
+    "TextField": str,
+    "BigAutoField": int,
+    "PositiveBigIntegerField": int,
+}
+"""Fields that pass a value of this type to the database unchanged."""
 
 
 def _field(model: type[Model], name: str) -> "Field[Any, Any]":

@@ -9,11 +9,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 
 STARTED_ANEW = ("accounts", "queues", "message_store")
-"""The apps whose migrations started anew with version 1."""
+"""The apps whose old migrations version 1 replaced."""
 
 REMEDY = (
-    "Create an empty database, set DATABASE_URL to it, and run manage.py migrate. Then take over what the broker has "
-    "with manage.py adopt_broker; the next pass lists the queues again. Create tokens and channels anew."
+    "Create an empty database, set DATABASE_URL to it, and run manage.py migrate. Then run manage.py adopt_broker to "
+    "adopt the broker's accounts; the next pass lists the queues. Create tokens and channels again."
 )
 
 
@@ -30,6 +30,6 @@ def check_version(
 
 
 def is_older_than_version_1(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the database has the tables of migrations that were replaced by ``0001_version_1``."""
+    """Return whether a migration that ``0001_version_1`` replaced was applied to the database."""
     applied = MigrationRecorder(connection).applied_migrations()
     return any((app, "0001_initial") in applied for app in STARTED_ANEW)

@@ -1,4 +1,4 @@
-"""What the endpoints of all apps share: reading a body, paging a list, searching, errors at a field."""
+"""Helpers for the endpoints of all apps: reading a body, pagination, search, errors of a field."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.viewsets import GenericViewSet
 
-LONGEST_SEARCH = 255
+MAX_SEARCH_LENGTH = 255
 
 SHOWN_ONCE = {"Cache-Control": "no-store"}
 
@@ -21,14 +21,14 @@ SEARCH = OpenApiParameter("search", str, description="A part of the name or of a
 
 
 class Conflict(APIException):
-    """It can't be done as things stand."""
+    """The request conflicts with the current state."""
 
     status_code = HTTPStatus.CONFLICT
 
 
 @contextlib.contextmanager
 def at_field(name: str, *errors: type[Exception]) -> Iterator[None]:
-    """Say at this field of the body what these errors say, unless they name a field by themselves."""
+    """Report errors of these types as errors of a field in the body, unless they name fields themselves."""
     try:
         yield
     except errors as error:
@@ -39,10 +39,10 @@ def at_field(name: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def read(serializer: type[Serializer[Any]], request: rest.Request) -> dict[str, Any]:
-    """Return what the body says.
+    """Return the validated fields of the body.
 
     Raises:
-        ValidationError: it says something else; the errors stand at their fields.
+        ValidationError: the body is invalid; the errors are listed by field.
     """
     body = serializer(data=request.data)
     body.is_valid(raise_exception=True)
@@ -51,18 +51,18 @@ def read(serializer: type[Serializer[Any]], request: rest.Request) -> dict[str, 
 
 
 def page_of(view: GenericViewSet[Any], serializer: type[Serializer[Any]], rows: Any) -> Response:
-    """Return the page that is asked for of these rows, whether they are the database's or the broker's."""
-    found: Any = view.paginate_queryset(rows)
-    return view.get_paginated_response(serializer(found, many=True, context=view.get_serializer_context()).data)
+    """Return the requested page of these rows: a queryset, or a list from the broker."""
+    page: Any = view.paginate_queryset(rows)
+    return view.get_paginated_response(serializer(page, many=True, context=view.get_serializer_context()).data)
 
 
 def search_in(request: rest.Request) -> str:
-    """Return what a list is searched for; a NUL, which no column holds and PostgreSQL doesn't take, is replaced.
+    """Return the parameter ``search``. A NUL is replaced, because PostgreSQL refuses it.
 
     Raises:
-        ValidationError: it is longer than what could be found.
+        ValidationError: it is too long.
     """
     search = request.query_params.get("search", "")
-    if len(search) > LONGEST_SEARCH:
-        raise ValidationError({"search": [f"This is longer than {LONGEST_SEARCH} characters."]})
+    if len(search) > MAX_SEARCH_LENGTH:
+        raise ValidationError({"search": [f"This has more than {MAX_SEARCH_LENGTH} characters. Shorten it."]})
     return search.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -1,7 +1,7 @@
-"""One at a time: a lease that expires, taken by a conditional update.
+"""Leases: locks with an expiry, taken by a conditional UPDATE.
 
-The clock is the database's, so that machines needn't agree about the time. A lease is free when it has expired, and
-when it was taken before the clock was set back (:func:`max_remaining`).
+The clock is the database's, so that the machines' clocks don't matter. A lease is free if it has expired, or if it was
+taken before the clock was set back (:func:`max_remaining`).
 """
 
 import time
@@ -16,10 +16,10 @@ from django.db.models.functions import Now
 from core.models import Lease
 
 SECONDS = 90.0
-"""How long a lease lasts unless it is renewed: longer than any step of a pass between two renewals."""
+"""The length of a lease without renewal: longer than any step of a pass between two renewals."""
 
 CLOCK_SLACK_SECONDS = 60
-"""How far the clocks of two processes may differ. PostgreSQL's time of a statement that waited is that of its start."""
+"""The tolerated difference of clock readings. PostgreSQL's time in a statement that waited is that of its start."""
 
 
 class LeaseTaken(Exception):
@@ -27,19 +27,19 @@ class LeaseTaken(Exception):
 
 
 class LeaseLost(Exception):
-    """The lease expired, as after a long stop. Another process may have it, so nothing more may be done under it."""
+    """The lease expired, such as after a long pause of the process. Another process may have it, so stop the work."""
 
 
 def is_held(seconds: float = SECONDS) -> Q:
-    """Return the condition that a process has a lease, which lasts this long unless it is renewed."""
+    """Return the condition that a process has a lease of this length."""
     return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + max_remaining(seconds))
 
 
 def max_remaining(length: float) -> timedelta:
-    """Return the longest time for which a lease of this length, in seconds, can still last.
+    """Return the maximum remaining time of a lease of this length, in seconds.
 
-    A lease that expires later was taken before the clock was set back. Without this limit, a lease that a crash left
-    behind would last longer by as much as the clock was set back.
+    A lease that expires later was taken before the clock was set back. Without this limit, the lease of a crashed
+    process would last longer by that difference.
     """
     return timedelta(seconds=length + CLOCK_SLACK_SECONDS)
 
@@ -64,13 +64,13 @@ class HeldLease:
         """Make the lease last its whole length again.
 
         Raises:
-            LeaseLost: it expired; whatever was about to be done must not be done.
+            LeaseLost: it expired; do not act.
         """
         if not self._write(self._mine()):
-            raise LeaseLost(f"the lease '{self.name}' ran out while it was in use; the next pass goes on from here")
+            raise LeaseLost(f"the lease '{self.name}' expired while it was in use; the next run continues from here")
 
     def renew_if_due(self) -> None:
-        """Renew the lease if a third of it has gone by.
+        """Renew the lease if a third of its length has passed.
 
         Raises:
             LeaseLost: it expired.
@@ -79,7 +79,7 @@ class HeldLease:
             self.renew()
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lease, so that another process can take it."""
         Lease.objects.filter(name=self.name, holder=self.holder).update(holder=None)
 
     def _free(self) -> QuerySet[Lease]:
@@ -95,7 +95,7 @@ class HeldLease:
 
 @contextmanager
 def lease(name: str) -> Iterator[HeldLease]:
-    """Have the lease of this name for a while.
+    """Hold the lease of this name inside the ``with`` block.
 
     Raises:
         LeaseTaken: another process has it.

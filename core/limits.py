@@ -1,8 +1,8 @@
-"""How often somebody may do something, counted by all processes together in Django's cache.
+"""Rate limits, counted by all processes together in Django's cache.
 
-A limit holds for stretches of time that begin at the same moment for everybody. What may be done in one is cut into
-shares. A process takes a share when it has used up the one before, so that a large limit costs next to nothing: the
-cache is asked once for many. Which share is whose the cache decides (``add``), so that no two get the same.
+A limit applies to fixed windows of time, such as each full minute. Its actions in a window are divided into shares. A
+process reserves a share in the cache with ``add``, and counts its actions in memory until the share is used up. So a
+large limit needs few requests to the cache.
 """
 
 import threading
@@ -14,90 +14,90 @@ from django.core.cache import cache
 from django.db import OperationalError
 
 SHARES = 100
-"""A stretch has about so many shares. A limit up to this is exact; past it a process may keep a share to itself."""
+"""The approximate number of shares in a window. A higher limit is not exact: a process may keep an unused share."""
 
-GONE_SECONDS = 0.3
-"""For so long what can't be kept, and has nothing in its way, is tried again."""
+RETRY_SECONDS = 0.3
+"""The timeout for retries of a write to the cache that fails without a reason."""
 
-STRETCHES = {60: "a minute", 3600: "an hour"}
-"""How long stretches are, in seconds, and in words."""
+WINDOW_NAMES = {60: "a minute", 3600: "an hour"}
+"""Names of the possible windows, by their length in seconds."""
 
 
 @dataclass(frozen=True)
 class RateLimit:
-    """So many ``what`` in each stretch of so many seconds, for each of those who are counted; 0: any number."""
+    """At most ``max_count`` actions in a window of ``seconds``, for each client; 0: no limit. ``what`` names them."""
 
     what: str
-    most: int
+    max_count: int
     seconds: int
 
 
 class RateLimitExceeded(Exception):
-    """Somebody did it more often than they may. The text says so; ``seconds`` is how long to wait."""
+    """A client exceeded a rate limit. The text is for the client; ``seconds`` is the time to wait."""
 
     def __init__(self, limit: RateLimit, seconds: int) -> None:
         super().__init__(
-            f"These are too many {limit.what}: {limit.most} within {STRETCHES[limit.seconds]} are the most. "
+            f"Too many {limit.what}: the limit is {limit.max_count} within {WINDOW_NAMES[limit.seconds]}. "
             f"Wait {seconds} seconds."
         )
         self.seconds = seconds
 
 
 _left: dict[tuple[str, str], tuple[int, int]] = {}
-"""The stretch that this process has a share of, and how many are left of that; by what is limited, and who does it."""
+"""The window and the remaining actions of this process's share, by what is limited and the client."""
 _lock = threading.Lock()
 
 
-def consume(limit: RateLimit, who: str) -> None:
-    """Count one more that ``who`` does, who is known by letters, digits and ``.:_-``.
+def consume(limit: RateLimit, client: str) -> None:
+    """Count one action of a client. ``client`` consists of letters, digits and ``.:_-``.
 
     Raises:
-        RateLimitExceeded: they did as many as they may in this stretch of time.
+        RateLimitExceeded: the client reached the limit in this window.
     """
-    if not limit.most:
+    if not limit.max_count:
         return
-    stretch = int(time.time() // limit.seconds)
-    if _use(limit, who, stretch):
+    window = int(time.time() // limit.seconds)
+    if _use_share(limit, client, window):
         return
-    size = _take_share(limit, who, stretch)
+    size = _reserve_share(limit, client, window)
     if size > 1:
         with _lock:
-            of, left = _left.get((limit.what, who), (stretch, 0))
-            _left[limit.what, who] = (stretch, size - 1 + (left if of == stretch else 0))
+            share_window, left = _left.get((limit.what, client), (window, 0))
+            _left[limit.what, client] = (window, size - 1 + (left if share_window == window else 0))
 
 
-def _use(limit: RateLimit, who: str, stretch: int) -> bool:
-    """Use one of the share that this process has, and return whether there was one."""
+def _use_share(limit: RateLimit, client: str, window: int) -> bool:
+    """Use one action of this process's share, and return whether one was left."""
     with _lock:
-        of, left = _left.get((limit.what, who), (stretch, 0))
-        if of != stretch or not left:
+        share_window, left = _left.get((limit.what, client), (window, 0))
+        if share_window != window or not left:
             return False
-        _left[limit.what, who] = (stretch, left - 1)
+        _left[limit.what, client] = (window, left - 1)
         return True
 
 
-def _take_share(limit: RateLimit, who: str, stretch: int) -> int:
-    """Take a share for this process, and return how large it is.
+def _reserve_share(limit: RateLimit, client: str, window: int) -> int:
+    """Reserve a share for this process, and return its number of actions.
 
     Raises:
-        RateLimitExceeded: all are taken.
-        OperationalError: nothing can be written to the database.
+        RateLimitExceeded: no share is left.
+        OperationalError: the database can't be written.
     """
-    size = max(1, limit.most // SHARES)
-    name = f"limit:{limit.what.replace(' ', '-')}:{who}:{stretch}"
-    shares = {f"{name}:{begin}": min(size, limit.most - begin) for begin in range(0, limit.most, size)}
-    taken = cache.get_many(shares)
-    for key, of_share in shares.items():
-        if key not in taken and add(key, True, limit.seconds):
-            return of_share
-    raise RateLimitExceeded(limit, int((stretch + 1) * limit.seconds - time.time()) + 1)
+    size = max(1, limit.max_count // SHARES)
+    name = f"limit:{limit.what.replace(' ', '-')}:{client}:{window}"
+    shares = {f"{name}:{begin}": min(size, limit.max_count - begin) for begin in range(0, limit.max_count, size)}
+    reserved = cache.get_many(shares)
+    for key, share in shares.items():
+        if key not in reserved and add(key, True, limit.seconds):
+            return share
+    raise RateLimitExceeded(limit, int((window + 1) * limit.seconds - time.time()) + 1)
 
 
 def add(key: str, value: Any, seconds: float) -> bool:
-    """Keep a value in the cache for so many seconds, and return whether it is the first there.
+    """Add a value to the cache for this time. Return False if the key has a value already.
 
     Raises:
-        OperationalError: nothing can be written to the database. Django's cache in it calls that "not the first".
+        OperationalError: the database can't be written. Django's database cache returns False in this case too.
     """
     until: float | None = None
     while until is None or time.monotonic() < until:
@@ -105,7 +105,7 @@ def add(key: str, value: Any, seconds: float) -> bool:
             return True
         if cache.get(key) is not None:
             return False
-        # What stood in the way has just gone, and the next may be faster.
-        until = until or time.monotonic() + GONE_SECONDS
-        time.sleep(GONE_SECONDS / 30)
-    raise OperationalError("Nothing can be written to the cache in the database.")
+        # Either the existing value has just expired, or the database can't be written.
+        until = until or time.monotonic() + RETRY_SECONDS
+        time.sleep(RETRY_SECONDS / 30)
+    raise OperationalError("The cache in the database can't be written.")

@@ -1,7 +1,7 @@
 """Locks of accounts and vhosts on the broker: one process at a time changes a name.
 
-A lock is a lease that is renewed before each request to the broker and outlasts any request. One that a crash leaves
-behind expires. Its row is deleted when it is released, as names are many.
+A lock is a lease that is renewed before each request to the broker and outlasts the request. The lock of a crashed
+process expires. The row is deleted on release, because there are many names.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from rabbit.management import BODY_READ_TIMEOUTS, Management
 logger = logging.getLogger(__name__)
 
 RENEW_INTERVAL_SECONDS = 10.0
-"""A lock is looked at before each request, and prolonged this often."""
+"""A lock is checked before each request, and renewed at this interval."""
 
 SLACK_SECONDS = 30
-"""For all that isn't waiting for the broker: connecting, the database, and what was not prolonged just now."""
+"""For the time that is not spent waiting for the broker, and for the interval between renewals."""
 
 POLL_SECONDS = 0.05
-"""How often a process that waits for a lock tries to take it."""
+"""The interval at which a waiting process tries to take a lock."""
 
 PREFIX = "lock "
-"""With this the names of the leases begin that are locks."""
+"""The prefix of the locks' lease names."""
 
 
 class LockTaken(Exception):
-    """Another process changes this name right now, maybe since this one was too slow.
+    """Another process is changing this name, possibly because this process was too slow.
 
-    It is no error of a lease: a sweep that changes an account must not take this for the loss of its own lease.
+    This is not an error of leases, so that a sweep doesn't mistake it for the loss of its own lease.
     """
 
 
@@ -47,11 +47,11 @@ class Lock(HeldLease):
         self._locked = name
 
     def acquire(self, wait: float = 0) -> None:
-        """Take the lock. If another process has it, wait up to so many seconds for it.
+        """Take the lock. If another process has it, wait up to ``wait`` seconds.
 
         Raises:
             LockTaken: another process has it.
-            DatabaseError: nothing can be written to the database.
+            DatabaseError: the database can't be written.
         """
         until = time.monotonic() + wait
         while not self.take():
@@ -60,10 +60,10 @@ class Lock(HeldLease):
             time.sleep(POLL_SECONDS)
 
     def renew(self) -> None:
-        """Make sure that the lock is still this process's, for as long as a request can take.
+        """Check that this process has the lock, and will have it for the duration of a request.
 
         Raises:
-            LockTaken: it isn't; whatever has this name by now may be another owner's.
+            LockTaken: another process has it, and may have created an account or vhost of this name.
         """
         if time.monotonic() - self._written_at < RENEW_INTERVAL_SECONDS:
             is_ours = self._mine().exists()
@@ -73,25 +73,25 @@ class Lock(HeldLease):
             raise LockTaken(self._text())
 
     def renewing_client(self, management: Management) -> Management:
-        """Return this client so that the lock is renewed before each of its requests, and none is made without it."""
+        """Return a client that renews the lock before each request, and sends none without the lock."""
         return cast("Management", _Renewing(management, self))
 
     def release(self) -> None:
-        """Give up the lock. One that another process has by now stays.
+        """Release the lock, unless another process has it now.
 
-        What was done is done, so a database that is away now is no error: the lock expires.
+        Only log errors of the database: the work is done, and the lock expires.
         """
         try:
             Lease.objects.filter(name=self.name, holder=self.holder).delete()
         except DatabaseError as error:
-            logger.warning("The lock of '%s' could not be released, and expires: %s", self._locked, error)
+            logger.warning("The lock of '%s' could not be released, so it expires: %s", self._locked, error)
 
     def _text(self) -> str:
         return f"Somebody is changing '{self._locked}' right now; try again in some minutes."
 
 
 class _Renewing:
-    """A management client that renews the lock at each call. Its methods make one request each."""
+    """A management client that renews a lock before each call. Each method makes one request."""
 
     def __init__(self, management: Management, lock: Lock) -> None:
         self._management = management
@@ -109,10 +109,10 @@ class _Renewing:
 
 @contextlib.contextmanager
 def lock(name: str, wait: float = 0) -> Iterator[Lock]:
-    """Lock a name on the broker, so that no other process creates, changes or removes it at the same time.
+    """Lock a name on the broker, so that no other process creates, changes or removes it.
 
-    If another process has it, wait up to ``wait`` seconds for it. What was read of the account before may be out of
-    date: read it again.
+    If another process has the lock, wait up to ``wait`` seconds. Read the account's row again inside the block: it may
+    have changed.
 
     Raises:
         LockTaken: another process has it.
@@ -126,21 +126,21 @@ def lock(name: str, wait: float = 0) -> Iterator[Lock]:
 
 
 def locked_names(names: Collection[str]) -> list[str]:
-    """Return those of these names that are locked. One statement."""
+    """Return the names that are locked, sorted, with one statement."""
     by_lease = {lease_name(name): name for name in names}
     leases = Lease.objects.filter(is_held(lock_seconds()), name__in=by_lease).values_list("name", flat=True)
     return sorted(by_lease[lease] for lease in leases)
 
 
 def lease_name(name: str) -> str:
-    """Return the name of the lease that is the lock of this name on the broker."""
+    """Return the name of a lock's lease."""
     return f"{PREFIX}{name}"
 
 
 def lock_seconds() -> float:
-    """Return how long a lock lasts that isn't renewed: longer than a request takes, and its only repetition.
+    """Return the length of a lock without renewal: longer than a request and its retry.
 
-    Each may wait for a connection, for being sent, for the answer's first piece, as often as that for its body, and for
-    the piece of the body that comes too late.
+    Each of the two may wait one broker timeout for a connection, for sending, and for the first part of the answer. The
+    body may take ``BODY_READ_TIMEOUTS`` more, and one more for the part during which that limit passes.
     """
     return 2 * (4 + BODY_READ_TIMEOUTS) * float(settings.GUARDIAN_BROKER_TIMEOUT_SECONDS) + SLACK_SECONDS

@@ -8,7 +8,7 @@ _NAMES = (
     r"passw(?:or)?d|passcode|pwd|secret|secret_key|api[_-]?key|access_key|[_-]token|token(?=\\?[\"'=])|sessionid"
     r"|csrftoken"
 )
-"""What a field with a secret in it is called, or ends with."""
+"""Names of fields with a secret, or the ends of such names."""
 
 _NAME = re.compile(rf"(?:{_NAMES}|token)$", re.IGNORECASE)
 
@@ -18,33 +18,33 @@ def _in_address(found: re.Match[str]) -> str:
 
 
 def _without_credentials(address: str) -> str:
-    """Return what follows the :// of an address without its password, and without its user where that may be a key."""
-    place = _PLACE.match(address)
-    end = place.end() if place else 0
-    host = address.rfind("@", 0, end)
-    if host < 0 and _NO_PORT.search(address, 0, end):
-        host = address.rfind("@")  # what looks like the host and its path is a password with a slash in it
-    if host < 0:
+    """Return the part of a URL after :// without its password. A user without a password may be a key: mask it too."""
+    authority = _AUTHORITY.match(address)
+    end = authority.end() if authority else 0
+    at = address.rfind("@", 0, end)
+    if at < 0 and _NO_PORT.search(address, 0, end):
+        at = address.rfind("@")  # the password contains a slash, so the authority seems to end there
+    if at < 0:
         return address
-    user, colon, _ = address[:host].partition(":")
-    return f"{user if colon else ''}{colon}…{address[host:]}"
+    user, colon, _ = address[:at].partition(":")
+    return f"{user if colon else ''}{colon}…{address[at:]}"
 
 
-_PLACE = re.compile(r"[^/?#]*")
+_AUTHORITY = re.compile(r"[^/?#]*")
 
 _NO_PORT = re.compile(r"^(?!\[)(?:[^:]+:(?!\d*$)|:)")
 
-# Each of these looks at a character a fixed number of times, however long the text is and whatever it is made of.
+# These expressions take linear time for any text.
 _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    # A link that signs in or confirms an address: whoever has it can use it.
+    # Links that sign in or confirm an address work for everybody who has them.
     (re.compile(r"(/signin/link/|/addresses/)[^/\s\"'<>]+"), r"\1…"),
-    # The user and the password of an address. The host begins after the last @ before its path.
+    # The user and the password in a URL. The host begins after the last @ before the path.
     (re.compile(r"://[^\s\"<>]+"), _in_address),
-    # A token of the REST API, also as the password of an agent's login.
+    # A token of the REST API, which is also the password of an agent's login.
     (re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{64}(?![0-9A-Za-z])"), "…"),
     (re.compile(r"\b(token|bearer|basic)( {1,4})[A-Za-z0-9+/=._~-]{16,}", re.IGNORECASE), r"\1\2…"),
-    # A value by the name of its field: in a query, in JSON, in what Python prints. A quoted one goes to its closing
-    # quote, or to the end of the line; one whose quotes are escaped, as of JSON in JSON, to the next that is as they.
+    # The value of a named field in a query, in JSON or in a Python repr. A quoted value ends at its closing quote or at
+    # the end of the line; a value in escaped quotes, as of JSON in JSON, ends at the next escaped quote.
     (
         re.compile(
             rf"({_NAMES})"
@@ -64,14 +64,14 @@ _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
 
 
 def mask_secrets(text: str) -> str:
-    """Return a text without what is secret in it, whoever wrote it: passwords, tokens, links that sign in."""
-    for pattern, instead in _SECRETS:
-        text = pattern.sub(instead, text)
+    """Return a text with its passwords, tokens and links that sign in masked."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
     return text
 
 
 def mask_all_secrets(value: Any) -> Any:
-    """Return a value without what is secret in it, by the names in it and in its texts, however deep they are."""
+    """Return a value with its secrets masked, at any depth: in its texts, and by the names of its fields."""
     if isinstance(value, str):
         return mask_secrets(value)
     if isinstance(value, dict):

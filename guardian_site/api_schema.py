@@ -76,7 +76,7 @@ WHEN = {
     415: ("The body isn't declared as application/json.", 'Unsupported media type "text/plain" in request.'),
     429: (
         "It was done too often, or too many wrong tokens came from this address.",
-        "These are too many wrong tokens and keys: 30 within a minute are the most. Wait 34 seconds.",
+        "Too many wrong tokens and keys: the limit is 30 within a minute. Wait 34 seconds.",
     ),
     503: (
         "The broker can't be asked; try again later. The detail says where the outcome is unknown.",

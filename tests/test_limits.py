@@ -69,7 +69,7 @@ def test_each_is_counted_apart_and_so_is_what_they_do(db):
 
 def test_after_the_time_that_is_told_it_goes_on(db):
     done(THREE, "alice")
-    with pytest.raises(RateLimitExceeded, match="3 within a minute are the most") as refused:
+    with pytest.raises(RateLimitExceeded, match="the limit is 3 within a minute") as refused:
         consume(THREE, "alice")
     assert 1 <= refused.value.seconds <= 60
     with time_machine.travel(timezone.now() + timezone.timedelta(seconds=refused.value.seconds)):
