@@ -1,11 +1,11 @@
-"""Leases, and what is to be removed from the broker."""
+"""Leases, and objects to be removed from the broker."""
 
 from django.db import models
 from django.db.models.functions import Now
 
 
 class Lease(models.Model):
-    """Who may do a thing that only one process may do at a time. Taken and renewed in ``core/leases.py``."""
+    """The right to do something that only one process may do at a time. See ``core/leases.py``."""
 
     name = models.CharField(max_length=300, primary_key=True)
     holder = models.UUIDField(null=True)

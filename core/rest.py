@@ -1,6 +1,6 @@
-"""How the REST API reads, pages and refuses. What it does is in each app's ``api.py``.
+"""Conventions of the REST API: parsing, pagination, errors. The endpoints are in each app's ``api.py``.
 
-REST framework imports this while it is being imported itself, so its views can't be had here.
+REST framework imports this module during its own import, so this module can't import its views.
 """
 
 import json
@@ -34,39 +34,39 @@ logger = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
 RETRY_AFTER_SECONDS = 30
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-MAY_BE_EXECUTED = "If it did not answer in time, what you asked for may be done already; asking again does no harm."
+MAY_BE_EXECUTED = "If it did not answer in time, your request may be done already; sending it again does no harm."
 
 
 class LengthRequired(exceptions.APIException):
-    """The length of the body isn't told."""
+    """The request has no Content-Length."""
 
     status_code = HTTPStatus.LENGTH_REQUIRED
     default_detail = "Send the body with a Content-Length, not in chunks."
 
 
 class TooManyRequests(exceptions.APIException):
-    """It is done too often."""
+    """The client exceeded a rate limit."""
 
     status_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
 class StrictJSONParser(BaseParser):
-    """Reads JSON in UTF-8, whatever charset is named.
+    """Parses JSON in UTF-8, whatever charset the request names.
 
-    orjson refuses what the standard library lets through or falls over: halves of surrogate pairs, which no database
-    stores, and nesting without an end. The standard library reads what orjson let through: it makes no float of an
-    integer that has more than 64 bits.
+    orjson validates: it refuses lone surrogates, which no database stores, and too deep nesting, which makes the
+    standard library fail. The standard library parses: it keeps integers of more than 64 bits, which orjson makes
+    floats.
     """
 
     media_type = "application/json"
 
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
-        """Return what the body holds.
+        """Return the parsed body.
 
         Raises:
             ParseError: it isn't JSON.
         """
-        body = stream.read()  # which is not too large: guardian_site/middleware.py checks that
+        body = stream.read()  # guardian_site/middleware.py limits its size
         try:
             orjson.loads(body)
             return json.loads(body)
@@ -77,19 +77,19 @@ class StrictJSONParser(BaseParser):
 
 
 class AlwaysJSONNegotiation(DefaultContentNegotiation):
-    """Answers in JSON to whoever asks for something else, since there is nothing else.
+    """Answers in JSON even if the client accepts other types only.
 
-    It is the first to look at a request, whatever the endpoint. A body in chunks is refused here, because Django would
-    take it for an empty one: it reads as much as the ``Content-Length`` says.
+    It also refuses chunked bodies, because it is the first code of each endpoint that sees a request. Django would read
+    them as empty, for lack of a ``Content-Length``.
     """
 
     def select_renderer(
         self, request: Request, renderers: Any, format_suffix: str | None = None
     ) -> tuple[BaseRenderer, str]:
-        """Return the renderer that fits what is asked for, or the first.
+        """Return the renderer that the client accepts, or the first one.
 
         Raises:
-            LengthRequired: the body comes in chunks.
+            LengthRequired: the body is chunked.
         """
         if "HTTP_TRANSFER_ENCODING" in request.META and not request.META.get("CONTENT_LENGTH"):
             raise LengthRequired
@@ -101,7 +101,7 @@ class AlwaysJSONNegotiation(DefaultContentNegotiation):
 
 
 class MethodsMetadata(BaseMetadata):
-    """Answers OPTIONS with the methods of an address. What they take and tell is in the schema."""
+    """Answers OPTIONS with the methods of a URL. The schema describes them."""
 
     def determine_metadata(self, request: Request, view: Any) -> dict[str, list[str]]:
         """Return the methods."""
@@ -109,16 +109,16 @@ class MethodsMetadata(BaseMetadata):
 
 
 class HeaderPagination(PageNumberPagination):
-    """Plain arrays; how many there are, and where the other pages are, stands in headers."""
+    """Pages as plain arrays. Headers have the number of results and the links to other pages."""
 
     page_size = 10
     page_size_query_param = "page_size"
     max_page_size = 300
-    page_query_description = "Which page, from 1."
-    page_size_query_description = f"How many on a page: {page_size} unless told, {max_page_size} at most."
+    page_query_description = "The number of the page, from 1."
+    page_size_query_description = f"Results on a page: {page_size} by default, {max_page_size} at most."
 
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
-        """Return the page that is asked for.
+        """Return the requested page.
 
         Raises:
             ValidationError: page or page_size isn't a number from 1.
@@ -151,7 +151,7 @@ class HeaderPagination(PageNumberPagination):
         return schema
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
-        """Return the two parameters, with their bounds."""
+        """Return the two parameters with their minimum."""
         parameters: list[dict[str, Any]] = super().get_schema_operation_parameters(view)
         for parameter in parameters:
             parameter["schema"] |= {"minimum": 1}
@@ -162,7 +162,7 @@ class HeaderPagination(PageNumberPagination):
         if text is None:
             return default
         if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text)):
-            raise exceptions.ValidationError({name: ["This has to be a number from 1."]})
+            raise exceptions.ValidationError({name: ["This must be a whole number, 1 or more."]})
         return int(text)
 
     def _url(self, url: str, number: int) -> str:
@@ -175,10 +175,10 @@ LINKS = ("first", "prev", "next", "last")
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Return the answer to what went wrong, for REST framework's ``EXCEPTION_HANDLER``.
+    """Return the response to an exception, for REST framework's ``EXCEPTION_HANDLER``.
 
-    Errors of input say at which field, as REST framework's own do. All others are problem details (RFC 9457). What
-    isn't the client's doing, nor the broker's, is None: a 500.
+    Errors of input are listed by field, as in REST framework. Other errors of the client or the broker are problem
+    details (RFC 9457). For all others return None, which means 500.
     """
     request: Request = context["request"]
     retry_after = error.seconds if isinstance(error, RateLimitExceeded) else RETRY_AFTER_SECONDS
@@ -190,10 +190,10 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         error = TooManyRequests(str(error))
     elif isinstance(error, PermissionDenied):
         error = exceptions.PermissionDenied(str(error) or None)
-    elif isinstance(error, Http404 | ObjectDoesNotExist):  # the second: removed by somebody in between
+    elif isinstance(error, Http404 | ObjectDoesNotExist):  # the second: the row was deleted during the request
         error = exceptions.NotFound()
     elif isinstance(error, TooManyFieldsSent):
-        error = exceptions.ParseError("The address has too many parameters.")
+        error = exceptions.ParseError("The URL has too many parameters.")
     if isinstance(error, exceptions.ValidationError):
         by_field = error.detail if isinstance(error.detail, dict) else {"non_field_errors": error.detail}
         return Response(by_field, HTTPStatus.BAD_REQUEST)
@@ -210,7 +210,7 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
 
 
 def problem_details(status: HTTPStatus, detail: str, path: str) -> dict[str, Any]:
-    """Return the body of a problem (RFC 9457), whose media type is ``PROBLEM``."""
+    """Return the body of problem details (RFC 9457). Their media type is ``PROBLEM``."""
     return {
         "type": "about:blank",
         "title": status.phrase,
@@ -221,7 +221,7 @@ def problem_details(status: HTTPStatus, detail: str, path: str) -> dict[str, Any
 
 
 def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
-    """Return REST framework's form of Django's error."""
+    """Convert Django's ValidationError to REST framework's."""
     if not hasattr(error, "error_dict"):
         return exceptions.ValidationError({"non_field_errors": error.messages})
     by_field = error.message_dict
@@ -231,22 +231,22 @@ def _of_fields(error: InvalidValue) -> exceptions.ValidationError:
 
 
 class ServiceUnavailable(exceptions.APIException):
-    """The broker can't be asked, or doesn't let Guardian in. Its address is for operators: it stands in the log."""
+    """The broker can't be reached, or refuses Guardian's login. Only the log names its address."""
 
     status_code = HTTPStatus.SERVICE_UNAVAILABLE
-    default_detail = "The broker can't be asked at the moment. Try again in a minute."
+    default_detail = "Guardian can't reach the broker at the moment. Try again in a minute."
 
 
 class RefusedByBroker(exceptions.APIException):
-    """The broker won't, and says why."""
+    """The broker refused the request."""
 
     status_code = HTTPStatus.CONFLICT
 
 
 def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
-    """Return the answer to what the broker did, or did not do."""
+    """Return the API's error for the broker's."""
     if isinstance(error, NotOnBroker):
-        return exceptions.NotFound("It isn't on the broker.")
+        return exceptions.NotFound("This doesn't exist on the broker.")
     logger.warning("%s %s: %s", request.method, iri_to_uri(request.path), error)
     if isinstance(error, OutcomeUnknown):
         return ServiceUnavailable(str(error))
@@ -260,6 +260,6 @@ def _of_broker(error: BrokerError, request: Request) -> exceptions.APIException:
         )
     if isinstance(error, Refused) and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return ServiceUnavailable(
-            "The broker doesn't let Guardian do this. An operator has to look at Guardian's own account there."
+            "The broker doesn't let Guardian do this. Ask an operator to check Guardian's own account there."
         )
-    return RefusedByBroker(f"The broker refuses: {error.reason if isinstance(error, Refused) else error}")
+    return RefusedByBroker(f"The broker refuses this: {error.reason if isinstance(error, Refused) else error}")

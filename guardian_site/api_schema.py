@@ -70,7 +70,7 @@ WHEN = {
     ),
     404: ("It isn't there, or isn't yours.", "There is nothing at this address."),
     408: ("The body didn't come in time.", "The body didn't come in time."),
-    409: ("It can't be done as things stand; the detail says why.", "The broker refuses: the queue is in use."),
+    409: ("It can't be done as things stand; the detail says why.", "The broker refuses this: the queue is in use."),
     411: ("The body comes in chunks, without a Content-Length.", "Send the body with a Content-Length, not in chunks."),
     413: ("The body is too large.", "The body is too large."),
     415: ("The body isn't declared as application/json.", 'Unsupported media type "text/plain" in request.'),
@@ -80,7 +80,7 @@ WHEN = {
     ),
     503: (
         "The broker can't be asked; try again later. The detail says where the outcome is unknown.",
-        "The broker can't be asked at the moment.",
+        "Guardian can't reach the broker at the moment.",
     ),
 }
 

@@ -223,7 +223,7 @@ def test_who_guesses_is_told_to_wait(db, three_guesses, path, headers):
     assert [guesser.get(path).status_code for _ in range(5)] == [401, 401, 401, 429, 429]
     told = guesser.get(path)
     assert 1 <= int(told["Retry-After"]) <= 60
-    assert "too many wrong tokens and keys" in told.text.replace("&#x27;", "'")
+    assert "Too many wrong tokens and keys" in told.text.replace("&#x27;", "'")
     kinds = {"/api/me/": "application/problem+json", "/v1/shop": "application/json", "/metrics": "text/html"}
     assert told["Content-Type"].partition(";")[0] == kinds[path]
 
