@@ -1,13 +1,12 @@
-"""What processes count for /metrics: calls to the broker, requests, deleted queues, failed passes.
+"""Counters of processes for /metrics: requests to the broker and to the API, deleted queues, failed passes.
 
-This is prometheus-client's multiprocess mode. Web processes, workers and commands each count in files of their own in
-``GUARDIAN_VAR_DIR/metrics``, and a scrape adds up all files, those of processes that have ended too. So they are the
-figures of one machine, or of all that share that folder. What the database knows is the same everywhere, and is in
-``metrics.py``.
+This is prometheus-client's multiprocess mode. Each process counts in its own files in ``GUARDIAN_VAR_DIR/metrics``. A
+scrape adds up all files, including those of ended processes, so the counters are those of one machine, or of all
+machines that share the folder. Metrics from the database are in ``metrics.py``.
 
-All figures are counters or histograms. A gauge would need a ``multiprocess_mode``, and `mark_process_dead`.
+All metrics here are counters or histograms. A gauge would need a ``multiprocess_mode`` and ``mark_process_dead``.
 
-An error in counting never fails what is counted.
+An error in counting never fails the counted action.
 """
 
 import fcntl
@@ -28,7 +27,7 @@ from django.http.response import HttpResponseBase
 from rabbit.management import Call
 
 FOLDER = Path(settings.VAR_DIR) / "metrics"
-os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(FOLDER)  # which is read when prometheus_client is imported
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(FOLDER)  # prometheus_client reads this on import
 
 from prometheus_client import Counter, Histogram, Metric, values  # noqa: E402
 from prometheus_client.multiprocess import MultiProcessCollector  # noqa: E402
@@ -36,18 +35,18 @@ from prometheus_client.multiprocess import MultiProcessCollector  # noqa: E402
 logger = logging.getLogger(__name__)
 
 FILE_BYTES = 64 * 1024
-"""The size of a new file: prometheus-client's, and room for several times the figures there are."""
+"""The size of a new file. prometheus-client's default has room for several times our counters."""
 
 HOST = socket.gethostname()
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 DELETED_BY = ("pass", "orphans", "stale")
-WHY_FAILED = ("away", "errors")
+FAILURE_REASONS = ("away", "errors")
 
 P = ParamSpec("P")
 
 
 def _process() -> str:
-    """Return what the files of this process are named after: containers share process ids, but not their host names."""
+    """Return the name of this process's files. Containers may share process ids, but not host names."""
     return f"{HOST}-{os.getpid()}"
 
 
@@ -58,72 +57,70 @@ CALLS = Counter(
 )
 CALL_SECONDS = Histogram(
     "guardian_broker_call_seconds",
-    "How long requests to the broker's management API took.",
+    "Duration of requests to the broker's management API.",
     ("method",),
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 60),
 )
 REQUESTS = Counter(
-    "guardian_api_requests", "Requests to Guardian's own REST API, by method and class of status.", ("method", "status")
+    "guardian_api_requests", "Requests to Guardian's REST API, by method and class of status.", ("method", "status")
 )
-REQUEST_SECONDS = Histogram(
-    "guardian_api_request_seconds", "How long requests to Guardian's own REST API took.", ("method",)
-)
+REQUEST_SECONDS = Histogram("guardian_api_request_seconds", "Duration of requests to Guardian's REST API.", ("method",))
 DELETED = Counter(
     "guardian_queues_deleted",
-    "Queues that Guardian deleted by itself: in a pass, in a sweep of orphans, in the clean-up of stale subscriptions.",
+    "Queues that Guardian deleted automatically: in a pass, a sweep of orphans, or a clean-up of stale subscriptions.",
     ("by",),
 )
 FAILED = Counter(
     "guardian_passes_failed",
-    "Passes that could not ask the broker (away), and those that did not succeed in everything (errors).",
+    "Passes that could not reach the broker (away), and passes with other errors (errors).",
     ("why",),
 )
 
 
-def _harmless(count: Callable[P, None]) -> Callable[P, None]:
-    """Have this counted into files of this process, and let nothing out that goes wrong with them."""
+def _never_raises(count: Callable[P, None]) -> Callable[P, None]:
+    """Prepare this process's files before a function counts, and log errors instead of raising them."""
 
     @functools.wraps(count)
     def counting(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             _prepare_files(_process())
             count(*args, **kwargs)
-        except Exception as error:  # a full disk, a folder that can't be written
-            _say_once(f"{type(error).__name__}: {error}")
+        except Exception as error:  # such as a full disk, or a folder that can't be written
+            _log_once(f"{type(error).__name__}: {error}")
 
     return counting
 
 
 @functools.lru_cache(maxsize=10)
-def _say_once(error: str) -> None:
-    logger.warning("Figures for /metrics can't be counted in %s (%s).", FOLDER, error)
+def _log_once(error: str) -> None:
+    logger.warning("The counters for /metrics can't be written to %s (%s).", FOLDER, error)
 
 
-@_harmless
+@_never_raises
 def count_call(call: Call) -> None:
-    """Count a call to the broker's management API. It is one of ``core.broker.listeners``."""
+    """Count a request to the broker's management API. It is one of ``core.broker.listeners``."""
     CALLS.labels(call.method, call.outcome).inc()
     CALL_SECONDS.labels(call.method).observe(call.seconds)
 
 
-@_harmless
+@_never_raises
 def count_pass(instance: Any, created: bool, **_: Any) -> None:
-    """Count what a pass did, when its report becomes a row."""
+    """Count a pass's deletions or failure when its row is created."""
     if created:
         DELETED.labels("pass").inc(instance.deleted)
         if instance.errors:
-            # A list that could not be taken took no time.
+            # Without a list of queues, its duration is 0.
             FAILED.labels("errors" if instance.listing_seconds else "away").inc()
 
 
-@_harmless
+@_never_raises
 def count_sweep(instance: Any, created: bool, **_: Any) -> None:
-    """Count what a sweep or a clean-up did, when its report becomes a row."""
+    """Count the deletions of a sweep or a clean-up when its row is created."""
     if created:
         DELETED.labels(instance.kind).inc(instance.deleted)
 
 
-@_harmless
+@_never_raises
 def _count_request(method: str, status: int, seconds: float) -> None:
     method = method if method in METHODS else "other"
     REQUESTS.labels(method, f"{status // 100}xx").inc()
@@ -137,7 +134,7 @@ class CountRequests:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        """Answer as whatever comes after this does."""
+        """Count the request and its response."""
         began = time.perf_counter()
         response = self.get_response(request)
         if request.path.startswith("/api/"):
@@ -146,29 +143,29 @@ class CountRequests:
 
 
 def collect() -> list[Metric]:
-    """Return what all processes counted that use this folder, those that have ended too.
+    """Return the counters of all processes that use this folder, including ended ones.
 
     Raises:
-        Exception: the folder can't be read, or a file in it is damaged; of any kind.
+        Exception: of any type; the folder can't be read, or a file in it is damaged.
     """
-    _begin_at_zero()
+    _create_labels()
     return list(MultiProcessCollector(None, str(FOLDER)).collect())  # type: ignore[no-untyped-call]
 
 
-@_harmless
-def _begin_at_zero() -> None:
-    """Make what is seldom counted be there before it is: of a figure that appears as 1 nobody sees that it grew."""
+@_never_raises
+def _create_labels() -> None:
+    """Create rare counters with 0. Prometheus sees no increase if a counter appears with 1."""
     for by in DELETED_BY:
         DELETED.labels(by)
-    for why in WHY_FAILED:
+    for why in FAILURE_REASONS:
         FAILED.labels(why)
 
 
 @functools.cache
 def _prepare_files(process: str) -> TextIO:
-    """Create the files of this process, and return the open lock file that says that it runs.
+    """Create this process's files, and return the lock file, which stays open while the process runs.
 
-    The first process that starts while no other runs empties the folder, as prometheus-client requires.
+    A process that starts while no other runs empties the folder, as prometheus-client requires.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     lock = (FOLDER / "lock").open("w")
@@ -183,7 +180,7 @@ def _prepare_files(process: str) -> TextIO:
 
 
 def _allocate(path: Path) -> None:
-    """Create a file with all its disk space: to write into a hole of a mapped file ends the process on a full disk."""
+    """Create a file with all its disk space. On a full disk, writing to a hole of a mapped file kills the process."""
     if not path.exists():
         new = path.with_suffix(".new")
         new.write_bytes(bytes(FILE_BYTES))

@@ -1,8 +1,8 @@
-"""The rules that say whether the broker and Guardian are healthy. Pure: no database, no broker, no clock.
+"""The rules for whether the broker and Guardian are healthy. Pure: no database, no broker, no clock.
 
-Each fact has one rule, and no limit stands anywhere else. The front page, ``doctor`` and ``/readyz`` judge by these
-rules what ``facts.py`` measures. ``/metrics`` exports the measured values, and the alerts in ``deploy/prometheus``
-compare them with the same limits, which ``tests/test_rules.py`` checks.
+Each fact has one rule, and all limits are here. ``facts.py`` measures the values; the front page, ``doctor`` and
+``/readyz`` judge them by these rules. ``/metrics`` exports the values, and the alerts in ``deploy/prometheus`` have the
+same limits, which ``tests/test_rules.py`` checks.
 """
 
 import math
@@ -16,7 +16,7 @@ from queues.thresholds import MemoryPressure
 
 
 class Level(IntEnum):
-    """How bad it is. Critical means: queues are not guarded, or publishers are blocked."""
+    """The severity of a verdict. Critical: queues are not guarded, or publishers are blocked."""
 
     OK = 0
     UNKNOWN = 1
@@ -25,12 +25,12 @@ class Level(IntEnum):
 
     @property
     def word(self) -> str:
-        """The word for it on a page."""
+        """The level's name on a page."""
         return "OK" if self is Level.OK else self.name.capitalize()
 
 
 class Unit(StrEnum):
-    """What a value is a number of. Flags are 0 or 1."""
+    """The unit of a value. A flag is 0 or 1."""
 
     SECONDS = "seconds"
     SHARE = "share"
@@ -39,16 +39,17 @@ class Unit(StrEnum):
 
 
 Limit = float | Callable[[Any], float] | None
-"""A number, a function of the settings, or None: there is no such limit."""
+"""A number, a function of the settings, or None: no limit."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One fact and its limits. A value reaches a limit by being equal to it or greater.
+    """A fact and its limits. A value reaches a limit if it is equal or greater.
 
-    ``sentence`` says what is wrong. It has ``{value}`` in words, and the details that ``facts.py`` measures with it.
-    ``never`` replaces it for an infinite value. ``runbook`` is an anchor in docs/operators.md. ``alert`` is the name of
-    the alert with the same limit; empty: Prometheus can't see this fact.
+    - ``sentence``: describes the problem, with ``{value}`` in words and the details that ``facts.py`` measures.
+    - ``never``: replaces ``sentence`` for an infinite value.
+    - ``runbook``: an anchor in docs/operators.md.
+    - ``alert``: the Prometheus alert with the same limit; empty: there is none.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Rule:
     alert: str = ""
 
     def judge(self, value: float | None, settings: Any, **details: str) -> "Verdict":
-        """Return the verdict on a measured value; None: it could not be measured."""
+        """Return the verdict on a value; None: the value is unknown."""
         if value is None:
             return Verdict(self, value, Level.UNKNOWN, f"unknown: {self.measures}", "")
         level = self._level(value, settings)
@@ -81,7 +82,7 @@ class Rule:
         return Level.OK
 
     def limit(self, level: Level, settings: Any) -> float | None:
-        """Return the limit for a warning or a critical verdict; None: there is none."""
+        """Return the limit of a warning or a critical verdict; None: no limit."""
         limit = self.critical if level is Level.CRITICAL else self.warning
         return limit(settings) if callable(limit) else limit
 
@@ -99,7 +100,7 @@ class Rule:
 
 
 class Verdict(NamedTuple):
-    """What a rule says about a measured value. ``next_step`` is empty where nothing is wrong."""
+    """A rule's judgement of a value. ``next_step`` is empty if nothing is wrong."""
 
     rule: Rule
     value: float | None
@@ -109,14 +110,14 @@ class Verdict(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether somebody has to act."""
+        """Whether an operator has to act."""
         return self.level >= Level.WARNING
 
 
 # The broker
 
 BROKER_PATIENCE_SECONDS = 2.0
-"""How long pages and ``/readyz`` wait for each of the broker's answers: later ones reach the limit anyway."""
+"""The timeout of pages and ``/readyz`` for each answer of the broker. It equals the limit of a warning."""
 
 BROKER = Rule(
     name="broker",
@@ -224,7 +225,7 @@ PASS_AGE = Rule(
     name="passes",
     measures="time since the last pass began",
     unit=Unit.SECONDS,
-    # A pass may take half a minute before it counts as slow, and its report comes at its end.
+    # A pass may take 30 s before it counts as slow, and it is recorded at its end.
     warning=lambda settings: 30 + 3 * settings.GUARDIAN_POLL_SECONDS,
     critical=lambda settings: 60 + 3 * settings.GUARDIAN_POLL_SECONDS,
     sentence="The last pass began {value} ago.",
@@ -240,7 +241,7 @@ PASS_AGE = Rule(
 PASS_AGE_IN_OUTAGE = replace(
     PASS_AGE,
     name="passes in an outage",
-    # Passes wait up to GUARDIAN_POLL_MAX_SECONDS, and some for the broker's answer.
+    # A pass waits up to GUARDIAN_POLL_MAX_SECONDS to begin, and then for the broker's answer.
     warning=lambda settings: 30 + 3 * settings.GUARDIAN_POLL_SECONDS + 2 * settings.GUARDIAN_POLL_MAX_SECONDS,
     critical=lambda settings: 60 + 3 * settings.GUARDIAN_POLL_SECONDS + 2 * settings.GUARDIAN_POLL_MAX_SECONDS,
 )
@@ -352,7 +353,7 @@ OTHER_TASKS = Rule(
     name="other tasks",
     measures="time since the tasks beside passes ran",
     unit=Unit.SECONDS,
-    warning=300,  # consumers are counted each minute
+    warning=300,  # a task counts consumers each minute
     sentence="The tasks beside passes last ran {value} ago.",
     never="The tasks beside passes have never run.",
     next_step=(
@@ -399,7 +400,7 @@ REMOVALS = Rule(
     alert="GuardianRemovalsPending",
 )
 
-# What doctor alone can see
+# Facts that only doctor measures
 
 CLOCK = Rule(
     name="clock",
@@ -416,7 +417,7 @@ LEASE = Rule(
     name="leases",
     measures="time since an unreleased lease expired",
     unit=Unit.SECONDS,
-    warning=25 * 3600,  # whatever needs a lease runs at least once a day, and takes over an expired one
+    warning=25 * 3600,  # all tasks with a lease run at least once a day, and take over an expired one
     sentence="A process that held the lease '{lease}' was killed {value} ago, and none has taken it since.",
     next_step="See that beat and both workers run.",
     runbook="the-doctor",
