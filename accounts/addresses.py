@@ -1,4 +1,4 @@
-"""Where the messages about an account's queues go beside its owners: nowhere, until somebody there has confirmed it."""
+"""Further notification addresses of an account. An address gets no notification until its recipient confirms it."""
 
 import hashlib
 from collections.abc import Iterable
@@ -15,23 +15,22 @@ from accounts.models import NotificationAddress, Owner, PulseUser, check_address
 from core import limits
 
 MAX_ADDRESSES = 10
-"""How many further addresses an account may have."""
 
 CONFIRMATION_MAX_AGE_SECONDS = 7 * 24 * 3600
 
 MIN_REQUEST_INTERVAL = timedelta(hours=1)
-"""Somebody at an address who wants nothing of an account is asked no more often, whatever its owners do."""
+"""Limits the mails to a recipient who wants nothing of an account, whatever its owners do."""
 
 _SALT = "accounts.notification-address"
 
 
 def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> None:
-    """Make these, and no others, the account's further addresses. New ones are asked to confirm.
+    """Replace the account's further addresses. Each new address gets a request to confirm.
 
     Raises:
-        ValidationError: one can't be used or was asked within an hour, or they are too many; of the field
-            ``notification_emails``.
-        PulseUser.DoesNotExist: the account is gone meanwhile.
+        ValidationError: an address is invalid or got a request within the last hour, or there are too many; on the
+            field ``notification_emails``.
+        PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -44,19 +43,19 @@ def set_addresses(pulse_user: PulseUser, emails: Iterable[str], by: Owner) -> No
 
 
 def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
-    """Add a further address, which gets nothing but the question until somebody there confirms it.
+    """Add a further address and send it a request to confirm.
 
     Raises:
-        ValidationError: it can't be used, is there already, was asked within an hour, or is one too many; of the
-            field ``email``.
-        PulseUser.DoesNotExist: the account is gone meanwhile.
+        ValidationError: the address is invalid, exists already, got a request within the last hour, or exceeds the
+            maximum; on the field ``email``.
+        PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
         present = [address.email for address in locked.notification_addresses.all()]
         try:
             if normalize_address(email) in present:
-                raise ValidationError(f"{normalize_address(email)} is there already.")
+                raise ValidationError(f"{normalize_address(email)} is already an address of this account.")
             usable_addresses([*present, email], locked.owners.all(), present)
             return create_address(locked, normalize_address(email), by)
         except ValidationError as error:
@@ -64,15 +63,15 @@ def add_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAdd
 
 
 def remove_address(address: NotificationAddress) -> None:
-    """Remove a further address; one that is gone already is no error. What was sent there can't confirm it any more."""
+    """Delete a further address, if it still exists. Confirmation links that were sent to it stop working."""
     NotificationAddress.objects.filter(pk=address.pk).delete()
 
 
 def resend_confirmation(address: NotificationAddress) -> None:
-    """Ask at this address once more, unless somebody there has confirmed it.
+    """Send another request to confirm, unless the address is confirmed.
 
     Raises:
-        ValidationError: somebody there was asked within an hour.
+        ValidationError: the address got a request within the last hour.
     """
     with transaction.atomic():
         if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).exists():
@@ -80,7 +79,7 @@ def resend_confirmation(address: NotificationAddress) -> None:
 
 
 def confirmation_token(address: NotificationAddress) -> str:
-    """Return what confirms this address, within seven days: a text that can stand in a URL."""
+    """Return the URL-safe token that confirms this address. It expires after seven days."""
     return signing.dumps([address.uuid.hex, address.email], salt=_SALT)
 
 
@@ -88,8 +87,8 @@ def address_for_token(token: str) -> NotificationAddress:
     """Return the address that this token confirms.
 
     Raises:
-        django.core.signing.SignatureExpired: it is too late.
-        django.core.signing.BadSignature: it is none of ours, or the address was removed meanwhile.
+        django.core.signing.SignatureExpired: the token has expired.
+        django.core.signing.BadSignature: the token is invalid, or the address was removed meanwhile.
     """
     uuid, email = signing.loads(token, salt=_SALT, max_age=CONFIRMATION_MAX_AGE_SECONDS)
     address = NotificationAddress.objects.select_related("pulse_user").filter(uuid=uuid, email=email).first()
@@ -99,11 +98,11 @@ def address_for_token(token: str) -> NotificationAddress:
 
 
 def confirm_address(token: str) -> NotificationAddress:
-    """Have the address of this token get the account's messages from now on. Doing it again changes nothing.
+    """Confirm the address of this token, so that it gets the account's notifications. Idempotent.
 
     Raises:
-        django.core.signing.SignatureExpired: it is too late.
-        django.core.signing.BadSignature: it is none of ours, or the address was removed meanwhile.
+        django.core.signing.SignatureExpired: the token has expired.
+        django.core.signing.BadSignature: the token is invalid, or the address was removed meanwhile.
     """
     address = address_for_token(token)
     if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).update(confirmed_at=timezone.now()):
@@ -113,10 +112,10 @@ def confirm_address(token: str) -> NotificationAddress:
 
 
 def create_address(pulse_user: PulseUser, email: str, by: Owner) -> NotificationAddress:
-    """Write a further address down, and have somebody there asked. In a transaction of the caller's.
+    """Create a further address and request its confirmation. Call this in a transaction.
 
     Raises:
-        ValidationError: somebody there was asked within an hour; of the field ``notification_emails``.
+        ValidationError: the address got a request within the last hour; on the field ``notification_emails``.
     """
     address = NotificationAddress.objects.create(pulse_user=pulse_user, email=email, added_by=by)
     try:
@@ -127,46 +126,46 @@ def create_address(pulse_user: PulseUser, email: str, by: Owner) -> Notification
 
 
 def _request_confirmation(address: NotificationAddress) -> None:
-    """Ask at an address of an account. An address that was removed and added anew is still the same.
+    """Request the confirmation of an address. Removing an address and adding it again doesn't reset the interval.
 
     Raises:
-        ValidationError: somebody there was asked within an hour.
+        ValidationError: the address got a request within the last hour.
     """
     digest = hashlib.sha256(address.email.encode()).hexdigest()
     key, now = f"asked-{address.pulse_user_id}-{digest}", timezone.now()
     if not limits.add(key, now, MIN_REQUEST_INTERVAL.total_seconds()):
         again = cache.get(key, now - MIN_REQUEST_INTERVAL) + MIN_REQUEST_INTERVAL
         raise ValidationError(
-            f"Somebody at {address.email} was asked less than an hour ago. Try again after {again:%H:%M} UTC."
+            f"We sent a request to {address.email} less than an hour ago. Try again after {again:%H:%M} UTC."
         )
     signals.address_added.send(NotificationAddress, address=address)
 
 
 def usable_addresses(emails: Iterable[str], owners: Iterable[Owner], present: Iterable[str] = ()) -> list[str]:
-    """Return the addresses in their normal form, each once.
+    """Return the addresses in normal form, without duplicates.
 
     Raises:
-        ValidationError: one that isn't present yet can't be used, or they are too many.
+        ValidationError: an address that isn't in ``present`` is invalid, or there are too many.
     """
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
-    known, owning = set(present), {owner.email for owner in owners}
-    wrong = []
+    current, owner_emails = set(present), {owner.email for owner in owners}
+    errors = []
     for email in wanted:
-        if email in known:
+        if email in current:
             continue
         if not is_address(email):
-            wrong.append(f"'{email}' is not an e-mail address.")
-        elif email in owning:
-            wrong.append(f"{email} is an owner's, who gets all messages anyway.")
+            errors.append(f"'{email}' is not an e-mail address.")
+        elif email in owner_emails:
+            errors.append(f"{email} belongs to an owner, who gets all notifications anyway.")
     if len(wanted) > MAX_ADDRESSES:
-        wrong = [f"An account can have {MAX_ADDRESSES} further addresses, and these are {len(wanted)}."]
-    if wrong:
-        raise ValidationError({"notification_emails": wrong})
+        errors = [f"An account can have {MAX_ADDRESSES} further addresses; you gave {len(wanted)}."]
+    if errors:
+        raise ValidationError({"notification_emails": errors})
     return wanted
 
 
 def is_address(email: str) -> bool:
-    """Return whether this is an e-mail address that can be stored and written to."""
+    """Return whether this is a valid e-mail address."""
     try:
         check_address(email)
     except ValidationError:

@@ -1,8 +1,7 @@
-"""Owners, accounts, tokens and the audit trail in the administration, and what its pages in both apps share.
+"""The admin of owners, accounts, tokens and the audit trail, and what the admins of all apps share.
 
-What an action does is done by the function that pages and the API call. Where it asks the broker, it goes on past
-single failures and says of each what became of it. Nothing is added, changed or deleted here that the broker would not
-hear of: where that can't be, the administration doesn't offer it.
+Actions call the same functions as pages and the API. Actions that send requests to the broker continue after single
+failures and report each result. The admin offers no change that would leave the broker out of step.
 """
 
 import time
@@ -40,22 +39,22 @@ from rabbit.management import BrokerError, BrokerUnavailable, Refused, was_not_e
 from rabbit.names import readable
 
 MAX_ROWS_SHOWN = 100
-"""So many of what was chosen are named before something is done to them, and after."""
+"""Rows named on a confirmation page and in a message."""
 
 ACTION_TIMEOUT_SECONDS = 20
-"""For so long an action goes on before it leaves the rest to be chosen again: whoever clicked waits for it."""
+"""The operator waits for the response. An action that takes longer leaves the remaining rows."""
 
 CHOSEN_FIELD = "chosen"
 
 
 class AuditedAdmin(admin.ModelAdmin):
-    """What is done to its rows stands in the audit trail, whoever did it and wherever."""
+    """The admin of a model whose changes are in the audit trail."""
 
     key = "pk"
-    """What its pages know a row by."""
+    """The field that identifies a row on confirmation pages."""
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        """Refuse regexes: what an address says would be searched for in names that others chose, without an end."""
+        """Refuse regex lookups: a regex in a URL could take unlimited time."""
         return not lookup.endswith("regex") and super().lookup_allowed(lookup, value, request)
 
     def changeform_view(
@@ -65,7 +64,7 @@ class AuditedAdmin(admin.ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show the form, and take its answer; what can't be set as things stand by now is told."""
+        """Show and process the form. If the change is no longer valid when it is saved, show why."""
         try:
             return super().changeform_view(request, object_id, form_url, extra_context)
         except ValidationError as error:
@@ -75,28 +74,28 @@ class AuditedAdmin(admin.ModelAdmin):
     def response_action(  # type: ignore[override]  # the stubs are a version ahead
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
-        """Leave out what is no key of a row: no list of ours has it."""
+        """Ignore selected values that are no valid keys. Only forged requests contain them."""
         posted = request.POST.copy()
-        picked = posted.getlist(ACTION_CHECKBOX_NAME)
-        posted.setlist(ACTION_CHECKBOX_NAME, [text for text in picked if _is_key(self.model, "pk", text)])
+        selected = posted.getlist(ACTION_CHECKBOX_NAME)
+        posted.setlist(ACTION_CHECKBOX_NAME, [text for text in selected if _is_key(self.model, "pk", text)])
         request.POST = posted  # type: ignore[assignment]
         return super().response_action(request, queryset)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Lead to what the trail has about a row: Django's own history knows only of the administration."""
+        """Redirect to the audit trail of the row. Django's history contains only changes in the admin."""
         return audit_trail_of(ContentType.objects.get_for_model(self.model), object_id)
 
 
 def audit_trail_of(kind: ContentType | None, key: str) -> HttpResponse:
-    """Lead to what the audit trail has about one thing."""
+    """Redirect to the audit trail of one thing."""
     wanted = {"content_type__id__exact": str(kind.pk), "object_pk": key} if kind else {"content_type__isnull": "True"}
     return redirect(f"{reverse('admin:accounts_auditentry_changelist')}?{urlencode(wanted)}")
 
 
 class ReadOnlyAdmin(AuditedAdmin):
-    """A log: what stands in it is written by what happens."""
+    """The admin of a model that operators only read."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Refuse."""
@@ -112,19 +111,19 @@ class ReadOnlyAdmin(AuditedAdmin):
 
 
 class DeletedWithOwnerAdmin(ReadOnlyAdmin):
-    """A log that goes when its owner is deleted, and not by itself."""
+    """The admin of a model whose rows are deleted only with their owner."""
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Allow it where the admin asks for each row that goes along with another."""
+        """Refuse on the model's own pages. Elsewhere the admin checks the rows that a deletion cascades to."""
         own_pages = reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
         return not request.path.startswith(own_pages) and admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
 class RemovableAdmin(ReadOnlyAdmin):
-    """What is only looked at here, and can be removed."""
+    """The admin of a model that operators read and delete."""
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Allow what the model's permissions allow."""
+        """Return what the model's permissions say."""
         return admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
@@ -132,10 +131,10 @@ class RemovableAdmin(ReadOnlyAdmin):
 
 
 class Confirmation(NamedTuple):
-    """What is asked before something is done to the rows that were chosen.
+    """The texts of the page that asks to confirm an action on the selected rows.
 
-    ``action`` is the name of the action that goes on with the answer, ``text`` what it does, in sentences, ``button``
-    what agrees, and ``column`` what is told of each row beside its name.
+    ``action`` is the name of the action to run after confirmation. ``text`` says what it does. ``column`` is the
+    heading of ``Row.about``.
     """
 
     action: str
@@ -147,14 +146,14 @@ class Confirmation(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row that something is about to be done to, as it is shown."""
+    """A selected row on a confirmation page."""
 
     name: str
     about: str
 
 
 def chosen_rows(model_admin: AuditedAdmin, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-    """Return the rows that the question named where this is its answer, else those that were chosen in the list."""
+    """Return the rows named on the confirmation page if the request comes from it, else those selected in the list."""
     if CHOSEN_FIELD not in request.POST:
         return queryset
     keys = [text for text in request.POST[CHOSEN_FIELD].split(",") if _is_key(model_admin.model, model_admin.key, text)]
@@ -162,7 +161,7 @@ def chosen_rows(model_admin: AuditedAdmin, request: HttpRequest, queryset: Query
 
 
 def _is_key(model: type[Model], name: str, text: str) -> bool:
-    """Return whether this field of a row, ``pk`` or another, could be this."""
+    """Return whether the text is a valid value of this field."""
     field = model._meta.pk if name == "pk" else model._meta.get_field(name)
     try:
         field.clean(text, None)  # type: ignore[union-attr]
@@ -172,7 +171,7 @@ def _is_key(model: type[Model], name: str, text: str) -> bool:
 
 
 def is_confirmed(request: HttpRequest) -> bool:
-    """Return whether this is the answer to a question."""
+    """Return whether the request comes from a confirmation page."""
     return "post" in request.POST
 
 
@@ -184,7 +183,7 @@ def confirmation_page(
     shown: Callable[[Any], Row],
     form: forms.Form | None = None,
 ) -> HttpResponse:
-    """Return the page that asks whether this shall be done to these rows, which are named there, if there are any."""
+    """Return the page that asks to confirm an action on these rows. Without rows, redirect back with a message."""
     if not rows:
         report_results(model_admin, request, [], "", [])
         return redirect(request.get_full_path())
@@ -197,7 +196,7 @@ def confirmation_page(
         "rows": [shown(row) for row in rows[:MAX_ROWS_SHOWN]],
         "number": len(rows),
         "more": max(0, len(rows) - MAX_ROWS_SHOWN),
-        # In one field, whatever their number: Django takes no more than a thousand.
+        # One field for all keys: Django accepts at most 1,000 fields.
         "chosen": ",".join(str(getattr(row, model_admin.key)) for row in rows),
         "first": getattr(rows[0], model_admin.key),
         "form": form,
@@ -214,11 +213,10 @@ def apply_to_each(
     done: str,
     refusals: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Do this to one row after the other, past single failures, and tell what became of each.
+    """Call ``do`` for each row, continue after single failures, and report the results.
 
-    ``done`` is what is said of those it went well with, as in "are deleted". ``refusals`` are further exceptions whose
-    text says why it wasn't done. A broker that is away isn't asked again, and what takes too long is left; both say how
-    many were not tried.
+    ``done`` completes the success message, as in "are deleted". ``refusals`` are further expected exceptions. Stop if
+    the broker is unreachable or after ``ACTION_TIMEOUT_SECONDS``, and report how many rows were not tried.
     """
     expected: tuple[type[Exception], ...] = (ValidationError, PermissionDenied, ObjectDoesNotExist, *refusals)
     left, succeeded, deadline = list(rows), [], time.monotonic() + ACTION_TIMEOUT_SECONDS
@@ -253,23 +251,23 @@ def report_results(
     done: str,
     failed: Sequence[tuple[str, Exception]],
 ) -> None:
-    """Tell by their names what became of the rows that something was done to: of those that failed also why."""
+    """Show messages with the names of the rows that succeeded and failed, and the reasons of the failures."""
 
-    def tell(level: int, text: str) -> None:
+    def show(level: int, text: str) -> None:
         model_admin.message_user(request, text, level)
 
     for name, error in failed[:MAX_ROWS_SHOWN]:
-        tell(messages.ERROR, f"'{readable(name)}': {describe_error(error)}")
+        show(messages.ERROR, f"'{readable(name)}': {describe_error(error)}")
     if more := [name for name, _ in failed[MAX_ROWS_SHOWN:]]:
-        tell(messages.ERROR, f"{len(more):,} more failed: {join_names(more)}")
+        show(messages.ERROR, f"{len(more):,} more failed: {join_names(more)}")
     if succeeded:
-        tell(messages.SUCCESS, f"{number_of(succeeded)} {done}: {join_names(succeeded)}")
+        show(messages.SUCCESS, f"{number_of(succeeded)} {done}: {join_names(succeeded)}")
     if not succeeded and not failed:
-        tell(messages.WARNING, "None of these is there any more.")
+        show(messages.WARNING, "None of these is there any more.")
 
 
 def describe_error(error: Exception) -> str:
-    """Return why something was not done, or what is known of it."""
+    """Return why an action failed, or that its outcome is unknown."""
     if isinstance(error, ValidationError):
         return " ".join(error.messages)
     if isinstance(error, ObjectDoesNotExist):
@@ -282,30 +280,30 @@ def describe_error(error: Exception) -> str:
 
 
 def number_of(things: Collection[object]) -> str:
-    """Return how many these are, as the beginning of a sentence about them."""
+    """Return "1 is", "2 are" and so on, as the beginning of a sentence."""
     return f"{len(things):,} {'is' if len(things) == 1 else 'are'}"
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return these names in a line, as they can be shown, and how many more there are where they are many."""
+    """Return the names as a readable list, shortened to ``MAX_ROWS_SHOWN``."""
     more = len(names) - MAX_ROWS_SHOWN
     return ", ".join(map(readable, names[:MAX_ROWS_SHOWN])) + (f", and {more:,} more." if more > 0 else ".")
 
 
 def count_related(model: type[Model], by: str, those: QuerySet[Any] | None = None) -> Coalesce:
-    """Count the rows of a model, or those of them, that point here by this key."""
+    """Return a subquery that counts the rows of a model that refer to the outer row by this foreign key."""
     rows = (model._default_manager.all() if those is None else those).filter(**{by: OuterRef("pk")})
     rows = rows.order_by().values(by)
     return Coalesce(Subquery(rows.annotate(number=Count("pk")).values("number")), 0)
 
 
 def current_operator(request: HttpRequest) -> Owner:
-    """Return who uses the administration, which lets nobody else in."""
+    """Return the signed-in operator. The admin admits only operators."""
     return cast("Owner", request.user)
 
 
 def is_uuid(text: str) -> bool:
-    """Return whether this is a UUID, in any of its forms."""
+    """Return whether the text is a UUID in any notation."""
     try:
         UUID(text)
     except ValueError:
@@ -315,14 +313,14 @@ def is_uuid(text: str) -> bool:
 
 # Owners
 
-admin.site.unregister(Group)  # it would give rights, and an operator has all of them
+admin.site.unregister(Group)  # groups grant permissions, and operators have all permissions
 
 
 @admin.register(Owner)
 class OwnerAdmin(AuditedAdmin):
-    """Owners. They sign in without a password. Who is vouched for is changed by the two actions, which record it.
+    """Owners. They sign in without a password. Two actions change ``vouched``, because each change is recorded.
 
-    Whoever gets in here is an operator and may do everything, so that any of them may make others so.
+    Every operator has all permissions and can make other owners operators.
     """
 
     list_display = ["email", "full_name", "vouched", "is_staff", "is_active", "accounts", "last_login", "date_joined"]
@@ -339,32 +337,32 @@ class OwnerAdmin(AuditedAdmin):
     actions = ["vouch_for", "withdraw"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Owner]:
-        """Count the accounts of each, without a statement for each."""
+        """Add the number of accounts, in the same query."""
         owners: QuerySet[Owner] = super().get_queryset(request)
         return owners.annotate(number_of_accounts=count_related(PulseUser.owners.through, "owner"))
 
     @admin.display(description="accounts", ordering="number_of_accounts")
     def accounts(self, owner: Owner) -> int:
-        """Return how many RabbitMQ accounts are theirs."""
+        """Return the number of RabbitMQ accounts that the owner has."""
         return cast("int", owner.number_of_accounts)  # type: ignore[attr-defined]
 
     def view_on_site(self, owner: Owner) -> str:
-        """Return where the record of who vouched is."""
+        """Return the URL of the page with the vouching record."""
         return reverse("owner", args=[owner.uuid])
 
     def get_readonly_fields(self, request: HttpRequest, obj: Owner | None = None) -> list[str]:
-        """Keep operators from shutting themselves out: another does that, who is left to let them in again."""
+        """Keep operators from locking themselves out. Another operator can do it, and undo it."""
         return [*self.readonly_fields, *(["is_staff", "is_active"] if obj == request.user else [])]
 
     def save_model(self, request: HttpRequest, obj: Owner, form: Any, change: bool) -> None:
-        """Write what was changed, and nothing else: somebody may have vouched in the meantime."""
+        """Save only the changed fields, because another request may have changed ``vouched`` meanwhile."""
         if not change:
             obj.save()
         elif form.changed_data:
             obj.save(update_fields=form.changed_data)
 
     def has_delete_permission(self, request: HttpRequest, obj: Owner | None = None) -> bool:
-        """Refuse where an account would lose an owner, maybe its last, to delete several at once, and oneself."""
+        """Refuse to delete owners of accounts (an account could lose its last owner), in bulk, and oneself."""
         return (
             obj is not None
             and obj != request.user
@@ -374,7 +372,7 @@ class OwnerAdmin(AuditedAdmin):
 
     @admin.action(description="Vouch for the selected owners", permissions=["change"])
     def vouch_for(self, request: HttpRequest, queryset: QuerySet[Owner]) -> None:
-        """Let them use the broker."""
+        """Vouch for the selected owners."""
         apply_to_each(
             self,
             request,
@@ -385,7 +383,7 @@ class OwnerAdmin(AuditedAdmin):
 
     @admin.action(description="Withdraw what vouches for the selected owners", permissions=["change"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[Owner]) -> HttpResponse | None:
-        """Stop them from making new accounts and tokens; where that is wanted, take what they have."""
+        """Withdraw the vouching of the selected owners; if requested, remove their accounts and tokens."""
         owners = list(chosen_rows(self, request, queryset))
         form = WithdrawForm(request.POST if is_confirmed(request) else None)
         if form.is_valid():
@@ -426,9 +424,9 @@ class VouchingAdmin(DeletedWithOwnerAdmin):
 
 @admin.register(AuthToken)
 class AuthTokenAdmin(DeletedWithOwnerAdmin):
-    """Tokens. They are made by their owners, and revoked by an action.
+    """Tokens. Owners create them; operators revoke them by an action.
 
-    A token's primary key is its digest, so no page here has it: rows are known by their UUID, and have no page.
+    A token's primary key is its digest, which is a secret. So rows are identified by their UUID and have no page.
     """
 
     key = "uuid"
@@ -440,11 +438,11 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
     actions = ["revoke"]
 
     def get_urls(self) -> list[Any]:
-        """Return where the list is, and nothing whose address would have the digest in it."""
+        """Return only URLs that don't contain the digest."""
         return [url for url in super().get_urls() if str(url.name).endswith(("_changelist", "_add"))]
 
     def action_checkbox(self, obj: AuthToken) -> SafeString:
-        """Return the box by which one is chosen."""
+        """Return the checkbox of a row, with its UUID as the value."""
         name = f"Select this token for an action - {obj}"
         box = forms.CheckboxInput({"class": "action-select", "aria-label": name}, lambda value: False)
         return box.render(ACTION_CHECKBOX_NAME, str(obj.uuid))
@@ -452,20 +450,20 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
     def response_action(  # type: ignore[override]  # the stubs are a version ahead
         self, request: HttpRequest, queryset: QuerySet[AuthToken]
     ) -> HttpResponse | None:
-        """Find what was chosen by its UUID."""
+        """Replace the selected UUIDs by primary keys."""
         posted = request.POST.copy()
-        picked = [text for text in posted.getlist(ACTION_CHECKBOX_NAME) if is_uuid(text)]
-        posted.setlist(ACTION_CHECKBOX_NAME, list(queryset.filter(uuid__in=picked).values_list("pk", flat=True)))
+        uuids = [text for text in posted.getlist(ACTION_CHECKBOX_NAME) if is_uuid(text)]
+        posted.setlist(ACTION_CHECKBOX_NAME, list(queryset.filter(uuid__in=uuids).values_list("pk", flat=True)))
         request.POST = posted  # type: ignore[assignment]
         return super().response_action(request, queryset)
 
     def has_revoke_permission(self, request: HttpRequest) -> bool:
-        """Allow it who may delete tokens."""
+        """Return whether the user may delete tokens."""
         return admin.ModelAdmin.has_delete_permission(self, request)
 
     @admin.action(description="Revoke the selected tokens", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[AuthToken]) -> HttpResponse | None:
-        """Revoke them, once it was confirmed."""
+        """Revoke the selected tokens, after confirmation."""
         found = list(chosen_rows(self, request, queryset).select_related("user"))
         if is_confirmed(request):
             apply_to_each(self, request, found, tokens.revoke_token, "revoked")
@@ -480,15 +478,15 @@ class AuthTokenAdmin(DeletedWithOwnerAdmin):
         return confirmation_page(self, request, question, found, lambda token: Row(str(token), token.user.email))
 
 
-# How owners sign in: by allauth, which is told all of it by what accounts/signin.py does. The provider is configured in
-# the settings, and no token of it is kept.
+# Models of allauth. accounts/signin.py writes their rows. The provider is configured in the settings, and its tokens
+# are not stored.
 
 admin.site.unregister([EmailAddress, SocialAccount, SocialApp, SocialToken])
 
 
 @admin.register(EmailAddress)
 class EmailAddressAdmin(DeletedWithOwnerAdmin):
-    """Addresses that people sign in with, and whether they were proven. One made by hand would let somebody in."""
+    """Addresses that owners sign in with, and whether they are verified. Creating one manually would grant access."""
 
     list_display = ["email", "user", "verified"]
     list_filter = ["verified"]
@@ -498,7 +496,7 @@ class EmailAddressAdmin(DeletedWithOwnerAdmin):
 
 @admin.register(SocialAccount)
 class SocialAccountAdmin(DeletedWithOwnerAdmin):
-    """Whom the OpenID Connect provider knows as which owner. What it tells of them isn't shown."""
+    """Which OpenID Connect identity belongs to which owner. The claims are not shown."""
 
     list_display = ["uid", "user", "provider", "last_login", "date_joined"]
     list_filter = ["provider"]
@@ -512,7 +510,7 @@ class SocialAccountAdmin(DeletedWithOwnerAdmin):
 
 @admin.register(PulseUser)
 class PulseUserAdmin(AuditedAdmin):
-    """RabbitMQ accounts. What is done together with the broker, or to their owners, is done on their pages."""
+    """RabbitMQ accounts. Changes on the broker and changes of owners are made on the account's own page."""
 
     list_display = ["username", "owned_by", "warn_length", "max_length", "ready", "removing_since", "created"]
     list_filter = ["ready", ("removing_since", admin.EmptyFieldListFilter), ("max_length", admin.EmptyFieldListFilter)]
@@ -522,7 +520,7 @@ class PulseUserAdmin(AuditedAdmin):
     actions = ["set_thresholds"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Have their owners at hand, without a statement for each."""
+        """Fetch the owners of all accounts in one query."""
         accounts: QuerySet[PulseUser] = super().get_queryset(request)
         return accounts.prefetch_related("owners")
 
@@ -532,19 +530,19 @@ class PulseUserAdmin(AuditedAdmin):
         return ", ".join(owner.email for owner in pulse_user.owners.all())
 
     def view_on_site(self, pulse_user: PulseUser) -> str:
-        """Return where its password, its owners and its addresses are changed."""
+        """Return the URL of the account's page."""
         return reverse("pulse_user", args=[pulse_user.username])
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Refuse: a row alone would stand for no account."""
+        """Refuse: this would create only a row, not an account on the broker."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: PulseUser | None = None) -> bool:
-        """Refuse: the account on the broker would stay."""
+        """Refuse: this would leave the account on the broker."""
         return False
 
     def save_model(self, request: HttpRequest, obj: PulseUser, form: Any, change: bool) -> None:
-        """Set the thresholds that were changed, and nothing else: somebody may be removing it in the meantime."""
+        """Save only changed thresholds, because another request may be removing the account."""
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
         warn, most = (changed.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
         try:
@@ -554,7 +552,7 @@ class PulseUserAdmin(AuditedAdmin):
 
     @admin.action(description="Set the thresholds of the selected accounts", permissions=["change"])
     def set_thresholds(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
-        """Give them the same warn length and maximum, for their queues without their own."""
+        """Set the warning threshold and the deletion limit for queues without thresholds of their own."""
         accounts = list(chosen_rows(self, request, queryset))
         form = ThresholdsForm(request.POST if is_confirmed(request) else None)
         if form.is_valid():
@@ -585,7 +583,7 @@ def _with_thresholds(pulse_user: PulseUser) -> Row:
 
 @admin.register(NotificationAddress)
 class NotificationAddressAdmin(RemovableAdmin):
-    """Where the messages about accounts go beside their owners. None is added here: each is asked first."""
+    """Further notification addresses of accounts. They can't be added here, because each must be confirmed."""
 
     list_display = ["email", "pulse_user", "added_by", "created", "confirmed_at"]
     list_filter = [("confirmed_at", admin.EmptyFieldListFilter), "created"]
@@ -593,7 +591,7 @@ class NotificationAddressAdmin(RemovableAdmin):
     search_fields = ["email", "pulse_user__username", "added_by__email"]
 
     def delete_model(self, request: HttpRequest, obj: NotificationAddress) -> None:
-        """Remove it."""
+        """Remove the address."""
         addresses.remove_address(obj)
 
 
@@ -602,12 +600,12 @@ class NotificationAddressAdmin(RemovableAdmin):
 admin.site.unregister(AuditEntry)
 
 ORIGIN_KEYS = ("token", "task", "command")
-"""What of an entry's details says by what it was done."""
+"""Details of an entry that name the origin of the action."""
 
 
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ReadOnlyAdmin):
-    """Who did what, and when."""
+    """The audit trail."""
 
     date_hierarchy = "timestamp"
     list_display = ["when", "who", "deed", "kind", "thing", "details", "outcome"]
@@ -621,7 +619,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Lead to what else the trail has about the same thing."""
+        """Redirect to the other entries about the same thing."""
         entry = self.get_object(request, object_id)
         if entry is None:
             raise Http404("There is no such entry.")
@@ -629,12 +627,12 @@ class AuditEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(ordering="timestamp")
     def when(self, entry: AuditEntry) -> str:
-        """Return when it was, to the second."""
+        """Return the time, to the second."""
         return f"{timezone.localtime(entry.timestamp):%F %T %Z}"
 
     @admin.display(ordering="actor_email")
     def who(self, entry: AuditEntry) -> str:
-        """Return the owner, by a token where it was by one; else what did it by itself."""
+        """Return the owner and the token, if any; without an owner, the command or task."""
         details = entry.additional_data or {}
         if entry.actor_email:
             return f"{entry.actor_email} by the token {details['token']}" if "token" in details else entry.actor_email
@@ -645,12 +643,12 @@ class AuditEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(ordering="content_type")
     def kind(self, entry: AuditEntry) -> str:
-        """Return what kind of thing it was done to."""
+        """Return the kind of thing that was changed."""
         return entry.content_type.name if entry.content_type else ""
 
     @admin.display(ordering="object_repr")
     def thing(self, entry: AuditEntry) -> str:
-        """Return what it was done to, with the way to it where it has a page and wasn't deleted."""
+        """Return the thing that was changed, with a link to its page if there is one."""
         name = readable(entry.object_repr)
         if entry.content_type is None or not entry.object_pk or entry.deed == audit.DELETED:
             return name
@@ -662,7 +660,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
 
     @admin.display(description="what exactly")
     def details(self, entry: AuditEntry) -> str:
-        """Return what was changed, from what to what, and what else is known of it."""
+        """Return the changed fields, before and after, and further details."""
         details = entry.additional_data or {}
         lines = [
             *_changes(entry),

@@ -1,7 +1,7 @@
-"""Giving many RabbitMQ accounts that were made elsewhere their owners at once.
+"""Bulk adoption: assign owners to RabbitMQ accounts that were created outside Guardian.
 
-One look at the broker decides about all of them, and nothing is asked or changed there afterwards. For one account,
-with its name held meanwhile, there is ``pulse_users.adopt_pulse_user``; what may be adopted is the same.
+The plan is made from one set of lists of the broker. Nothing changes on the broker. To adopt a single account while
+its name is leased, use ``pulse_users.adopt_pulse_user``; the same rules apply.
 """
 
 import csv
@@ -24,10 +24,9 @@ from rabbit.permissions import Permissions
 EXISTS, LEFT_OUT, ADOPT = "there already", "left out", "adopt"
 
 BATCH_SIZE = 200
-"""So many are written in one transaction."""
+"""Accounts adopted in one transaction."""
 
 MAX_FILE_BYTES = 10 * 1024 * 1024
-"""The largest file that is read."""
 
 COLUMNS = ("username", "owners", "guess", "queues", "messages", "connections")
 
@@ -36,20 +35,20 @@ _SEPARATORS = re.compile(r"[\s;,]+")
 
 
 class PlanOutdated(Exception):
-    """Somebody changed what this was about to change. Plan it anew."""
+    """Another request changed an account or owner of the plan. Make a new plan."""
 
 
 class Ownership(NamedTuple):
-    """An account, and the addresses of who is to own it."""
+    """An account, and the e-mail addresses of its future owners."""
 
     username: str
     owners: tuple[str, ...]
 
 
 class Step(NamedTuple):
-    """What follows for one ``owner``, ``account`` or ``queue``, and why.
+    """One step of a plan, for one ``owner``, ``account`` or ``queue``.
 
-    ``do`` says what is to be done, or that it is there already, or left out. ``owners`` are an account's.
+    ``do`` is the change, ``EXISTS`` or ``LEFT_OUT``. ``notes`` give the reasons. ``owners`` are those of an account.
     """
 
     what: str
@@ -61,16 +60,16 @@ class Step(NamedTuple):
 
     @property
     def is_change(self) -> bool:
-        """Whether something is to be done."""
+        """Whether this step changes something."""
         return self.do not in (EXISTS, LEFT_OUT)
 
     def as_json(self) -> dict[str, object]:
-        """Return it in the form that ``--json`` prints."""
+        """Return the step as ``--json`` prints it."""
         return {**self._asdict(), "owners": list(self.owners), "notes": list(self.notes)}
 
 
 def as_table(steps: Sequence[Step]) -> list[str]:
-    """Return the steps as a person reads them: a table, and how many of each there are."""
+    """Return the lines of a table of the steps, followed by their counts."""
     rows = [
         (step.what, step.do, _name(step), " ".join([*filter(None, [", ".join(step.owners)]), *step.notes]))
         for step in steps
@@ -90,12 +89,12 @@ def _name(step: Step) -> str:
 
 
 def batches(steps: Sequence[Step]) -> Iterator[Sequence[Step]]:
-    """Return the steps in pieces of a size that one transaction takes."""
+    """Yield the steps in batches, one for each transaction."""
     for start in range(0, len(steps), BATCH_SIZE):
         yield steps[start : start + BATCH_SIZE]
 
 
-# Deciding
+# Planning
 
 
 class _StoredAccount(NamedTuple):
@@ -105,34 +104,34 @@ class _StoredAccount(NamedTuple):
 
 
 class AccountLists(NamedTuple):
-    """The accounts stored here (``known``) and those listed by the broker, with their tags.
+    """The accounts in the database (``stored``) and the accounts on the broker, with their tags.
 
-    The rows are read first: an account that is being removed keeps its row after it is gone from the broker.
+    The database is read first: the row of an account outlives the account on the broker.
     """
 
-    known: Mapping[str, _StoredAccount]
+    stored: Mapping[str, _StoredAccount]
     tags: Mapping[str, frozenset[str]]
 
     @classmethod
     def fetch(cls) -> "AccountLists":
-        """Return the accounts of both sides, by two queries and one request to the broker.
+        """Fetch both lists, with two queries and one request to the broker.
 
         Raises:
-            BrokerError: the broker is away or refused.
+            BrokerError: the broker is unreachable or refuses.
         """
         owners: dict[str, set[str]] = {}
         owned = PulseUser.owners.through.objects.values_list("pulseuser__username", "owner__email")
         for username, email in owned:
             owners.setdefault(username, set()).add(email)
         rows = PulseUser.objects.order_by().values_list("username", "ready", "removing_since")
-        known = {
-            name: _StoredAccount(ready, since is not None, frozenset(owners.get(name, ())))
-            for name, ready, since in rows
+        stored = {
+            name: _StoredAccount(ready, removing_since is not None, frozenset(owners.get(name, ())))
+            for name, ready, removing_since in rows
         }
-        return cls(known, {user.name: user.tags for user in broker.management().users()})
+        return cls(stored, {user.name: user.tags for user in broker.management().users()})
 
     def why_not_adoptable(self, username: str) -> str:
-        """Return why an account of this name can't be adopted; empty: it can be, unless it is known already."""
+        """Return why this account can't be adopted, or "" if it can. Whether it is stored is not checked."""
         try:
             names.check_user_name(username)
         except names.InvalidUserName as error:
@@ -143,13 +142,13 @@ class AccountLists(NamedTuple):
 
 
 def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
-    """Return what follows for these accounts. The broker is asked twice; nothing is changed.
+    """Return the steps for these accounts. Sends two requests to the broker and changes nothing.
 
-    ``usable`` are the addresses of those who may own an account. An owner who isn't among them is left out, and so is
-    an account that would be without any.
+    ``usable`` are the addresses of owners who may own an account. Other owners are left out, and so is an account
+    without a usable owner.
 
     Raises:
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     lists = AccountLists.fetch()
     granted = broker.management().all_permissions()
@@ -160,9 +159,9 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
         may = tuple(email for email in owners if email in usable)
         notes = [f"{names.readable(email)} can't own it." for email in owners if email not in usable]
         if username in planned:
-            steps.append(Step("account", username, LEFT_OUT, notes=("It stands there twice.",)))
-        elif (known := lists.known.get(username)) is not None:
-            steps.append(Step("account", username, *_existing_step(known, may)))
+            steps.append(Step("account", username, LEFT_OUT, notes=("It is listed twice.",)))
+        elif (stored := lists.stored.get(username)) is not None:
+            steps.append(Step("account", username, *_existing_step(stored, may)))
         elif reason := lists.why_not_adoptable(username):
             steps.append(Step("account", username, LEFT_OUT, notes=(reason,)))
         elif not may:
@@ -177,18 +176,18 @@ def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
     return steps
 
 
-def _existing_step(known: _StoredAccount, wanted: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    if known.removing:
+def _existing_step(stored: _StoredAccount, wanted: Sequence[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    if stored.removing:
         return LEFT_OUT, (), ("It is being removed here.",)
-    if not known.ready:
-        return LEFT_OUT, (), ("It is just being made here.",)
-    if known.owners != set(wanted):
-        return EXISTS, tuple(sorted(known.owners)), ("It keeps the owners that it has here.",)
-    return EXISTS, tuple(sorted(known.owners)), ()
+    if not stored.ready:
+        return LEFT_OUT, (), ("It is being created here.",)
+    if stored.owners != set(wanted):
+        return EXISTS, tuple(sorted(stored.owners)), ("It keeps its current owners.",)
+    return EXISTS, tuple(sorted(stored.owners)), ()
 
 
 def differences(username: str, granted: Mapping[str, Permissions]) -> list[str]:
-    """Return how an account's permissions, by vhost, differ from those that Guardian gives, in sentences."""
+    """Return sentences that say how an account's permissions, by vhost, differ from those that Guardian grants."""
     usual = permissions.for_pulse_user(username)
     own_vhost = settings.GUARDIAN_PULSE_VHOST
     found = []
@@ -196,34 +195,33 @@ def differences(username: str, granted: Mapping[str, Permissions]) -> list[str]:
         found.append(f"It has no permissions on the vhost '{own_vhost}'.")
     for vhost, there in sorted(granted.items()):
         if vhost != own_vhost:
-            found.append(f"It has permissions on the vhost '{vhost}', too.")
+            found.append(f"It also has permissions on the vhost '{vhost}'.")
             continue
-        said = permissions.in_words(there, username)
-        given = zip(there, usual, said, strict=True)
+        sentences = permissions.in_words(there, username)
         found += [
             sentence
-            for one, other, sentence in given
-            if _without_needless_escapes(one) != _without_needless_escapes(other)
+            for pattern, expected, sentence in zip(there, usual, sentences, strict=True)
+            if _without_needless_escapes(pattern) != _without_needless_escapes(expected)
         ]
     return found
 
 
 def _without_needless_escapes(pattern: str) -> str:
-    # Some versions of Python write a backslash before what needs none.
+    # Some versions of Python escape characters that need no escape.
     return re.sub(r"\\([_/-])", r"\1", pattern)
 
 
-# Doing
+# Applying
 
 
 def adopt(steps: Sequence[Step]) -> None:
-    """Give the accounts that are to be adopted their owners. Nothing changes on the broker, which isn't asked.
+    """Adopt the accounts of a plan: create their rows with their owners. Sends no request to the broker.
 
-    Each is adopted with all its owners or not at all; what a crash leaves undone is done by planning and doing it anew.
+    Each account is adopted with all its owners or not at all. After a crash, plan and adopt again.
 
     Raises:
-        PlanOutdated: somebody made, adopted or is changing one of them.
-        NotVouched: an owner may not use the broker any more.
+        PlanOutdated: an account was created or adopted meanwhile, or is being changed.
+        NotVouched: an owner may no longer use the broker.
     """
     for batch in batches([step for step in steps if step.do == ADOPT]):
         _adopt(batch)
@@ -231,7 +229,7 @@ def adopt(steps: Sequence[Step]) -> None:
 
 def _adopt(steps: Sequence[Step]) -> None:
     for name in locks.locked_names([step.name for step in steps]):
-        raise PlanOutdated(f"Somebody is changing '{name}' right now.")
+        raise PlanOutdated(f"Another request is changing '{name}' right now.")
     try:
         with transaction.atomic():
             emails = {email for step in steps for email in step.owners}
@@ -251,16 +249,16 @@ def _adopt(steps: Sequence[Step]) -> None:
             )
             audit.note(None, "adopted", None, accounts=[f"{step.name}: {', '.join(step.owners)}" for step in steps])
     except IntegrityError as error:
-        raise PlanOutdated("Somebody made or adopted one of these accounts just now.") from error
+        raise PlanOutdated("One of these accounts was created or adopted just now.") from error
 
 
-# Proposing owners, and reading who they are to be
+# The CSV file
 
 
 class Proposal(NamedTuple):
-    """An account that could be adopted, who may be its owner by the looks of it, and what it has on the broker.
+    """An account that can be adopted, its probable owner, and what it has on the broker.
 
-    ``messages`` is None where a queue's length isn't known; ``connections`` are those of this moment.
+    ``messages`` is None if the length of a queue is unknown. ``connections`` counts the live connections.
     """
 
     username: str
@@ -271,27 +269,27 @@ class Proposal(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """The accounts that could be adopted, and why others can't be, by name."""
+    """The accounts that can be adopted, and the reasons why others can't, by name."""
 
     adoptable: list[Proposal]
     left_out: dict[str, str]
 
 
 def propose() -> Proposals:
-    """Return all accounts of the broker that have no owner here.
+    """Return all accounts on the broker that have no owner here.
 
-    An owner is guessed where the part of the address before the @ is the account's name, or a part of one of its
-    queues' names, and that fits no other account and nobody else.
+    The guessed owner is the one whose address, before the @, equals the account's name or a part of one of its queues'
+    names. There is no guess if several owners match the account, or the owner matches several accounts.
 
     Raises:
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     lists = AccountLists.fetch()
     management = broker.management()
-    # By their names queues belong to accounts in this vhost alone.
+    # Queue names identify an account in this vhost only.
     seen = snapshot.take(management, [settings.GUARDIAN_PULSE_VHOST]).queues
     connected = Counter(client.user for client in management.clients(None))
-    free = sorted(lists.tags.keys() - lists.known.keys())
+    free = sorted(lists.tags.keys() - lists.stored.keys())
     left_out = {name: reason for name in free if (reason := lists.why_not_adoptable(name))}
     lengths: dict[str, list[int | None]] = {name: [] for name in free if name not in left_out}
     parts: dict[str, set[str]] = {name: {name.casefold()} for name in lengths}
@@ -317,17 +315,20 @@ def propose() -> Proposals:
 
 
 def _guesses(parts: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Return the owner of each account whose parts fit nobody else, if the owner fits no other account."""
-    fitting: dict[str, list[str]] = {}
+    """Return the guessed owner of each account that matches exactly one owner, who matches no other account."""
+    by_local_part: dict[str, list[str]] = {}
     for email in vouching.possible_owners().values_list("email", flat=True):
-        fitting.setdefault(email.rpartition("@")[0], []).append(email)
-    of_account = {name: [email for part in its for email in fitting.get(part, ())] for name, its in parts.items()}
-    times = Counter(email for emails in of_account.values() for email in emails)
-    return {name: emails[0] for name, emails in of_account.items() if len(emails) == 1 and times[emails[0]] == 1}
+        by_local_part.setdefault(email.rpartition("@")[0], []).append(email)
+    matches = {
+        name: [email for part in account_parts for email in by_local_part.get(part, ())]
+        for name, account_parts in parts.items()
+    }
+    counts = Counter(email for emails in matches.values() for email in emails)
+    return {name: emails[0] for name, emails in matches.items() if len(emails) == 1 and counts[emails[0]] == 1}
 
 
 def as_csv(proposals: Iterable[Proposal]) -> str:
-    """Return the accounts as a CSV file to be filled in: with a header, and a column of owners that is empty."""
+    """Return the accounts as a CSV file with a header and an empty column for owners."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -338,7 +339,7 @@ def as_csv(proposals: Iterable[Proposal]) -> str:
 
 
 def _escape_formula(cell: str) -> str:
-    """Return a cell that a spreadsheet takes for text, and not for a formula."""
+    """Return the cell, quoted if a spreadsheet would take it for a formula."""
     return f"'{cell}" if _FORMULA.match(cell) else cell
 
 
@@ -347,7 +348,7 @@ def _unescape_formula(cell: str) -> str:
 
 
 class InvalidFile(ValueError):
-    """The file can't be used. ``errors`` say why, each with its line."""
+    """The file is invalid. ``errors`` are sentences with line numbers."""
 
     def __init__(self, errors: Sequence[str]) -> None:
         super().__init__("\n".join(errors))
@@ -355,7 +356,7 @@ class InvalidFile(ValueError):
 
 
 class Row(NamedTuple):
-    """One line of the file: an account, and the addresses of its owners in their normal form."""
+    """One line of the file: an account, and the addresses of its owners in normal form."""
 
     line: int
     username: str
@@ -363,20 +364,20 @@ class Row(NamedTuple):
 
 
 def plan_file(path: Path) -> tuple[list[Step], int]:
-    """Return what follows from a filled CSV file, and how many accounts in it have no owner and are skipped.
+    """Return the steps for a filled CSV file, and the number of accounts skipped because they have no owner.
 
-    Everything in it is looked at first: of a file with one wrong line nothing is used.
+    One invalid line invalidates the whole file.
 
     Raises:
-        InvalidFile: it can't be read, or lines of it are wrong.
-        BrokerError: the broker is away or refused.
+        InvalidFile: the file can't be read, or lines are invalid.
+        BrokerError: the broker is unreachable or refuses.
     """
     rows = read_file(path)
     filled = {row.username: row for row in rows if row.owners}
     emails = {email for row in filled.values() for email in row.owners}
-    askable = [email for email in emails if addresses.is_address(email)]
-    usable = set(vouching.possible_owners().filter(email__in=askable).values_list("email", flat=True))
-    # Wrong addresses are told of below, each with its line.
+    valid = [email for email in emails if addresses.is_address(email)]
+    usable = set(vouching.possible_owners().filter(email__in=valid).values_list("email", flat=True))
+    # All addresses pass here; _errors reports the wrong ones with their lines.
     steps = plan([Ownership(row.username, row.owners) for row in filled.values()], emails)
     errors = _errors(rows, {step.name: step for step in steps}, usable)
     if errors:
@@ -385,13 +386,13 @@ def plan_file(path: Path) -> tuple[list[Step], int]:
 
 
 def read_file(path: Path) -> list[Row]:
-    """Return the rows of a CSV file that says who is to own which account. No name is looked up.
+    """Return the rows of a CSV file of accounts and owners. No name is looked up.
 
-    Its first line names the columns, ``username`` and ``owners`` among them. They are separated by commas, semicolons
-    or tabs, and the addresses in a cell by spaces, semicolons or commas.
+    The first line names the columns, which include ``username`` and ``owners``. The delimiter is a comma, a semicolon
+    or a tab. Addresses in a cell are separated by spaces, semicolons or commas.
 
     Raises:
-        InvalidFile: it can't be read, or is no such file.
+        InvalidFile: the file can't be read or parsed.
     """
     try:
         with path.open("rb") as file:
@@ -399,17 +400,17 @@ def read_file(path: Path) -> list[Row]:
     except OSError as error:
         raise InvalidFile([f"{path}: {error.strerror}."]) from error
     if len(content) > MAX_FILE_BYTES:
-        raise InvalidFile([f"{path}: it has more than {MAX_FILE_BYTES // 1024 // 1024} MB."])
+        raise InvalidFile([f"{path}: the file is larger than {MAX_FILE_BYTES // 1024 // 1024} MB."])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InvalidFile([f"{path}: it isn't written in UTF-8. A spreadsheet calls that 'CSV UTF-8'."]) from None
+        raise InvalidFile([f"{path}: the file is not UTF-8. Save it as 'CSV UTF-8'."]) from None
     first = text.lstrip("\r\n").splitlines()[:1]
     for delimiter in ",;\t":
         header = [cell.strip().casefold() for row in csv.reader(first, delimiter=delimiter) for cell in row]
         if {"username", "owners"} <= set(header):
             return _rows(text, header, delimiter)
-    raise InvalidFile(["line 1: the first line has to name the columns, username and owners among them."])
+    raise InvalidFile(["line 1: the first line must name the columns, including username and owners."])
 
 
 def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
@@ -419,7 +420,7 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
     errors: list[str] = []
     has_header = False
     while True:
-        line = reader.line_num + 1  # of a cell with line breaks in it the first
+        line = reader.line_num + 1  # the first line of the row; cells may contain line breaks
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -433,8 +434,8 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
             has_header = True
         elif len(cells) > len(header):
             errors.append(
-                f"line {line}: it has {len(cells)} cells, and the first line {len(header)}. "
-                "Put several addresses between quotes, or spaces between them."
+                f"line {line}: it has {len(cells)} cells, but the first line has {len(header)}. "
+                "Quote a cell with several addresses, or separate them with spaces."
             )
         else:
             cells += [""] * (len(header) - len(cells))
@@ -449,22 +450,22 @@ def _rows(text: str, header: Sequence[str], delimiter: str) -> list[Row]:
 
 
 def _errors(rows: Iterable[Row], steps: Mapping[str, Step], usable: Collection[str]) -> list[str]:
-    """Return what is wrong in these rows, each with its line."""
+    """Return the errors of these rows, with line numbers."""
     errors = []
     first: dict[str, int] = {}
     for line, username, owners in rows:
         if username in first:
-            errors.append(f"line {line}: {names.readable(username)} stands on line {first[username]}, too.")
+            errors.append(f"line {line}: {names.readable(username)} is already on line {first[username]}.")
             continue
         first[username] = line
         if (step := steps.get(username)) is not None and step.do == LEFT_OUT:
             errors.append(f"line {line}: {names.readable(username)}: {' '.join(step.notes)}")
         for email in owners:
             if not addresses.is_address(email):
-                errors.append(f"line {line}: '{names.readable(email)}' is no e-mail address.")
+                errors.append(f"line {line}: '{names.readable(email)}' is not an e-mail address.")
             elif email not in usable:
                 errors.append(
-                    f"line {line}: nobody who may use the broker has the address {email}; "
-                    f"make one with: manage.py create_owner {email} --vouched"
+                    f"line {line}: no vouched owner has the address {email}; "
+                    f"create one with: manage.py create_owner {email} --vouched"
                 )
     return errors

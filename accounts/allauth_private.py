@@ -1,4 +1,4 @@
-"""All that Guardian uses of django-allauth's private API: what stands in ``allauth.*.internal`` or begins with ``_``.
+"""The only use of django-allauth's private API: ``allauth.*.internal`` and names that begin with ``_``.
 
 allauth may change it in any release. ``tests/test_allauth_private.py`` fails when it does.
 """
@@ -14,14 +14,14 @@ from allauth.core.internal.httpkit import get_client_ip
 from django.contrib.auth.models import AbstractBaseUser
 from django.http import HttpRequest
 
-# Where requests come from
+# Client addresses
 
 
 def client_address(request: HttpRequest) -> str:
-    """Return the client's IP address as far as the trusted proxies name it; empty if the server does not know it.
+    """Return the client's IP address as reported by the trusted proxies, or "" if it is unknown.
 
-    Behind a proxy it is the last of X-Forwarded-For, which that proxy adds. What a client sends in the same header
-    stands before it and is not trusted (ALLAUTH_TRUSTED_PROXY_COUNT).
+    A proxy appends the address to X-Forwarded-For. Entries before those of the trusted proxies come from the client
+    and are ignored (ALLAUTH_TRUSTED_PROXY_COUNT).
 
     Raises:
         ImproperlyConfigured: the header names fewer proxies than GUARDIAN_PROXIES.
@@ -30,7 +30,7 @@ def client_address(request: HttpRequest) -> str:
 
 
 def client_network(request: HttpRequest) -> str:
-    """Return what a client's attempts are counted by: its IPv4 address, or the network of its IPv6 address.
+    """Return the rate-limit key of a client: its IPv4 address, or the network of its IPv6 address.
 
     Raises:
         ImproperlyConfigured: as ``client_address``.
@@ -42,10 +42,10 @@ def client_network(request: HttpRequest) -> str:
 
 
 def count_code_request(request: HttpRequest, address: str) -> None:
-    """Count a request for a code against the limits for this client and this e-mail address.
+    """Count a request for a code against the rate limits of this client and this e-mail address.
 
     Raises:
-        RateLimited: there were too many.
+        RateLimited: a limit is exceeded.
     """
     ratelimit.consume(
         request, app="allauth.account", action="request_login_code", key=address, limit_get=True, raise_exception=True
@@ -53,21 +53,21 @@ def count_code_request(request: HttpRequest, address: str) -> None:
 
 
 def start_code(request: HttpRequest, user: AbstractBaseUser | None, address: str) -> None:
-    """Send a code to this address, and expect it in this session; without a user, expect a code that nobody has."""
+    """Send a code to this address and expect it in this session. Without a user, no code is valid."""
     LoginCodeVerificationProcess.initiate(request=request, user=user, email=address)
 
 
 def expects_code(request: HttpRequest) -> bool:
-    """Return whether this session expects a code which has not expired."""
+    """Return whether this session expects a code that has not expired."""
     stage = LoginStageController.enter(request, LoginByCodeStage.key)
     return stage is not None and LoginCodeVerificationProcess(stage).is_valid()
 
 
 class AskForAddressView(RequestLoginCodeView):
-    """The form for an address, also where a code is expected already: the next one may be for another address."""
+    """The form for an address. It is also shown while a code is pending: the user may want another address."""
 
     def _redirect_to_pending_stage(self, request: HttpRequest, stage: object) -> None:
-        """Go nowhere."""
+        """Stay on this page."""
 
 
 class EnterCodeView(ConfirmLoginCodeView):
@@ -82,15 +82,15 @@ class EnterCodeView(ConfirmLoginCodeView):
 
     @property
     def user(self) -> Any:
-        """Who signs in; None if the user was deleted since."""
+        """The user who signs in; None if the user was deleted meanwhile."""
         return self._process.user
 
     def abort(self) -> None:
-        """Expect the code no longer."""
+        """Forget the pending code."""
         self._process.abort()
 
 
-# Records of how somebody signed in
+# Authentication methods
 
 
 def record_method(request: HttpRequest, user: AbstractBaseUser, method: str) -> None:
@@ -99,5 +99,5 @@ def record_method(request: HttpRequest, user: AbstractBaseUser, method: str) -> 
 
 
 def last_method(request: HttpRequest, user: AbstractBaseUser) -> str:
-    """Return the method by which this user proved their identity last, such as "code"."""
+    """Return the last method by which this user proved their identity, such as "code"."""
     return str(get_authentication_records(request, user)[-1]["method"])

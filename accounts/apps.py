@@ -8,6 +8,6 @@ class AccountsConfig(AppConfig):
 
     def ready(self) -> None:
         """Audit what people change, and register how accounts are removed."""
-        from accounts import audit, removal  # noqa: F401 - models can't be imported before
+        from accounts import audit, removal  # noqa: F401 - models can't be imported earlier
 
         removal.register_handler()

@@ -1,15 +1,17 @@
 """The audit trail: who did what to what, and when.
 
-Three things write into it. Rows that people change are watched (:func:`watch`). What changes no row, or changes many at
-once, is noted where it is done (:func:`note`, :func:`record_changes`). What is asked of the broker is written down before, so
-that it is there whatever becomes of the answer (:func:`audited`).
+Entries come from three places:
 
-Who it was is whoever sent the request, by a session or by a token, unless whoever notes it says otherwise. What no
-request did, a command or a task did, and the entry names that. No secret is in it: what is watched is named field by
-field.
+- changes to rows of watched models (:func:`watch`);
+- actions that change no row, or many rows in bulk (:func:`note`, :func:`record_changes`);
+- requests to the broker, recorded before they are sent, so that an entry exists whatever the outcome
+  (:func:`audited`).
 
-Not in it is traffic: what agents register and read, the events that are published, and what is looked at. Whoever signs
-in is, by a page and not by a token; where that entry can't be written, they are signed in all the same.
+The actor is the user of the request, by session or token, unless the caller names another one. Without a request, the
+entry names the command or the task. Watched fields are listed one by one, so that no secret gets into the trail.
+
+Traffic is not audited: registrations of agents, published events, reads. Sign-ins on a page are audited, requests with
+a token are not. A sign-in succeeds even if its entry can't be written.
 """
 
 import logging
@@ -49,10 +51,10 @@ _request: ContextVar[HttpRequest | None] = ContextVar("audit_request", default=N
 
 
 class Middleware:
-    """Keep the request at hand while it is answered: an entry written meanwhile says who sent it, and from where.
+    """Keep the current request, so that audit entries name its user and its address.
 
-    Nothing is looked up before there is an entry. auditlog's own middleware looks the visitor up at each request,
-    doesn't know of tokens, and believes what a client says its address is.
+    The user is looked up only when an entry is written. auditlog's middleware looks up the user at each request,
+    doesn't support tokens, and trusts the address that the client sends.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
@@ -68,38 +70,38 @@ class Middleware:
 
 
 def actor() -> Owner | None:
-    """Return who sent the request that is being answered; None: nobody who is signed in, or there is no request."""
+    """Return the user of the current request, or None if there is no request or no signed-in user."""
     request = _request.get()
     user = getattr(request, "user", None)
-    # REST framework puts the owner of a token there, too, as soon as it has looked at it.
+    # REST framework stores the owner of a token here, too, once it has authenticated the request.
     return user if isinstance(user, Owner) and user.is_authenticated else None
 
 
 def watch(model: type[Model], fields: Collection[str], many_to_many: Collection[str] = ()) -> None:
-    """Write an entry whenever a row of this model is made, is saved with a change to these fields, or is deleted.
+    """Write an entry when a row of this model is created, deleted, or saved with a change to these fields.
 
-    Each entry costs one statement, and each save of a row that was there one more. So no model is watched whose rows
-    are written by the hundred, or by agents.
+    Each entry costs one statement, and each update of a row one more. Do not watch models whose rows are written in
+    bulk or by agents.
     """
     auditlog.register(model, include_fields=list(fields), m2m_fields=set(many_to_many))
 
 
 def is_watched(model: type[Model]) -> bool:
-    """Return whether changes to rows of this model are written by themselves."""
+    """Return whether this model is watched."""
     return bool(auditlog.contains(model))
 
 
 def note(by: Owner | None, action: str, thing: Model | Sequence[Model] | None, **details: Any) -> None:
-    """Write that something was done, in words such as "purged"; ``by`` None: by whoever sent the request, or nobody.
+    """Write an entry for an action, such as "purged".
 
-    Several things of a model, at least one, share an entry. ``details`` are what else is to be known: text, numbers, or
-    lists and mappings of these, and never a secret.
+    ``by`` None: the user of the request, if any. Several things of one model share an entry. ``details`` are texts,
+    numbers, and lists or mappings of these; never secrets.
     """
     _entry(by, action, thing, details).save()
 
 
 class Change(NamedTuple):
-    """A row of which fields were changed, with their values before and after."""
+    """A changed row, with the values of its fields before and after."""
 
     thing: Model
     before: Mapping[str, Any]
@@ -107,7 +109,7 @@ class Change(NamedTuple):
 
 
 def record_changes(by: Owner | None, changes: Iterable[Change]) -> None:
-    """Write which fields of each row were changed, from what to what, where they aren't watched: in one statement."""
+    """Write an entry for each changed row of a model that isn't watched, in one statement."""
     entries = []
     for thing, before, after in changes:
         entry = _entry(by, CHANGED, thing, {})
@@ -122,10 +124,10 @@ def record_changes(by: Owner | None, changes: Iterable[Change]) -> None:
 
 @contextmanager
 def audited(by: Owner | None, action: str, thing: Model | None, **details: Any) -> Iterator[None]:
-    """Write what is about to be asked of the broker, and afterwards what became of it.
+    """Write an entry before a request to the broker, and its outcome afterwards.
 
-    Its outcome is unknown until then, and stays so where no answer comes, or this process is killed. Whoever lost the
-    hold of an account didn't ask.
+    The outcome stays "unknown" if no answer arrives or the process is killed. It is "not done" if the lease of the
+    account was lost, because then no request was sent.
     """
     entry = _entry(by, action, thing, details)
     entry.outcome = AuditEntry.Outcome.UNKNOWN
@@ -153,7 +155,7 @@ def _entry(by: Owner | None, action: str, thing: Model | Sequence[Model] | None,
         entry.content_type = ContentType.objects.get_for_model(things[0])
         entry.object_repr = ", ".join(str(one) for one in things)
     if len(things) == 1:
-        # A token's primary key is its digest.
+        # A token's primary key is its digest, which is a secret.
         key = things[0].uuid if isinstance(things[0], AuthToken) else things[0].pk
         entry.object_pk, entry.object_id = str(key), key if isinstance(key, int) else None
     return entry
@@ -161,7 +163,7 @@ def _entry(by: Owner | None, action: str, thing: Model | Sequence[Model] | None,
 
 @receiver(pre_save, sender=AuditEntry)
 def add_context(sender: type[AuditEntry], instance: AuditEntry, **_: Any) -> None:
-    """Say in a new entry who it was, by what, and from where; auditlog's own lack all of that."""
+    """Add the actor, the origin and the address to a new entry. Entries written by auditlog lack these."""
     if not instance._state.adding:
         return
     request = _request.get()
@@ -174,20 +176,20 @@ def add_context(sender: type[AuditEntry], instance: AuditEntry, **_: Any) -> Non
 
 @receiver(pre_log, sender=Owner)
 def should_log(sender: type[Owner], action: int, **_: Any) -> bool:
-    """Leave out the rows of visitors who typed an address: whoever tries many must not fill the trail."""
+    """Return whether to log a change. Skip owners created by an anonymous sign-in, which could flood the trail."""
     return action != AuditEntry.Action.CREATE or _request.get() is None or actor() is not None
 
 
 @receiver(user_logged_in)
 def record_sign_in(sender: Any, user: Owner, **_: Any) -> None:
-    """Write that somebody signed in, which is worth no failure of it."""
+    """Write an entry for a sign-in. A failure to write is logged and doesn't block the sign-in."""
     if _request.get() is None:
         return
     try:
         with transaction.atomic():
             note(user, "signed in", user)
     except DatabaseError:
-        logger.exception("That %s signed in is not in the audit trail", user)
+        logger.exception("Could not write the sign-in of %s to the audit trail", user)
 
 
 def _origin(request: HttpRequest | None) -> dict[str, str]:
@@ -202,12 +204,12 @@ def _origin(request: HttpRequest | None) -> dict[str, str]:
 
 
 def _address(request: HttpRequest) -> str | None:
-    """Return where a request came from, as far as the proxies that are trusted say so; None: not known."""
+    """Return the client's address as reported by the trusted proxies, or None if it is unknown."""
     try:
         found = client_address(request)
     except (ImproperlyConfigured, PermissionDenied):  # fewer proxies than GUARDIAN_PROXIES says, or no address
         return None
-    return found.partition("%")[0] or None  # no column takes the interface of a link-local address
+    return found.partition("%")[0] or None  # the column can't store the interface of a link-local address
 
 
 watch(
