@@ -544,9 +544,9 @@ class PulseUserAdmin(AuditedAdmin):
     def save_model(self, request: HttpRequest, obj: PulseUser, form: Any, change: bool) -> None:
         """Save only changed thresholds, because another request may be removing the account."""
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
-        warn, most = (changed.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
+        warn, limit = (changed.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
         try:
-            pulse_users.set_thresholds(obj, warn, most, current_operator(request))
+            pulse_users.set_thresholds(obj, warn, limit, current_operator(request))
         except PulseUser.DoesNotExist as error:
             raise Http404(f"{obj} is gone meanwhile") from error
 
@@ -556,12 +556,12 @@ class PulseUserAdmin(AuditedAdmin):
         accounts = list(chosen_rows(self, request, queryset))
         form = ThresholdsForm(request.POST if is_confirmed(request) else None)
         if form.is_valid():
-            warn, most = form.cleaned_data["warn_length"], form.cleaned_data["max_length"]
+            warn, limit = form.cleaned_data["warn_length"], form.cleaned_data["max_length"]
             apply_to_each(
                 self,
                 request,
                 accounts,
-                lambda account: pulse_users.set_thresholds(account, warn, most, current_operator(request)),
+                lambda account: pulse_users.set_thresholds(account, warn, limit, current_operator(request)),
                 "given these thresholds",
             )
             return None

@@ -1,4 +1,4 @@
-"""The REST API of RabbitMQ accounts, owners and tokens. What may be done is decided by the functions it calls."""
+"""The REST API of RabbitMQ accounts, owners and tokens. The functions it calls check what the user may do."""
 
 import contextlib
 from http import HTTPStatus
@@ -54,13 +54,13 @@ from rabbit.names import InvalidUserName
 
 
 class Request(rest.Request):
-    """A request of somebody who is signed in; all endpoints refuse everybody else."""
+    """A request of a signed-in owner. All endpoints refuse other requests."""
 
     user: Owner
 
 
 class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
-    """RabbitMQ accounts: your own, and all to operators."""
+    """RabbitMQ accounts: your own; for operators, all."""
 
     serializer_class = PulseUserSerializer
     lookup_field = "username"
@@ -68,7 +68,7 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
     tells_secrets = ("create", "rotate_password")
 
     def get_queryset(self) -> QuerySet[PulseUser]:
-        """Return those that the visitor sees, in a list those that are searched for."""
+        """Return the accounts that the user may see; in a list, those that match the search."""
         addresses = NotificationAddress.objects.select_related("added_by")
         seen = PulseUser.objects.seen_by(self.request.user)
         if self.action == "list" and (search := search_in(self.request)):
@@ -77,19 +77,19 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
 
     @extend_schema(parameters=[SEARCH])
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List accounts.
+        """List your accounts.
 
-        Your own; to operators, all that are known here.
+        Operators see all accounts.
         """
         return super().list(request, *args, **kwargs)
 
     @extend_schema(request=NewPulseUserSerializer, responses={201: MadePulseUserSerializer, 409: None, 503: None})
     def create(self, request: Request) -> Response:
-        """Make an account on the broker.
+        """Create an account on the broker.
 
-        It may use the queues `queue/NAME/…` and the exchanges `exchange/NAME/…`. Without a password one is generated,
-        and shown in this answer only. You are one of its owners; operators who name others are not. Addresses to be
-        notified get nothing before somebody there has confirmed.
+        The account may use the queues `queue/NAME/…` and the exchanges `exchange/NAME/…`. If you give no password, one
+        is generated and shown in this response only. You become an owner, unless you are an operator and name other
+        owners. Notification addresses get nothing until they are confirmed.
         """
         vouching.require_vouched(request.user)
         body = read(NewPulseUserSerializer, request)
@@ -109,9 +109,9 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
 
     @extend_schema(responses=PulseUserDetailSerializer)
     def retrieve(self, request: Request, username: str) -> Response:
-        """Show an account, and what it may do on the broker.
+        """Show an account and its permissions on the broker.
 
-        Its addresses are told from when they are confirmed.
+        An address gets notifications once it is confirmed.
         """
         return self._shown(self.get_object())
 
@@ -119,8 +119,8 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
     def partial_update(self, request: Request, username: str) -> Response:
         """Change an account's owners, addresses or thresholds.
 
-        What is left out stays. All of it is done, or nothing. Thresholds are for operators, and for owners where
-        operators allow it.
+        Fields that you leave out keep their values. Either all changes are made, or none. Operators can set
+        thresholds; owners can if the installation allows it.
         """
         pulse_user = self.get_object()
         body = read(PulseUserChangesSerializer, request)
@@ -132,18 +132,18 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
                 with at_field("notification_emails", InvalidValue):
                     addresses.set_addresses(pulse_user, body["notification_emails"], request.user)
             if "warn_length" in body or "max_length" in body:
-                warn, most = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
+                warn, limit = (body.get(name, UNCHANGED) for name in ("warn_length", "max_length"))
                 with at_field("max_length" if "max_length" in body else "warn_length", InvalidValue):
-                    pulse_users.set_thresholds(pulse_user, warn, most, request.user)
-        # Asked of all, because whoever gave the account away doesn't see it any more.
+                    pulse_users.set_thresholds(pulse_user, warn, limit, request.user)
+        # From all accounts: a user who is no longer an owner can't see this one any more.
         return self._shown(PulseUser.objects.get(pk=pulse_user.pk))
 
     @extend_schema(responses={202: None, 204: None, 409: None, 503: None})
     def destroy(self, request: Request, username: str) -> Response:
         """Delete an account, with its queues and exchanges on the broker.
 
-        204: all of it is gone. 202: it was begun, and what the broker did not do yet is done within minutes. 503:
-        nothing was done.
+        204: everything is deleted. 202: the deletion has started and finishes within minutes. 503: nothing was
+        deleted.
         """
         pulse_user = self.get_object()
         try:
@@ -158,9 +158,9 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
 
     @extend_schema(request=NewPasswordSerializer, responses={200: PasswordSerializer, 409: None, 503: None})
     def rotate_password(self, request: Request, username: str) -> Response:
-        """Give an account another password.
+        """Change the password of an account.
 
-        Permissions, queues and live connections stay as they are, unless the connections are to be closed.
+        Permissions and queues don't change. Live connections stay open, unless you ask to close them.
         """
         pulse_user = self.get_object()
         body = read(NewPasswordSerializer, request)
@@ -182,21 +182,21 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
 
     @extend_schema(responses={200: BelongingsSerializer, 503: None})
     def belongings(self, request: Request, username: str) -> Response:
-        """Show what is deleted with an account: its queues and exchanges on the broker."""
+        """List the queues and exchanges that are deleted with an account."""
         return Response(BelongingsSerializer(removal.what_goes(self.get_object())).data)
 
     @extend_schema(request=AddressSerializer, responses={204: None})
     def ask_again(self, request: Request, username: str) -> Response:
-        """Ask an address of an account once more for its confirmation.
+        """Send another request to confirm to an address of an account.
 
-        One that has confirmed is not asked. Nobody is asked twice within an hour.
+        A confirmed address gets no request. An address gets at most one request an hour.
         """
         pulse_user = self.get_object()
         email = normalize_address(read(AddressSerializer, request)["email"])
         with at_field("email", InvalidValue):
             address = pulse_user.notification_addresses.filter(email=email).first()
             if address is None:
-                raise InvalidValue("This is no address of the account.")
+                raise InvalidValue("The account has no such address.")
             addresses.resend_confirmation(address)
         return Response(status=HTTPStatus.NO_CONTENT)
 
@@ -210,14 +210,14 @@ class PulseUsers(mixins.ListModelMixin, GenericViewSet[PulseUser]):
 
 
 class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
-    """Owners: all to operators; who asks to be vouched for, to those who may vouch."""
+    """Owners: for operators, all; for others who may vouch, those who request it."""
 
     serializer_class = OwnerSerializer
     lookup_field = "uuid"
     filter_backends = []
 
     def get_queryset(self) -> QuerySet[Owner]:
-        """Return those that the visitor sees."""
+        """Return the owners that the user may see."""
         if self.request.user.is_staff:
             return vouching.listed_owners()
         if vouching.may_vouch(self.request.user):
@@ -225,28 +225,28 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         return Owner.objects.none()
 
     def filter_queryset(self, queryset: QuerySet[Owner, Any]) -> QuerySet[Owner, Any]:
-        """Return those that are searched for."""
+        """Return the owners that match the search."""
         search = search_in(self.request)
         if self.action == "list" and search:
             return queryset.filter(owners_matching(search))
         return queryset
 
     @extend_schema(
-        parameters=[OpenApiParameter("search", str, description="A part of the name or the address.")],
+        parameters=[OpenApiParameter("search", str, description="Part of the name or the address.")],
         responses={200: OwnerSerializer(many=True), 403: None},
     )
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List owners.
 
-        To operators all. To others who may vouch: who asks for it. Everybody else may not see it.
+        Operators see all owners. Others who may vouch see the owners who request it. Everybody else gets 403.
         """
         if not vouching.may_vouch(request.user):
-            raise PermissionDenied("Only those who may vouch for others see this list.")
+            raise PermissionDenied("Only owners who may vouch for others can see this list.")
         return super().list(request, *args, **kwargs)
 
     @extend_schema(responses=OwnerDetailSerializer)
     def retrieve(self, request: Request, uuid: str) -> Response:
-        """Show an owner, with the record of who vouched for them."""
+        """Show an owner, with the vouching record."""
         return Response(OwnerDetailSerializer(self._found()).data)
 
     @extend_schema(request=ReasonSerializer, responses=OwnerDetailSerializer)
@@ -258,11 +258,11 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
 
     @extend_schema(operation_id="owners_vouch_for", request=VouchSerializer, responses={204: None})
     def vouch_for(self, request: Request) -> Response:
-        """Vouch for somebody by e-mail address.
+        """Vouch for the owner with an e-mail address.
 
-        For operators, and for owners who are vouched for where operators allow it. These are not told whether anybody
-        has signed in with the address: 204 says that whoever has may use the broker now, unless an operator withdrew
-        it.
+        For operators; for vouched owners if the installation allows it. Only operators learn whether anybody has signed
+        in with the address. For others, 204 means: if there is such an owner, they may use the broker now, unless an
+        operator withdrew it.
         """
         if not vouching.may_vouch(request.user):
             raise PermissionDenied("You can't vouch for others. Ask an operator.")
@@ -272,14 +272,15 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
             with contextlib.nullcontext() if request.user.is_staff else contextlib.suppress(PermissionDenied):
                 vouching.vouch(owner, request.user, body.get("reason", ""))
         elif request.user.is_staff:
-            raise ValidationError({"email": ["Nobody has signed in with this address yet; ask them to."]})
+            raise ValidationError({"email": ["Nobody has signed in with this address yet. Ask them to sign in first."]})
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=WithdrawSerializer, responses=OwnerDetailSerializer)
     def withdraw(self, request: Request, uuid: str) -> Response:
-        """Withdraw what somebody vouched for.
+        """Withdraw the vouching of an owner.
 
-        For operators. No new accounts and tokens can be made then; with `remove`, those that are there go too.
+        For operators. The owner can't create new accounts and tokens any more. With `remove`, existing ones are removed
+        too.
         """
         owner = self.get_object()
         body = read(WithdrawSerializer, request)
@@ -291,20 +292,20 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
         responses={(200, "application/json"): {"type": "array", "items": {"type": "string"}}, 403: None, 503: None},
     )
     def adoptable(self, request: Request) -> Response:
-        """List the accounts on the broker that nobody owns here.
+        """List the accounts on the broker that can be adopted.
 
-        For operators. They were made by hand, and can be given owners.
+        For operators. These accounts were created manually and have no owners here.
         """
         pulse_users.require_operator(request.user)
         return Response(pulse_users.adoptable())
 
     @extend_schema(request=AdoptionSerializer, responses={201: PulseUserSerializer, 409: None, 503: None})
     def adopt(self, request: Request) -> Response:
-        """Give owners to an account that was made on the broker by hand.
+        """Assign owners to an account that was created manually on the broker.
 
-        For operators. Its password and permissions stay what they were.
+        For operators. The account keeps its password and permissions.
         """
-        pulse_users.require_operator(request.user)  # before they hear what would be wrong with the body
+        pulse_users.require_operator(request.user)  # before any errors of the body are reported
         body = read(AdoptionSerializer, request)
         with at_field("owners", InvalidValue):
             owners = pulse_users.find_owners(body["owners"])
@@ -312,18 +313,18 @@ class Owners(mixins.ListModelMixin, GenericViewSet[Owner]):
             with at_field("username", InvalidUserName, pulse_users.NameTaken, pulse_users.CannotAdopt):
                 pulse_user = pulse_users.adopt_pulse_user(body["username"], owners, request.user)
         except NotOnBroker as error:
-            raise ValidationError({"username": ["There is no such account on the broker."]}) from error
+            raise ValidationError({"username": ["The broker has no such account."]}) from error
         data = PulseUserSerializer(pulse_user, context=self.get_serializer_context()).data
         return Response(data, HTTPStatus.CREATED, headers={"Location": str(data["url"])})
 
     def _found(self, owner: Owner | None = None) -> Owner:
-        """Return the owner that the path names, or this one as it is now, with the record about them."""
+        """Return the given owner, or the one in the path, from the database with the vouching record."""
         pk = (owner or self.get_object()).pk
         return Owner.objects.prefetch_related("vouchings__by").get(pk=pk)
 
 
 class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[AuthToken]):
-    """The visitor's tokens."""
+    """The user's tokens."""
 
     serializer_class = TokenSerializer
     lookup_field = "uuid"
@@ -331,7 +332,7 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
     tells_secrets = ("create",)
 
     def get_queryset(self) -> QuerySet[AuthToken]:
-        """Return the visitor's own, an operator's too."""
+        """Return the user's own tokens. Operators see no others, either."""
         return AuthToken.objects.filter(user=self.request.user.pk)
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
@@ -344,9 +345,9 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
 
     @extend_schema(request=NewTokenSerializer, responses={201: MadeTokenSerializer})
     def create(self, request: Request) -> Response:
-        """Make a token for this API.
+        """Create a token for this API.
 
-        It is shown in this answer only.
+        The token is shown in this response only.
         """
         vouching.require_vouched(request.user)
         body = read(NewTokenSerializer, request)
@@ -360,24 +361,24 @@ class Tokens(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Au
 
 
 class Me(GenericViewSet[Owner]):
-    """Oneself."""
+    """The user."""
 
     serializer_class = MeSerializer
     pagination_class = None
     filter_backends = []
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Return what the visitor may do, too."""
+        """Add whether the user may vouch for others."""
         return {**super().get_serializer_context(), "may_vouch": vouching.may_vouch(self.request.user)}
 
     @extend_schema(operation_id="me")
     def retrieve(self, request: Request) -> Response:
-        """Show who you are, and whether somebody vouched for you."""
+        """Show your own account, and whether you are vouched for."""
         return Response(self.get_serializer(request.user).data)
 
     @extend_schema(operation_id="vouching_ask", request=AskSerializer, responses={204: None, 409: None})
     def ask(self, request: Request) -> Response:
-        """Ask to be vouched for, once a day at most."""
+        """Request to be vouched for, at most once a day."""
         body = read(AskSerializer, request)
         try:
             with at_field("reason", InvalidValue):

@@ -1,4 +1,4 @@
-"""What people type about accounts, owners and tokens. What may be typed is decided by the functions that it is for."""
+"""The forms about accounts, owners and tokens. The functions that process their values validate them."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ from rabbit.names import InvalidUserName
 
 
 class Form(forms.Form):
-    """A form on a page with others: its fields have ids of their own, and the first that is wrong is gone to."""
+    """A form on a page with several forms. Its fields have unique ids, and the first invalid field gets the focus."""
 
     id_prefix = ""
 
@@ -20,15 +20,15 @@ class Form(forms.Form):
         super().__init__(data, initial=initial, auto_id=f"{self.id_prefix}-%s", label_suffix="")
 
     def get_context(self) -> dict[str, Any]:
-        """Return what the form is rendered with."""
-        wrong = [name for name in self.fields if self.is_bound and name in self.errors]
-        if wrong:
-            self.fields[wrong[0]].widget.attrs["autofocus"] = True
+        """Return the rendering context, with the focus on the first invalid field."""
+        invalid = [name for name in self.fields if self.is_bound and name in self.errors]
+        if invalid:
+            self.fields[invalid[0]].widget.attrs["autofocus"] = True
         return super().get_context()
 
 
 class AddressesField(forms.CharField):
-    """E-mail addresses, one to a line or with commas between them: a list, each of them once."""
+    """E-mail addresses, separated by white space, commas or semicolons. The value is a list without duplicates."""
 
     widget = forms.Textarea(attrs={"rows": 2, "autocomplete": "off"})
 
@@ -39,20 +39,20 @@ class AddressesField(forms.CharField):
 
 
 def password_field(label: str, help_text: str) -> forms.CharField:
-    """Return the field for a password of somebody's own. It is taken as it stands, and never shown again."""
+    """Return an optional field for a password, which is taken literally and never shown again."""
     widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
     return forms.CharField(label=label, help_text=help_text, required=False, strip=False, widget=widget)
 
 
 class SearchForm(Form):
-    """What a list is searched for."""
+    """The search field of a list."""
 
     id_prefix = "list"
     search = forms.CharField(required=False, max_length=255)
 
 
 class PulseUserForm(Form):
-    """A RabbitMQ account to be made."""
+    """A new RabbitMQ account."""
 
     id_prefix = "new"
     username = forms.CharField(
@@ -78,7 +78,7 @@ class PulseUserForm(Form):
     )
 
     def clean_username(self) -> str:
-        """Make sure, as far as is known here, that an account can have this name."""
+        """Check the name without a request to the broker."""
         username: str = self.cleaned_data["username"]
         try:
             pulse_users.check_name(username)
@@ -92,7 +92,7 @@ class PulseUserForm(Form):
 
 
 class AdoptForm(Form):
-    """An account on the broker that was made by hand, and whose it shall be."""
+    """A manually created account on the broker, and its future owners."""
 
     id_prefix = "adopt"
     owners = AddressesField(
@@ -129,14 +129,14 @@ class PasswordForm(Form):
 
 
 class OwnerForm(Form):
-    """Somebody who shall own an account too."""
+    """Another owner of an account."""
 
     id_prefix = "owner"
     email = forms.EmailField(label="E-mail address of another owner", help_text="Somebody who has signed in here.")
 
 
 class AddressForm(Form):
-    """A further address for the messages about an account's queues."""
+    """A further notification address of an account."""
 
     id_prefix = "address"
     email = forms.EmailField(
@@ -145,7 +145,7 @@ class AddressForm(Form):
 
 
 class ThresholdsForm(Form):
-    """The lengths at which owners are warned of an account's queues, and past which these are deleted, in messages."""
+    """The warning threshold and the deletion limit of an account's queues, in messages."""
 
     id_prefix = "thresholds"
     warn_length = forms.IntegerField(label="Warned at (messages)", required=False, min_value=1, max_value=MAX_THRESHOLD)
@@ -155,7 +155,7 @@ class ThresholdsForm(Form):
 
 
 class DeleteForm(Form):
-    """The name of what is to be deleted, typed by whoever means it."""
+    """The name of the account to delete, typed as a confirmation."""
 
     id_prefix = "delete"
     name = forms.CharField(
@@ -168,7 +168,7 @@ class DeleteForm(Form):
         self.username = username
 
     def clean_name(self) -> str:
-        """Make sure that it is the name."""
+        """Check that the typed name is the account's."""
         name: str = self.cleaned_data["name"]
         if name != self.username:
             raise forms.ValidationError("That isn't its name. Nothing was deleted.")
@@ -176,7 +176,7 @@ class DeleteForm(Form):
 
 
 class VouchRequestForm(Form):
-    """Why somebody should be vouched for."""
+    """A request to be vouched for."""
 
     id_prefix = "request"
     reason = forms.CharField(
@@ -188,7 +188,7 @@ class VouchRequestForm(Form):
 
 
 class VouchForm(Form):
-    """Whom to vouch for."""
+    """The owner to vouch for."""
 
     id_prefix = "vouch"
     email = forms.EmailField(label="E-mail address", help_text="Somebody who has signed in here at least once.")
@@ -198,7 +198,7 @@ class VouchForm(Form):
 
 
 class WithdrawForm(Form):
-    """How far a withdrawal goes."""
+    """The options of a withdrawal."""
 
     id_prefix = "withdraw"
     remove = forms.BooleanField(
@@ -210,7 +210,7 @@ class WithdrawForm(Form):
 
 
 class TokenForm(Form):
-    """A token to be made."""
+    """A new token."""
 
     id_prefix = "token"
     name = forms.CharField(

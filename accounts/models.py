@@ -25,14 +25,14 @@ INVALID_ADDRESS = "Enter an e-mail address, such as you@example.org."
 
 
 class OwnerManager(BaseUserManager["Owner"]):
-    """Owners are found and made by their e-mail address, whatever its case."""
+    """Finds and creates owners by e-mail address, ignoring case."""
 
     def get_by_natural_key(self, username: str | None) -> "Owner":
         """Return the owner with this address."""
         return self.get(email=normalize_address(username or ""))
 
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
-        """Make an owner. Without a password there is no signing in by password, which is the rule."""
+        """Create an owner. Without a password, which is the rule, signing in by password is impossible."""
         owner = self.model(email=normalize_address(email), **fields)
         owner.set_password(password)
         owner.full_clean(exclude=["password"])
@@ -40,12 +40,12 @@ class OwnerManager(BaseUserManager["Owner"]):
         return owner
 
     def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> "Owner":
-        """Make an operator."""
+        """Create an operator."""
         return self.create_user(email, password, is_staff=True, is_superuser=True, vouched=True, **fields)
 
 
 class Unchanged(enum.Enum):
-    """Says of a field that it stays as the database has it, where None says something else."""
+    """The value of an argument that leaves a field unchanged, where None has another meaning."""
 
     UNCHANGED = enum.auto()
 
@@ -54,23 +54,23 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 def owners_matching(text: str) -> models.Q:
-    """Return the condition that an owner has this in the address or the name."""
+    """Return the condition that an owner's address or name contains the text."""
     return models.Q(email__icontains=text) | models.Q(full_name__icontains=text)
 
 
 def normalize_address(email: str) -> str:
-    """Return the form that an e-mail address is stored and compared in: trimmed and lower-cased."""
+    """Return the e-mail address stripped and in lower case, as it is stored and compared."""
     return email.strip().lower()
 
 
 def check_address(email: str) -> None:
-    """Make sure that this is an e-mail address, in its normal form, and looks like no other than it is.
+    """Check that this is an e-mail address in normal form that can't be mistaken for another.
 
-    Refused are invisible characters, marks that turn the direction of the text, and letters of other widths, which a
-    mail server would take for the plain ones.
+    Refuses invisible characters, marks for text direction, and compatibility characters such as full-width letters,
+    which a mail server would treat as plain ones.
 
     Raises:
-        ValidationError: it isn't.
+        ValidationError: the address is invalid.
     """
     EmailValidator(INVALID_ADDRESS)(email)
     is_plain = email.isprintable() and unicodedata.normalize("NFKC", email) == email
@@ -78,73 +78,73 @@ def check_address(email: str) -> None:
         raise ValidationError(INVALID_ADDRESS)
 
 
-def check_line(text: str, most: int) -> None:
-    """Make sure that this is a line of text as a person types it: not empty, and at most so many characters.
-
-    All of them can be seen.
+def check_line(text: str, max_length: int) -> None:
+    """Check that this is one line of visible text, not blank and within the maximum length.
 
     Raises:
-        ValidationError: it isn't.
+        ValidationError: the text is blank, too long, or contains control or invisible characters.
     """
     if not text.strip():
-        raise ValidationError("It is empty; write something.")
-    if len(text) > most:
-        raise ValidationError(f"It is {len(text)} characters long; {most} are allowed.")
+        raise ValidationError("The text is empty. Enter a text.")
+    if len(text) > max_length:
+        raise ValidationError(f"The text has {len(text)} characters; at most {max_length} are allowed.")
     if has_control_characters(text):
-        raise ValidationError("It has a character in it that can't be typed, such as a line break.")
+        raise ValidationError("The text contains a control character, such as a line break. Remove it.")
     if any(unicodedata.category(character) == "Cf" for character in text):
-        raise ValidationError("It has a character in it that can't be seen, such as a mark for right-to-left text.")
+        raise ValidationError("The text contains an invisible character, such as a right-to-left mark. Remove it.")
 
 
 def has_control_characters(text: str) -> bool:
-    """Return whether this has line breaks, NULs or other control characters in it, or what is no character at all."""
+    """Return whether the text contains line breaks, NULs, other control characters, or surrogates."""
     return any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text)
 
 
 MAX_THRESHOLD = 2**31 - 1
-"""The largest value of an integer column on PostgreSQL, and so of a threshold in messages."""
+"""In messages: the largest value of an integer column on PostgreSQL."""
 
 
-def check_thresholds(warn: int | None, most: int | None) -> None:
-    """Make sure that these thresholds of a queue's or an account's own, in messages, can be used.
+def check_thresholds(warn: int | None, limit: int | None) -> None:
+    """Check the warning threshold and the deletion limit of a queue or an account, in messages.
 
-    What is empty comes from elsewhere: the settings' is then what the other is held against.
+    None means the policy's value. A given value is compared with the settings' value of the other.
 
     Raises:
-        ValidationError: they can't.
+        ValidationError: a value is out of range, or the warning threshold is not below the deletion limit.
     """
     warned_at = warn if warn is not None else settings.GUARDIAN_WARN_QUEUE_LENGTH
-    deleted_past = most if most is not None else settings.GUARDIAN_MAX_QUEUE_LENGTH
-    if warn is None and most is None:
+    deleted_past = limit if limit is not None else settings.GUARDIAN_MAX_QUEUE_LENGTH
+    if warn is None and limit is None:
         return
     if not 1 <= warned_at < deleted_past:
         raise ValidationError(
             f"It would be warned about at {warned_at} messages and deleted past {deleted_past}. "
-            "The first has to be 1 at least, and below the second."
+            "The warning threshold must be at least 1 and below the deletion limit."
         )
-    if max(warn or 0, most or 0) > MAX_THRESHOLD:
-        raise ValidationError(f"No threshold can be above {MAX_THRESHOLD} messages.")
+    if max(warn or 0, limit or 0) > MAX_THRESHOLD:
+        raise ValidationError(f"A threshold can be at most {MAX_THRESHOLD} messages.")
 
 
 class Owner(AbstractBaseUser, PermissionsMixin):
-    """A person, known by an e-mail address, who signs in and owns RabbitMQ accounts."""
+    """A person, identified by an e-mail address, who signs in and owns RabbitMQ accounts."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
-    email = models.EmailField("e-mail address", unique=True, help_text="How the owner signs in, in lower case.")
+    email = models.EmailField(
+        "e-mail address", unique=True, help_text="The owner signs in with this address. Lower case."
+    )
     full_name = models.CharField(max_length=200, blank=True)
     vouched = models.BooleanField(default=False, help_text="Whether this owner may use the broker.")
     is_staff = models.BooleanField("operator", default=False, help_text="Whether this owner runs the installation.")
-    is_active = models.BooleanField("active", default=True, help_text="Take the tick away instead of deleting.")
+    is_active = models.BooleanField("active", default=True, help_text="Untick this instead of deleting the owner.")
     date_joined = models.DateTimeField(default=timezone.now, editable=False)
 
     vouch_requested_at = models.DateTimeField(null=True, blank=True, editable=False)
     vouch_request = models.CharField(max_length=500, blank=True, help_text="Why, in the owner's words.")
 
-    time_zone = models.CharField(max_length=64, default="UTC", help_text="Such as Europe/Berlin.")
+    time_zone = models.CharField(max_length=64, default="UTC", help_text="A time zone such as Europe/Berlin.")
     quiet_from = models.TimeField(null=True, blank=True, help_text="In the owner's time zone; empty: no quiet hours.")
     quiet_until = models.TimeField(null=True, blank=True, help_text="In the owner's time zone.")
     weekly_summary = models.BooleanField(default=True, help_text="Whether a summary is sent every week.")
-    weekly_summary_at = models.DateTimeField(null=True, editable=False, help_text="When the last one was written.")
+    weekly_summary_at = models.DateTimeField(null=True, editable=False, help_text="When the last summary was written.")
 
     USERNAME_FIELD = "email"
     EMAIL_FIELD = "email"
@@ -162,25 +162,25 @@ class Owner(AbstractBaseUser, PermissionsMixin):
         return self.email
 
     def clean(self) -> None:
-        """Bring the address into its normal form, and refuse one that looks like another than it is."""
+        """Normalize the address, and refuse one that can be mistaken for another."""
         email = normalize_address(self.email)
         try:
             check_address(email)
         except ValidationError as error:
             raise ValidationError({"email": error.messages}) from None
-        super().clean()  # which would make another of such an address
+        super().clean()  # this would normalize the address differently
         self.email = email
 
     def has_perm(self, perm: str, obj: models.Model | None = None) -> bool:
-        """Return whether this owner may do this in the administration: an operator anything, and nobody else."""
+        """Return whether this owner is an active operator, who has all permissions in the admin."""
         return self.is_active and self.is_staff
 
     def has_module_perms(self, app_label: str) -> bool:
-        """Return whether this owner may see anything of an app in the administration, as ``has_perm`` says."""
+        """Return whether this owner is an active operator."""
         return self.is_active and self.is_staff
 
     def get_full_name(self) -> str:
-        """Return the name to show, which is the address where no name is known."""
+        """Return the full name, or the address if there is none."""
         return self.full_name or self.email
 
     def get_short_name(self) -> str:
@@ -189,7 +189,7 @@ class Owner(AbstractBaseUser, PermissionsMixin):
 
 
 class Vouching(models.Model):
-    """The record that somebody was vouched for, or that it was withdrawn. The last one of an owner holds."""
+    """A record that an owner was vouched for, or that the vouching was withdrawn. An owner's last record is valid."""
 
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="vouchings")
     vouched = models.BooleanField()
@@ -198,7 +198,7 @@ class Vouching(models.Model):
         null=True,
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text="Empty: a rule, which the reason names.",
+        help_text="Empty: by a rule, which the reason names.",
     )
     reason = models.CharField(max_length=300, blank=True)
     at = models.DateTimeField(default=timezone.now)
@@ -211,7 +211,7 @@ class Vouching(models.Model):
 
 
 class SignInLink(models.Model):
-    """A link that signs its owner in once. Only its secret's digest is stored, and the row goes when it is used."""
+    """A link that signs its owner in once. Only a digest of its secret is stored. Using it deletes the row."""
 
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="+")
     digest = models.CharField(max_length=64, unique=True)
@@ -239,46 +239,46 @@ Rows = TypeVar("Rows", bound=models.QuerySet[Any])
 
 
 def visible_to(rows: Rows, visitor: Owner | AnonymousUser, own: models.Q) -> Rows:
-    """Return the rows that this visitor may see: an operator all, an owner their ``own``, nobody else any."""
+    """Return the rows that this visitor may see: all for operators, ``own`` for owners, none for others."""
     if visitor.is_staff:
         return rows.all()
     return rows.filter(own) if visitor.is_authenticated else rows.none()
 
 
 class PulseUserQuerySet(models.QuerySet["PulseUser"]):
-    """RabbitMQ accounts, as different people see them."""
+    """RabbitMQ accounts."""
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> "PulseUserQuerySet":
-        """Return the accounts that this visitor may see: an operator all, an owner their own, nobody else any."""
+        """Return the accounts that this visitor may see."""
         return visible_to(self, visitor, models.Q(owners=visitor.pk))
 
     def search(self, text: str) -> "PulseUserQuerySet":
-        """Return the accounts with this in their name, or in an owner's address."""
+        """Return the accounts whose name, or an owner's address, contains the text."""
         owned = PulseUser.objects.filter(owners__email__icontains=text)
         return self.filter(models.Q(username__icontains=text) | models.Q(pk__in=owned))
 
     def locked(self, pulse_user: "PulseUser") -> "PulseUser":
-        """Return this account as the database has it, and keep others from changing it until the commit."""
+        """Return the account from the database, locked until the transaction ends."""
         return self.select_for_update(no_key=True).get(pk=pulse_user.pk)
 
 
 class PulseUser(models.Model):
-    """A RabbitMQ account with one or more owners. Its password is on the broker alone, never here."""
+    """A RabbitMQ account with one or more owners. Only the broker stores its password."""
 
     username = models.CharField(max_length=100, unique=True, help_text="The name of the account on the broker.")
     owners = models.ManyToManyField(Owner, related_name="pulse_users")
     warn_length = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Messages at which owners of its queues are warned; empty: as the policy says."
+        null=True, blank=True, help_text="Warning threshold of its queues, in messages; empty: the policy's."
     )
     max_length = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Messages past which its queues are deleted; empty: as the policy says."
+        null=True, blank=True, help_text="Deletion limit of its queues, in messages; empty: the policy's."
     )
     ready = models.BooleanField(
-        default=False, editable=False, help_text="Whether the broker has the account; not while it is being made."
+        default=False, editable=False, help_text="Whether the broker has the account. False while it is being created."
     )
     created = models.DateTimeField(auto_now_add=True)
     removing_since = models.DateTimeField(
-        null=True, editable=False, help_text="Since when it is being removed; what a crash leaves of that is finished."
+        null=True, editable=False, help_text="When its removal began. An interrupted removal is resumed."
     )
 
     objects = PulseUserQuerySet.as_manager()
@@ -290,13 +290,13 @@ class PulseUser(models.Model):
         return self.username
 
     def clean(self) -> None:
-        """Refuse thresholds by which its queues would be deleted before anybody is warned."""
+        """Refuse thresholds that would delete queues before their owners are warned."""
         super().clean()
         check_thresholds(self.warn_length, self.max_length)
 
 
 class NotificationAddress(models.Model):
-    """Where the messages about an account's queues go beside its owners: nowhere, until somebody there confirms."""
+    """A further notification address of an account. It gets no notification until its recipient confirms it."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     pulse_user = models.ForeignKey(PulseUser, on_delete=models.CASCADE, related_name="notification_addresses")
@@ -315,25 +315,24 @@ class NotificationAddress(models.Model):
 
 
 class AuditEntry(AbstractLogEntry):
-    """Who did what to what, and when. Written in ``accounts/audit.py``; it outlives the thing and the person."""
+    """An entry of the audit trail, written by ``accounts/audit.py``. It outlives the actor and the changed thing."""
 
     class Outcome(models.TextChoices):
-        """What became of it."""
+        """The outcome of an action."""
 
         DONE = "done", "done"
         UNKNOWN = "unknown", "unknown"
         NOT_DONE = "not-done", "not done"
 
-    content_type = models.ForeignKey(  # type: ignore[assignment]  # auditlog's own has to be of a thing
+    content_type = models.ForeignKey(  # type: ignore[assignment]  # auditlog's own is not nullable
         "contenttypes.ContentType",
         null=True,
         on_delete=models.SET_NULL,
         related_name="+",
         verbose_name="kind of thing",
-        help_text="Empty: it was done to no one thing.",
+        help_text="Empty: the action was not about one thing.",
     )
-    # Whoever does something may be removed before it is written down, by somebody else or by themselves: then the
-    # address says who it was.
+    # No constraint: the actor may be deleted before the entry is written. Then actor_email says who it was.
     actor = models.ForeignKey(
         Owner,
         null=True,
@@ -342,12 +341,12 @@ class AuditEntry(AbstractLogEntry):
         db_constraint=False,
         related_name="+",
     )
-    deed = models.CharField(max_length=60, db_index=True, help_text="What was done, in words.")
+    deed = models.CharField(max_length=60, db_index=True, help_text="The action, in words.")
     outcome = models.CharField(
         max_length=10,
         choices=Outcome.choices,
         default=Outcome.DONE,
-        help_text="Unknown: it was asked of the broker, and no answer came. It may be done.",
+        help_text="Unknown: the broker did not answer, so the action may be done.",
     )
 
     class Meta:

@@ -1,7 +1,7 @@
-"""RabbitMQ accounts: making, changing and adopting them, on the broker and here together.
+"""Create, change and adopt RabbitMQ accounts, on the broker and in the database.
 
-The row comes first, not ready yet, so that no account made here is ever without one; it is ready when the broker has
-the account. What a crash leaves in between is not ready: the same owner making it again finishes it.
+The row is committed first, with ``ready`` false, so that every account created here has a row. It becomes ready once
+the broker has the account. After a crash it stays not ready, until one of its owners creates the account again.
 """
 
 import contextlib
@@ -39,68 +39,68 @@ MAX_OWNERS = 100
 MAX_PASSWORD_LENGTH = 255
 
 HARMLESS_TAGS = frozenset({"management", "monitoring"})
-"""With these an account looks at the broker; with any other it can do what its permissions don't allow."""
+"""These tags only allow reading the management API. Other tags allow more than an account's permissions do."""
 
 
 class NameTaken(ValueError):
-    """The name belongs to an account already, here or on the broker."""
+    """An account has this name already, here or on the broker."""
 
 
 class NameReserved(ValueError):
-    """The name is kept for an account that is not made here."""
+    """The name is reserved."""
 
 
 class LastOwner(ValueError):
-    """An account would be without an owner."""
+    """The account would have no owner."""
 
 
 class NotAnOwner(ValueError):
-    """Somebody who doesn't own the account can't leave it."""
+    """The person doesn't own the account."""
 
 
 class CannotAdopt(ValueError):
-    """This account is not to be given to anybody. The text says why."""
+    """The account must not be adopted. The text says why."""
 
 
-# Making
+# Creating
 
 
 def check_name(username: str) -> None:
-    """Make sure that an account can be made with this name, as far as is known here. The broker isn't asked.
+    """Check that an account can be created with this name. Sends no request to the broker.
 
-    A name whose making was broken off is left to :func:`create_pulse_user`, which knows whose it was.
+    The name of an unfinished creation passes; :func:`create_pulse_user` checks its owners.
 
     Raises:
-        rabbit.names.InvalidUserName: the name can't be used; the text says why.
-        NameReserved: it is kept for others.
-        NameTaken: an account here has it.
+        rabbit.names.InvalidUserName: the name is invalid; the text says why.
+        NameReserved: the name is reserved.
+        NameTaken: an account here has the name.
     """
     names.check_user_name(username)
     if username.casefold() in {name.casefold() for name in (*settings.GUARDIAN_RESERVED_USERS, *guardian_usernames())}:
         raise NameReserved(f"'{username}' is reserved; choose another name.")
     if names.is_agents_login(username):
-        raise NameReserved("A name of 32 hex digits is kept for agents' logins; choose another one.")
+        raise NameReserved("Names of 32 hex digits are reserved for agents' logins; choose another name.")
     row = PulseUser.objects.filter(username=username).first()
     if row is None:
         return
     if row.removing_since is not None:
-        raise NameTaken(f"'{username}' is just being removed; wait until it is gone, or choose another name.")
+        raise NameTaken(f"'{username}' is being removed; wait until it is gone, or choose another name.")
     if row.ready:
         raise NameTaken(f"'{username}' is taken; choose another name.")
 
 
 def check_password(password: str, username: str) -> None:
-    """Make sure that this can be the password of the account with this name.
+    """Check that this is a valid password of the account with this name.
 
     Raises:
-        ValidationError: it can't; of the field ``password``.
+        ValidationError: the password is invalid; on the field ``password``.
     """
     try:
-        # Logging in sends name and password with a NUL between them.
+        # AMQP sends name and password separated by a NUL.
         if has_control_characters(password):
-            raise ValidationError("The password has a character in it that can't be typed, such as a line break.")
+            raise ValidationError("The password contains a control character, such as a line break. Remove it.")
         if len(password) > MAX_PASSWORD_LENGTH:
-            raise ValidationError(f"The password is too long; {MAX_PASSWORD_LENGTH} characters are allowed.")
+            raise ValidationError(f"The password is too long; at most {MAX_PASSWORD_LENGTH} characters are allowed.")
         validate_password(password, PulseUser(username=username))  # type: ignore[arg-type]  # it has a username
     except ValidationError as error:
         raise ValidationError({"password": error.messages}) from None
@@ -113,25 +113,26 @@ def create_pulse_user(
     notification_emails: Sequence[str] = (),
     by: Owner | None = None,
 ) -> tuple[PulseUser, str]:
-    """Make a RabbitMQ account that may use its own names, and return its row and its password.
+    """Create a RabbitMQ account with permissions for its own names, and return its row and its password.
 
-    Without a password one is generated. It is on the broker alone afterwards, so this is the time to show it. ``by`` is
-    who adds the further addresses; None: the first owner.
+    Without a password, one is generated. Show the password now, since only the broker stores it. ``by`` adds the
+    further addresses; None: the first owner.
 
     Raises:
-        rabbit.names.InvalidUserName: the name can't be used; the text says why.
-        NameReserved: it is kept for others.
-        NameTaken: somebody has it, or it is being made, changed or removed right now.
+        rabbit.names.InvalidUserName: the name is invalid; the text says why.
+        NameReserved: the name is reserved.
+        NameTaken: the name is taken, or the account is being created, changed or removed.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
-        ValidationError: the password or an address can't be used; of the field ``password`` or ``notification_emails``.
-            An address of a making that was broken off may have been asked within an hour; then the row is not ready.
-        BrokerError: the broker is away or refused. Nothing was made; where that could not be made sure of, the row is
-            not ready, and making it again finishes it.
+        ValidationError: the password or an address is invalid; on the field ``password`` or ``notification_emails``.
+            After an unfinished creation, an address may have got a request within the last hour; the row is then not
+            ready.
+        BrokerError: the broker is unreachable or refuses. Nothing was created. If that is not certain, the row stays
+            and is not ready; creating the account again finishes it.
     """
     check_name(username)
     if not owners:
-        raise LastOwner("An account has one owner at least.")
+        raise LastOwner("An account needs at least one owner.")
     for owner in owners:
         vouching.require_vouched(owner)
     wanted = addresses.usable_addresses(notification_emails, owners)
@@ -139,11 +140,13 @@ def create_pulse_user(
         check_password(password, username)
     management = broker.management()
     try:
-        with locks.lock(username) as ours:
+        with locks.lock(username) as lock:
             password = password or secrets.token_urlsafe(24)
-            return _create(ours.renewing_client(management), username, owners, password, wanted, by or owners[0])
+            return _create(lock.renewing_client(management), username, owners, password, wanted, by or owners[0])
     except locks.LockTaken as error:
-        raise NameTaken(f"'{username}' is just being made; look again in some minutes, or choose another.") from error
+        raise NameTaken(
+            f"'{username}' is being created by another request; try again in a few minutes, or choose another name."
+        ) from error
 
 
 def _create(
@@ -166,12 +169,12 @@ def _create(
         _undo_creation(management, pulse_user)
         raise
     if not _mark_ready(pulse_user, owners, notification_emails, by):
-        raise NameTaken(f"'{username}' was removed by somebody while it was being made.")
+        raise NameTaken(f"'{username}' was removed by another request while it was being created.")
     return pulse_user, password
 
 
 def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
-    """Return whether the broker has no such account, or only what a making that was begun here has left of it."""
+    """Return whether the name is free on the broker, or has only what an unfinished creation left there."""
     try:
         tags = management.user(username).tags
     except NotOnBroker:
@@ -185,7 +188,7 @@ def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
 def _create_row(username: str, owners: Sequence[Owner]) -> PulseUser:
     try:
         with transaction.atomic():
-            # Somebody may be withdrawing it right now, with all accounts that such an owner has.
+            # Locked: another request may be withdrawing the vouching, and with it all accounts of the owner.
             for owner in vouching.lock_all(owners):
                 vouching.require_vouched(owner)
             pulse_user = PulseUser.objects.create(username=username)
@@ -201,12 +204,12 @@ def _grant(management: Management, username: str) -> None:
         management.set_permissions(vhost, username, permissions.for_pulse_user(username))
     except NotOnBroker as error:
         raise BrokerUnavailable(
-            f"The broker has no vhost '{vhost}', or lost the account again; operators see GUARDIAN_PULSE_VHOST: {error}"
+            f"The broker has no vhost '{vhost}' (GUARDIAN_PULSE_VHOST), or lost the account again: {error}"
         ) from error
 
 
 def _mark_ready(pulse_user: PulseUser, owners: Sequence[Owner], notification_emails: list[str], by: Owner) -> bool:
-    """Return whether it is ready; not where somebody has begun to remove it, which the task finishes."""
+    """Mark the account as ready, and return whether it is. False if its removal has begun."""
     with transaction.atomic():
         if not _live_row(pulse_user).update(ready=True):
             return False
@@ -219,12 +222,12 @@ def _mark_ready(pulse_user: PulseUser, owners: Sequence[Owner], notification_ema
 
 
 def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
-    """Take back what was begun. Where the broker can't be asked, the row stays, not ready, and says so."""
-    ours = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
-    # A ready one is an account of somebody's by now. Marked as being removed, nobody makes it ready meanwhile.
+    """Delete an unfinished account. If the broker is unreachable, the row stays and is not ready."""
+    unfinished = PulseUser.objects.filter(pk=pulse_user.pk, ready=False)
+    # A ready row is a finished account. Marking the row as being removed keeps others from making it ready.
     marked_at = timezone.now()
     with transaction.atomic():
-        if not ours.filter(removing_since=None).update(removing_since=marked_at):
+        if not unfinished.filter(removing_since=None).update(removing_since=marked_at):
             return
         # A crash leaves the row to the task. Without the mark, the task drops the Removal.
         removals.reserve([Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username)])
@@ -232,13 +235,13 @@ def _undo_creation(management: Management, pulse_user: PulseUser) -> None:
         with contextlib.suppress(NotOnBroker):
             management.delete_user(pulse_user.username)
     except BrokerError:
-        ours.filter(removing_since=marked_at).update(removing_since=None)  # another mark is somebody's removal
+        unfinished.filter(removing_since=marked_at).update(removing_since=None)  # keeps the mark of another removal
     else:
-        ours.delete()
+        unfinished.delete()
 
 
 def _live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
-    """Return the account's row, if it isn't gone or being removed."""
+    """Return a queryset of the account's row, empty if it is deleted or being removed."""
     return PulseUser.objects.filter(pk=pulse_user.pk, removing_since=None)
 
 
@@ -246,51 +249,55 @@ def _live_row(pulse_user: PulseUser) -> models.QuerySet[PulseUser]:
 
 
 def rotate_password(pulse_user: PulseUser, password: str | None = None, *, close_connections: bool = False) -> str:
-    """Give the account another password and return it; without one it is generated. This is the time to show it.
+    """Change the account's password and return it. Without a password, one is generated. Show it now.
 
-    Permissions, tags and live connections stay; with ``close_connections`` these are closed. An account that vanished
-    from the broker, or was not ready, is made again with the permissions of a new one.
+    Permissions and tags stay. Live connections stay open unless ``close_connections``. If the broker lost the account,
+    or it was not ready, it is created again with the permissions of a new account.
 
     Raises:
-        ValidationError: the password can't be used (of the field ``password``), somebody is changing or removing the
-            account right now, it is Guardian's own or an administrator's by now, or it is another's of that name, made
-            by hand before this one was ready.
-        BrokerError: the broker is away or refused. Where it is about the connections, the password is another already:
-            the text says so, and doing it again mends it.
+        ValidationError: the password is invalid (on the field ``password``), another request is changing or removing
+            the account, it has become Guardian's own or an administrator's, or it was not ready and the broker has
+            another, manually created account of that name.
+        BrokerError: the broker is unreachable or refuses. If closing the connections failed, the text says that the
+            password has changed already; repeating the call completes it.
     """
     username = pulse_user.username
     if password is not None:
         check_password(password, username)
     management = broker.management()
     try:
-        with locks.lock(username) as ours:
-            return _rotate(ours.renewing_client(management), pulse_user, password, close_connections=close_connections)
+        with locks.lock(username) as lock:
+            return _rotate(lock.renewing_client(management), pulse_user, password, close_connections=close_connections)
     except locks.LockTaken as error:
-        raise ValidationError(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
+        raise ValidationError(
+            f"Another request is changing '{username}' right now; try again in a few minutes."
+        ) from error
 
 
 def _rotate(management: Management, pulse_user: PulseUser, password: str | None, *, close_connections: bool) -> str:
     row = _live_row(pulse_user).first()
     if row is None:
-        raise ValidationError(f"'{pulse_user.username}' is being removed, so it gets no new password.")
+        raise ValidationError(f"'{pulse_user.username}' is being removed; its password can't be changed.")
     username, is_ready = row.username, row.ready
     try:
         tags = management.user(username).tags
     except NotOnBroker:
         tags, is_ready = frozenset(), False
-        # Not ready until it has its permissions again, whatever comes in between.
+        # Not ready until it has its permissions again, even if this process is killed.
         _live_row(row).update(ready=False)
     if reason := why_nobodys(username, tags):
         raise ValidationError(reason)
     if not is_ready and not may_be_made(management, username, begun=True):
-        raise ValidationError(f"'{username}' is an account on the broker that somebody made by hand. Ask an operator.")
+        raise ValidationError(
+            f"The broker has another account '{username}', which was created manually. Ask an operator."
+        )
     password = password or secrets.token_urlsafe(24)
     with audit.audited(None, "gave another password", row):
         is_new = management.put_user(username, password, sorted(tags))
     if is_new or not is_ready:
         _grant(management, username)
     if not _live_row(row).update(ready=True):
-        raise ValidationError(f"'{username}' was removed by somebody meanwhile.")
+        raise ValidationError(f"'{username}' was removed by another request meanwhile.")
     pulse_user.ready = True
     if close_connections:
         _close_connections(management, username)
@@ -304,7 +311,7 @@ def _close_connections(management: Management, username: str) -> None:
     except BrokerError as error:
         raise BrokerUnavailable(
             "The password was changed, but the live connections could not be closed; "
-            f"change it once more, and it is shown then: {error}"
+            f"change it again to see the new password: {error}"
         ) from error
 
 
@@ -312,7 +319,7 @@ def connections_of(pulse_user: PulseUser) -> list[Connection]:
     """Return the account's live connections.
 
     Raises:
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     return broker.management().connections_of(pulse_user.username)
 
@@ -321,44 +328,44 @@ def connections_of(pulse_user: PulseUser) -> list[Connection]:
 
 
 def require_operator(by: Owner) -> None:
-    """Make sure that this is somebody who may adopt accounts.
+    """Check that this owner may adopt accounts.
 
     Raises:
-        PermissionDenied: it isn't.
+        PermissionDenied: the owner is no operator.
     """
     if not by.is_staff:
-        raise PermissionDenied("Only operators can adopt an account that was made by hand.")
+        raise PermissionDenied("Only operators can adopt a manually created account.")
 
 
 def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> PulseUser:
-    """Give an account that was made by hand on the broker its owners. Nothing of it changes there.
+    """Assign owners to a manually created account of the broker. The account on the broker doesn't change.
 
     Raises:
         PermissionDenied: ``by`` is no operator.
-        rabbit.names.InvalidUserName: no queue could be its own by this name.
-        CannotAdopt: it is Guardian's own, or has a tag that gives it more than its permissions do.
-        NameTaken: it has owners here already, or somebody is changing it right now.
+        rabbit.names.InvalidUserName: the name is invalid, so the account can't have queues of its own.
+        CannotAdopt: the account is Guardian's own, or has a tag that allows more than its permissions do.
+        NameTaken: the account has owners here already, or another request is changing it.
         NotVouched: an owner may not use the broker.
         LastOwner: there is no owner.
         NotOnBroker: the broker has no such account.
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     require_operator(by)
     names.check_user_name(username)
     if reason := why_nobodys(username):
         raise CannotAdopt(reason)
     if not owners:
-        raise LastOwner("An account has one owner at least.")
+        raise LastOwner("An account needs at least one owner.")
     management = broker.management()
     try:
-        with locks.lock(username) as ours:
-            if reason := why_nobodys(username, ours.renewing_client(management).user(username).tags):
+        with locks.lock(username) as lock:
+            if reason := why_nobodys(username, lock.renewing_client(management).user(username).tags):
                 raise CannotAdopt(reason)
             pulse_user = _create_row(username, owners)
             _live_row(pulse_user).update(ready=True)
             audit.note(by, "adopted", pulse_user)
     except locks.LockTaken as error:
-        raise NameTaken(f"Somebody is changing '{username}' right now; look again in some minutes.") from error
+        raise NameTaken(f"Another request is changing '{username}' right now; try again in a few minutes.") from error
     pulse_user.ready = True
     return pulse_user
 
@@ -367,41 +374,41 @@ def adoptable() -> list[str]:
     """Return the names of the accounts on the broker that can be adopted.
 
     Raises:
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     users = broker.management().users()
-    known = set(PulseUser.objects.values_list("username", flat=True))
+    stored = set(PulseUser.objects.values_list("username", flat=True))
     return sorted(
         user.name
         for user in users
-        if user.name not in known and not why_nobodys(user.name, user.tags) and _can_be_a_name(user.name)
+        if user.name not in stored and not why_nobodys(user.name, user.tags) and _is_valid_name(user.name)
     )
 
 
 def why_nobodys(username: str, tags: Collection[str] = ()) -> str:
-    """Return why an account with these tags must not be an owner's, or changed by one; empty: it may be."""
+    """Return why an account with these tags must not have owners, or "" if it may."""
     if username in guardian_usernames():
-        return f"'{username}' is the account that Guardian itself works with."
+        return f"'{username}' is the account that Guardian itself uses."
     if names.is_agents_login(username):
-        return f"'{username}' is named as an agent's login, which Guardian makes and removes with its registration."
-    more = sorted(set(tags) - HARMLESS_TAGS)
-    if "administrator" in more:
-        return f"'{username}' is an administrator of the broker, who may do everything there."
-    if more:
+        return f"'{username}' has the name of an agent's login. Guardian creates and removes these with registrations."
+    powerful_tags = sorted(set(tags) - HARMLESS_TAGS)
+    if "administrator" in powerful_tags:
+        return f"'{username}' is an administrator of the broker."
+    if powerful_tags:
         return (
-            f"'{username}' has the tag {', '.join(more)} on the broker, which gives it more than its permissions do. "
-            "An operator can take that away there."
+            f"'{username}' has the tag {', '.join(powerful_tags)} on the broker, which allows more than its "
+            "permissions do. An operator can remove the tag on the broker."
         )
     return ""
 
 
 def guardian_usernames() -> set[str]:
-    """Return the names of the accounts that Guardian itself works with."""
+    """Return the names of the accounts that Guardian itself uses."""
     urls = [urlsplit(url) for url in (settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL) if url]
     return {unquote(url.username or "guest") for url in urls}
 
 
-def _can_be_a_name(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     try:
         names.check_user_name(name)
     except names.InvalidUserName:
@@ -413,48 +420,47 @@ def _can_be_a_name(name: str) -> bool:
 
 
 def find_owners(emails: Iterable[str]) -> list[Owner]:
-    """Return the owners with these addresses, each once, in one query.
+    """Return the owners with these addresses, without duplicates, in one query.
 
     Raises:
-        ValidationError: some are nobody's who has signed in and may use the broker; the text names them, and not
-            whether they are known.
+        ValidationError: an address doesn't belong to an owner who has signed in and may use the broker. The text names
+            the addresses and doesn't reveal which of them belong to an owner.
     """
     wanted = list(dict.fromkeys(normalize_address(email) for email in emails))
     if len(wanted) > MAX_OWNERS:
-        raise ValidationError(f"An account can have {MAX_OWNERS} owners, and these are {len(wanted)}.")
-    askable = [email for email in wanted if addresses.is_address(email)]
-    there = vouching.possible_owners().filter(email__in=askable)
-    found = {owner.email: owner for owner in there}
+        raise ValidationError(f"An account can have {MAX_OWNERS} owners; you gave {len(wanted)}.")
+    valid = [email for email in wanted if addresses.is_address(email)]
+    found = {owner.email: owner for owner in vouching.possible_owners().filter(email__in=valid)}
     missing = [email for email in wanted if email not in found]
     if missing:
         raise ValidationError(
-            f"Nobody who may use the broker has this address: {', '.join(missing)}. "
-            "An owner has signed in here and is vouched for."
+            f"No owner who may use the broker has this address: {', '.join(missing)}. "
+            "An owner must have signed in here and be vouched for."
         )
     return [found[email] for email in wanted]
 
 
 def add_owner(pulse_user: PulseUser, owner: Owner) -> None:
-    """Make somebody an owner of the account; who is one already stays it.
+    """Add an owner to the account. Idempotent.
 
     Raises:
-        NotVouched: they may not use the broker.
-        PulseUser.DoesNotExist: the account is gone meanwhile.
+        NotVouched: the owner may not use the broker.
+        PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
     with transaction.atomic():
-        # The owner first, as in withdrawing: whichever comes second sees what the first has done.
+        # Lock the owner first, as a withdrawal does: whichever transaction is second sees the first one's changes.
         for locked in vouching.lock_all([owner]):
             vouching.require_vouched(locked)
         PulseUser.objects.locked(pulse_user).owners.add(owner)
 
 
 def remove_owner(pulse_user: PulseUser, owner: Owner) -> None:
-    """Take an owner off the account.
+    """Remove an owner from the account.
 
     Raises:
-        NotAnOwner: they aren't one.
-        LastOwner: nobody would be left who can sign in.
-        PulseUser.DoesNotExist: the account is gone meanwhile.
+        NotAnOwner: this person is not an owner of the account.
+        LastOwner: no owner who can sign in would remain.
+        PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
@@ -465,22 +471,22 @@ def remove_owner(pulse_user: PulseUser, owner: Owner) -> None:
         if not is_active or (leaves_active and not any(is_active.values())):
             who = "the last owner who can sign in" if is_active else "the last owner"
             raise LastOwner(
-                f"{owner.email} is {who} of '{pulse_user.username}', and can't leave it. "
+                f"{owner.email} is {who} of '{pulse_user.username}' and can't be removed. "
                 "Add another owner first, or delete the account."
             )
         locked.owners.remove(owner)
 
 
 def set_owners(pulse_user: PulseUser, owners: Sequence[Owner]) -> None:
-    """Make these, and nobody else, the owners of the account.
+    """Replace the owners of the account.
 
     Raises:
-        LastOwner: there are none, or none who can sign in.
-        NotVouched: one who isn't an owner yet may not use the broker.
-        PulseUser.DoesNotExist: the account is gone meanwhile.
+        LastOwner: there is no owner, or none who can sign in.
+        NotVouched: a new owner may not use the broker.
+        PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
     if not owners:
-        raise LastOwner("An account has one owner at least.")
+        raise LastOwner("An account needs at least one owner.")
     with transaction.atomic():
         current = vouching.lock_all(owners)
         locked = PulseUser.objects.locked(pulse_user)
@@ -489,7 +495,7 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner]) -> None:
             if owner.pk not in present:
                 vouching.require_vouched(owner)
         if not any(owner.is_active for owner in current):
-            raise LastOwner("An account has one owner at least who can sign in.")
+            raise LastOwner("An account needs at least one owner who can sign in.")
         locked.owners.set(current)
 
 
@@ -497,35 +503,35 @@ def set_owners(pulse_user: PulseUser, owners: Sequence[Owner]) -> None:
 
 
 def set_thresholds(
-    pulse_user: PulseUser, warn: int | Unchanged | None, most: int | Unchanged | None, by: Owner
+    pulse_user: PulseUser, warn: int | Unchanged | None, limit: int | Unchanged | None, by: Owner
 ) -> None:
-    """Set the thresholds of the account's queues, in messages; None: as the policy says.
+    """Set the warning threshold and the deletion limit of the account's queues, in messages; None: the policy's.
 
     Raises:
-        PermissionDenied: owners set none here.
-        ValidationError: they can't be used, or the second is above what owners may set.
-        PulseUser.DoesNotExist: the account is gone meanwhile.
+        PermissionDenied: owners may not set thresholds.
+        ValidationError: a threshold is invalid, or the limit is above what owners may set.
+        PulseUser.DoesNotExist: the account was deleted meanwhile.
     """
-    limit = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
-    if not by.is_staff and not limit:
-        raise PermissionDenied("The thresholds are set by operators here. Ask one.")
+    largest = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
+    if not by.is_staff and not largest:
+        raise PermissionDenied("Only operators set thresholds here. Ask an operator.")
     with transaction.atomic():
         locked = PulseUser.objects.locked(pulse_user)
         warn = locked.warn_length if warn is UNCHANGED else warn
-        most = locked.max_length if most is UNCHANGED else most
-        check_thresholds(warn, most)
-        if not by.is_staff and most is not None and most > limit and most != locked.max_length:
-            raise ValidationError(f"The largest maximum that owners may set is {limit} messages. Ask an operator.")
-        locked.warn_length, locked.max_length = warn, most
+        limit = locked.max_length if limit is UNCHANGED else limit
+        check_thresholds(warn, limit)
+        if not by.is_staff and limit is not None and limit > largest and limit != locked.max_length:
+            raise ValidationError(f"Owners can set a deletion limit of at most {largest} messages. Ask an operator.")
+        locked.warn_length, locked.max_length = warn, limit
         locked.save(update_fields=["warn_length", "max_length"])
-    pulse_user.warn_length, pulse_user.max_length = warn, most
+    pulse_user.warn_length, pulse_user.max_length = warn, limit
 
 
 def permissions_of(pulse_user: PulseUser) -> dict[str, Permissions]:
-    """Return what the broker lets the account do, by vhost.
+    """Return the account's permissions on the broker, by vhost.
 
     Raises:
         NotOnBroker: the broker has no such account.
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     return broker.management().permissions_of(pulse_user.username)
