@@ -1,7 +1,7 @@
-"""Coming from PulseGuardian: what its database says, and what follows from it here.
+"""The import from PulseGuardian: read its database, plan the steps, apply them.
 
-Its tables differ from version to version, so what is there is looked up before anything is read. Nothing is written
-there, and all of it is read in one transaction, so that it is of one moment.
+The tables differ between versions, so the reader checks which columns exist first. It writes nothing, and reads
+everything in one transaction, to get a consistent snapshot.
 """
 
 import sqlite3
@@ -23,10 +23,9 @@ from accounts.adoption import EXISTS, LEFT_OUT, Ownership, PlanOutdated, Step
 from accounts.models import Owner, Vouching, check_address, normalize_address
 
 MAX_ROWS = 100_000
-"""So many people, accounts, ownerships and queues are read at most."""
+"""Of each table."""
 
 MAX_CELL_BYTES = 1_000_000
-"""The largest cell that is read."""
 
 CONNECT_TIMEOUT_SECONDS = 10
 STATEMENT_TIMEOUT_SECONDS = 60
@@ -35,7 +34,7 @@ MAKE, MAKE_OPERATOR, VOUCH, PROMOTE = "make", "make, an operator", "vouch for", 
 REASON = "PulseGuardian let them in: by the command import_pulseguardian"
 
 MAX_TEXT_LENGTH = 300
-"""In characters. SQLite keeps any length, and what is longer than this is no address and no name anyhow."""
+"""In characters; longer than any valid address or name. SQLite has no limit."""
 
 Rows = Iterable[tuple[Any, ...]]
 
@@ -63,20 +62,20 @@ _SELECT_QUEUES = "SELECT name, unbounded FROM queues ORDER BY name"
 
 
 class SourceError(ValueError):
-    """The database can't be read, or isn't PulseGuardian's. The text says why, and never has a password in it."""
+    """The database can't be read, or isn't PulseGuardian's. The text says why, and never contains a password."""
 
 
 class Person(NamedTuple):
-    """Somebody who signed in there, by the address as it stands there; ``admin``: an administrator there."""
+    """A user of PulseGuardian: the address as stored there, and whether the user is an administrator there."""
 
     email: str
     admin: bool
 
 
 class Found(NamedTuple):
-    """What the database says.
+    """The content of the database.
 
-    ``unbounded`` are the names of queues that are never deleted; None: this version has no such flag.
+    ``unbounded`` are the names of queues that are never deleted, or None if this version has no such flag.
     """
 
     people: list[Person]
@@ -88,22 +87,22 @@ class Found(NamedTuple):
 
 
 def read(url: str) -> Found:
-    """Return what the PulseGuardian database at this address says: ``postgres://…`` or ``sqlite:///…``.
+    """Return the content of the PulseGuardian database at this URL, ``postgres://…`` or ``sqlite:///…``.
 
     Raises:
-        SourceError: it can't be read, or isn't PulseGuardian's.
+        SourceError: the database can't be read, or isn't PulseGuardian's.
     """
     scheme, _, rest = url.partition("://")
-    dialect = scheme.partition("+")[0].lower()  # SQLAlchemy's form may name the driver, too
+    dialect = scheme.partition("+")[0].lower()  # SQLAlchemy's URLs may name the driver, too
     if dialect in ("mysql", "mariadb"):
         raise SourceError(
-            "MySQL can't be read here. Copy the database to PostgreSQL or SQLite first, as pgloader does."
+            "MySQL is not supported. Copy the database to PostgreSQL or SQLite first, for example with pgloader."
         )
     if dialect in ("postgres", "postgresql") and rest:
         return _read_postgresql(rest)
     if dialect == "sqlite" and rest:
         return _read_sqlite(rest)
-    raise SourceError(f"This is no address of a database that can be read; {_URL_FORMS}.")
+    raise SourceError(f"This is not the URL of a supported database; {_URL_FORMS}.")
 
 
 def _read_postgresql(rest: str) -> Found:
@@ -114,7 +113,7 @@ def _read_postgresql(rest: str) -> Found:
             connection.set_client_encoding("UTF8")
 
             def rows(statement: str) -> Rows:
-                # A cursor with a name leaves the rows on the server until they are fetched.
+                # A named cursor keeps the rows on the server until they are fetched.
                 with connection.cursor(name="import_pulseguardian") as cursor:
                     cursor.execute(statement)
                     yield from cursor
@@ -130,25 +129,25 @@ def _read_postgresql(rest: str) -> Found:
 
 
 def _parameters(rest: str) -> dict[str, Any]:
-    """Return what to connect by. What libpq says of an address that is none has the password in it."""
-    wrong = SourceError(
-        f"This is no address of a database; {_URL_FORMS}. In a user or password write @ as %40, / as %2F and % as %25."
+    """Return the connection parameters. libpq's own errors for an invalid URL would contain the password."""
+    invalid = SourceError(
+        f"This is not the URL of a database; {_URL_FORMS}. In a user or password write @ as %40, / as %2F and % as %25."
     )
     try:
         parameters: dict[str, Any] = psycopg2.extensions.parse_dsn("postgresql://" + rest)
     except psycopg2.Error:
-        raise wrong from None
-    # What follows such a character in a password is taken for the host or the name, which errors tell.
-    misread = any("@" in parameters.get(name, "") for name in ("host", "dbname"))
-    if misread or not parameters.get("port", "0").replace(",", "0").isdecimal():
-        raise wrong
+        raise invalid from None
+    # An unescaped @ or / moves a part of the password into the host or the name, which errors would show.
+    misparsed = any("@" in parameters.get(name, "") for name in ("host", "dbname"))
+    if misparsed or not parameters.get("port", "0").replace(",", "0").isdecimal():
+        raise invalid
     return {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "guardian", **parameters}
 
 
 def _read_sqlite(rest: str) -> Found:
     path = Path(rest.removeprefix("/").partition("?")[0])
     if not path.is_file():
-        raise SourceError(f"There is no file '{path}'. A path from the root has four slashes: sqlite:////var/lib/…")
+        raise SourceError(f"There is no file '{path}'. An absolute path needs four slashes: sqlite:////var/lib/…")
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
         with closing(
@@ -168,7 +167,7 @@ def _read(columns: Rows, rows: Callable[[str], Rows]) -> Found:
     there: dict[str, set[str]] = {}
     for table, column in columns:
         there.setdefault(table, set()).add(column)
-    # One version kept addresses in a table of their own; earlier ones gave an account one owner.
+    # One version has a separate table of addresses. In earlier ones an account has one owner.
     by_address = "email_id" in there.get("users", ()) and "email" not in there["users"]
     many_owners = "pulse_user_owners" in there
     needed = {
@@ -207,10 +206,10 @@ def _text(cell: Any) -> str:
 
 
 def _flag(cell: Any, column: str) -> bool:
-    """Return a flag as databases and those who copy them write it; NULL is no."""
+    """Return the value of a boolean column in any of the databases' notations. NULL is False."""
     flag = _FLAGS.get(_text(cell).strip().lower())
     if flag is None:
-        raise SourceError(f"The column {column} has '{_text(cell)[:20]}' in it, where 0, 1, true or false is due.")
+        raise SourceError(f"The column {column} contains '{_text(cell)[:20]}' instead of 0, 1, true or false.")
     return flag
 
 
@@ -228,20 +227,20 @@ def _require(there: Mapping[str, set[str]], needed: Mapping[str, Sequence[str]])
     if tables or columns:
         what = [f"the table {name}" for name in tables] + [f"the column {name}" for name in columns]
         raise SourceError(
-            f"This is no PulseGuardian database, or one of a version that isn't known: it lacks {', '.join(what)}."
+            f"This is not a PulseGuardian database, or one of an unknown version: it lacks {', '.join(what)}."
         )
 
 
-# Deciding
+# Planning
 
 
 def plan(found: Found, *, operators: bool) -> list[Step]:
-    """Return what follows for owners and accounts. The broker is asked twice; nothing is changed.
+    """Return the steps for owners and accounts. Sends two requests to the broker and changes nothing.
 
-    ``operators``: administrators there become operators here.
+    ``operators``: make administrators of PulseGuardian operators here.
 
     Raises:
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     people = _plan_people(found.people, operators=operators)
     usable = {step.name for step in people if step.do != LEFT_OUT}
@@ -262,20 +261,20 @@ def _plan_people(people: Iterable[Person], *, operators: bool) -> list[Step]:
             try:
                 check_address(address)
             except ValidationError:
-                steps.append(Step("owner", email, LEFT_OUT, notes=("It is no e-mail address that can be used.",)))
+                steps.append(Step("owner", email, LEFT_OUT, notes=("It is not a valid e-mail address.",)))
             else:
                 admins[address] = admin
-    # A record without the vouching says that it was withdrawn here.
+    # An owner with a record who is not vouched for had the vouching withdrawn.
     here = {
         owner.email: owner
-        for owner in Owner.objects.annotate(judged=Exists(Vouching.objects.filter(owner=OuterRef("pk"))))
+        for owner in Owner.objects.annotate(has_record=Exists(Vouching.objects.filter(owner=OuterRef("pk"))))
     }
     decided = [_person(address, here.get(address), admin=admins[address], operators=operators) for address in admins]
     return decided + steps
 
 
 def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
-    """Return what follows for one address; ``owner`` is whose it is here, with ``judged``, or None."""
+    """Return the step for one address. ``owner`` is the owner here, annotated with ``has_record``, or None."""
     notes = ("An administrator there; with --operators an operator here.",) if admin and not operators else ()
     if owner is None:
         return Step("owner", address, MAKE_OPERATOR if admin and operators else MAKE, notes=notes)
@@ -285,20 +284,20 @@ def _person(address: str, owner: Any, *, admin: bool, operators: bool) -> Step:
         return Step("owner", address, PROMOTE)
     if owner.vouched or owner.is_staff:
         return Step("owner", address, EXISTS, notes=() if owner.is_staff else notes)
-    if owner.judged:
+    if owner.has_record:
         return Step("owner", address, LEFT_OUT, notes=("May not use the broker: that was withdrawn here.",))
     return Step("owner", address, VOUCH, notes=notes)
 
 
-# Doing
+# Applying
 
 
 def apply(steps: Sequence[Step]) -> None:
-    """Do what these say of owners and accounts, in that order. Each is done whole or not at all; again: the rest.
+    """Apply the steps, owners first. Each step is applied completely or not at all. After a failure, plan again.
 
     Raises:
-        PlanOutdated: somebody did some of it at the same time; plan anew.
-        NotVouched: it was withdrawn from somebody meanwhile; plan anew.
+        PlanOutdated: another request changed an owner or account of the plan.
+        NotVouched: the vouching of an owner was withdrawn meanwhile.
     """
     for batch in adoption.batches([step for step in steps if step.do in (MAKE, MAKE_OPERATOR)]):
         _create_owners(batch)
@@ -319,7 +318,7 @@ def _create_owners(steps: Sequence[Step]) -> None:
         with transaction.atomic():
             Owner.objects.bulk_create(owners)
             Vouching.objects.bulk_create([Vouching(owner=owner, vouched=True, reason=REASON) for owner in owners])
-            # PulseGuardian's sign-in has proven the addresses. What is left of them here is of owners who had them.
+            # PulseGuardian's sign-in has verified the addresses. Old rows belong to previous owners of the addresses.
             EmailAddress.objects.filter(email__in=[owner.email for owner in owners]).delete()
             EmailAddress.objects.bulk_create(
                 [EmailAddress(user=owner, email=owner.email, primary=True, verified=True) for owner in owners]
@@ -332,7 +331,7 @@ def _create_owners(steps: Sequence[Step]) -> None:
                 operators=[owner.email for owner in owners if owner.is_staff],
             )
     except IntegrityError as error:
-        raise PlanOutdated("Somebody of these signed in for the first time just now.") from error
+        raise PlanOutdated("One of these people signed in for the first time just now.") from error
 
 
 def _change_owner(step: Step) -> None:

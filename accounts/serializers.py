@@ -1,4 +1,4 @@
-"""What the REST API tells and takes about owners, their tokens and their RabbitMQ accounts."""
+"""Serializers of owners, tokens and RabbitMQ accounts."""
 
 from typing import Any
 
@@ -74,38 +74,38 @@ class HexUUIDField(serializers.UUIDField):
 
 
 class OwnerEmailField(serializers.SlugRelatedField[Owner]):
-    """An owner, told by the e-mail address."""
+    """An owner, represented by the e-mail address."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(slug_field="email", read_only=True, **kwargs)
 
 
 class CanonicalURLField(serializers.HyperlinkedIdentityField):
-    """Where something is read, by the name of this site, not by the one that it was asked by."""
+    """The URL of a resource, built from GUARDIAN_BASE_URL instead of the request's host."""
 
-    def to_representation(self, value: Any) -> str:  # type: ignore[override]  # a text, not the library's kind of it
-        """Return it."""
+    def to_representation(self, value: Any) -> str:  # type: ignore[override]  # not the library's subclass of str
+        """Return the URL."""
         return absolute_url(reverse(self.view_name, args=[getattr(value, self.lookup_field)]))
 
 
 class HexURLField(CanonicalURLField):
-    """Where something is read, with its UUID as it is written everywhere here."""
+    """The URL of a resource that contains its UUID as 32 hex digits."""
 
     def to_representation(self, value: Any) -> str:  # type: ignore[override]
-        """Return it."""
+        """Return the URL."""
         return object_url(str(self.view_name), value.uuid)
 
 
 @extend_schema_field({"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9._-]{0,99}$", "example": "alice"})
 class UserNameField(serializers.CharField):
-    """The name of a RabbitMQ account, taken as it stands. ``rabbit.names`` says what is wrong with one."""
+    """The name of a RabbitMQ account, taken literally. ``rabbit.names`` validates it."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(trim_whitespace=False, **kwargs)
 
 
 class ThresholdField(serializers.IntegerField):
-    """A threshold of one's own, in messages; null: the policy's holds."""
+    """A threshold in messages; null: the policy's."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(min_value=1, max_value=MAX_THRESHOLD, allow_null=True, required=False, **kwargs)
@@ -122,7 +122,7 @@ class AddressesField(serializers.ListField):
 
 
 class NotificationAddressSerializer(serializers.ModelSerializer[NotificationAddress]):
-    """An address that is told of an account's queues, once somebody there has confirmed it."""
+    """A further notification address of an account. It gets notifications once it is confirmed."""
 
     added_by = OwnerEmailField(allow_null=True)
 
@@ -139,7 +139,7 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
     url = CanonicalURLField(view_name="api-pulse-user", lookup_field="username")
     owners = OwnerEmailField(many=True)
     notification_emails = serializers.SerializerMethodField(
-        help_text="Who is told of its queues beside its owners, once the address is confirmed."
+        help_text="Further addresses for notifications. An address gets them once it is confirmed."
     )
     notification_addresses = NotificationAddressSerializer(many=True, read_only=True)
 
@@ -149,12 +149,12 @@ class PulseUserSerializer(serializers.ModelSerializer[PulseUser]):
         read_only_fields = fields
 
     def get_notification_emails(self, pulse_user: PulseUser) -> list[str]:
-        """Return the addresses alone, as they are written."""
+        """Return the addresses only."""
         return [address.email for address in pulse_user.notification_addresses.all()]
 
 
 class PermissionsSerializer(serializers.Serializer[Any]):
-    """What an account may do on one vhost: the broker's three patterns, and what they mean."""
+    """The permissions of an account on one vhost: the broker's three patterns, and their meaning."""
 
     vhost = serializers.CharField()
     configure = serializers.CharField()
@@ -184,9 +184,9 @@ class PermissionsSerializer(serializers.Serializer[Any]):
     ]
 )
 class PulseUserDetailSerializer(PulseUserSerializer):
-    """A RabbitMQ account, and what it may do there."""
+    """A RabbitMQ account, with its permissions on the broker."""
 
-    permissions = serializers.SerializerMethodField(help_text="By vhost; null where the broker can't be asked.")
+    permissions = serializers.SerializerMethodField(help_text="By vhost; null if the broker is unreachable.")
 
     class Meta(PulseUserSerializer.Meta):
         fields = [*PulseUserSerializer.Meta.fields, "permissions"]
@@ -194,7 +194,7 @@ class PulseUserDetailSerializer(PulseUserSerializer):
 
     @extend_schema_field(PermissionsSerializer(many=True, allow_null=True))
     def get_permissions(self, pulse_user: PulseUser) -> list[dict[str, Any]] | None:
-        """Return them as the view got them from the broker."""
+        """Return the permissions that the view fetched from the broker."""
         by_vhost: dict[str, Permissions] | None = self.context["permissions"]
         if by_vhost is None:
             return None
@@ -214,34 +214,36 @@ class PulseUserDetailSerializer(PulseUserSerializer):
     ]
 )
 class NewPulseUserSerializer(serializers.Serializer[Any]):
-    """What a new account is to be."""
+    """A new account."""
 
-    username = UserNameField(help_text="Letters, digits, '.', '_' and '-', beginning with a letter; 100 at most.")
+    username = UserNameField(
+        help_text="Starts with a letter; letters, digits, '.', '_' and '-'; at most 100 characters."
+    )
     password = serializers.CharField(
         required=False,
         write_only=True,
         trim_whitespace=False,
         max_length=MAX_PASSWORD_LENGTH,
-        help_text="Left out: generated.",
+        help_text="Default: a generated password.",
     )
     owners = AddressesField(
-        min_length=1, max_length=MAX_OWNERS, help_text="E-mail addresses of owners. Left out: yourself."
+        min_length=1, max_length=MAX_OWNERS, help_text="E-mail addresses of the owners. Default: you."
     )
-    notification_emails = AddressesField(max_length=MAX_ADDRESSES, help_text="Who else is told of its queues.")
+    notification_emails = AddressesField(max_length=MAX_ADDRESSES, help_text="Further addresses for notifications.")
 
 
 @extend_schema_serializer(
     examples=[OpenApiExample("Another owner", {"owners": ["alice@example.org", "bob@example.org"]}, request_only=True)]
 )
 class PulseUserChangesSerializer(serializers.Serializer[Any]):
-    """What is to change about an account; what is left out stays."""
+    """Changes to an account. Fields that are left out keep their values."""
 
-    owners = AddressesField(max_length=MAX_OWNERS, help_text="All owners there are to be; one at least.")
+    owners = AddressesField(max_length=MAX_OWNERS, help_text="The new list of owners; at least one.")
     notification_emails = AddressesField(
-        max_length=MAX_ADDRESSES, help_text="All addresses there are to be; new ones are asked to confirm."
+        max_length=MAX_ADDRESSES, help_text="The new list of further addresses. New addresses are asked to confirm."
     )
-    warn_length = ThresholdField(help_text="Messages at which owners are warned; null: as the policy says.")
-    max_length = ThresholdField(help_text="Messages past which a queue is deleted; null: as the policy says.")
+    warn_length = ThresholdField(help_text="Warning threshold, in messages; null: the policy's.")
+    max_length = ThresholdField(help_text="Deletion limit, in messages; null: the policy's.")
 
 
 @extend_schema_serializer(
@@ -254,41 +256,41 @@ class PulseUserChangesSerializer(serializers.Serializer[Any]):
     ]
 )
 class MadePulseUserSerializer(PulseUserSerializer):
-    """An account that was just made."""
+    """An account that was just created."""
 
-    # Of what is read-only the schema says that it is always there.
-    password = serializers.CharField(required=False, help_text="Shown this once, and only where it was generated here.")
+    # Not read-only: the schema would say that the field is always present.
+    password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
 
     class Meta(PulseUserSerializer.Meta):
         fields = [*PulseUserSerializer.Meta.fields, "password"]
 
 
 class NewPasswordSerializer(serializers.Serializer[Any]):
-    """How the password is to change."""
+    """A change of the password."""
 
     password = serializers.CharField(
         required=False,
         write_only=True,
         trim_whitespace=False,
         max_length=MAX_PASSWORD_LENGTH,
-        help_text="Left out: generated.",
+        help_text="Default: a generated password.",
     )
     close_connections = serializers.BooleanField(
-        default=False, help_text="Whether live connections, made with the old password, are closed."
+        default=False, help_text="Whether to close live connections that used the old password."
     )
 
 
 @extend_schema_serializer(
     examples=[
         OpenApiExample("Generated", {"username": "alice", "password": "vSfV4ztsQfsvPn4UwZ2H8kNW0TqE7xGd"}),
-        OpenApiExample("One's own", {"username": "alice"}),
+        OpenApiExample("Given by you", {"username": "alice"}),
     ]
 )
 class PasswordSerializer(serializers.Serializer[Any]):
     """An account whose password was changed."""
 
     username = serializers.CharField()
-    password = serializers.CharField(required=False, help_text="Shown this once, and only where it was generated here.")
+    password = serializers.CharField(required=False, help_text="Shown only once, and only if it was generated.")
 
 
 class ConnectionSerializer(serializers.Serializer[Connection]):
@@ -297,11 +299,11 @@ class ConnectionSerializer(serializers.Serializer[Connection]):
     name = serializers.CharField()
     vhost = serializers.CharField()
     client_address = serializers.CharField()
-    connected_at = serializers.DateTimeField(allow_null=True, help_text="Null where the broker doesn't tell.")
+    connected_at = serializers.DateTimeField(allow_null=True, help_text="Null if the broker doesn't report it.")
 
 
 class BelongingsSerializer(serializers.Serializer[Any]):
-    """What is deleted with an account: the names of what is on the broker now."""
+    """The names of the queues and exchanges that are deleted with an account."""
 
     queues = serializers.ListField(child=serializers.CharField())
     exchanges = serializers.ListField(child=serializers.CharField())
@@ -317,7 +319,7 @@ class AddressSerializer(serializers.Serializer[Any]):
     examples=[OpenApiExample("An account", {"username": "old-worker", "owners": ["alice@example.org"]})]
 )
 class AdoptionSerializer(serializers.Serializer[Any]):
-    """An account that is on the broker already, and who is to own it."""
+    """An existing account on the broker, and its future owners."""
 
     username = UserNameField()
     owners = serializers.ListField(
@@ -329,9 +331,9 @@ class AdoptionSerializer(serializers.Serializer[Any]):
 
 
 class VouchingSerializer(serializers.ModelSerializer[Vouching]):
-    """The record that an owner was vouched for, or that it was withdrawn."""
+    """A record that an owner was vouched for, or that the vouching was withdrawn."""
 
-    by = OwnerEmailField(allow_null=True, help_text="Null: a rule, which the reason names.")
+    by = OwnerEmailField(allow_null=True, help_text="Null: by a rule, which the reason names.")
 
     class Meta:
         model = Vouching
@@ -356,7 +358,7 @@ class OwnerSerializer(serializers.ModelSerializer[Owner]):
 
 @extend_schema_serializer(examples=[OpenApiExample("An owner", {**OWNER, "vouchings": [VOUCHING]}, response_only=True)])
 class OwnerDetailSerializer(OwnerSerializer):
-    """An owner with the record of who vouched for them, the last first."""
+    """An owner with the vouching record, newest first."""
 
     vouchings = VouchingSerializer(many=True)
 
@@ -369,17 +371,17 @@ class OwnerDetailSerializer(OwnerSerializer):
     examples=[OpenApiExample("Alice", {**OWNER, "may_vouch": False, "vouching": VOUCHING}, response_only=True)]
 )
 class MeSerializer(OwnerSerializer):
-    """Oneself."""
+    """The user."""
 
     may_vouch = serializers.SerializerMethodField(help_text="Whether you may vouch for others.")
-    vouching = serializers.SerializerMethodField(help_text="The last record about it; null where there is none.")
+    vouching = serializers.SerializerMethodField(help_text="The last record of your vouching; null if there is none.")
 
     class Meta(OwnerSerializer.Meta):
         fields = [*OwnerSerializer.Meta.fields, "may_vouch", "vouching"]
         read_only_fields = fields
 
     def get_may_vouch(self, owner: Owner) -> bool:
-        """Return what the view found out."""
+        """Return the value that the view determined."""
         return bool(self.context["may_vouch"])
 
     @extend_schema_field(VouchingSerializer(allow_null=True))
@@ -390,27 +392,27 @@ class MeSerializer(OwnerSerializer):
 
 
 class ReasonSerializer(serializers.Serializer[Any]):
-    """Why, in words."""
+    """The reason of an action."""
 
     reason = serializers.CharField(required=False, allow_blank=True, max_length=MAX_REASON_LENGTH)
 
 
 class VouchSerializer(ReasonSerializer):
-    """For whom, and why."""
+    """Whom to vouch for, and why."""
 
     email = serializers.EmailField(max_length=MAX_ADDRESS_LENGTH)
 
 
 class WithdrawSerializer(ReasonSerializer):
-    """What happens to what the owner has."""
+    """The options of a withdrawal."""
 
     remove = serializers.BooleanField(
-        default=False, help_text="Whether tokens, and accounts that nobody else owns, are removed as well."
+        default=False, help_text="Whether to remove the tokens, and the accounts that nobody else owns."
     )
 
 
 class AskSerializer(serializers.Serializer[Any]):
-    """Why somebody should vouch for you."""
+    """A request to be vouched for."""
 
     reason = serializers.CharField(max_length=MAX_REQUEST_LENGTH)
 
@@ -435,7 +437,7 @@ class TokenSerializer(serializers.ModelSerializer[AuthToken]):
     examples=[OpenApiExample("For a year", {"name": "the agent in the cellar"}, request_only=True)]
 )
 class NewTokenSerializer(serializers.Serializer[Any]):
-    """What a new token is for, and how long it lives."""
+    """A new token."""
 
     name = serializers.CharField(max_length=MAX_NAME_LENGTH)
     days = serializers.IntegerField(min_value=1, max_value=MAX_DAYS, default=DEFAULT_DAYS)
@@ -443,9 +445,9 @@ class NewTokenSerializer(serializers.Serializer[Any]):
 
 @extend_schema_serializer(examples=[OpenApiExample("A token", {**TOKEN, "token": 8 * "5f1e9c0a"}, response_only=True)])
 class MadeTokenSerializer(TokenSerializer):
-    """A token that was just made."""
+    """A token that was just created."""
 
-    token = serializers.CharField(read_only=True, help_text="Shown this once.")
+    token = serializers.CharField(read_only=True, help_text="Shown only once.")
 
     class Meta(TokenSerializer.Meta):
         fields = [*TokenSerializer.Meta.fields, "token"]

@@ -1,7 +1,7 @@
-"""Sessions of browsers in the database, so that whoever reads the database can't use or read them.
+"""Encrypted sessions in the database. A reader of the database can neither use nor read them.
 
-What the cookie says is nowhere in it: a row is found by the digest of that, and is sealed with a key that is made of
-it. A sign-in code that is waited for lies in a session, too.
+The session key in the cookie is not stored. Rows are found by its digest and encrypted with a key derived from it.
+Sessions also contain pending sign-in codes.
 """
 
 import base64
@@ -18,14 +18,14 @@ from django.utils import timezone
 
 
 class SessionStore(db.SessionStore):
-    """The sessions of ``SESSION_ENGINE``. Nothing here asks for them asynchronously."""
+    """The session store of ``SESSION_ENGINE``. It supports only synchronous access."""
 
     def encode(self, session_dict: dict[str, Any]) -> str:
-        """Return what is in a session as it lies in the database."""
+        """Return the encrypted session."""
         return self._cipher().encrypt(self.serializer().dumps(session_dict)).decode()
 
     def decode(self, session_data: bytes | str) -> dict[str, Any]:
-        """Return what is in a session; nothing where SECRET_KEY was changed meanwhile."""
+        """Return the decrypted session, or {} if SECRET_KEY has changed."""
         try:
             found: dict[str, Any] = self.serializer().loads(self._cipher().decrypt(session_data))
         except (InvalidToken, ValueError):
@@ -33,22 +33,22 @@ class SessionStore(db.SessionStore):
         return found
 
     def exists(self, session_key: str) -> bool:
-        """Return whether there is a session that this cookie leads to."""
+        """Return whether there is a session with this key."""
         return super().exists(_digest(session_key))
 
     def create_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
-        """Return the row of this session with this in it."""
+        """Return a row for this session and its data."""
         row = super().create_model_instance(data)
         row.session_key = _digest(row.session_key)
         return row
 
     def delete(self, session_key: str | None = None) -> None:
-        """End the session that this cookie leads to; without one, this session."""
+        """Delete the session with this key, by default this session."""
         if (key := session_key or self.session_key) is not None:
             super().delete(_digest(key))
 
     def _get_session_from_db(self) -> AbstractBaseSession | None:
-        assert self.session_key is not None  # noqa: S101 - without one, Django doesn't ask
+        assert self.session_key is not None  # noqa: S101 - Django calls this only with a key
         row = self.model.objects.filter(session_key=_digest(self.session_key), expire_date__gt=timezone.now()).first()
         if row is None:
             self._session_key = None
@@ -62,5 +62,5 @@ class SessionStore(db.SessionStore):
 
 
 def _digest(session_key: str) -> str:
-    """Return what a row is found by: 40 characters, as many as its column holds."""
+    """Return the key of a row. It has 40 characters, the length of the column."""
     return hashlib.blake2b(session_key.encode(), digest_size=20).hexdigest()

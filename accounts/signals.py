@@ -1,18 +1,18 @@
-"""What happens to owners and their accounts that others act upon: ``queues`` tells people of it.
+"""Signals about owners and accounts. Other packages send notifications about them.
 
-Each is sent in the transaction that writes what happened.
+Each signal is sent in the transaction that records the change.
 """
 
 from django.dispatch import Signal
 
 vouch_requested = Signal()
-"""``owner`` asks to be vouched for; ``reason`` is why, in the owner's words."""
+"""``owner`` requests to be vouched for, with a ``reason``."""
 
 vouched = Signal()
-"""``owner`` is vouched for now, ``by`` somebody, or by a rule where that is None."""
+"""``by`` vouched for ``owner``. None: a rule did."""
 
 address_added = Signal()
-"""``address``, a NotificationAddress, waits for its confirmation."""
+"""``address``, a NotificationAddress, must be confirmed."""
 
 pulse_user_removed = Signal()
-"""``pulse_user`` is gone from the broker with all that it had, and its row is about to be deleted."""
+"""``pulse_user`` was deleted from the broker with its queues and exchanges. Its row is about to be deleted."""
