@@ -1,8 +1,7 @@
-"""Signing in: by a code sent to the e-mail address, by OpenID Connect, or by a link that an operator made.
+"""Sign-in: by a code sent to the e-mail address, by OpenID Connect, or by a link that an operator created.
 
-django-allauth does the work; here is what differs. An owner has one address, ``Owner.email``; allauth's rows only say
-whether it was proven. Every way in proves it, so nothing is to be verified afterwards. The first sign-in makes the
-owner, and nobody has a password.
+This module adapts django-allauth. An owner has one address, ``Owner.email``; allauth's rows only record whether it is
+verified. Every way to sign in verifies it. The first sign-in creates the owner. Nobody has a password.
 """
 
 import hashlib
@@ -55,30 +54,30 @@ log = logging.getLogger(__name__)
 LINK_LIFETIME = timedelta(minutes=10)
 VISITOR_LIFETIME = timedelta(days=1)
 PROVIDER_ID = "oidc"
-# In the session: who the provider says is signing in, until a code has proven the address that it doesn't vouch for.
+# In the session: the provider's claims, until a code has verified an address that the provider did not verify.
 PENDING_CLAIMS_KEY = "signin_waiting"
 
 
 class MailUnavailable(Exception):
-    """The mail server is away, or can't take the mail now. Nothing was sent."""
+    """The mail server is unreachable or can't accept the mail now. Nothing was sent."""
 
 
 class MailRefused(Exception):
-    """The mail server takes no mail for this address."""
+    """The mail server refuses mails to this address."""
 
 
 class InvalidProviderResponse(OAuth2Error):
-    """The provider answered something that isn't OpenID Connect."""
+    """The provider's response is not valid OpenID Connect."""
 
 
 # Owners and their addresses
 
 
 def valid_address(text: str) -> str:
-    """Return this e-mail address in its normal form.
+    """Return this e-mail address in normal form.
 
     Raises:
-        ValidationError: it is no address that an owner could have.
+        ValidationError: the address is invalid.
     """
     address = normalize_address(text)
     check_address(address)
@@ -86,14 +85,14 @@ def valid_address(text: str) -> str:
 
 
 def get_or_create_owner(address: str) -> Owner:
-    """Return the owner with this address, made when there is none: not vouched, and the address not proven."""
+    """Return the owner with this address. A new owner is not vouched for, and the address is not verified."""
     owner = Owner.objects.filter(email=address).first()
     if owner is None:
         try:
             with transaction.atomic():
                 owner = Owner.objects.create_user(address)
         except (IntegrityError, ValidationError):
-            owner = Owner.objects.filter(email=address).first()  # somebody was quicker
+            owner = Owner.objects.filter(email=address).first()  # another request created it
             if owner is None:
                 raise
     _email_address_row(owner)
@@ -101,7 +100,7 @@ def get_or_create_owner(address: str) -> Owner:
 
 
 def mark_address_verified(owner: Owner) -> None:
-    """Record that the owner's address is the owner's."""
+    """Record that the owner's address is verified."""
     row = _email_address_row(owner)
     if not row.verified:
         row.verified = True
@@ -109,7 +108,7 @@ def mark_address_verified(owner: Owner) -> None:
 
 
 def _email_address_row(owner: Owner) -> EmailAddress:
-    """Return allauth's row of the owner's address. What it has of an address the owner had before goes."""
+    """Return allauth's row of the owner's address. Delete its rows of previous addresses and previous owners."""
     stale = Q(user=owner) & ~Q(email=owner.email) | Q(email=owner.email) & ~Q(user=owner)
     EmailAddress.objects.filter(stale).delete()
     row: EmailAddress
@@ -118,10 +117,10 @@ def _email_address_row(owner: Owner) -> EmailAddress:
 
 
 def prune_visitors() -> int:
-    """Remove who typed an address a day ago and never proved it, and links and sessions that have run out.
+    """Delete owners who never verified their address, and expired links and sessions. Return the number of owners.
 
-    Whoever was given anything stays: a vouching, an account, a token. So does whom operators made by hand: of an
-    address that was typed to sign in there is allauth's row. Return how many owners went.
+    An owner is deleted a day after the first sign-in attempt. Owners with a vouching record, an account or a token
+    stay. So do owners that an operator created manually: allauth has a row only of addresses typed on the sign-in page.
     """
     now = timezone.now()
     visitors = Owner.objects.filter(
@@ -136,9 +135,9 @@ def prune_visitors() -> int:
         emailaddress__isnull=False,
     ).exclude(emailaddress__verified=True)
     removed = 0
-    while keys := list(visitors.values_list("pk", flat=True)[:500]):  # so that no transaction is long
-        # Asked once more: somebody may have proven the address, or been given something, meanwhile.
-        with disable_auditlog():  # who came is no entry of it either
+    while keys := list(visitors.values_list("pk", flat=True)[:500]):  # keeps transactions short
+        # Filtered again: an owner may have verified the address or been vouched for meanwhile.
+        with disable_auditlog():  # the creation of these owners was not audited, either
             removed += visitors.filter(pk__in=keys).delete()[1].get(Owner._meta.label, 0)
     SignInLink.objects.filter(expires_at__lte=now).delete()
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
@@ -149,7 +148,7 @@ def prune_visitors() -> int:
 
 
 class AddressForm(RequestLoginCodeForm):
-    """The e-mail address that a code is to be sent to."""
+    """The e-mail address to send a code to."""
 
     email = EmailField(
         label="E-mail address",
@@ -160,12 +159,12 @@ class AddressForm(RequestLoginCodeForm):
     )
 
     def clean_email(self) -> str:
-        """Bring the address into its normal form."""
+        """Return the address in normal form."""
         return valid_address(self.cleaned_data["email"])
 
 
 class CodeForm(ConfirmLoginCodeForm):
-    """The code that was sent."""
+    """The code from the mail."""
 
     code = forms.CharField(
         label="Code",
@@ -177,12 +176,12 @@ class CodeForm(ConfirmLoginCodeForm):
 
 
 def send_code(request: HttpRequest, address: str) -> None:
-    """Send a code to this address, and wait in this session for it. The code before it no longer works.
+    """Send a code to this address and expect it in this session. Earlier codes become invalid.
 
-    Who gets one is the same for all to see. An owner who isn't active gets a mail that says so.
+    The response doesn't reveal whether an owner exists. A deactivated owner gets a mail that says so.
 
     Raises:
-        RateLimited: too many codes were asked for from here, or for this address.
+        RateLimited: too many codes were requested by this client or for this address.
         MailRefused, MailUnavailable: nothing was sent.
     """
     allauth_private.count_code_request(request, address)
@@ -195,20 +194,20 @@ def send_code(request: HttpRequest, address: str) -> None:
         if any(code < 500 for code, _ in error.recipients.values()):
             raise MailUnavailable from error
         raise MailRefused from error
-    except OSError as error:  # what smtplib raises is one, too
-        log.error("No sign-in code was sent: %s", error)
+    except OSError as error:  # includes the exceptions of smtplib
+        log.error("Could not send a sign-in code: %s", error)
         raise MailUnavailable from error
 
 
 @method_decorator(never_cache, name="dispatch")
 class SignInView(allauth_private.AskForAddressView):
-    """Ask for an address, and send a code to it."""
+    """Ask for an address and send a code to it."""
 
     form_class = AddressForm
     template_name = "signin/signin.html"
 
     def form_valid(self, form: AddressForm) -> HttpResponse:
-        """Send the code and go to where it is entered."""
+        """Send the code and redirect to the page for entering it."""
         self.request.session.pop(PENDING_CLAIMS_KEY, None)
         try:
             send_code(self.request, form.cleaned_data["email"])
@@ -225,19 +224,19 @@ class SignInView(allauth_private.AskForAddressView):
 
 @method_decorator(never_cache, name="dispatch")
 class CodeView(allauth_private.EnterCodeView):
-    """Take the code that was sent, or send another one."""
+    """Accept the code, or send another one."""
 
     form_class = CodeForm
     template_name = "signin/code.html"
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Begin anew where no code is waited for, or no longer."""
+        """Restart if no valid code is pending."""
         if not request.user.is_authenticated and not allauth_private.expects_code(request):
             return self.restart()
         return super().dispatch(request, *args, **kwargs)
 
     def restart(self) -> HttpResponse:
-        """Go back to where the address is entered."""
+        """Redirect to the page for entering the address."""
         messages.error(
             self.request,
             "No code is waited for here: a code works once, for ten minutes, in the browser that it was asked for in. "
@@ -248,7 +247,7 @@ class CodeView(allauth_private.EnterCodeView):
         )
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Take the code, or send another one."""
+        """Check the code, or send another one."""
         if request.POST.get("action") != "resend":
             return super().post(request, *args, **kwargs)
         try:
@@ -262,7 +261,7 @@ class CodeView(allauth_private.EnterCodeView):
         return HttpResponseRedirect(request.get_full_path())
 
     def form_valid(self, form: CodeForm) -> HttpResponse:
-        """Sign in, unless the owner was removed in the meantime."""
+        """Sign in, unless the owner was deleted meanwhile."""
         if self.user is None:
             self.abort()
             return self.restart()
@@ -270,14 +269,14 @@ class CodeView(allauth_private.EnterCodeView):
 
 
 def too_many_codes(request: HttpRequest) -> HttpResponse:
-    """Say that too many codes were asked for."""
+    """Return the page that says that too many codes were requested."""
     response = render(request, "signin/too-many.html", status=429)
     response["Retry-After"] = "60"
     return response
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    """What is different here about signing in, whichever way."""
+    """Customizes all ways of signing in."""
 
     error_messages = {
         **DefaultAccountAdapter.error_messages,
@@ -286,46 +285,46 @@ class AccountAdapter(DefaultAccountAdapter):
     }
 
     def get_client_ip(self, request: HttpRequest) -> str:
-        """Return what attempts are counted by: the client's address, or nothing if the server does not know it.
+        """Return the client's address for rate limits, or "" if it is unknown.
 
-        A server on a Unix socket without a proxy's header knows none. Then all clients are counted together; allauth's
-        own method would refuse them all.
+        It is unknown if the server listens on a Unix socket and no proxy sends a header. Then all clients share one
+        rate limit; allauth's own method would refuse them all.
         """
         return allauth_private.client_address(request)
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
-        """Send a mail that names this installation as it is configured, whatever host the request named."""
+        """Send a mail with GUARDIAN_BASE_URL instead of the request's host."""
         super().send_mail(template_prefix, email, {**context, "address": settings.GUARDIAN_BASE_URL})
 
     def respond_user_inactive(self, request: HttpRequest, user: Any) -> HttpResponse:
-        """Say that the account is closed."""
+        """Return the page that says that the account is closed."""
         return render(request, "signin/closed.html", status=403)
 
     def login(self, request: HttpRequest, user: Any) -> None:
-        """Begin a session. What was somebody else's is emptied for it, so what is needed of that is taken first."""
+        """Start a session. This may clear the previous session, so save the method and the pending claims first."""
         self.method = allauth_private.last_method(request, user)
-        self.waiting = request.session.pop(PENDING_CLAIMS_KEY, None)
+        self.pending_claims = request.session.pop(PENDING_CLAIMS_KEY, None)
         super().login(request, user)
 
     def post_login(self, request: HttpRequest, user: Any, **facts: Any) -> HttpResponse:
-        """Record what the sign-in has proven, and have the rules about who may use the broker look at it."""
-        waiting = self.waiting
+        """Record the verified address and apply the vouching rules."""
+        pending = self.pending_claims
         login = (facts["signal_kwargs"] or {}).get("sociallogin")
         address, groups = None, None
         if self.method == "code":
             mark_address_verified(user)
             address = user.email
-            if waiting is not None and waiting["email"] == address:
-                _connect_social_account(user, waiting["uid"], waiting["name"])
-                groups = waiting["groups"]
+            if pending is not None and pending["email"] == address:
+                _connect_social_account(user, pending["uid"], pending["name"])
+                groups = pending["groups"]
         elif login is not None:
-            address, groups = login.claims.proven_address, login.claims.groups
+            address, groups = login.claims.verified_address, login.claims.groups
         vouching.apply_rules(user, address=address, groups=groups)
         return super().post_login(request, user, **facts)
 
 
 class SignOutView(LogoutView):
-    """End the session, after a question where it was asked for by a link."""
+    """End the session. A GET request shows a page that asks first."""
 
     template_name = "signin/signout.html"
 
@@ -334,7 +333,7 @@ class SignOutView(LogoutView):
 
 
 def create_link(owner: Owner) -> str:
-    """Return an address that signs the owner in, once, within ten minutes. Whoever makes it knows the owner."""
+    """Return a URL that signs the owner in once, within ten minutes. This also verifies the owner's address."""
     token = secrets.token_urlsafe(32)
     SignInLink.objects.create(owner=owner, digest=_digest(token), expires_at=timezone.now() + LINK_LIFETIME)
     audit.note(None, "made a sign-in link", owner)
@@ -342,17 +341,17 @@ def create_link(owner: Owner) -> str:
     return f"{settings.GUARDIAN_BASE_URL}{reverse('sign_in_link', args=[token])}"
 
 
-@csrf_exempt  # a refusal would be logged, with a token in its path that still works
+@csrf_exempt  # a CSRF failure would log the path, which contains a valid token
 @never_cache
 def sign_in_link(request: HttpRequest, token: str) -> HttpResponse:
-    """Sign in who opens the link, unless it was opened before or has run out.
+    """Sign in the owner of the link, unless the link was used before or has expired.
 
-    Only a GET opens it: programs that look at links in a chat or a mail before people do send HEAD.
+    Only GET uses the link, because link previews of chats and mail programs send HEAD.
     """
     if request.method != "GET":
         return redirect("account_login")
     link = SignInLink.objects.select_related("owner").filter(digest=_digest(token)).first()
-    # Of two who open it at once the database lets one delete the row.
+    # Of two concurrent requests, only one deletes the row.
     if link is None or not SignInLink.objects.filter(pk=link.pk, expires_at__gt=timezone.now()).delete()[0]:
         return render(request, "signin/link.html", status=410)
     if request.user.is_authenticated:
@@ -370,25 +369,25 @@ def _digest(token: str) -> str:
 
 
 class Claims:
-    """What the provider says about who is signing in. It is used and not kept.
+    """The provider's claims about the person who signs in. They are not stored.
 
-    ``uid`` is known for good, and another provider's isn't taken for it. ``proven_address`` is the e-mail address where
-    the provider vouches for it, else None; ``address`` is the same without that.
+    ``uid`` is stable and unique across providers. ``address`` is the e-mail address; ``verified_address`` is the same
+    if the provider says that it is verified, else None.
     """
 
     def __init__(self, issuer: str, claims: Mapping[str, Any]) -> None:
         """Read the claims.
 
         Raises:
-            ValueError: they don't say who it is.
+            ValueError: they contain no valid ``sub``.
         """
         if not isinstance(claims.get("sub"), str) or not claims["sub"]:
             raise ValueError("there is no sub")
         self.uid = hashlib.sha256(f"{issuer}\n{claims['sub']}".encode()).hexdigest()
         self.address = self._address(claims.get("email"))
-        # Some providers say it as text; "false" is as good as nothing.
-        proven = claims.get("email_verified")
-        self.proven_address = self.address if proven is True or proven == "true" else None
+        # Some providers send the boolean as a string.
+        verified = claims.get("email_verified")
+        self.verified_address = self.address if verified is True or verified == "true" else None
         groups = claims.get(settings.OIDC_GROUPS_CLAIM)
         self.groups = [group for group in (groups if isinstance(groups, list) else [groups]) if isinstance(group, str)]
         name = claims.get("name") or f"{claims.get('given_name') or ''} {claims.get('family_name') or ''}"
@@ -411,11 +410,11 @@ def _parsing(what: str) -> Iterator[None]:
 
 
 class ProviderAdapter(OpenIDConnectOAuth2Adapter):
-    """The one provider. Whatever it answers that isn't OpenID Connect raises InvalidProviderResponse."""
+    """The OpenID Connect provider. Raises InvalidProviderResponse for invalid responses."""
 
     @property
     def openid_config(self) -> dict[str, Any]:
-        """What the provider says about itself."""
+        """The provider's configuration."""
         with _parsing("configuration"):
             config: dict[str, Any] = super().openid_config
             for name in ("issuer", "authorization_endpoint", "token_endpoint", "userinfo_endpoint"):
@@ -437,32 +436,32 @@ class ProviderAdapter(OpenIDConnectOAuth2Adapter):
             return super().parse_token(data)  # type: ignore[no-untyped-call]
 
     def complete_login(self, request: HttpRequest, app: Any, token: SocialToken, **kwargs: Any) -> Any:
-        """Ask the provider who it is."""
+        """Fetch the claims about the person who signs in."""
         with _parsing("claims"):
             login = super().complete_login(request, app, token, **kwargs)
-            told, signed = login.account.extra_data["userinfo"], login.account.extra_data.get("id_token", {})
-            if signed and signed["sub"] != told["sub"]:
-                raise ValueError("they are about two people")
-            login.claims = Claims(self.openid_config["issuer"], {**signed, **told})
+            userinfo, id_token = login.account.extra_data["userinfo"], login.account.extra_data.get("id_token", {})
+            if id_token and id_token["sub"] != userinfo["sub"]:
+                raise ValueError("the sub of the ID token and of the user info differ")
+            login.claims = Claims(self.openid_config["issuer"], {**id_token, **userinfo})
         login.account.uid, login.account.extra_data = login.claims.uid, {}
         return login
 
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
-    """What is different here about signing in by OpenID Connect.
+    """Customizes sign-in by OpenID Connect.
 
-    Whom the provider's person is, is settled before allauth looks: an owner known by the provider's identifier, or the
-    one whose address the provider vouches for. Where it doesn't, a code has to prove the address first, so that nobody
-    takes over an owner by an address that isn't theirs.
+    The owner is determined before allauth does it: the owner connected to the provider's identifier, else the one with
+    the verified address. If the provider did not verify the address, a code must verify it first, so that nobody takes
+    over an owner with somebody else's address.
     """
 
     def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
-        """Find the owner, or make one."""
+        """Find or create the owner."""
         claims = sociallogin.claims
         if not sociallogin.is_existing:
-            if claims.proven_address is None:
-                raise ImmediateHttpResponse(_prove_by_code(request, claims, sociallogin.get_redirect_url(request)))
-            owner = get_or_create_owner(claims.proven_address)
+            if claims.verified_address is None:
+                raise ImmediateHttpResponse(_verify_by_code(request, claims, sociallogin.get_redirect_url(request)))
+            owner = get_or_create_owner(claims.verified_address)
             if owner.is_active:
                 mark_address_verified(owner)
                 _connect_social_account(owner, claims.uid, claims.full_name)
@@ -476,20 +475,20 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         exception: Exception | None = None,
         extra_context: dict[str, Any] | None = None,
     ) -> None:
-        """Say what went wrong, and what to do."""
+        """Return a page that says what went wrong and what to do."""
         if exception is not None:
             raise ImmediateHttpResponse(_provider_unavailable(request, exception))
-        if error == AuthError.CANCELLED or request.GET.get("error") == "access_denied":  # some leave the state out
+        if error == AuthError.CANCELLED or request.GET.get("error") == "access_denied":  # some providers omit the state
             raise ImmediateHttpResponse(_provider_page(request, "cancelled", 403))
         if not (extra_context or {}).get("state"):
             raise ImmediateHttpResponse(_provider_page(request, "stale", 400))
-        log.warning("OpenID Connect: the provider answered with the error %.100r", request.GET.get("error"))
+        log.warning("OpenID Connect: the provider returned the error %.100r", request.GET.get("error"))
         raise ImmediateHttpResponse(_provider_page(request, "refused", 403))
 
 
 @never_cache
 def openid_connect_login(request: HttpRequest, provider_id: str) -> HttpResponse:
-    """Go to the provider. A link does not: it would sign people in without their wish."""
+    """Redirect to the provider. GET requests are not redirected: a link could sign people in against their will."""
     if not settings.OIDC_ISSUER:
         raise Http404("OpenID Connect is not configured")
     next_url = get_next_redirect_url(request)
@@ -508,7 +507,7 @@ def openid_connect_login(request: HttpRequest, provider_id: str) -> HttpResponse
 
 @never_cache
 def openid_connect_callback(request: HttpRequest, provider_id: str) -> HttpResponse:
-    """Take who comes back from the provider."""
+    """Sign in the person who returns from the provider."""
     if not settings.OIDC_ISSUER:
         raise Http404("OpenID Connect is not configured")
     try:
@@ -519,8 +518,8 @@ def openid_connect_callback(request: HttpRequest, provider_id: str) -> HttpRespo
     return response
 
 
-def _prove_by_code(request: HttpRequest, claims: Claims, next_url: str | None) -> HttpResponse:
-    """Have the address proven by a code; then it is known that it and the provider's person are one."""
+def _verify_by_code(request: HttpRequest, claims: Claims, next_url: str | None) -> HttpResponse:
+    """Send a code to the claimed address. Entering it verifies that the address belongs to this person."""
     if claims.address is None:
         return _provider_page(request, "no-address", 403)
     try:
@@ -541,7 +540,7 @@ def _prove_by_code(request: HttpRequest, claims: Claims, next_url: str | None) -
 
 
 def _connect_social_account(owner: Owner, uid: str, full_name: str) -> None:
-    """Know the provider's person as this owner from now on, by the provider's name where the owner has none."""
+    """Connect the provider's identifier to this owner. Copy the full name if the owner has none."""
     SocialAccount.objects.get_or_create(provider=PROVIDER_ID, uid=uid, defaults={"user": owner})
     if full_name and not owner.full_name:
         owner.full_name = full_name
@@ -562,7 +561,7 @@ def _provider_page(request: HttpRequest, problem: str, status: int) -> HttpRespo
 
 @never_cache
 def admin_login(request: HttpRequest) -> HttpResponse:
-    """Lead who wants to the administration to where people sign in; refuse who is signed in and no operator."""
+    """Redirect anonymous visitors of the admin to the sign-in page, and refuse owners who are no operators."""
     if not request.user.is_authenticated:
         wanted = get_next_redirect_url(request) or reverse("admin:index")
         return HttpResponseRedirect(f"{reverse('account_login')}?{urlencode({REDIRECT_FIELD_NAME: wanted})}")

@@ -1,4 +1,4 @@
-"""The tokens by which programs speak for their owner. A token is shown once; here is only its digest."""
+"""API tokens of owners. A token is shown once; only its digest is stored."""
 
 from datetime import timedelta
 
@@ -11,25 +11,24 @@ from accounts.models import AuthToken, Owner, check_line
 from core import limits
 
 DEFAULT_DAYS = 365
-"""How long a token lives unless said otherwise."""
 
 MAX_DAYS = 3650
 
 MAX_NAME_LENGTH = 100
 
 CREATION_LIMIT = limits.RateLimit("tokens", 100, 3600)
-"""An owner's, so that a program gone wild fills no table."""
+"""Per owner, so that a runaway program can't fill the table."""
 
 
 def create_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[AuthToken, str]:
-    """Make a token that expires after so many days, and return its row and the token itself.
+    """Create a token that expires after ``days``, and return its row and the plaintext token.
 
-    The token can't be had again, so this is the time to show it.
+    Show the token now, since it can't be retrieved later.
 
     Raises:
         NotVouched: the owner may not use the broker.
-        ValidationError: the name or the number of days can't be used; the error is of that field.
-        RateLimitExceeded: the owner made too many within the hour.
+        ValidationError: the name or the number of days is invalid; on the field ``name`` or ``days``.
+        RateLimitExceeded: the owner created too many tokens within the last hour.
     """
     name = name.strip()
     try:
@@ -37,7 +36,7 @@ def create_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[Aut
     except ValidationError as error:
         raise ValidationError({"name": error.messages}) from error
     if not 1 <= days <= MAX_DAYS:
-        raise ValidationError({"days": [f"A token lives 1 day at least, and {MAX_DAYS} at most."]})
+        raise ValidationError({"days": [f"A token is valid for 1 to {MAX_DAYS} days."]})
     limits.consume(CREATION_LIMIT, owner.uuid.hex)
     with transaction.atomic():
         locked = vouching.lock(owner)
@@ -48,7 +47,7 @@ def create_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[Aut
 
 
 def revoke_token(token: AuthToken) -> None:
-    """Revoke a token; one that is gone already is no error."""
+    """Revoke a token, if it still exists."""
     _revoke(AuthToken.objects.filter(pk=token.pk))
 
 
@@ -58,7 +57,7 @@ def revoke_tokens_of(owner: Owner) -> None:
 
 
 def _revoke(tokens: QuerySet[AuthToken]) -> None:
-    """Revoke these tokens, which are one owner's."""
+    """Revoke these tokens, which must belong to one owner."""
     with transaction.atomic():
         found = list(tokens.select_related("user"))
         if found:

@@ -1,4 +1,4 @@
-"""Signing in, vouching, RabbitMQ accounts and tokens."""
+"""URLs of sign-in, vouching, RabbitMQ accounts and tokens."""
 
 from django.urls import URLPattern, URLResolver, path, register_converter
 from django.urls.converters import StringConverter
@@ -7,7 +7,7 @@ from accounts import signin, views
 
 
 class AccountName(StringConverter):
-    """A name in a path. A NUL, which no database would be asked for, is in none."""
+    """The name of an account in a path. NULs don't match, because PostgreSQL can't search for them."""
 
     regex = r"[^/\x00]+"
 

@@ -36,7 +36,7 @@ page_with_forms = require_http_methods(["GET", "HEAD", "POST"])
 
 
 class OwnersRequest(HttpRequest):
-    """A request of somebody who signed in."""
+    """A request of a signed-in owner."""
 
     user: Owner
 
@@ -47,7 +47,7 @@ class OwnersRequest(HttpRequest):
 @login_required
 @page_with_forms
 def pulse_users_page(request: OwnersRequest) -> HttpResponse:
-    """Show the visitor's accounts, to an operator all, and make another. Operators adopt what was made by hand."""
+    """List the visitor's accounts (all for operators) and create accounts. Operators also adopt accounts."""
     if request.method != "POST":
         return _pulse_users_response(request)
     if "adopt" in request.POST:
@@ -118,7 +118,7 @@ def _create(request: OwnersRequest) -> HttpResponse:
 
 
 def _adopt(request: OwnersRequest) -> HttpResponse:
-    pulse_users.require_operator(request.user)  # what can be adopted is for their eyes, too
+    pulse_users.require_operator(request.user)  # only operators may see which accounts can be adopted
     try:
         form = forms.AdoptForm(request.POST, adoptable=pulse_users.adoptable())
     except BrokerError as error:
@@ -148,7 +148,7 @@ def _adopt(request: OwnersRequest) -> HttpResponse:
 @login_required
 @require_safe
 def pulse_user_page(request: OwnersRequest, username: str) -> HttpResponse:
-    """Show one account to its owners and to operators, with what can be changed about it."""
+    """Show one account to its owners and operators, with forms to change it."""
     return _pulse_user_response(request, get_object_or_404(PulseUser.objects.seen_by(request.user), username=username))
 
 
@@ -200,9 +200,9 @@ def _pulse_user_response(
 
 
 def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) -> Callable[..., HttpResponse]:
-    """Let those who see an account POST what is to be done with it; who has to sign in comes back to its page.
+    """Decorate a view that changes an account by POST.
 
-    So does who reads the address of such a form again after an error in it.
+    Visitors who must sign in first, and those who open the form's URL by GET, are redirected to the account's page.
     """
 
     @page_with_forms
@@ -224,7 +224,7 @@ def pulse_user_action(view: Callable[[OwnersRequest, PulseUser], HttpResponse]) 
 
 @pulse_user_action
 def pulse_user_password(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Give an account a new password, and show it this once where it was made here."""
+    """Change the password of an account, and show it if it was generated."""
     form = forms.PasswordForm(request.POST)
     if not form.is_valid():
         return _pulse_user_response(request, pulse_user, password_form=form)
@@ -272,7 +272,7 @@ def pulse_user_owners(request: OwnersRequest, pulse_user: PulseUser) -> HttpResp
 
 @pulse_user_action
 def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Add an address for an account's messages, ask it once more for its confirmation, or remove it."""
+    """Add or remove a notification address of an account, or send another request to confirm it."""
     for what, do, done in (
         ("remove", addresses.remove_address, "{} gets nothing more about {}."),
         ("again", addresses.resend_confirmation, "{} is asked once more whether it wants the messages about {}."),
@@ -304,7 +304,7 @@ def pulse_user_addresses(request: OwnersRequest, pulse_user: PulseUser) -> HttpR
 
 @pulse_user_action
 def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Set when the queues of an account are warned about and deleted."""
+    """Set the thresholds of an account's queues."""
     form = forms.ThresholdsForm(request.POST)
     if form.is_valid():
         try:
@@ -320,7 +320,7 @@ def pulse_user_thresholds(request: OwnersRequest, pulse_user: PulseUser) -> Http
 
 
 def _redirect_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
-    """Return to an account's page, or to the list where the visitor has just left it."""
+    """Redirect to the account's page, or to the list if the visitor can't see the account any more."""
     if PulseUser.objects.seen_by(request.user).filter(pk=pulse_user.pk).exists():
         return redirect("pulse_user", pulse_user.username)
     return redirect("pulse_users")
@@ -329,7 +329,7 @@ def _redirect_to(request: OwnersRequest, pulse_user: PulseUser) -> HttpResponse:
 @login_required
 @page_with_forms
 def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
-    """Say what goes with an account, and delete it once its name is typed."""
+    """Show what is deleted with an account, and delete it once its name is typed."""
     pulse_user = get_object_or_404(PulseUser.objects.seen_by(request.user), username=username)
     if pulse_user.removing_since is not None:
         return redirect("pulse_user", pulse_user.username)
@@ -365,7 +365,7 @@ def pulse_user_delete(request: OwnersRequest, username: str) -> HttpResponse:
 def _password_page(
     request: OwnersRequest, pulse_user: PulseUser, password: str, *, made: bool = False, closed: bool = False
 ) -> HttpResponse:
-    """Show a password, this once, and how to connect with it; an empty one was the visitor's own choice."""
+    """Return the page that shows how to connect, and a generated password; "" if the visitor chose the password."""
     url = urlsplit(broker.amqp_url())
     port = url.port or (5671 if url.scheme == "amqps" else 5672)
     host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
@@ -394,7 +394,7 @@ def _password_page(
 
 @page_with_forms
 def confirm_address(request: HttpRequest, token: str) -> HttpResponse:
-    """Ask whoever reads the mails to an address whether it shall get those about an account. Needs no signing in."""
+    """Let the recipient of a mail confirm a notification address, without signing in."""
     try:
         if request.method == "POST":
             address = addresses.confirm_address(token)
@@ -413,7 +413,7 @@ def confirm_address(request: HttpRequest, token: str) -> HttpResponse:
 @login_required
 @page_with_forms
 def vouching_page(request: OwnersRequest) -> HttpResponse:
-    """Tell the visitor whether somebody vouched for them, and if not, how that comes about."""
+    """Show whether the visitor is vouched for, and accept requests to be vouched for."""
     form = forms.VouchRequestForm(_form_data(request))
     if request.method == "POST" and form.is_valid():
         try:
@@ -441,7 +441,7 @@ def vouching_page(request: OwnersRequest) -> HttpResponse:
 @login_required
 @page_with_forms
 def owners_page(request: OwnersRequest) -> HttpResponse:
-    """Show who asks to be vouched for, to operators all who signed in, and vouch for somebody by address."""
+    """List requests to be vouched for (all owners for operators), and vouch for an owner by address."""
     if not vouching.may_vouch(request.user):
         raise PermissionDenied("Only those who may vouch for others see who asks for it.")
     form = forms.VouchForm(_form_data(request))
@@ -483,7 +483,7 @@ def owners_page(request: OwnersRequest) -> HttpResponse:
 @login_required
 @page_with_forms
 def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
-    """Show operators the record of one owner, and withdraw what somebody vouched for."""
+    """Show operators the vouching record of one owner, and withdraw the vouching."""
     if not request.user.is_staff:
         raise PermissionDenied("Only operators see who vouched for whom, and withdraw it.")
     owner = get_object_or_404(Owner, uuid=uuid)
@@ -519,7 +519,7 @@ def owner_page(request: OwnersRequest, uuid: UUID) -> HttpResponse:
 @login_required
 @page_with_forms
 def tokens_page(request: OwnersRequest) -> HttpResponse:
-    """Show the visitor's tokens, and make another, which is shown this once."""
+    """List the visitor's tokens, and create tokens. A new token is shown once."""
     if request.method != "POST":
         return _tokens_response(request, forms.TokenForm())
     form = forms.TokenForm(request.POST)
@@ -563,7 +563,7 @@ def _tokens_response(
 @login_required
 @page_with_forms
 def token_revoke(request: OwnersRequest, uuid: UUID) -> HttpResponse:
-    """Ask whether a token of the visitor's shall be revoked, and revoke it."""
+    """Revoke a token of the visitor, after confirmation."""
     token = get_object_or_404(AuthToken, user=request.user, uuid=uuid)
     if request.method == "POST":
         tokens.revoke_token(token)
@@ -572,27 +572,27 @@ def token_revoke(request: OwnersRequest, uuid: UUID) -> HttpResponse:
     return render(request, "accounts/token_revoke.html", {"token": token, "now": timezone.now()})
 
 
-# What these pages share
+# Helpers
 
 
 def _page(request: OwnersRequest, rows: "QuerySet[Any]") -> "Page[Any]":
-    """Return the page of a list that is asked for, or the nearest there is."""
+    """Return the requested page of a list, or the nearest existing one."""
     return Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
 
 
 def _search(request: OwnersRequest) -> str:
-    """Return what a list is searched for; empty: nothing, or what no name and no address can have in it."""
+    """Return the search text of a list, or "" if there is none or it is invalid."""
     form = forms.SearchForm(request.GET)
     return str(form.cleaned_data["search"]) if form.is_valid() else ""
 
 
 def _form_data(request: OwnersRequest) -> QueryDict | None:
-    """Return what a form is filled with; None: nothing yet."""
+    """Return the submitted data, or None for a GET request."""
     return request.POST if request.method == "POST" else None
 
 
 def _uuids(text: str) -> list[UUID]:
-    """Return the UUID that a button of these pages sent; none where something else sent the text."""
+    """Return the UUID in the text as a list, empty if the text is no UUID."""
     try:
         return [UUID(text)]
     except ValueError:
@@ -600,7 +600,7 @@ def _uuids(text: str) -> list[UUID]:
 
 
 def _add_error(form: forms.Form, error: ValidationError, field: str) -> None:
-    """Show what can't be used at its own field, or at this one where the error names none of the form's."""
+    """Add the errors to the fields they name, or to ``field`` if the form has no such field."""
     if not hasattr(error, "error_dict"):
         form.add_error(field, error)
         return
@@ -609,10 +609,10 @@ def _add_error(form: forms.Form, error: ValidationError, field: str) -> None:
 
 
 def _broker_trouble(request: OwnersRequest, error: BrokerError, outcome: str) -> str:
-    """Return what to tell a visitor whom the broker keeps from what they want; operators are told why."""
+    """Return the message about a failed request to the broker. Only operators see the reason."""
     logger.warning("%s %s: %s", request.method, request.path, error)
     if isinstance(error, Refused):
-        said = "RabbitMQ refused what Guardian asked for; tell an operator."
+        text = "RabbitMQ refused what Guardian asked for; tell an operator."
     else:
-        said = "RabbitMQ can't be asked just now; try again in a minute."
-    return f"{said} {outcome}" + (f" For operators: {error}." if request.user.is_staff else "")
+        text = "RabbitMQ can't be asked just now; try again in a minute."
+    return f"{text} {outcome}" + (f" For operators: {error}." if request.user.is_staff else "")

@@ -1,4 +1,4 @@
-"""Who may use the broker: by whom, by which rule, and since when."""
+"""Vouching: who may use the broker, and the record of who or which rule decided it."""
 
 from collections.abc import Collection, Iterable
 from datetime import timedelta
@@ -16,11 +16,11 @@ from accounts.models import Owner, Vouching, check_line, normalize_address
 
 MIN_REQUEST_INTERVAL = timedelta(days=1)
 
-# In characters, as in the models.
+# As in the models.
 MAX_REASON_LENGTH = 300
 MAX_REQUEST_LENGTH = 500
 
-# What the reasons of the rules' own records begin with.
+# Prefixes of the reasons in records made by rules.
 BY_DOMAIN = "By rule: an address under "
 BY_GROUP = "By rule: a member of the group "
 NO_LONGER_IN_GROUP = "By rule: no longer a member of a group that is vouched for"
@@ -28,37 +28,37 @@ RULE = "By rule: "
 
 
 class NotVouched(PermissionDenied):
-    """This owner may not use the broker. The text says why, and what to do."""
+    """The owner may not use the broker. The text says why, and what to do."""
 
 
 class AlreadyRequested(ValueError):
-    """There is nothing to ask for, or it was asked a short while ago. The text says which."""
+    """The owner is vouched for already, or has made a request within the last day. The text says which."""
 
 
 def may_vouch(visitor: Owner | AnonymousUser) -> bool:
-    """Return whether this visitor may vouch for others: an operator, and where the settings allow it whoever is."""
+    """Return whether this visitor may vouch for others: operators, and vouched owners if the settings allow it."""
     if not visitor.is_authenticated:
         return False
     return visitor.is_staff or (visitor.vouched and settings.GUARDIAN_OWNERS_MAY_VOUCH)
 
 
 def require_vouched(owner: Owner) -> None:
-    """Make sure that this owner may use the broker. Operators may, vouched for or not.
+    """Check that this owner may use the broker. Operators may even if nobody vouched for them.
 
     Raises:
-        NotVouched: they may not.
+        NotVouched: the owner may not use the broker.
     """
     if not owner.is_active:
         raise NotVouched(f"{owner.email} can't sign in any more. Ask an operator.")
     if not owner.vouched and not owner.is_staff:
         raise NotVouched(
-            f"Nobody has vouched for {owner.email} yet, so nothing can be made on the broker. "
-            "Ask for it on the page Vouching."
+            f"Nobody has vouched for {owner.email} yet, so you can't create anything on the broker. "
+            "Request it on the page Vouching."
         )
 
 
 def may_use_broker(owner: Owner) -> bool:
-    """Return whether this owner may use the broker, so that a page shows no form in vain."""
+    """Return whether this owner may use the broker."""
     try:
         require_vouched(owner)
     except NotVouched:
@@ -67,14 +67,14 @@ def may_use_broker(owner: Owner) -> bool:
 
 
 def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
-    """Let an owner use the broker, and record who said so; ``by`` None: a rule, or a command, which the reason names.
+    """Let an owner use the broker, and record who vouched. ``by`` None: a rule or command, which the reason names.
 
-    Who is vouched for by a rule can be vouched for by a person on top; then the rule doesn't take it away any more.
-    What an operator withdrew, no other owner gives back.
+    A person can also vouch for an owner who is vouched for by a rule. Then the rule no longer withdraws it. After a
+    withdrawal by an operator, only operators can vouch again.
 
     Raises:
-        PermissionDenied: ``by`` may not vouch for others, or not for this one.
-        ValidationError: the reason is too long, has control characters in it, or looks like a rule's.
+        PermissionDenied: ``by`` may not vouch for others, or not for this owner.
+        ValidationError: the reason is too long, contains control characters, or begins like a rule's.
     """
     if by is not None and not may_vouch(by):
         raise PermissionDenied("You can't vouch for others. Ask an operator.")
@@ -83,13 +83,13 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
         locked = lock(owner)
         last = locked.vouchings.first()
         if by is not None and not by.is_staff and _is_withdrawn_by_a_person(last):
-            raise PermissionDenied(f"An operator withdrew it from {locked.email}. Ask an operator.")
+            raise PermissionDenied(f"An operator withdrew the vouching of {locked.email}. Ask an operator.")
         is_new = not locked.vouched
         if is_new or (by is not None and not _is_by_a_person(last)):
             locked.vouched, locked.vouch_requested_at, locked.vouch_request = True, None, ""
             locked.save(update_fields=["vouched", "vouch_requested_at", "vouch_request"])
             Vouching.objects.create(owner=locked, vouched=True, by=by, reason=reason)
-            if not is_new:  # else the row's own change is in the trail
+            if not is_new:  # otherwise the change of the row is audited
                 audit.note(by, "vouched for, too", locked, reason=reason)
         if is_new:
             signals.vouched.send(Owner, owner=locked, by=by)
@@ -97,21 +97,21 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 
 
 def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
-    """Stop an owner from making new accounts and tokens, and record who said so; ``by`` None: a rule.
+    """Keep an owner from creating accounts and tokens, and record who withdrew the vouching. ``by`` None: a rule.
 
-    What they have goes on; ``withdrawal.withdraw`` removes that too.
+    Existing accounts and tokens keep working; ``withdrawal.withdraw`` can remove them.
 
     Raises:
         PermissionDenied: ``by`` is no operator, or the owner is one.
-        ValidationError: the reason is too long, has control characters in it, or looks like a rule's.
+        ValidationError: the reason is too long, contains control characters, or begins like a rule's.
     """
     if by is not None and not by.is_staff:
-        raise PermissionDenied("Only operators can withdraw what somebody vouched for.")
+        raise PermissionDenied("Only operators can withdraw a vouching.")
     reason = _normalized_reason(reason, by)
     with transaction.atomic():
         locked = lock(owner)
         if locked.is_staff:
-            raise PermissionDenied(f"{locked.email} is an operator. Take that away first, in the admin.")
+            raise PermissionDenied(f"{locked.email} is an operator. First remove that status in the admin.")
         last = locked.vouchings.first()
         if (was := locked.vouched) or (by is not None and not _is_withdrawn_by_a_person(last)):
             locked.vouched = False
@@ -123,11 +123,11 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
 
 
 def request_vouching(owner: Owner, reason: str) -> None:
-    """Ask to be vouched for. Once a day is enough.
+    """Record an owner's request to be vouched for, at most once a day.
 
     Raises:
-        AlreadyRequested: it was asked within a day, or somebody has vouched already.
-        ValidationError: there is no reason, or it is too long, or has control characters in it.
+        AlreadyRequested: the owner made a request within the last day, or is vouched for already.
+        ValidationError: the reason is empty, too long, or contains control characters.
     """
     reason = " ".join(reason.split())
     check_line(reason, MAX_REQUEST_LENGTH)
@@ -137,7 +137,9 @@ def request_vouching(owner: Owner, reason: str) -> None:
             raise AlreadyRequested("You are vouched for already.")
         asked, now = locked.vouch_requested_at, timezone.now()
         if asked is not None and asked <= now < asked + MIN_REQUEST_INTERVAL:
-            raise AlreadyRequested("You have asked within a day. The operators have your message; ask again tomorrow.")
+            raise AlreadyRequested(
+                "You have asked within the last day. The operators have your message; ask again tomorrow."
+            )
         locked.vouch_requested_at, locked.vouch_request = now, reason
         locked.save(update_fields=["vouch_requested_at", "vouch_request"])
         audit.note(locked, "asked to be vouched for", locked, reason=reason)
@@ -146,11 +148,11 @@ def request_vouching(owner: Owner, reason: str) -> None:
 
 
 def apply_rules(owner: Owner, *, address: str | None, groups: Collection[str] | None) -> None:
-    """Vouch for an owner who signs in, where a rule says so, and take back what the rule of the groups gave.
+    """Apply the vouching rules to an owner who signs in.
 
-    ``address`` is the one that this sign-in proved, None: it proved none. ``groups`` are those that the OpenID Connect
-    provider lists, None: it was not asked. What a person withdrew stays withdrawn, and where nothing changes nothing is
-    recorded.
+    Vouch for the owner if a rule matches. Withdraw a vouching by group if the owner is in no vouched group any more.
+    ``address`` is the address that this sign-in verified, or None. ``groups`` are those from the OpenID Connect
+    provider, or None if it was not asked. A withdrawal by a person stays valid. Only changes are recorded.
     """
     with transaction.atomic():
         locked = lock(owner)
@@ -165,16 +167,17 @@ def apply_rules(owner: Owner, *, address: str | None, groups: Collection[str] | 
 
 
 def lock(owner: Owner) -> Owner:
-    """Return this owner as the database has it, and keep others from vouching and withdrawing until the commit."""
-    # Not against a key: who adds this owner to an account meanwhile holds the account, which withdrawing waits for.
+    """Return the owner from the database, locked until the transaction ends."""
+    # no_key prevents a deadlock: a full lock would block a transaction that adds this owner to an account. That
+    # transaction has locked the account, and a withdrawal waits for the account.
     return Owner.objects.select_for_update(no_key=True).get(pk=owner.pk)
 
 
 def lock_all(owners: Iterable[Owner]) -> list[Owner]:
-    """Return these owners as :func:`lock` does, each once, in one query.
+    """Return these owners locked as by :func:`lock`, without duplicates, in one query.
 
     Raises:
-        NotVouched: one was removed meanwhile.
+        NotVouched: an owner was removed meanwhile.
     """
     wanted = {owner.pk: owner for owner in owners}
     locked = lock_existing(wanted.values())
@@ -184,34 +187,34 @@ def lock_all(owners: Iterable[Owner]) -> list[Owner]:
 
 
 def lock_existing(owners: Iterable[Owner]) -> list[Owner]:
-    """Return those of these owners that are there, as :func:`lock` does, in one query."""
+    """Return those of these owners that still exist, locked as by :func:`lock`, in one query."""
     these = Owner.objects.filter(pk__in=[owner.pk for owner in owners])
     return list(these.select_for_update(no_key=True).order_by("pk"))
 
 
 def possible_owners() -> QuerySet[Owner]:
-    """Return those who may use the broker and have signed in: they can own an account."""
+    """Return the owners who can own an account: they may use the broker and have signed in."""
     return Owner.objects.filter(Q(vouched=True) | Q(is_staff=True), has_signed_in(), is_active=True)
 
 
 def has_signed_in() -> Q:
-    """Return the condition that somebody has proven the address, or is an operator: who merely typed it has not."""
-    proven = EmailAddress.objects.filter(user=OuterRef("pk"), email=OuterRef("email"), verified=True)
-    return Q(Exists(proven)) | Q(last_login__isnull=False) | Q(is_staff=True)
+    """Return the condition that an owner has verified the address, or is an operator."""
+    verified = EmailAddress.objects.filter(user=OuterRef("pk"), email=OuterRef("email"), verified=True)
+    return Q(Exists(verified)) | Q(last_login__isnull=False) | Q(is_staff=True)
 
 
 def listed_owners() -> QuerySet[Owner]:
-    """Return the owners that operators see: not who merely typed an address."""
+    """Return the owners to list for operators. Owners who only requested a sign-in code are left out."""
     return Owner.objects.filter(has_signed_in() | Q(vouched=True))
 
 
 def find_owner(email: str) -> Owner | None:
-    """Return the owner with this address who can be vouched for by it; None: nobody has signed in with it."""
+    """Return the owner who has signed in with this address, or None."""
     return Owner.objects.filter(has_signed_in(), email=normalize_address(email)).first()
 
 
 def _reason_by_rule(address: str | None, groups: Collection[str] | None) -> str | None:
-    """Return the reason why a rule vouches for who has this address and is in these groups; None: none does."""
+    """Return the reason for vouching by a rule that matches the address or the groups, or None."""
     domain = (address or "").rpartition("@")[2].lower()
     if domain and domain in settings.GUARDIAN_VOUCHED_DOMAINS:
         return (BY_DOMAIN + domain)[:MAX_REASON_LENGTH]
@@ -223,7 +226,7 @@ def _reason_by_rule(address: str | None, groups: Collection[str] | None) -> str 
 
 
 def _is_by_a_person(record: Vouching | None) -> bool:
-    # The person may be gone meanwhile; a rule's records say so.
+    # ``by`` is also None after the person was deleted. The reason identifies a rule.
     return record is not None and (record.by_id is not None or not record.reason.startswith(RULE))
 
 
@@ -236,11 +239,15 @@ def _is_by_group(record: Vouching | None) -> bool:
 
 
 def _normalized_reason(reason: str, by: Owner | None) -> str:
-    """Return a reason as one line, which may be empty. A person's doesn't look like a rule's."""
+    """Return the reason as one line, which may be empty.
+
+    Raises:
+        ValidationError: the reason is invalid, or a person's reason begins like a rule's.
+    """
     line = " ".join(reason.split())
     if by is not None and line.casefold().startswith(RULE.strip().casefold()):
         raise ValidationError(
-            f"A reason can't begin with '{RULE.strip()}': so do the records of rules. Word it otherwise."
+            f"A reason can't begin with '{RULE.strip()}', because records of rules do. Choose other words."
         )
     if line:
         check_line(line, MAX_REASON_LENGTH)
@@ -248,6 +255,6 @@ def _normalized_reason(reason: str, by: Owner | None) -> str:
 
 
 def _refresh(locked: Owner, owner: Owner) -> None:
-    """Have the caller's copy say what the database says now."""
+    """Copy the current values to the caller's instance."""
     for field in ("vouched", "vouch_requested_at", "vouch_request"):
         setattr(owner, field, getattr(locked, field))

@@ -237,7 +237,7 @@ def test_sending_the_form_again_makes_no_second_one_and_says_so_at_the_name(peop
         ("1alice", "must start with a letter"),
         ("alice\n", "has the character"),
         (" alice", "has the character"),
-        ("a" * 101, "101 characters long"),
+        ("a" * 101, "The text has 101 characters"),
         ("admin", "is reserved"),
         *((hostile, "") for hostile in HOSTILE),
     ],
@@ -265,8 +265,8 @@ def test_a_name_that_is_on_the_broker_already_is_refused_at_its_field(people, vi
         ("password", "short", "too short"),
         ("password", "password123", "too common"),
         ("password", "line\nbreak-in-it", "can&#x27;t be typed"),
-        ("owners", "nobody@example.org", "Nobody who may use the broker has this address: nobody@example.org"),
-        ("owners", "dora@example.org", "Nobody who may use the broker has this address: dora@example.org"),
+        ("owners", "nobody@example.org", "No owner who may use the broker has this address: nobody@example.org"),
+        ("owners", "dora@example.org", "No owner who may use the broker has this address: dora@example.org"),
         ("notification_emails", "no address", "is not an e-mail address"),
         ("notification_emails", "alice@example.org", "is an owner&#x27;s"),
         *((field, hostile, "") for field in ("owners", "notification_emails") for hostile in HOSTILE),
@@ -626,14 +626,14 @@ def test_operators_set_thresholds_and_owners_where_they_may(account, people, vis
     assert 'name="max_length"' not in visit("owner").get(f"/pulse-users/{name}/").text
     answer = visit("owner").post(path, both)
     assert answer.status_code == 403
-    assert "set by operators" in answer.text
+    assert "Only operators set thresholds" in answer.text
     assert visit("operator").post(path, both).status_code == 302
     account.refresh_from_db()
     assert (account.warn_length, account.max_length) == (3, 9)
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 20
     client = visit("owner")
     assert "You can go up to 20 messages" in client.get(f"/pulse-users/{name}/").text
-    assert "largest maximum" in error_at(client.post(path, {"max_length": "21"}), "thresholds-max_length")
+    assert "deletion limit of at most" in error_at(client.post(path, {"max_length": "21"}), "thresholds-max_length")
     page = client.post(path, {"max_length": "20"}, follow=True)
     assert "20 messages" in page.text
     account.refresh_from_db()

@@ -684,7 +684,7 @@ def test_accounts_are_given_thresholds(admin):
     accounts = [make_account(), make_account()]
     page = act(admin, PulseUser, "set_thresholds", *accounts)
     assert "policy / policy" in page.text
-    assert "below the second" in messages_of(agree(admin, page, warn_length="9", max_length="6"))[0]
+    assert "below the deletion limit" in messages_of(agree(admin, page, warn_length="9", max_length="6"))[0]
     assert messages_of(agree(admin, page, warn_length="6", max_length="9"))[0].startswith(
         "2 are given these thresholds"
     )

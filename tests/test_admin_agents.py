@@ -66,7 +66,7 @@ def test_the_name_of_an_offering_is_refused_as_the_command_refuses_it(admin, com
     for address in ("/admin/agents/offering/add/", f"/admin/agents/offering/{compute.pk}/change/"):
         page = admin.post(address, {"name": name})
         [error] = page.context["adminform"].form.errors["name"]
-        assert error.startswith("It has a character in it that can't be ")
+        assert error.startswith("The text contains a")
         assert error in str(refused.value)
     assert [offering.name for offering in Offering.objects.all()] == ["Compute"]
 

@@ -141,7 +141,7 @@ def test_agents_logins_are_not_offered(agents, on_broker, management):
     login = on_broker("abcdef0123456789abcdef0123456789", exactly=True)
     out, err = called()
     assert login not in out
-    assert f"{login} is left out: '{login}' is named as an agent's login" in err
+    assert f"{login} is left out: '{login}' has the name of an agent's login" in err
 
 
 # Adopting
@@ -155,7 +155,11 @@ def test_a_filled_file_is_shown_first_and_then_done(alice, bob, on_broker, fille
     assert (code, err, owned()) == (0, "", {})
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0].startswith(f"account adopt {first} alice@example.org, bob@example.org")
-    assert lines[-3:] == ["2 accounts: adopt", "1 without an owner: skipped", "Nothing was changed; --apply does it."]
+    assert lines[-3:] == [
+        "2 accounts: adopt",
+        "1 without an owner: skipped",
+        "Nothing was changed. Run it with --apply to adopt the accounts.",
+    ]
     code, out, err = run(environment, "adopt_broker", path, "--apply")
     assert (code, err, out.splitlines()[-1]) == (0, "", "Done.")
     assert owned() == {first: ["alice@example.org", "bob@example.org"], second: ["bob@example.org"]}
@@ -212,27 +216,27 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line_and_nothing_is
     ]
     assert refused(filled("\n".join(lines[:-1])), "--apply") == [
         "line 3: not-there: The broker has no such account.",
-        f"line 4: {fine} stands on line 2, too.",
-        f"line 5: {root}: '{root}' is an administrator of the broker, who may do everything there.",
-        f"line 7: {own}: '{own}' is the account that Guardian itself works with.",
-        "line 7: nobody who may use the broker has the address nobody@example.org; "
-        "make one with: manage.py create_owner nobody@example.org --vouched",
-        "line 7: 'not-an-address' is no e-mail address.",
+        f"line 4: {fine} is already on line 2.",
+        f"line 5: {root}: '{root}' is an administrator of the broker.",
+        f"line 7: {own}: '{own}' is the account that Guardian itself uses.",
+        "line 7: no vouched owner has the address nobody@example.org; "
+        "create one with: manage.py create_owner nobody@example.org --vouched",
+        "line 7: 'not-an-address' is not an e-mail address.",
         "line 8: =1+1: The name has the character '=' in it; only the letters a to z and A to Z, digits, '.', '_' and "
         "'-' can be used.",
     ]
     assert refused(filled("\n".join(lines)), "--apply") == ["line 9: it names no account."]
     for nobody in ("unvouched@example.org", "unproven@example.org"):
-        assert refused(filled(f"username,owners\n{fine},{nobody}\n"))[0].startswith("line 2: nobody who may use")
+        assert refused(filled(f"username,owners\n{fine},{nobody}\n"))[0].startswith("line 2: no vouched owner has")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "line 1: the first line has to name the columns, username and owners among them."),
-        ("alice,alice@example.org\n", "line 1: the first line has to name the columns"),
-        ("username\nalice\n", "line 1: the first line has to name the columns"),
-        ("username,owners\na,b@example.org,c@example.org\n", "line 2: it has 3 cells, and the first line 2. Put"),
+        ("", "line 1: the first line must name the columns, including username and owners."),
+        ("alice,alice@example.org\n", "line 1: the first line must name the columns"),
+        ("username\nalice\n", "line 1: the first line must name the columns"),
+        ("username,owners\na,b@example.org,c@example.org\n", "line 2: it has 3 cells, but the first line has 2. Quote"),
         ('username,owners\na,b\n"c,d\n', "line 3: unexpected end of data."),
         ('username,owners\n"a"b,c\n', "line 2: ',' expected after '\"'."),
         ("username,owners\na," + "x" * 200_000 + "\n", "line 2: field larger than field limit"),
@@ -248,7 +252,7 @@ def test_a_file_that_cant_be_read_is_refused(filled, tmp_path, monkeypatch):
     assert "UTF-8" in refused(filled("username,owners\n", encoding="utf-16"))[0]
     monkeypatch.setattr(adoption, "MAX_FILE_BYTES", 1024 * 1024)
     assert "more than 1 MB" in refused(filled("x" * (1024 * 1024 + 1)))[0]
-    with pytest.raises(CommandError, match="Name the filled file"):
+    with pytest.raises(CommandError, match="--apply needs the filled file"):
         called("--apply")
 
 
@@ -256,7 +260,7 @@ def test_an_account_that_has_owners_keeps_them(alice, bob, on_broker, filled):
     name = on_broker("a")
     called(filled(f"username,owners\n{name},alice@example.org\n"), "--apply")
     out, _ = called(filled(f"username,owners\n{name},bob@example.org\n"), "--apply")
-    assert "It keeps the owners that it has here." in out
+    assert "It keeps its current owners." in out
     assert out.splitlines()[-1] == "There is nothing to do."
     assert owned() == {name: ["alice@example.org"]}
 
@@ -265,7 +269,9 @@ def test_an_account_that_has_owners_keeps_them(alice, bob, on_broker, filled):
 def test_a_broker_that_is_away_is_told_and_nothing_is_done(alice, filled, settings, arguments):
     path = filled("username,owners\na,alice@example.org\n")
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
-    with pytest.raises(CommandError, match=r"Nothing was done. The broker can't be asked: .*can't connect") as error:
+    with pytest.raises(
+        CommandError, match=r"Nothing was done. The request to the broker failed: .*can't connect"
+    ) as error:
         called(*(path if argument == "FILE" else argument for argument in arguments))
     assert error.value.returncode == 1
     assert not PulseUser.objects.exists()

@@ -236,7 +236,7 @@ def test_what_people_did_here_since_stays(filled, source):
     report = imported(source.url, "--apply")
     assert report["applied"] is False
     assert done(report)["owner", "alice@example.org"] == "left out"
-    assert notes(report)[filled[1]] == "It keeps the owners that it has here."
+    assert notes(report)[filled[1]] == "It keeps its current owners."
     assert list(account.owners.all()) == [brien]
     alice.refresh_from_db()
     assert not alice.vouched
@@ -314,7 +314,7 @@ def test_what_cant_be_taken_over_is_left_out_and_why(source, on_broker, guarded,
     assert owned() == {fine: ["alice@example.org"]}
     assert {name for name, emails in owned().items()} == {fine}
     assert "the same address as alice@example.org" in said["ALICE@example.org"]
-    assert "no e-mail address" in said["no address"]
+    assert "not a valid e-mail address" in said["no address"]
     assert "withdrawn here" in said["w@example.org"]
     assert "can't sign in here" in said[closed].lower()
     assert said[fine] == "w@example.org can't own it. closed@example.org can't own it."
@@ -372,7 +372,7 @@ def test_permissions_that_guardian_would_not_give_are_told(source, on_broker, ma
     said = notes(imported(source.url))
     assert said[escaped] == ""
     assert "It may make and delete every queue and exchange, whoever they belong to." in said[everything]
-    assert said[elsewhere] == "It has permissions on the vhost '/', too."
+    assert said[elsewhere] == "It also has permissions on the vhost '/'."
     assert said[nothing] == f"It has no permissions on the vhost '{guarded}'."
     assert "whatever has the pattern" in said[dots]  # its dot stands for any character
 
@@ -500,19 +500,19 @@ def test_the_source_is_read_at_one_moment_and_never_written(source, monkeypatch,
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("mysql://root:S3cret@host/pulse", "MySQL can't be read here"),
-        ("mysql+pymysql://root:S3cret@host/pulse", "MySQL can't be read here"),
+        ("mysql://root:S3cret@host/pulse", "MySQL is not supported"),
+        ("mysql+pymysql://root:S3cret@host/pulse", "MySQL is not supported"),
         ("postgres://u:S3cret@127.0.0.1:1/pulse", "can't be read: connection to server at"),
         ("postgresql+psycopg2://u:S3cret@127.0.0.1:1/pulse", "can't be read: connection to server at"),
-        ("postgres://u:x@S3cret@127.0.0.1/pulse", "no address of a database"),
-        ("postgres://u:S3cret/x@127.0.0.1/pulse", "no address of a database"),
-        ("postgres://u:x/S3cret@127.0.0.1/pulse", "no address of a database"),
-        ("postgres://u:%S3cret@127.0.0.1/pulse", "no address of a database"),
-        ("postgres://u:x@127.0.0.1/pulse?S3cret=1", "no address of a database"),
-        ("postgres://u:x@127.0.0.1:S3cret/pulse", "no address of a database"),
-        ("oracle://u:S3cret@host/pulse", "no address of a database that can be read"),
-        ("S3cret", "no address of a database that can be read"),
-        ("sqlite://", "no address of a database that can be read"),
+        ("postgres://u:x@S3cret@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:S3cret/x@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:x/S3cret@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:%S3cret@127.0.0.1/pulse", "not the URL of a database"),
+        ("postgres://u:x@127.0.0.1/pulse?S3cret=1", "not the URL of a database"),
+        ("postgres://u:x@127.0.0.1:S3cret/pulse", "not the URL of a database"),
+        ("oracle://u:S3cret@host/pulse", "not the URL of a supported database"),
+        ("S3cret", "not the URL of a supported database"),
+        ("sqlite://", "not the URL of a supported database"),
         ("sqlite:///nowhere.db", "There is no file 'nowhere.db'"),
     ],
 )
@@ -647,7 +647,7 @@ def test_killed_anywhere_each_account_is_whole_or_not_there_and_running_it_again
 def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_goes_on(filled, source, monkeypatch):
     for meanwhile, said in [
         (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
-        (lambda: PulseUser.objects.create(username=filled[0], ready=True), "made or adopted one of these"),
+        (lambda: PulseUser.objects.create(username=filled[0], ready=True), "was created or adopted just now"),
         (lambda: Owner.objects.filter(email="alice@example.org").update(vouched=False), "Nobody has vouched for"),
         (lambda: Owner.objects.filter(email="alice@example.org").delete(), "removed meanwhile"),
     ]:
@@ -665,7 +665,7 @@ def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_g
 
 def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, source):
     with locks.lock(filled[1]):
-        assert f"Somebody is changing '{filled[1]}' right now." in refused(source.url, "--apply")
+        assert f"Another request is changing '{filled[1]}' right now." in refused(source.url, "--apply")
     assert owned() == {}
     imported(source.url, "--apply")
     assert set(owned()) == set(filled)

@@ -208,9 +208,9 @@ def test_a_password_of_ones_own_is_taken_as_it_is(alice, name, broker, guarded, 
         ("password123", "too common"),
         ("8317409283", "entirely numeric"),
         ("NAME", "too similar to the username"),
-        ("guest\0and another", "can't be typed"),
-        ("correct horse\nbattery", "can't be typed"),
-        ("half \ud800 a character", "can't be typed"),
+        ("guest\0and another", "contains a control character"),
+        ("correct horse\nbattery", "contains a control character"),
+        ("half \ud800 a character", "contains a control character"),
         ("x1" * 200, "too long"),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_name_that_is_taken_here_is_refused(alice, name):
 def test_a_name_that_is_being_removed_is_refused_to_everybody(alice, name):
     PulseUser.objects.create(username=name, removing_since=timezone.now()).owners.add(alice)
     for refuse in (check_name, lambda username: create_pulse_user(username, [alice])):
-        with pytest.raises(NameTaken, match="just being removed"):
+        with pytest.raises(NameTaken, match="is being removed"):
             refuse(name)
 
 
@@ -366,7 +366,7 @@ def test_nor_does_another_password_or_a_removal(alice, name, management, guarded
     pulse_user.owners.add(alice)
     management.put_user(name, "theirs", ["monitoring"])
     management.declare_queue(guarded, f"queue/{name}/theirs")
-    with pytest.raises(ValidationError, match="made by hand"):
+    with pytest.raises(ValidationError, match="created manually"):
         rotate_password(pulse_user)
     remove_pulse_user(pulse_user)
     assert management.user(name).tags == {"monitoring"}
@@ -396,7 +396,7 @@ def test_an_account_that_is_removed_while_it_is_made_is_on_neither_side(alice, n
         real(self, *arguments)
 
     monkeypatch.setattr(Management, "set_permissions", meanwhile)
-    with pytest.raises(NameTaken, match="removed by somebody"):
+    with pytest.raises(NameTaken, match="removed by another request"):
         create_pulse_user(name, [alice])
     assert finish_removals() == 1
     assert not PulseUser.objects.exists()
@@ -506,7 +506,7 @@ def test_an_account_that_is_removed_meanwhile_does_not_come_back(alice, name, ma
         return real(self, *arguments)
 
     monkeypatch.setattr(Management, "put_user", meanwhile)
-    with pytest.raises(ValidationError, match="removed by somebody"):
+    with pytest.raises(ValidationError, match="removed by another request"):
         rotate_password(pulse_user)
     monkeypatch.undo()
     with pytest.raises(ValidationError, match="being removed"):
@@ -820,7 +820,7 @@ def test_owners_come_and_go_and_the_last_stays(alice, bob, name):
     remove_owner(pulse_user, alice)
     with pytest.raises(NotAnOwner):
         remove_owner(pulse_user, alice)
-    with pytest.raises(LastOwner, match="can't leave it"):
+    with pytest.raises(LastOwner, match="can't be removed"):
         remove_owner(pulse_user, bob)
     with pytest.raises(LastOwner):
         set_owners(pulse_user, [])
@@ -926,10 +926,10 @@ def test_an_address_is_asked_again_when_that_is_wanted_once_an_hour(alice, asked
 def test_an_address_that_is_removed_and_added_anew_is_not_asked_anew_within_an_hour(alice, asked):
     pulse_user = PulseUser.objects.create(username="alices", ready=True)
     remove_address(add_address(pulse_user, "team@example.org", alice))
-    with pytest.raises(ValidationError, match="asked less than an hour ago") as error:
+    with pytest.raises(ValidationError, match="less than an hour ago") as error:
         add_address(pulse_user, "Team@example.org", alice)
     assert list(error.value.message_dict) == ["email"]
-    with pytest.raises(ValidationError, match="asked less than an hour ago") as error:
+    with pytest.raises(ValidationError, match="less than an hour ago") as error:
         set_addresses(pulse_user, ["fine@example.org", "team@example.org"], alice)
     assert list(error.value.message_dict) == ["notification_emails"]
     assert not pulse_user.notification_addresses.exists()
@@ -988,8 +988,8 @@ def test_what_is_no_token_of_ours_confirms_nothing(alice, token):
         ("nonsense", "not an e-mail address"),
         ("a\n@example.org", "not an e-mail address"),
         ("a@exam\ud800ple.org", "not an e-mail address"),
-        ("Alice@example.org", "is an owner's"),
-        ("team@example.org", "is there already"),
+        ("Alice@example.org", "belongs to an owner"),
+        ("team@example.org", "is already an address"),
         ("x" * 250 + "@example.org", "not an e-mail address"),
         ("a@exam\u200bple.org", "not an e-mail address"),
         ("a@\u202eelpmaxe.org", "not an e-mail address"),

@@ -488,7 +488,7 @@ def test_thresholds_that_delete_before_they_warn_are_refused_in_the_administrati
     client.force_login(operator)
     page = client.post(f"/admin/queues/queue/{alices_queue.id}/change/", {"warn_length": warn, "max_length": most})
     assert page.status_code == 200
-    assert "below the second" in page.text
+    assert "below the deletion limit" in page.text
     alices_queue.refresh_from_db()
     assert (alices_queue.warn_length, alices_queue.max_length) == (None, None)
 

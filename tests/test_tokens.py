@@ -96,7 +96,7 @@ def test_a_header_of_another_kind_is_left_to_others(alice, header):
 )
 def test_what_is_no_token_is_refused_without_a_query(alice, header, django_assert_num_queries):
     with django_assert_num_queries(0):
-        assert "64 characters" in refused(header)
+        assert "64 hex digits" in refused(header)
 
 
 def test_bytes_that_arent_utf_8_get_a_401_that_says_how_to_sign_in(client, alice):
@@ -118,7 +118,7 @@ def test_an_unknown_token_takes_one_query(alice, django_assert_num_queries):
     for number in range(20):
         create_token(alice, f"number {number}")
     with django_assert_num_queries(1):
-        assert "No such token" in refused("Token " + "0" * 64)
+        assert "Invalid token" in refused("Token " + "0" * 64)
 
 
 def test_an_expired_token_is_refused_and_its_row_stays(alice):
@@ -135,7 +135,7 @@ def test_a_revoked_token_is_refused_and_the_others_stay(alice):
     other = create_token(alice, "b")[1]
     revoke_token(token)
     revoke_token(token)
-    assert "No such token" in refused(f"Token {key}")
+    assert "Invalid token" in refused(f"Token {key}")
     assert asked(f"Token {other}")[0] == alice
 
 
@@ -173,7 +173,7 @@ def test_the_command_prints_the_token_and_nothing_else(alice):
     [
         (["nobody@example.org"], "no owner"),
         (["bob@example.org"], "Nobody has vouched"),
-        (["alice@example.org", "--days", "0"], "1 day at least"),
+        (["alice@example.org", "--days", "0"], "valid for 1 to 3650 days"),
     ],
 )
 def test_the_command_says_what_is_wrong(alice, arguments, said):

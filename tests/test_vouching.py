@@ -127,7 +127,7 @@ def test_a_reason_that_cant_be_kept_is_refused(newcomer, operator, reason):
 
 def test_asking_is_once_a_day(newcomer, signals_sent):
     request_vouching(newcomer, "first")
-    with pytest.raises(AlreadyRequested, match="within a day"):
+    with pytest.raises(AlreadyRequested, match="within the last day"):
         request_vouching(newcomer, "second")
     Owner.objects.update(vouch_requested_at=timezone.now() - timedelta(days=1, seconds=1))
     request_vouching(newcomer, "third")
@@ -216,7 +216,7 @@ def test_what_an_operator_withdrew_no_other_owner_gives_back(newcomer, bob, oper
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
     vouch(newcomer, bob)
     withdraw(newcomer, operator)
-    with pytest.raises(PermissionDenied, match="An operator withdrew it"):
+    with pytest.raises(PermissionDenied, match="An operator withdrew the vouching"):
         vouch(newcomer, bob)
     assert [record[0] for record in records(newcomer)] == [True, False]
 
@@ -341,7 +341,7 @@ def test_operators_vouch_and_withdraw_in_the_admin_with_a_record(admin, newcomer
     act(admin, "owner", "vouch_for", newcomer)
     newcomer.refresh_from_db()
     assert newcomer.vouched
-    assert "is an operator. Take that away first" in act(admin, "owner", "withdraw", newcomer, operator)
+    assert "is an operator. First remove that status" in act(admin, "owner", "withdraw", newcomer, operator)
     assert [record[:2] for record in records(newcomer)] == [(True, operator), (False, operator)]
 
 

@@ -14,39 +14,43 @@ from rabbit.names import readable
 
 
 class Command(BaseCommand):
-    """Give the accounts that are on the broker owners."""
+    """Assign owners to accounts that exist on the broker."""
 
     help = (
-        "Print the accounts of the broker that have no owner here, as a CSV file to be filled in. With the filled "
-        "file, show what would be adopted; --apply does it. Nothing changes on the broker."
+        "Print the accounts of the broker that have no owner here, as a CSV file to fill in. With the filled file, "
+        "show which accounts would be adopted; with --apply, adopt them. Nothing changes on the broker."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the file and the options."""
+        """Add the file and the options."""
         parser.add_argument(
-            "csv", nargs="?", type=Path, metavar="CSV", help="has the columns username and owners; left out: print one"
+            "csv",
+            nargs="?",
+            type=Path,
+            metavar="CSV",
+            help="a file with the columns username and owners; without it, print such a file",
         )
-        parser.add_argument("--apply", action="store_true", help="do what is shown")
-        parser.add_argument("--json", action="store_true", help="print it as a line of JSON")
+        parser.add_argument("--apply", action="store_true", help="adopt the accounts")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print the accounts, or what follows from the file. It ends with 1 where it could not be done."""
+        """Print the CSV file, or adopt the accounts of the given file. The exit code is 1 after a failure."""
         if options["csv"] is None and options["apply"]:
-            raise CommandError("Name the filled file.")
+            raise CommandError("--apply needs the filled file.")
         try:
             if options["csv"] is None:
                 self._propose(as_json=options["json"])
             else:
                 self._adopt(options["csv"], apply=options["apply"], as_json=options["json"])
         except InvalidFile as error:
-            raise CommandError(f"Nothing was done. The file can't be used:\n{error}") from error
+            raise CommandError(f"Nothing was done. The file is invalid:\n{error}") from error
         except BrokerError as error:
-            raise CommandError(f"Nothing was done. The broker can't be asked: {error}") from error
+            raise CommandError(f"Nothing was done. The request to the broker failed: {error}") from error
         except (PlanOutdated, NotVouched) as error:
-            raise CommandError(f"{error} What was done stays; run it again for the rest.") from error
+            raise CommandError(f"{error} Completed steps stay; run the command again for the rest.") from error
         except Error as error:
             raise CommandError(
-                f"Guardian's database can't be used: {error}. What was done stays; run it again for the rest."
+                f"Database error: {error}. Completed steps stay; run the command again for the rest."
             ) from error
 
     def _propose(self, *, as_json: bool) -> None:
@@ -72,4 +76,4 @@ class Command(BaseCommand):
         elif not to_do:
             self.stdout.write("There is nothing to do.")
         else:
-            self.stdout.write("Done." if apply else "Nothing was changed; --apply does it.")
+            self.stdout.write("Done." if apply else "Nothing was changed. Run it with --apply to adopt the accounts.")

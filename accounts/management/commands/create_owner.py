@@ -10,20 +10,20 @@ from accounts.vouching import vouch
 
 
 class Command(BaseCommand):
-    """Make an owner, or change one that exists."""
+    """Create or change an owner."""
 
-    help = "Make an owner. An owner that exists is given what the options say, and loses nothing."
+    help = "Create an owner. If the owner exists, grant what the options say and take nothing away."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the address and the options."""
+        """Add the address and the options."""
         parser.add_argument("email")
         parser.add_argument("--operator", action="store_true", help="the owner runs this installation")
         parser.add_argument("--vouched", action="store_true", help="the owner may use the broker")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make or change the owner."""
+        """Create or change the owner."""
         owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
-        made = owner is None
+        is_new = owner is None
         if owner is None:
             owner = Owner(email=normalize_address(options["email"]))
             owner.set_unusable_password()
@@ -38,4 +38,4 @@ class Command(BaseCommand):
         if (options["operator"] or options["vouched"]) and not owner.vouched:
             vouch(owner, None, "By the command create_owner")
         kind = "operator" if owner.is_staff else "vouched owner" if owner.vouched else "owner, not vouched yet"
-        self.stdout.write(f"{owner.email}: {'made' if made else 'there already'}; {kind}")
+        self.stdout.write(f"{owner.email}: {'created' if is_new else 'exists'}; {kind}")

@@ -11,23 +11,21 @@ from core.limits import RateLimitExceeded
 
 
 class Command(BaseCommand):
-    """Make a token for an owner."""
+    """Create a token for an owner."""
 
-    help = "Make a token for the REST API, and print it and nothing else. It can't be had again."
+    help = "Create a token for the REST API and print only the token. It can't be shown again."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the address and for how long."""
+        """Add the address and the lifetime."""
         parser.add_argument("email")
-        parser.add_argument(
-            "--days", type=int, default=DEFAULT_DAYS, help=f"how long it lives (default: {DEFAULT_DAYS} days)"
-        )
+        parser.add_argument("--days", type=int, default=DEFAULT_DAYS, help="lifetime in days (default: %(default)s)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make the token."""
+        """Create the token."""
         email = normalize_address(options["email"])
         owner = Owner.objects.filter(email=email).first()
         if owner is None:
-            raise CommandError(f"There is no owner {email!r}; make one with: manage.py create_owner EMAIL --vouched")
+            raise CommandError(f"There is no owner {email!r}; create one with: manage.py create_owner EMAIL --vouched")
         try:
             _, key = create_token(owner, "create_token", options["days"])
         except NotVouched as error:

@@ -10,17 +10,17 @@ from accounts.signin import create_link
 class Command(BaseCommand):
     """Print a link that signs an owner in."""
 
-    help = "Print a link that signs this owner in, once, within 10 minutes. Give it to nobody else."
+    help = "Print a link that signs this owner in once, within 10 minutes. Give it to nobody else."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the address."""
+        """Add the address."""
         parser.add_argument("email")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make the link."""
+        """Create and print the link."""
         owner = Owner.objects.filter(email=normalize_address(options["email"])).first()
         if owner is None:
-            raise CommandError(f"No owner has the address {options['email']!r}. Make one: manage.py create_owner EMAIL")
+            raise CommandError(f"There is no owner {options['email']!r}; create one with: manage.py create_owner EMAIL")
         if not owner.is_active:
-            raise CommandError(f"The account of {owner.email} is closed, so nothing signs it in.")
+            raise CommandError(f"{owner.email} is deactivated and can't sign in.")
         self.stdout.write(create_link(owner))
