@@ -1,6 +1,6 @@
-"""What people do to queues by hand, whether on a page or through the API: delete, empty, give other limits.
+"""What owners and operators do to queues, on a page or through the API: delete, purge, set limits.
 
-Who sees a queue at all is ``Queue.objects.seen_by``; whoever calls this has asked it before.
+Callers check with ``Queue.objects.seen_by`` that the visitor may see the queue.
 """
 
 import logging
@@ -27,21 +27,20 @@ logger = logging.getLogger(__name__)
 LIMITS = ("unbounded", "warn_length", "max_length")
 
 LIMITS_BATCH_SIZE = 1000
-"""So many queues are given limits in one transaction: a pass waits for it."""
+"""Queues in one transaction. A pass waits for it."""
 
-# The words of the audit trail.
+# Entries of the audit trail.
 DELETED, PURGED = "deleted on the broker", "purged"
 
 
 class Gone(Exception):
-    """The broker doesn't have it, or doesn't show it at the moment. The text says what, and what comes next."""
+    """The broker does not list the queue or exchange now. The text says so, and what happens next."""
 
 
 class Live(NamedTuple):
-    """What the broker says of a queue right now; None where it could not be asked, or doesn't say.
+    """A queue's current state on the broker; None: the broker did not answer, or does not report it.
 
-    ``ready`` is messages, ``consumers`` a number, ``bindings`` what feeds it beside the default exchange, and
-    ``arguments`` what it was declared with.
+    ``ready`` counts messages. ``bindings`` lacks the one to the default exchange.
     """
 
     ready: int | None = None
@@ -51,14 +50,14 @@ class Live(NamedTuple):
 
 
 def delete_queue(queue: Queue, by: Owner) -> None:
-    """Delete a queue with all that is in it.
+    """Delete a queue and its messages.
 
-    That it is about to be deleted is written down first, so that a crash in between can be seen.
+    The intent is recorded first, so that a crash in between leaves a trace.
 
     Raises:
-        PermissionDenied: it was registered by an agent, and this isn't an operator.
-        Gone: the broker doesn't show it. Its row stays as it is; the next lists decide.
-        BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be deleted anyway.
+        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
+        Gone: the broker does not list the queue. Its row stays; the next lists decide.
+        BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be deleted.
     """
     require_may_destroy(queue, by)
     with _intent_recorded(queue, QueueEvent.Kind.REMOVING, by), audit.audited(by, DELETED, queue):
@@ -68,31 +67,31 @@ def delete_queue(queue: Queue, by: Owner) -> None:
 
 
 def purge_queue(queue: Queue, by: Owner) -> None:
-    """Remove the ready messages of a queue. What consumers hold unacknowledged stays.
+    """Purge the ready messages of a queue. Unacknowledged messages stay.
 
-    It is written down first, so that it is there whatever became of the answer.
+    The event is recorded first, so that a lost answer leaves a trace.
 
     Raises:
-        PermissionDenied: it was registered by an agent, and this isn't an operator.
-        Gone: the broker doesn't show it. Its row stays as it is; the next lists decide.
-        BrokerError: the broker is away or refuses. Unless it ``was_not_executed``, the queue may be empty all the same.
+        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
+        Gone: the broker does not list the queue. Its row stays; the next lists decide.
+        BrokerError: the broker is unreachable or refuses. Unless it ``was_not_executed``, the queue may be purged.
     """
     require_may_destroy(queue, by)
     with _intent_recorded(queue, QueueEvent.Kind.PURGED, by), audit.audited(by, PURGED, queue):
         broker.management().purge_queue(queue.vhost, queue.name)
-    logger.info("%s in %s was emptied by %s", queue.name, queue.vhost, by)
+    logger.info("%s in %s was purged by %s", queue.name, queue.vhost, by)
 
 
 def require_may_destroy(queue: Queue, by: Owner) -> None:
-    """Make sure that somebody who sees this queue may delete and empty it, too.
+    """Require that this owner, who may see the queue, may delete and purge it.
 
     Raises:
-        PermissionDenied: it was registered by an agent, and this isn't an operator.
+        PermissionDenied: an agent registered the queue, and ``by`` is no operator.
     """
     if queue.registered and not by.is_staff:
         raise PermissionDenied(
-            "This queue belongs to an agent's registration, and would be made again. "
-            "Remove the agent's subscription instead, or ask an operator."
+            "This queue belongs to an agent's registration, and Guardian would declare it again. "
+            "Delete the agent's subscription instead, or ask an operator."
         )
 
 
@@ -104,15 +103,15 @@ def set_limits(
     warn_length: int | Unchanged | None = UNCHANGED,
     max_length: int | Unchanged | None = UNCHANGED,
 ) -> None:
-    """Give a queue limits of its own, in messages; None: as its Pulse user or the policy says.
+    """Set a queue's own limits, in messages; None: those of its Pulse user or the policy apply.
 
     Raises:
-        PermissionDenied: this isn't an operator.
-        ValidationError: by these it would be deleted before anybody is warned, or one is no such number.
-        Queue.DoesNotExist: its row is gone meanwhile.
+        PermissionDenied: ``by`` is no operator.
+        ValidationError: the deletion limit is below the warning threshold, or a value is invalid.
+        Queue.DoesNotExist: its row was deleted in the meantime.
     """
-    asked = {"unbounded": unbounded, "warn_length": warn_length, "max_length": max_length}
-    refused = set_limits_of_all([queue], by, {name: value for name, value in asked.items() if value is not UNCHANGED})
+    limits = {"unbounded": unbounded, "warn_length": warn_length, "max_length": max_length}
+    refused = set_limits_of_all([queue], by, {name: value for name, value in limits.items() if value is not UNCHANGED})
     for error in refused.values():
         raise error
 
@@ -120,12 +119,12 @@ def set_limits(
 def set_limits_of_all(
     queues: Collection[Queue], by: Owner, limits: Mapping[str, Any]
 ) -> dict[int, ValidationError | Queue.DoesNotExist]:
-    """Give several queues these limits, any of ``LIMITS``, and return by primary key why some can't have them.
+    """Set these limits, any of ``LIMITS``, for several queues, and return the errors by primary key.
 
-    It takes as many statements for a thousand queues as for one.
+    The number of statements is constant for each thousand queues.
 
     Raises:
-        PermissionDenied: this isn't an operator.
+        PermissionDenied: ``by`` is no operator.
     """
     if not by.is_staff:
         raise PermissionDenied("Only operators set the limits of a queue.")
@@ -142,14 +141,14 @@ def _set_limits(
     refused: dict[int, ValidationError | Queue.DoesNotExist] = {}
     changes: list[audit.Change] = []
     with transaction.atomic():
-        who = _lock_actor(by)
-        # The rows as they stand now. The account's thresholds are what an empty field of a queue's own means.
-        these = Queue.objects.filter(pk__in=[queue.pk for queue in queues]).order_by("pk")
-        locked = these.select_for_update(of=("self",)).select_related("pulse_user")
+        actor = _lock_actor(by)
+        # An empty limit falls back to the Pulse user's threshold, so read both rows now.
+        selected = Queue.objects.filter(pk__in=[queue.pk for queue in queues]).order_by("pk")
+        locked = selected.select_for_update(of=("self",)).select_related("pulse_user")
         rows = {row.pk: row for row in locked}
         for queue in queues:
             if (row := rows.get(queue.pk)) is None:
-                refused[queue.pk] = Queue.DoesNotExist("It is gone meanwhile.")
+                refused[queue.pk] = Queue.DoesNotExist("The queue was removed in the meantime.")
                 continue
             before = {name: getattr(row, name) for name in LIMITS}
             try:
@@ -166,7 +165,7 @@ def _set_limits(
         if changes:
             Queue.objects.filter(pk__in=[change.thing.pk for change in changes]).update(**limits)
             QueueEvent.objects.bulk_create(
-                _new_event(rows[row.pk], QueueEvent.Kind.ADJUSTED, who, {"before": before, "after": after})
+                _new_event(rows[row.pk], QueueEvent.Kind.ADJUSTED, actor, {"before": before, "after": after})
                 for row, before, after in changes
             )
             audit.record_changes(by, changes)
@@ -178,10 +177,10 @@ def _set_limits(
 
 
 def check_limits(pulse_user: PulseUser | None, warn_length: int | None, max_length: int | None) -> None:
-    """Make sure that a queue of this account can have these limits of its own, in messages.
+    """Check a queue's own limits, in messages, together with those of its Pulse user.
 
     Raises:
-        ValidationError: it would be deleted before anybody is warned.
+        ValidationError: the deletion limit is below the warning threshold.
     """
     if warn_length is None and max_length is None:
         return
@@ -192,22 +191,22 @@ def check_limits(pulse_user: PulseUser | None, warn_length: int | None, max_leng
 
 
 def live(queue: Queue) -> Live:
-    """Ask the broker about a queue. What it doesn't answer is left out; a broker that is away isn't asked again."""
-    found = Live()
+    """Query the broker about a queue. After the first failure to reach it, the rest stays None."""
+    state = Live()
     try:
         management = broker.management()
         bindings = management.queue_bindings(queue.vhost, queue.name)
-        # Every queue is bound to the default exchange, which has no name, by its own name: nothing to tell.
-        found = found._replace(bindings=[binding for binding in bindings if binding.source])
+        # Every queue is bound to the default exchange, whose name is empty.
+        state = state._replace(bindings=[binding for binding in bindings if binding.source])
         arguments = management.queue(queue.vhost, queue.name).get("arguments")
-        found = found._replace(arguments=arguments if isinstance(arguments, dict) else None)
+        state = state._replace(arguments=arguments if isinstance(arguments, dict) else None)
     except (NotOnBroker, Refused):
-        pass  # a name that can't stand in a URL, or a queue whose node is down: AMQP may know more
+        pass  # the name is invalid in a URL, or the queue's node is down: AMQP may still answer
     except BrokerError as error:
-        logger.warning("Asked about %s in %s: %s", queue.name, queue.vhost, error)
-        return found
-    depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
-    return found._replace(ready=depth.ready, consumers=depth.consumers) if depth else found
+        logger.warning("Could not query %s in %s: %s", queue.name, queue.vhost, error)
+        return state
+    depth = amqp.ask(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
+    return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
 
 
 def _delete_on_broker(queue: Queue) -> None:
@@ -216,8 +215,8 @@ def _delete_on_broker(queue: Queue) -> None:
     except Refused as refused:
         if refused.status:
             raise
-        try:  # a name like ".." is none in a URL
-            amqp.delete_queue(broker.amqp_url(), queue.vhost, queue.name)
+        try:  # a name like ".." is invalid in a URL
+            amqp.delete(broker.amqp_url(), queue.vhost, queue.name)
         except AMQPError as error:
             raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
         except OSError as error:
@@ -227,37 +226,37 @@ def _delete_on_broker(queue: Queue) -> None:
 
 @contextmanager
 def _intent_recorded(queue: Queue, kind: str, by: Owner) -> Iterator[None]:
-    """Write down what is about to be asked of the broker, and take it back where that was certainly not done.
+    """Record the request that follows, and delete the record if the broker certainly did not carry it out.
 
     Raises:
-        Gone: the broker doesn't show the queue. It says 404 of one whose node is down, too, so that decides nothing.
+        Gone: the broker answers 404. It does so for a queue whose node is down too, so the queue may still exist.
     """
     with transaction.atomic():
-        announced = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
-        announced.save()
+        event = _new_event(queue, kind, _lock_actor(by), figures(queue.ready, queue.unacknowledged))
+        event.save()
     try:
         yield
     except BrokerError as error:
         if was_not_executed(error):
-            announced.delete()
+            event.delete()
         if isinstance(error, NotOnBroker):
             raise Gone(
-                "The broker doesn't show the queue at the moment. If it is gone, its page says so within a few looks "
-                "at the broker; if not, its node is down: try again when that runs."
+                "The broker doesn't list the queue at the moment. If it is gone, its page says so after the next few "
+                "lists. If not, its node is down: try again when the node is up."
             ) from error
         raise
 
 
 def _record_deletion(queue: Queue, by: Owner) -> None:
-    """Record that this owner deleted a queue."""
+    """Record that this owner deleted the queue."""
     with transaction.atomic():
-        who = _lock_actor(by)
+        actor = _lock_actor(by)
         row = Queue.objects.select_for_update().get(pk=queue.pk)
-        _new_event(row, QueueEvent.Kind.REMOVED, who, figures(row.ready, row.unacknowledged)).save()
+        _new_event(row, QueueEvent.Kind.REMOVED, actor, figures(row.ready, row.unacknowledged)).save()
         if row.state != Queue.State.GONE:
             Queue.objects.filter(pk=row.pk).update(**gone_fields(), last_seen=timezone.now())
         if row.owner_id is not None:
-            registered.provider().record_missing([(row.vhost, row.name)])  # the sweep makes a registered queue again
+            registered.provider().record_missing([(row.vhost, row.name)])  # the sweep declares a registered queue again
     queue.refresh_from_db()
 
 
@@ -274,8 +273,8 @@ def _new_event(queue: Queue, kind: str, by: Owner | None, details: dict[str, Any
 
 
 def _lock_actor(by: Owner) -> Owner | None:
-    """Return who does it, in a transaction of the caller's; None: they were removed meanwhile. The trail names them.
+    """Lock and return the acting owner, inside a transaction; None: the owner was removed in the meantime.
 
-    It comes before queues are locked: whoever removes an owner goes that way, too.
+    Call it before locking queues: the removal of an owner locks in this order too.
     """
     return next(iter(vouching.lock_existing([by])), None)

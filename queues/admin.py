@@ -1,6 +1,6 @@
-"""Queues, the outbox, the monitor's reports and the agents in the administration.
+"""The admin pages of queues, their events, passes, the monitor's state, leases and RabbitMQ accounts.
 
-What it does is done by the functions that pages and the API call; accounts/admin.py has what the pages share.
+They call the same functions as the other pages and the API. accounts/admin.py has their shared parts.
 """
 
 from collections.abc import Callable
@@ -36,32 +36,32 @@ from rabbit.names import readable
 
 
 class QueueForm(forms.ModelForm):
-    """What operators change of a queue, checked as it is wherever else they change it."""
+    """The limits of a queue, with the checks of ``actions``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
-            field.show_hidden_initial = True  # what was shown, so that what wasn't changed isn't set
+            field.show_hidden_initial = True  # so that only fields changed since the page was shown are set
 
     def clean(self) -> dict[str, Any]:
-        """Refuse limits by which it would be deleted before anybody is warned."""
+        """Refuse a deletion limit below the warning threshold."""
         cleaned = super().clean() or self.cleaned_data
         actions.check_limits(self.instance.pulse_user, cleaned.get("warn_length"), cleaned.get("max_length"))
         return cleaned
 
 
 class BulkLimitsForm(forms.Form):
-    """The limits that several queues are given. What each can have is said where they are set."""
+    """Limits for several queues. ``actions.set_limits_of_all`` checks them for each queue."""
 
     warn_length = forms.IntegerField(required=False, label="Warned at (messages)")
     max_length = forms.IntegerField(required=False, label="Deleted past (messages)")
 
     def clean(self) -> dict[str, Any]:
-        """Refuse two that no queue can have."""
+        """Refuse a deletion limit below the warning threshold."""
         cleaned = super().clean() or self.cleaned_data
-        warn, most = cleaned.get("warn_length"), cleaned.get("max_length")
-        if warn is not None and most is not None:
-            check_thresholds(warn, most)
+        warn, limit = cleaned.get("warn_length"), cleaned.get("max_length")
+        if warn is not None and limit is not None:
+            check_thresholds(warn, limit)
         return cleaned
 
 
@@ -72,11 +72,11 @@ class OwnerFilter(admin.SimpleListFilter):
     parameter_name = "owned"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return what can be chosen."""
+        """Return the choices."""
         return [("account", "a RabbitMQ account's"), ("agents", "an owner's agents'"), ("nobody", "nobody's")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
-        """Return the queues that were chosen."""
+        """Return the queues of the chosen kind."""
         conditions = {
             "account": Q(pulse_user__isnull=False),
             "agents": Q(owner__isnull=False),
@@ -87,7 +87,7 @@ class OwnerFilter(admin.SimpleListFilter):
 
 @admin.register(Queue)
 class QueueAdmin(ReadOnlyAdmin):
-    """Queues. Their thresholds and the unbounded flag are the operators'; all else is what was seen."""
+    """Queues. Operators edit the limits; all other fields are as last listed."""
 
     form = QueueForm
     list_display = [
@@ -108,41 +108,39 @@ class QueueAdmin(ReadOnlyAdmin):
     actions = ["delete_on_broker", "purge", "set_limits", "make_unbounded", "make_bounded"]
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        """Allow what the model's permissions allow."""
+        """Apply the model's permissions, unlike ``ReadOnly``."""
         return admin.ModelAdmin.has_change_permission(self, request, obj)
 
     @admin.display(description="name", ordering="name")
     def shown_name(self, queue: Queue) -> str:
-        """Return the name as it can be shown."""
+        """Return the readable name."""
         return readable(queue.name)
 
     @admin.display(ordering=F("ready") + F("unacknowledged"))
     def length(self, queue: Queue) -> int | None:
-        """Return the length as last seen; None: unknown."""
+        """Return the last listed length; None: unknown."""
         return queue.length
 
     @admin.display(ordering="pulse_user__username")
     def whose(self, queue: Queue) -> str:
-        """Return the account whose it is, or the owner whose agents registered it."""
+        """Return the queue's Pulse user, or the owner whose agents registered it."""
         return str(queue.pulse_user or queue.owner or "")
 
     def view_on_site(self, queue: Queue) -> str:
-        """Return its page, with its chart."""
+        """Return the path of the queue's page."""
         return reverse("queue", args=[queue.uuid])
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        """Set the limits that were changed: somebody, or a pass, may have written the rest in the meantime."""
-        actions.set_limits(
-            obj, current_operator(request), **{name: form.cleaned_data[name] for name in form.changed_data}
-        )
+        """Set only the changed limits: other fields may have been written in the meantime."""
+        actions.set_limits(obj, visitor(request), **{name: form.cleaned_data[name] for name in form.changed_data})
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        """Return all fields but the operators' own."""
+        """Return all fields except the limits."""
         return [str(name) for name in self.fields if name not in actions.LIMITS]
 
     @admin.action(description="Delete the selected queues on the broker", permissions=["change"])
     def delete_on_broker(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Delete them with all that is in them, once it was confirmed."""
+        """Delete the queues and their messages after confirmation."""
         question = Confirmation(
             "delete_on_broker",
             "Delete these queues on the broker",
@@ -154,7 +152,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Empty the selected queues", permissions=["change"])
     def purge(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Remove their ready messages, once it was confirmed."""
+        """Purge the ready messages after confirmation."""
         question = Confirmation(
             "purge",
             "Empty these queues",
@@ -192,7 +190,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Set the limits of the selected queues", permissions=["change"])
     def set_limits(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Give them the same warn length and maximum."""
+        """Set the same limits for the queues."""
         form = BulkLimitsForm(request.POST if is_confirmed(request) else None)
         if form.is_valid():
             self._limit(request, chosen_rows(self, request, queryset), "given these limits", **form.cleaned_data)
@@ -211,13 +209,13 @@ class QueueAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Mark as unbounded: warned about, never deleted", permissions=["change"])
     def make_unbounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """Never delete them for their length."""
+        """Mark the queues as unbounded."""
         self._limit(request, queryset, "unbounded from now on", unbounded=True)
 
     @admin.action(description="Mark as bounded again", permissions=["change"])
     def make_bounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
-        """Let their maximum hold again, once it was confirmed: the next pass may delete them."""
-        queues = chosen_rows(self, request, queryset)
+        """Mark the queues as bounded after confirmation: the next pass may delete them."""
+        queues = chosen(self, request, queryset)
         if is_confirmed(request):
             self._limit(request, queues, "bounded again", unbounded=False)
             return None
@@ -231,16 +229,20 @@ class QueueAdmin(ReadOnlyAdmin):
         return confirmation_page(self, request, question, list(queues), _with_length)
 
     def _limit(self, request: HttpRequest, queues: QuerySet[Queue], done: str, **limits: Any) -> None:
-        these = list(queues)
-        refused = actions.set_limits_of_all(these, current_operator(request), limits)
-        went_well = [str(queue) for queue in these if queue.pk not in refused]
+        chosen_queues = list(queues)
+        refused = actions.set_limits_of_all(chosen_queues, visitor(request), limits)
+        succeeded = [str(queue) for queue in chosen_queues if queue.pk not in refused]
         report_results(
-            self, request, went_well, done, [(str(one), refused[one.pk]) for one in these if one.pk in refused]
+            self,
+            request,
+            succeeded,
+            done,
+            [(str(queue), refused[queue.pk]) for queue in chosen_queues if queue.pk in refused],
         )
 
 
 def brake_refusal(queues: int) -> str:
-    """Return why so many queues are not removed at once; empty: they may be. The brake holds here as for a pass."""
+    """Return why this many queues cannot be removed together; empty: they can. The limit is that of a pass."""
     limit = brake_limit(settings.GUARDIAN_DELETE_BRAKE, Queue.objects.exclude(state=Queue.State.GONE).count())
     if queues <= limit:
         return ""
@@ -257,7 +259,7 @@ def _with_length(queue: Queue) -> Row:
 
 @admin.register(QueueEvent)
 class QueueEventAdmin(ReadOnlyAdmin):
-    """What happened to queues."""
+    """Events of queues."""
 
     list_display = ["at", "kind", "queue_name", "vhost", "by"]
     list_filter = ["kind", "at", "vhost"]
@@ -277,20 +279,17 @@ class PassAdmin(ReadOnlyAdmin):
 
 @admin.register(Watch)
 class WatchAdmin(ReadOnlyAdmin):
-    """What the monitor remembers. A row changed by hand could lift the brake, or blind it."""
+    """The monitor's state. It is read-only, as an edit could lift the brake."""
 
     list_display = ["__str__", "outage_since", "brake_since", "listed_at"]
 
 
 @admin.register(Lease)
 class LeaseAdmin(ReadOnlyAdmin):
-    """Who is at what only one process may do at a time. It is over by itself when that process is killed."""
+    """Leases. The lease of a killed process expires."""
 
     list_display = ["name", "holder", "expires_at"]
     search_fields = ["name"]
-
-
-# Agents
 
 
 admin.site.unregister([Owner, PulseUser])
@@ -304,21 +303,21 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     actions = [*PulseUserAdmin.actions, "remove"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
-        """Count the queues of each, without a statement for each."""
-        there = Queue.objects.exclude(state=Queue.State.GONE)
-        return super().get_queryset(request).annotate(number_of_queues=count_related(Queue, "pulse_user", there))
+        """Annotate the number of queues."""
+        existing = Queue.objects.exclude(state=Queue.State.GONE)
+        return super().get_queryset(request).annotate(number_of_queues=count(Queue, "pulse_user", existing))
 
     @admin.display(ordering="number_of_queues")
     def queues(self, pulse_user: PulseUser) -> int:
-        """Return how many queues it has, as last seen."""
+        """Return the number of queues that exist."""
         return cast("int", pulse_user.number_of_queues)  # type: ignore[attr-defined]
 
     @admin.action(description="Remove the selected accounts from the broker", permissions=["change"])
     def remove(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
-        """Remove them with their queues and exchanges, once it was confirmed."""
-        accounts = list(chosen_rows(self, request, queryset))
-        going = sum(self.queues(account) for account in accounts)
-        if len(accounts) > 1 and (refused := brake_refusal(going)):
+        """Remove the accounts with their queues and exchanges after confirmation."""
+        accounts = list(chosen(self, request, queryset))
+        queues = sum(self.queues(account) for account in accounts)
+        if len(accounts) > 1 and (refused := brake_refusal(queues)):
             self.message_user(request, refused, messages.ERROR)
         elif not is_confirmed(request):
             question = Confirmation(

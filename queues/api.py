@@ -1,4 +1,4 @@
-"""The REST API of queues, exchanges and channels. What may be done is decided by the functions it calls."""
+"""The REST API of queues and exchanges. The functions that it calls decide what is allowed."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from queues.serializers import (
     LimitsSerializer,
     LiveSerializer,
     QueueSerializer,
-    SamplesAskedSerializer,
+    SampleQuerySerializer,
     SampleSerializer,
 )
 from rabbit.management import BrokerUnavailable
@@ -36,7 +36,7 @@ MAX_SAMPLES = 5000
 
 @contextlib.contextmanager
 def gone_as_404() -> Iterator[None]:
-    """Answer 404 where what the path names isn't on the broker any more."""
+    """Answer 404 if the queue or exchange is no longer on the broker."""
     try:
         yield
     except actions.Gone as error:
@@ -51,35 +51,35 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
     filterset_class = QueueFilter
 
     def get_queryset(self) -> QuerySet[Queue]:
-        """Return those that the visitor sees."""
+        """Return the queues that the visitor may see."""
         seen = Queue.objects.seen_by(self.request.user)
         return seen.select_related("pulse_user", "owner").prefetch_related("pulse_user__owners")
 
     def filter_queryset(self, queryset: QuerySet[Queue, Any]) -> QuerySet[Queue, Any]:
-        """Filter the list alone: one queue is found whatever its state."""
+        """Filter only the list: one queue is found whatever its state."""
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Return when queues were last listed, too."""
+        """Add the time when queues were last listed."""
         listed_at = Watch.objects.values_list("listed_at", flat=True).first()
         return {**super().get_serializer_context(), "listed_at": listed_at}
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
         """List queues.
 
-        Your own; to operators all. Those that are gone are left out unless that state is asked for.
+        Operators see all queues, owners their own. Queues that are gone are left out unless you filter by that state.
         """
         return super().list(request, *args, **kwargs)
 
     def retrieve(self, request: Request, uuid: str) -> Response:
-        """Show a queue as last seen."""
+        """Show a queue as last listed."""
         return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(request=LimitsSerializer, responses=QueueSerializer)
     def partial_update(self, request: Request, uuid: str) -> Response:
-        """Give a queue limits of its own.
+        """Set a queue's own limits.
 
-        For operators. What is left out stays.
+        For operators. Fields that you leave out stay unchanged.
         """
         queue = self.get_object()
         actions.set_limits(queue, request.user, **read(LimitsSerializer, request))
@@ -87,16 +87,16 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
 
     @extend_schema(responses={204: None, 409: None, 503: None})
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Delete a queue with all that is in it."""
+        """Delete a queue and its messages."""
         with gone_as_404():
             actions.delete_queue(self.get_object(), request.user)
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None, 409: None, 503: None})
     def purge(self, request: Request, uuid: str) -> Response:
-        """Empty a queue.
+        """Purge a queue.
 
-        Its ready messages are removed. What consumers hold unacknowledged stays.
+        Its ready messages are deleted. Unacknowledged messages stay.
         """
         with gone_as_404():
             actions.purge_queue(self.get_object(), request.user)
@@ -104,59 +104,59 @@ class Queues(mixins.ListModelMixin, GenericViewSet[Queue]):
 
     @extend_schema(responses=LiveSerializer)
     def live(self, request: Request, uuid: str) -> Response:
-        """Ask the broker about a queue, right now."""
+        """Query the broker for a queue's current state."""
         return Response(LiveSerializer(actions.live(self.get_object())).data)
 
     @extend_schema(filters=False, responses={200: BindingSerializer(many=True), 503: None})
     def bindings(self, request: Request, uuid: str) -> Response:
-        """List what feeds a queue, as the broker has it right now.
+        """List the current bindings of a queue on the broker.
 
-        Beside the default exchange, to which every queue is bound by its name.
+        The binding to the default exchange, which every queue has, is left out.
         """
         queue = self.get_object()
         live = actions.live(queue)
-        nothing_told = live.arguments is None and live.ready is None
-        if nothing_told and queue.state == Queue.State.GONE:
-            raise NotFound("The queue isn't on the broker any more.")
-        if nothing_told or live.bindings is None:  # of what isn't there, the broker lists no bindings
-            raise BrokerUnavailable("the bindings of a queue were asked for, and not told")
+        no_answer = live.arguments is None and live.ready is None
+        if no_answer and queue.state == Queue.State.GONE:
+            raise NotFound("The queue is no longer on the broker.")
+        if no_answer or live.bindings is None:  # for a missing queue, the broker lists no bindings
+            raise BrokerUnavailable("the broker did not answer a request for a queue's bindings")
         return page_of(self, BindingSerializer, live.bindings)
 
-    @extend_schema(filters=False, parameters=[SamplesAskedSerializer], responses=SampleSerializer(many=True))
+    @extend_schema(filters=False, parameters=[SampleQuerySerializer], responses=SampleSerializer(many=True))
     def samples(self, request: Request, uuid: str) -> Response:
-        """List how long a queue was, oldest first.
+        """List the lengths of a queue, oldest first.
 
-        A sample holds until the next. The first is the one that held when the time began. Older ones are kept a minute
-        and an hour apart. It isn't paged: these are the newest 5,000 at most.
+        A length is valid until the next sample. The first sample gives the length at the start of the span. Older
+        samples are thinned to one a minute, then one an hour. The list is not paged: it has at most the newest 5,000.
         """
         queue = self.get_object()
-        asked = SamplesAskedSerializer(data=request.query_params)
-        asked.is_valid(raise_exception=True)
-        span = charts.SPANS[asked.validated_data.get("span", "hour")]
-        began = asked.validated_data.get("since", timezone.now() - span.duration)
+        query = SampleQuerySerializer(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        span = charts.SPANS[query.validated_data.get("span", "hour")]
+        began = query.validated_data.get("since", timezone.now() - span.duration)
         samples = QueueSample.objects.filter(queue=queue).order_by("-at")
         found = [*samples.filter(at__gt=began)[:MAX_SAMPLES], *samples.filter(at__lte=began)[:1]][:MAX_SAMPLES]
         return Response(SampleSerializer(found[::-1], many=True).data)
 
     @extend_schema(filters=False, responses=EventSerializer(many=True))
     def events(self, request: Request, uuid: str) -> Response:
-        """List what happened to a queue, the last first."""
+        """List the events of a queue, newest first."""
         events = QueueEvent.objects.filter(queue=self.get_object()).select_related("by")
         return page_of(self, EventSerializer, events)
 
 
-NAME = OpenApiParameter("name", str, description="The whole name of one exchange.")
+NAME = OpenApiParameter("name", str, description="The full name of one exchange.")
 
 
 class Exchanges(GenericViewSet[Any]):
-    """Exchanges: your accounts' own, and to operators those of all accounts. The broker alone knows them."""
+    """Exchanges: your accounts' own; for operators, those of all accounts. They are read from the broker."""
 
     serializer_class = ExchangeSerializer
     filter_backends = []
 
     @extend_schema(parameters=[NAME], responses={200: ExchangeSerializer(many=True), 503: None})
     def list(self, request: Request) -> Response:
-        """List exchanges, and what is bound to each."""
+        """List exchanges with their bindings."""
         found = exchanges.own_exchanges(request.user)
         name = request.query_params.get("name")
         if name is not None:
@@ -164,23 +164,21 @@ class Exchanges(GenericViewSet[Any]):
         return page_of(self, ExchangeSerializer, found)
 
     @extend_schema(
-        parameters=[
-            OpenApiParameter("name", str, required=True, description="Its whole name, percent-encoded as in any query.")
-        ],
+        parameters=[OpenApiParameter("name", str, required=True, description="Its full name, percent-encoded.")],
         responses={204: None, 404: None, 409: None, 503: None},
     )
     def destroy(self, request: Request) -> Response:
         """Delete an exchange.
 
-        Its name is a parameter, since it has slashes in it, which don't arrive everywhere in a path. The queues that
-        are bound to it stay, and get nothing from it any more.
+        The name is a query parameter, because some proxies alter slashes in a path. Bound queues stay, and receive
+        nothing more from the exchange.
         """
         name = request.query_params.get("name")
         if not name:
-            raise ValidationError({"name": ["Say which exchange."]})
+            raise ValidationError({"name": ["This parameter is required: the full name of the exchange."]})
         try:
             with gone_as_404():
                 exchanges.delete_exchange(request.user, name)
         except LookupError as error:
-            raise NotFound("There is no such exchange of yours.") from error
+            raise NotFound("You have no exchange with this name.") from error
         return Response(status=HTTPStatus.NO_CONTENT)

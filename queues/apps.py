@@ -7,5 +7,5 @@ class QueuesConfig(AppConfig):
     name = "queues"
 
     def ready(self) -> None:
-        """Register what notifications say of queues, and listen to what happens to Pulse users."""
+        """Register the kinds and subjects of notifications about queues, and connect the receivers."""
         from queues import kinds, receivers, subject  # noqa: F401 - models can't be imported before

@@ -1,7 +1,7 @@
-"""The brake on bulk deletion: how it stands, and which queues an operator released.
+"""The state of the brake on bulk deletion, and its release by an operator.
 
-``thresholds.brake_limit`` says how many queues one pass may delete. A release names queues: they are deleted whatever
-their number, and the brake counts the others alone.
+``thresholds.brake_limit`` returns how many queues one pass may delete. A release names queues: the brake does not count
+them, and a pass deletes them whatever their number.
 """
 
 import logging
@@ -19,17 +19,15 @@ from rabbit.names import QueueName
 
 logger = logging.getLogger(__name__)
 
-
 RELEASE_VALID_FOR = timedelta(minutes=10)
 
 NO_RELEASE: dict[str, Any] = {"released": None, "released_at": None, "released_by": ""}
 
 
 class Brake(NamedTuple):
-    """How the brake stands. ``since`` is None where it doesn't hold; ``queues`` are those that it keeps.
+    """The state of the brake. ``since`` is None while it blocks nothing; ``queues`` counts the blocked queues.
 
-    ``released`` is how many queues may go all the same in the next pass, as ``released_by`` said at ``released_at``; 0:
-    nobody has released it, or that was too long ago.
+    ``released`` counts the queues that ``released_by`` released at ``released_at``; 0: no release is valid now.
     """
 
     since: datetime | None = None
@@ -40,61 +38,59 @@ class Brake(NamedTuple):
 
 
 def brake() -> Brake:
-    """Return how the brake on bulk deletion stands."""
+    """Return the state of the brake on bulk deletion."""
     watch = Watch.objects.filter(id=1).first()
     if watch is None:
         return Brake()
     number = released(watch, timezone.now())
-    by_whom = (watch.released_at, watch.released_by) if number else (None, "")
-    return Brake(watch.brake_since, watch.braked, number, *by_whom)
+    release = (watch.released_at, watch.released_by) if number else (None, "")
+    return Brake(watch.brake_since, watch.braked, number, *release)
 
 
 def release_brake(by: Owner, queues: Collection[QueueName]) -> None:
-    """Let the next pass within ten minutes delete these queues, by vhost and name, once, where they are still too long.
+    """Let the next pass within ten minutes delete these queues, by vhost and name, if they are still too long.
 
-    Where there are others, the brake holds for these as it does without. Where it doesn't hold, there is nothing to
-    release, and nothing is written.
+    The brake still applies to all other queues. If it blocks nothing, nothing is written.
 
     Raises:
-        ValueError: no queue is named.
+        ValueError: ``queues`` is empty.
     """
     names = sorted(set(queues))
     if not names:
-        raise ValueError("name the queues that the brake is to let go")
+        raise ValueError("name the queues to release from the brake")
     now = timezone.now()
     with transaction.atomic():
-        blocked = Watch.objects.filter(id=1, brake_since__isnull=False)
-        if not blocked.update(released=names, released_at=now, released_by=by.email):
+        blocking = Watch.objects.filter(id=1, brake_since__isnull=False)
+        if not blocking.update(released=names, released_at=now, released_by=by.email):
             return
         audit.note(by, "released the brake", None, queues=len(names))
     logger.warning("%s released the brake: the next pass may delete %d queues", by.email, len(names))
 
 
 def released(watch: Watch, now: datetime) -> int:
-    """Return how many queues an operator released, as far as that holds now."""
+    """Return how many queues an operator released, if the release is still valid."""
     return len(released_queues(watch, now))
 
 
 def released_queues(watch: Watch, now: datetime) -> frozenset[QueueName]:
-    """Return the queues that an operator released, as far as that holds now."""
+    """Return the queues that an operator released, if the release is still valid."""
     if watch.released_at is None or abs(now - watch.released_at) >= RELEASE_VALID_FOR:
         return frozenset()
     return frozenset((vhost, name) for vhost, name in watch.released or ())
 
 
-def after_pass(watch: Watch, kept: Collection[QueueName], short: bool, now: datetime) -> dict[str, Any]:
-    """Return what to write to the watch about the queues that the brake kept in a pass, and end the release.
+def after_pass(watch: Watch, blocked: Collection[QueueName], short: bool, now: datetime) -> dict[str, Any]:
+    """End the release, and return the columns of the watch to update after a pass that blocked these queues.
 
-    A list too ``short`` to delete anything by says nothing about the brake. Any other ends the release, unless that was
-    given after the pass began.
+    A list that is too ``short`` to delete anything changes neither. A release given after the pass began stays.
     """
-    if short and not kept:
+    if short and not blocked:
         return {}
     if watch.released_at is not None:
         Watch.objects.filter(id=watch.id, released_at=watch.released_at).update(**NO_RELEASE)
-    return {"brake_since": (watch.brake_since or now) if kept else None, "braked": len(kept)}
+    return {"brake_since": (watch.brake_since or now) if blocked else None, "braked": len(blocked)}
 
 
-def needs_notice(watch: Watch, braked: int) -> bool:
-    """Return whether operators are to hear that the brake keeps so many: it began to, or a release was not enough."""
-    return braked > 0 and (watch.brake_since is None or watch.released_at is not None)
+def needs_notice(watch: Watch, blocked: int) -> bool:
+    """Return whether to notify operators of blocked queues: for the first ones, or after an insufficient release."""
+    return blocked > 0 and (watch.brake_since is None or watch.released_at is not None)

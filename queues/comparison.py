@@ -1,6 +1,6 @@
-"""One look at the broker against what is known: what is new, changed, gone, and what follows for each queue.
+"""Compare the broker's list with the stored queues: which are new, changed or gone, and what to do about each.
 
-Everything here is pure. ``monitor.py`` fetches what goes in, and writes down what comes out.
+Everything here is pure. ``monitor.py`` fetches the input and writes the result.
 """
 
 import re
@@ -38,7 +38,7 @@ SHORT_LISTS_UNTIL_BELIEVED = 3
 
 
 class StoredQueue(NamedTuple):
-    """A queue's row, as far as a pass reads and writes it. The fields are those of ``queues.models.Queue``."""
+    """The columns of ``queues.models.Queue`` that a pass reads and writes."""
 
     id: int | None
     vhost: str
@@ -72,21 +72,21 @@ class StoredQueue(NamedTuple):
 
     @property
     def last_notified_state(self) -> str:
-        """Where it stood as far as people know: a queue about to be deleted is where the last message put it."""
+        """The state that owners know: for a queue about to be deleted, that of the last message."""
         return self.said if self.state == DELETING else self.state
 
     @property
     def ownership(self) -> Ownership:
-        """Who owns the queue."""
+        """The Pulse user or owner that the queue belongs to."""
         return Ownership(self.pulse_user_id, self.owner_id)
 
     @property
     def quiet_period(self) -> QuietPeriod:
-        """What is remembered of its messages."""
+        """The messages already sent about the queue."""
         return QuietPeriod(self.said, self.quiet_until, self.recovery_said, self.folded)
 
     def with_quiet_period(self, after: QuietPeriod) -> "StoredQueue":
-        """Return it with this remembered of its messages."""
+        """Return the queue with another quiet period."""
         return self._replace(
             said=after.notified_state, quiet_until=after.until, recovery_said=after.recovery_sent, folded=after.folded
         )
@@ -97,10 +97,7 @@ OwnershipFields = tuple[int | None, int | None, bool]
 
 
 class PulseAccount(NamedTuple):
-    """A Pulse user's row, as far as a pass needs it; the lengths are its queues' thresholds, in messages.
-
-    ``removing``: it is being removed, and its queues with it.
-    """
+    """A Pulse user and the thresholds of its queues, in messages. ``removing``: they are being removed."""
 
     id: int
     warn_length: int | None
@@ -110,9 +107,9 @@ class PulseAccount(NamedTuple):
 
 @dataclass(frozen=True)
 class Registrations:
-    """What agents registered: the owners, by their ids, of these queues, and of all queues in the agents' vhosts.
+    """The queues that agents registered, and the agents' vhosts, each with the id of its owner.
 
-    ``pending_removals`` are queues that Guardian itself is about to remove, since no registration stands for them.
+    ``pending_removals`` are queues without a registration that Guardian is about to delete.
     """
 
     queues: Mapping[QueueName, int] = field(default_factory=dict)
@@ -120,18 +117,18 @@ class Registrations:
     pending_removals: Collection[QueueName] = frozenset()
 
     def owner_of(self, queue: QueueName) -> int | None:
-        """Return whose agents have this queue, by its registration or its vhost; None: no agents do."""
+        """Return the owner of an agents' queue, by its registration or its vhost; None: it is no agents' queue."""
         return self.queues.get(queue, self.vhosts.get(queue[0]))
 
     def was_unregistered(self, queue: StoredQueue) -> bool:
-        """Return whether this queue lost its registration, which explains that it is gone."""
+        """Return whether this queue lost its registration, so that it is expected to be gone."""
         name = (queue.vhost, queue.name)
         return name in self.pending_removals or (queue.registered and name not in self.queues)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings that a comparison goes by. ``vhosts`` are the guarded ones; None: all."""
+    """The settings of a comparison. ``vhosts`` are the guarded vhosts; None: all."""
 
     policy: Policy
     pulse_vhost: str
@@ -142,13 +139,13 @@ class Rules:
     quiet_seconds: int
 
     def ignores(self, vhost: str, name: str) -> bool:
-        """Return whether Guardian leaves this queue alone entirely."""
+        """Return whether Guardian ignores this queue."""
         if self.vhosts is not None and vhost not in self.vhosts:
             return True
         return self.ignored is not None and self.ignored.search(name) is not None
 
     def deletes_for_its_name(self, queue: StoredQueue) -> bool:
-        """Return whether the namespace policy has this queue deleted, whatever its length."""
+        """Return whether the namespace policy requires this queue to be deleted, whatever its length."""
         if self.namespace_policy == "report" or queue.vhost != self.pulse_vhost:
             return False
         if queue.exclusive or queue.registered or queue.unbounded:
@@ -163,21 +160,21 @@ NO_REGISTRATIONS = Registrations()
 
 
 class Earlier(NamedTuple):
-    """What was remembered of the last complete list: the running nodes, and how many lists in a row were far short."""
+    """The running nodes at the last complete list, and how many lists in a row were too short."""
 
     nodes: frozenset[str]
     short_lists: int
 
 
 class Event(NamedTuple):
-    """Something that happened to a queue, to be written down."""
+    """An event to record."""
 
     queue: StoredQueue
     kind: str
 
 
 class Message(NamedTuple):
-    """Something to be told about a queue."""
+    """A message to send about a queue."""
 
     queue: StoredQueue
     kind: MessageKind
@@ -186,7 +183,7 @@ class Message(NamedTuple):
 
 
 class Condemned(NamedTuple):
-    """A queue that is to go, unless a second look says otherwise. ``for_its_name``: whatever its length."""
+    """A queue to delete, if the recheck confirms it. ``for_its_name``: whatever its length."""
 
     queue: StoredQueue
     thresholds: Thresholds
@@ -194,22 +191,22 @@ class Condemned(NamedTuple):
 
     @property
     def key(self) -> QueueName:
-        """Its vhost and name."""
+        """The vhost and the name."""
         return (self.queue.vhost, self.queue.name)
 
 
 @dataclass
 class Changes:
-    """What follows from one look. ``lengths`` are queues of which only the length changed, ``changed`` all others.
+    """The result of a comparison. ``lengths`` are queues of which only the length changed, ``changed`` all others.
 
-    ``vanished`` are those of the gone ones that are registered, ``listed_last`` those that the last list still had;
-    ``returned`` are registered ones that were gone.
-    ``short`` is how many known queues the list lacks for no known reason, where that is too many. ``kept`` are the
-    queues that the brake keeps.
-    ``unconfirmed`` are the queues that would be deleted, or reported as back to normal, by a length that lags.
+    ``vanished`` are the gone queues that are registered, ``listed_last`` the gone ones that the previous list had.
+    ``returned`` are registered queues that were gone. ``deleted`` are missing because Guardian deleted them.
+    ``short`` counts the queues that are missing for no known reason, if there are too many of them.
+    ``blocked`` are the queues that the brake blocks.
+    ``unconfirmed`` are queues that a lagging length would delete, or report as back to normal.
     """
 
-    seen: int = 0
+    listed: int = 0
     new: list[StoredQueue] = field(default_factory=list)
     changed: list[StoredQueue] = field(default_factory=list)
     lengths: list[StoredQueue] = field(default_factory=list)
@@ -237,41 +234,45 @@ class Changes:
         removed: Collection[int | None],
         departed: Collection[int | None] = frozenset(),
     ) -> None:
-        """Leave out what people took in hand since the list was taken: the queues, accounts and owners of these ids.
+        """Drop what people changed since the list was fetched, given as ids.
 
-        Of ``gone`` queues nothing is written; ``removed`` accounts and ``departed`` owners have none any more.
+        Queues in ``gone`` are not written. Queues of ``removed`` accounts and ``departed`` owners lose that owner.
         """
 
-        def now(queue: StoredQueue) -> StoredQueue | None:
+        def without_concurrent_edits(queue: StoredQueue) -> StoredQueue | None:
             if queue.id in gone:
                 return None
             if queue.pulse_user_id in removed:
                 queue = queue._replace(pulse_user_id=None)
             return queue._replace(owner_id=None) if queue.owner_id in departed else queue
 
-        self.replace_queues(now)
+        self.replace_queues(without_concurrent_edits)
 
     def set_ids(self, ids: Mapping[QueueName, int]) -> None:
-        """Set the ids of the queues that have none yet."""
+        """Set the ids of the new queues."""
         if ids:
             self.replace_queues(
                 lambda queue: queue if queue.id is not None else queue._replace(id=ids[queue.vhost, queue.name])
             )
 
-    def replace_queues(self, by: Callable[[StoredQueue], StoredQueue | None]) -> None:
-        """Replace each queue by what this returns, and drop those for which it returns None."""
+    def replace_queues(self, replace: Callable[[StoredQueue], StoredQueue | None]) -> None:
+        """Replace each queue by the result of this function; None drops the queue."""
         written = (self.new, self.changed, self.lengths, self.missed, self.gone, self.samples)
         for queues in (*written, self.vanished, self.listed_last, self.returned):
-            queues[:] = [after for queue in queues if (after := by(queue)) is not None]
-        self.events = [one._replace(queue=after) for one in self.events if (after := by(one.queue)) is not None]
-        self.messages = [one._replace(queue=after) for one in self.messages if (after := by(one.queue)) is not None]
-        self.condemned = [one._replace(queue=after) for one in self.condemned if (after := by(one.queue)) is not None]
+            queues[:] = [after for queue in queues if (after := replace(queue)) is not None]
+        self.events = [one._replace(queue=after) for one in self.events if (after := replace(one.queue)) is not None]
+        self.messages = [
+            one._replace(queue=after) for one in self.messages if (after := replace(one.queue)) is not None
+        ]
+        self.condemned = [
+            one._replace(queue=after) for one in self.condemned if (after := replace(one.queue)) is not None
+        ]
 
 
-def from_seen(seen: ListedQueue) -> StoredQueue:
-    """Return the row of a queue that is seen for the first time."""
+def from_listed(listed: ListedQueue) -> StoredQueue:
+    """Return the row of a queue that is listed for the first time."""
     return StoredQueue(
-        None, *seen, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
+        None, *listed, pulse_user_id=None, owner_id=None, registered=False, state=OK, misses=0,
         delete_sent_at=None, said=OK, quiet_until=None, recovery_said=False, folded=0, over_unacked_since=None,
         unbounded=False, warn_length=None, max_length=None,
     )  # fmt: skip
@@ -283,8 +284,8 @@ Q = TypeVar("Q", ListedQueue, StoredQueue)
 def with_ready(queue: Q, ready: int) -> Q:
     """Return a queue, listed as of its last tick, with its exact ready count.
 
-    Messages that are no longer ready may be unacknowledged, acknowledged or purged, which only the next tick shows.
-    Until then the listed total stands, unless more messages than that are ready.
+    Messages that are no longer ready are unacknowledged, acknowledged or purged; only the next tick shows which.
+    So the total stays as listed, unless more messages are ready.
     """
     total = (queue.ready or 0) + (queue.unacknowledged or 0)
     return queue._replace(ready=ready, unacknowledged=max(0, total - ready))
@@ -296,31 +297,31 @@ def with_exact_lengths(
     depths: Mapping[QueueName, DeclareOk],
     stored: Mapping[QueueName, StoredQueue],
 ) -> Snapshot:
-    """Return the snapshot with the exact ready counts of these queues, as passive declares gave them.
+    """Return the snapshot with the exact ready counts of the unconfirmed queues, from passive declares.
 
-    Without an answer, the length of a queue that was longer, or unknown, is unknown. Others stay as listed.
+    Without an answer, the length of a queue that was longer or unknown becomes unknown. Other queues stay as listed.
     """
 
-    def corrected(seen: ListedQueue) -> ListedQueue:
-        key = (seen.vhost, seen.name)
-        if key not in unconfirmed or seen.ready is None or seen.unacknowledged is None:
-            return seen
+    def corrected(listed: ListedQueue) -> ListedQueue:
+        key = (listed.vhost, listed.name)
+        if key not in unconfirmed or listed.ready is None or listed.unacknowledged is None:
+            return listed
         depth, row = depths.get(key), stored.get(key)
         if depth is not None:
-            return with_ready(seen, depth.ready)
-        may_have_shrunk = row is not None and (row.length is None or seen.ready + seen.unacknowledged < row.length)
-        return seen._replace(ready=None) if may_have_shrunk else seen
+            return with_ready(listed, depth.ready)
+        may_have_shrunk = row is not None and (row.length is None or listed.ready + listed.unacknowledged < row.length)
+        return listed._replace(ready=None) if may_have_shrunk else listed
 
-    return snapshot._replace(queues=[corrected(seen) for seen in snapshot.queues])
+    return snapshot._replace(queues=[corrected(listed) for listed in snapshot.queues])
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a pass compares: the snapshot, and what was read after it was fetched.
+    """The input of a comparison: the snapshot, and the rows that were read after it was fetched.
 
-    ``stored`` has the rows of all queues that aren't gone, and of gone ones that are listed again, by (vhost, name).
-    ``memory`` is the use of the fullest node as a fraction of its watermark. Nothing is missing from
-    ``stopped_vhosts``. The brake does not count the queues that an operator ``released``.
+    ``stored`` has the queues that are not gone, and the gone ones that are listed again, by (vhost, name).
+    ``memory`` is the memory use of the fullest node, as a fraction of its watermark. Queues of ``stopped_vhosts`` never
+    count as missing. The brake does not count the queues that an operator ``released``.
     """
 
     snapshot: Snapshot
@@ -334,9 +335,9 @@ class Observation:
 
 
 def compare(observation: Observation, rules: Rules, *, now: datetime, force: bool) -> Changes:
-    """Return what follows from this observation.
+    """Return the changes that follow from this observation.
 
-    With ``force`` neither the brake nor a list that is far too short holds anything back.
+    ``force`` lifts the brake, and accepts a list that is too short.
     """
     comparison = _Comparison(observation, rules, now)
     comparison.compare_missing(force=force)
@@ -348,9 +349,9 @@ def compare(observation: Observation, rules: Rules, *, now: datetime, force: boo
 
 
 class _Comparison:
-    """One comparison under way. ``compare`` calls its steps, in the order in which they stand here.
+    """One comparison. ``compare`` calls its public steps in their order here.
 
-    ``removes_nothing``: the list is so short that nothing may be removed by it.
+    ``removes_nothing``: the list is too short to remove anything.
     """
 
     def __init__(self, observation: Observation, rules: Rules, now: datetime) -> None:
@@ -358,9 +359,9 @@ class _Comparison:
         self.rules = rules
         self.now = now
         self.listed = {
-            (seen.vhost, seen.name): seen
-            for seen in observation.snapshot.queues
-            if not rules.ignores(seen.vhost, seen.name)
+            (listed.vhost, listed.name): listed
+            for listed in observation.snapshot.queues
+            if not rules.ignores(listed.vhost, listed.name)
         }
         self.stored = observation.stored
         accounts = observation.accounts.values()
@@ -368,15 +369,15 @@ class _Comparison:
             account.id: (account.warn_length, account.max_length) for account in accounts
         }
         self.staying = {account.id for account in accounts if not account.removing}
-        self.changes = Changes(seen=len(self.listed))
+        self.changes = Changes(listed=len(self.listed))
         self.removes_nothing = False
 
     def compare_missing(self, *, force: bool) -> None:
-        """Note which known queues the list lacks.
+        """Record the stored queues that the list lacks.
 
-        A queue is gone when two lists in a row lack it that were fetched with the same nodes running. A list that lacks
-        more than the brake allows, or is empty, has to be confirmed by two more. What Guardian deletes itself is not
-        counted: by its own decision, with an account, or with a registration.
+        A queue is gone when two lists in a row lack it, fetched with the same nodes running. A list that is empty, or
+        lacks more queues than the brake allows, needs two more lists to confirm it. Queues that Guardian deleted do not
+        count: by a pass, with an account, or with a registration.
         """
         earlier, changes, snapshot = self.observation.earlier, self.changes, self.observation.snapshot
         expected, missing, deleted = self._expected()
@@ -392,17 +393,17 @@ class _Comparison:
         for row in missing:
             misses = row.misses + 1 if comparable else int(snapshot.nodes_unchanged)
             if misses >= needed and not self.removes_nothing:
-                self._gone(row)
+                self._record_gone(row)
                 if (row.vhost, row.name) in self.observation.registrations.queues:
                     changes.vanished.append(row)
             elif misses != row.misses:
                 changes.missed.append(row._replace(misses=misses, over_unacked_since=None))
 
     def _expected(self) -> tuple[int, list[StoredQueue], list[StoredQueue]]:
-        """Return how many known queues should be listed, and those that are not: missing, and deleted by Guardian.
+        """Return the number of queues that should be listed, the missing ones, and those that Guardian deleted.
 
-        Queues that are no longer guarded are gone. Those that can't be listed now, with their vhost or node, are
-        neither missing nor deleted.
+        Queues that are no longer guarded are gone. A queue whose vhost or node cannot be listed now is neither missing
+        nor deleted.
         """
         snapshot = self.observation.snapshot
         unlisted = {*snapshot.unlisted, *self.observation.stopped_vhosts}
@@ -413,7 +414,7 @@ class _Comparison:
             if row.state == GONE:
                 continue
             if key not in self.listed and self.rules.ignores(row.vhost, row.name):
-                self._gone(row)
+                self._record_gone(row)
                 continue
             expected += 1
             if key in self.listed or row.vhost in unlisted or row.node in snapshot.down:
@@ -423,12 +424,12 @@ class _Comparison:
         return expected, missing, deleted
 
     def _is_unexplained(self, row: StoredQueue) -> bool:
-        """Return whether a missing queue did not go with its account or registration."""
+        """Return whether neither a removed account nor a removed registration explains a missing queue."""
         with_account = row.pulse_user_id is not None and row.pulse_user_id not in self.staying
         return not with_account and not self.observation.registrations.was_unregistered(row)
 
-    def _gone(self, row: StoredQueue) -> None:
-        """Note that a queue is gone. What was last said of it is remembered, in case it comes back."""
+    def _record_gone(self, row: StoredQueue) -> None:
+        """Record that a queue is gone. It keeps its last notified state, in case it is declared again."""
         gone = row._replace(
             state=GONE, misses=0, ready=None, unacknowledged=None, delete_sent_at=None, over_unacked_since=None
         )
@@ -438,32 +439,32 @@ class _Comparison:
         self.changes.events.append(Event(gone, QueueEvent.Kind.GONE))
 
     def compare_listed(self) -> None:
-        """Judge each listed queue. Condemn those that are to be deleted, and settle the others."""
-        lengths = [seen.length for seen in self.listed.values()] if self.rules.policy.needs_memory else []
+        """Judge each listed queue: condemn it, or record its state."""
+        lengths = [listed.length for listed in self.listed.values()] if self.rules.policy.needs_memory else []
         broker = BrokerState(self.observation.memory, long_length([one for one in lengths if one is not None]))
-        for key, seen in self.listed.items():
-            self._judge(key, seen, broker)
+        for key, listed in self.listed.items():
+            self._judge(key, listed, broker)
 
-    def _judge(self, key: QueueName, seen: ListedQueue, broker: BrokerState) -> None:
-        whose = self._whose(key)
-        self._note_name(key, whose)
-        if seen.length is None:
+    def _judge(self, key: QueueName, listed: ListedQueue, broker: BrokerState) -> None:
+        ownership = self._ownership_of(key)
+        self._check_name(key, ownership)
+        if listed.length is None:
             self.changes.unknown += 1
-        queue = self._updated(key, seen, whose)
-        policys = self.rules.policy(seen.length, broker)
-        thresholds = resolve((queue.warn_length, queue.max_length), self.limits.get(whose[0], NOT_SET), policys)
+        queue = self._updated_row(key, listed, ownership)
+        by_policy = self.rules.policy(listed.length, broker)
+        thresholds = resolve((queue.warn_length, queue.max_length), self.limits.get(ownership[0], NOT_SET), by_policy)
         queue = _with_over_unacked(queue, thresholds, self.now)
-        verdict = judge(queue.last_notified_state, seen.length, thresholds, spared=self._is_spared(queue))
-        if seen.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
+        verdict = judge(queue.last_notified_state, listed.length, thresholds, spared=self._is_spared(queue))
+        if listed.type != CLASSIC and verdict.action in (Action.DELETE, Action.RECOVER):
             self.changes.unconfirmed.append(key)
         for_its_name = not self.removes_nothing and self.rules.deletes_for_its_name(queue)
         if verdict.action is Action.DELETE or for_its_name:
             self.changes.condemned.append(Condemned(queue, thresholds, for_its_name))
         else:
-            self._settle(queue, verdict.state, thresholds)
+            self._record_state(queue, verdict.state, thresholds)
 
-    def _whose(self, key: QueueName) -> OwnershipFields:
-        """Return whom a queue belongs to by its name or its vhost."""
+    def _ownership_of(self, key: QueueName) -> OwnershipFields:
+        """Return the Pulse user by the queue's name, the owner by its vhost, and whether it is registered."""
         vhost, name = key
         registrations = self.observation.registrations
         registered, owner_id = key in registrations.queues, registrations.owner_of(key)
@@ -471,9 +472,9 @@ class _Comparison:
         account = self.observation.accounts.get(user) if user is not None else None
         return account.id if account is not None else None, owner_id, registered
 
-    def _note_name(self, key: QueueName, whose: OwnershipFields) -> None:
-        """Note a name that follows no pattern: it is on the Pulse vhost, and no Pulse user's."""
-        pulse_user_id, _, registered = whose
+    def _check_name(self, key: QueueName, ownership: OwnershipFields) -> None:
+        """Record a misnamed or unpatterned queue: on the Pulse vhost, and no Pulse user's."""
+        pulse_user_id, _, registered = ownership
         if key[0] != self.rules.pulse_vhost or pulse_user_id is not None or registered:
             return
         kind = kind_of_queue(key[1])
@@ -482,43 +483,43 @@ class _Comparison:
         elif kind is NameKind.UNPATTERNED:
             self.changes.unpatterned += 1
 
-    def _updated(self, key: QueueName, seen: ListedQueue, whose: OwnershipFields) -> StoredQueue:
-        """Return the row with what the list shows, and with whom the queue belongs to."""
-        queue = self.stored.get(key) or from_seen(seen)
+    def _updated_row(self, key: QueueName, listed: ListedQueue, ownership: OwnershipFields) -> StoredQueue:
+        """Return the row with the listed figures and the ownership."""
+        queue = self.stored.get(key) or from_listed(listed)
         if queue.state == GONE:
-            # It is judged from where the last message put it, so that the message stays true.
+            # Judge it from the last notified state, so that owners learn of any difference.
             queue = queue._replace(state=queue.said)
             self.changes.events.append(Event(queue, QueueEvent.Kind.RETURNED))
             if key in self.observation.registrations.queues:
                 self.changes.returned.append(queue)
-        if queue[1:13] == (*seen, *whose) and queue.misses == 0:
-            return queue  # as nearly always
-        return StoredQueue._make((queue.id, *seen, *whose, queue.state, 0, *queue[15:]))
+        if queue[1:13] == (*listed, *ownership) and queue.misses == 0:
+            return queue  # nearly always
+        return StoredQueue._make((queue.id, *listed, *ownership, queue.state, 0, *queue[15:]))
 
     def _is_spared(self, queue: StoredQueue) -> bool:
-        """Return whether a queue is not deleted for its length."""
+        """Return whether a queue must not be deleted for its length now."""
         if queue.unbounded or queue.exclusive or queue.registered or self.removes_nothing:
             return True
         since = queue.over_unacked_since
-        # Prometheus figures delete nothing: they only make the pass fetch the list.
+        # Prometheus figures delete nothing: they only cause the pass to fetch the list.
         return since is not None and self.now - since < UNACKED_MINIMUM and not self.observation.snapshot.lagging
 
     def apply_brake(self) -> None:
-        """Keep the condemned queues if there are too many, but not those condemned by an earlier pass, or released."""
+        """Block the deletions if they are too many, but not those decided by an earlier pass, or released."""
         counted = [one for one in self.changes.condemned if one.key not in self.observation.released]
         if len(counted) <= brake_limit(self.rules.brake, len(self.listed)):
             return
-        kept = [one for one in counted if one.queue.state != DELETING]
-        self.changes.blocked = [one.key for one in kept]
-        for queue, thresholds, _ in kept:
-            self._settle(
+        blocked = [one for one in counted if one.queue.state != DELETING]
+        self.changes.blocked = [one.key for one in blocked]
+        for queue, thresholds, _ in blocked:
+            self._record_state(
                 queue, judge(queue.last_notified_state, queue.length, thresholds, spared=True).state, thresholds
             )
         keys = set(self.changes.blocked)
         self.changes.condemned = [one for one in self.changes.condemned if one.key not in keys]
 
     def condemn(self) -> None:
-        """Note that the condemned queues are about to be deleted."""
+        """Record that the condemned queues are about to be deleted."""
         condemned, self.changes.condemned = self.changes.condemned, []
         for one in condemned:
             queue = one.queue._replace(state=DELETING)
@@ -526,23 +527,23 @@ class _Comparison:
             row = self.stored.get(one.key)
             if row is None or row.state != DELETING:
                 self.changes.events.append(Event(queue, QueueEvent.Kind.CONDEMNED))
-            self._keep(queue)
+            self._record_row(queue)
 
-    def _settle(self, queue: StoredQueue, state: str, thresholds: Thresholds) -> None:
-        """Note the state of a queue that stays, and what is to be said of it."""
-        if queue.length is None:  # nothing is known, so nothing changes, a deletion under way included
-            self._keep(queue)
+    def _record_state(self, queue: StoredQueue, state: str, thresholds: Thresholds) -> None:
+        """Record the state of a queue that stays, and the message that is due."""
+        if queue.length is None:  # unknown: nothing changes, not even a deletion under way
+            self._record_row(queue)
             return
-        after, message = _stays(queue, state, thresholds, self.rules, self.now)
+        after, message = _with_state(queue, state, thresholds, self.rules, self.now)
         if message is not None:
             self.changes.messages.append(message)
         if state != queue.last_notified_state:
             kind = QueueEvent.Kind.RECOVERED if state == OK else QueueEvent.Kind.WARNED
             self.changes.events.append(Event(after, kind))
-        self._keep(after)
+        self._record_row(after)
 
-    def _keep(self, queue: StoredQueue) -> None:
-        """Note what has to be written of a queue."""
+    def _record_row(self, queue: StoredQueue) -> None:
+        """Record what to write about a queue."""
         row = self.stored.get((queue.vhost, queue.name))
         if row is None:
             self.changes.new.append(queue)
@@ -556,25 +557,25 @@ class _Comparison:
 def judge_kept(
     queue: StoredQueue, thresholds: Thresholds, rules: Rules, now: datetime
 ) -> tuple[StoredQueue, Message | None]:
-    """Return where a queue stands that was condemned and stays, and what is to be said of it."""
+    """Return a condemned queue that stays, in its new state, and the message that is due."""
     state = judge(queue.last_notified_state, queue.length, thresholds, spared=True).state
-    return _stays(queue, state, thresholds, rules, now)
+    return _with_state(queue, state, thresholds, rules, now)
 
 
-def _stays(
+def _with_state(
     queue: StoredQueue, state: str, thresholds: Thresholds, rules: Rules, now: datetime
 ) -> tuple[StoredQueue, Message | None]:
-    """Return a queue that stays, in its new state, and what is to be said of it."""
+    """Return a queue in its new state, and the message that is due."""
     last_notified_state = queue.last_notified_state
     after = queue
     if state != queue.state or queue.delete_sent_at is not None:
         after = queue._replace(state=state, delete_sent_at=None)
     if state == last_notified_state and not quiet.is_over(queue.quiet_until, now):
         return after, None
-    remembered, due = quiet.next_message(
+    period, due = quiet.next_message(
         queue.quiet_period, state, changed=state != last_notified_state, now=now, quiet_seconds=rules.quiet_seconds
     )
-    after = after.with_quiet_period(remembered)
+    after = after.with_quiet_period(period)
     if due is MessageKind.NONE:
         return after, None
     return after, Message(
@@ -583,7 +584,7 @@ def _stays(
 
 
 def _with_over_unacked(queue: StoredQueue, thresholds: Thresholds, now: datetime) -> StoredQueue:
-    """Return the queue with the time since when it is over its limit only with its unacknowledged messages."""
+    """Return the queue with the time since when only its unacknowledged messages put it over its limit."""
     since = None
     if queue.type != CLASSIC and queue.ready is not None and queue.length is not None:
         since = over_unacked_since(queue.over_unacked_since, queue.ready, queue.length, thresholds.max, now)

@@ -1,4 +1,4 @@
-"""People's own exchanges, ``exchange/NAME/…``. They have no rows: the broker alone knows them."""
+"""Exchanges of Pulse users, ``exchange/NAME/…``. They have no rows: they are read from the broker."""
 
 import logging
 from collections import defaultdict
@@ -16,13 +16,12 @@ from rabbit.names import user_of_exchange
 
 logger = logging.getLogger(__name__)
 
-
 DELETED_EXCHANGE = "deleted an exchange"
-"""The words of the audit trail; an exchange has no row, so its name is among the details."""
+"""The audit trail's entry. An exchange has no row, so the details contain its name."""
 
 
 class OwnExchange(NamedTuple):
-    """An exchange of a Pulse user, which it is by its name. ``bindings`` are what is bound to it."""
+    """An exchange that belongs to a Pulse user by its name. It is the source of ``bindings``."""
 
     name: str
     vhost: str
@@ -33,20 +32,20 @@ class OwnExchange(NamedTuple):
 
 
 def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
-    """Return the exchanges that are this visitor's, by name; to an operator everybody's. Two requests at most.
+    """Return the visitor's exchanges by name, for an operator all users'. It takes at most two requests.
 
     Raises:
-        BrokerError: the broker can't be asked.
+        BrokerError: the broker is unreachable or refuses.
     """
-    theirs = None if visitor.is_staff else _usernames(visitor)
-    if theirs is not None and not theirs:
+    usernames = None if visitor.is_staff else _usernames(visitor)
+    if usernames is not None and not usernames:
         return []
     vhost = settings.GUARDIAN_PULSE_VHOST
     management = broker.management()
     found = {
         exchange.name: (exchange, user)
         for exchange in management.exchanges(vhost)
-        if (user := user_of_exchange(exchange.name)) is not None and (theirs is None or user in theirs)
+        if (user := user_of_exchange(exchange.name)) is not None and (usernames is None or user in usernames)
     }
     if not found:
         return []
@@ -68,12 +67,12 @@ def own_exchanges(visitor: Owner | AnonymousUser) -> list[OwnExchange]:
 
 
 def delete_exchange(visitor: Owner, name: str) -> None:
-    """Delete an exchange. The queues that are bound to it stay, and get nothing from it any more.
+    """Delete an exchange. Bound queues stay, and receive nothing more from it.
 
     Raises:
-        LookupError: it isn't this visitor's by its name, or nobody's.
-        Gone: it isn't on the broker any more.
-        BrokerError: the broker is away or refuses.
+        LookupError: by its name, the exchange does not belong to this visitor.
+        Gone: the exchange is no longer on the broker.
+        BrokerError: the broker is unreachable or refuses.
     """
     require_own(visitor, name)
     vhost = settings.GUARDIAN_PULSE_VHOST
@@ -81,19 +80,19 @@ def delete_exchange(visitor: Owner, name: str) -> None:
         with audit.audited(visitor, DELETED_EXCHANGE, None, exchange=name, vhost=vhost):
             broker.management().delete_exchange(vhost, name)
     except NotOnBroker as error:
-        raise Gone("The exchange isn't on the broker any more.") from error
+        raise Gone("The exchange is no longer on the broker.") from error
     logger.info("exchange %s was deleted by %s", name, visitor)
 
 
 def require_own(visitor: Owner | AnonymousUser, name: str) -> None:
-    """Make sure that an exchange of this name is this visitor's; an operator's is everybody's.
+    """Require that an exchange of this name belongs to this visitor. An operator may access every user's.
 
     Raises:
-        LookupError: it isn't.
+        LookupError: it does not.
     """
     user = user_of_exchange(name)
     if user is None or not (visitor.is_staff or user in _usernames(visitor)):
-        raise LookupError("There is no such exchange of yours.")
+        raise LookupError("You have no exchange with this name.")
 
 
 def _usernames(visitor: Owner | AnonymousUser) -> set[str]:

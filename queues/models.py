@@ -1,6 +1,6 @@
-"""What is guarded, what happened to it, what people are to be told, and what agents registered.
+"""Guarded queues, their lengths and events, and the state and reports of the monitor.
 
-The broker is the truth about what exists; these rows are the truth about what was seen and decided.
+The broker is the truth about what exists; these rows are the truth about what was listed and decided.
 """
 
 import uuid
@@ -14,19 +14,19 @@ from rabbit.snapshot import length_of
 
 
 class QueueQuerySet(models.QuerySet["Queue"]):
-    """Queues, as different people see them."""
+    """Queries for queues."""
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> "QueueQuerySet":
-        """Return the queues that this visitor may see: an operator all, an owner their own, nobody else any."""
+        """Return the queues that this visitor may see: all for an operator, their own for an owner, else none."""
         own = models.Q(pulse_user__in=PulseUser.objects.filter(owners=visitor.pk)) | models.Q(owner=visitor.pk)
         return visible_to(self, visitor, own)
 
 
 class Queue(models.Model):
-    """A RabbitMQ queue as last seen. A queue that went and comes back is the same row."""
+    """A RabbitMQ queue as last listed. A queue that is deleted and declared again keeps its row."""
 
     class State(models.TextChoices):
-        """Where a queue stands. The rule that moves it is ``queues.thresholds.judge``."""
+        """The state of a queue. ``queues.thresholds.judge`` decides it."""
 
         OK = "ok", "all right"
         WARNED = "warned", "over its warn length"
@@ -40,12 +40,18 @@ class Queue(models.Model):
     durable = models.BooleanField()
     auto_delete = models.BooleanField()
     exclusive = models.BooleanField()
-    node = models.CharField(max_length=255, blank=True, help_text="The node that its leader was last seen on.")
+    node = models.CharField(max_length=255, blank=True, help_text="The node that last listed the queue's leader.")
     pulse_user = models.ForeignKey(
-        PulseUser, null=True, blank=True, on_delete=models.SET_NULL, related_name="queues", help_text="By its name."
+        PulseUser,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="queues",
+        help_text="Derived from the queue's name.",
     )
     registered = models.BooleanField(
-        default=False, help_text="Made here for an agent, with limits of its own on the broker; never deleted for it."
+        default=False,
+        help_text="Declared for an agent. The broker limits its length; Guardian never deletes it for that.",
     )
     owner = models.ForeignKey(
         Owner,
@@ -53,49 +59,52 @@ class Queue(models.Model):
         blank=True,
         on_delete=models.SET_NULL,
         related_name="agents_queues",
-        help_text="By its vhost: whose agents registered it.",
+        help_text="Derived from the vhost: the owner whose agents registered the queue.",
     )
 
     ready = models.PositiveBigIntegerField(null=True, help_text="Messages; empty: unknown, which is not 0.")
     unacknowledged = models.PositiveBigIntegerField(null=True, help_text="Messages; empty: unknown, which is not 0.")
     state = models.CharField(max_length=10, choices=State.choices, default=State.OK)
-    misses = models.PositiveSmallIntegerField(default=0, help_text="How many complete lists in a row lacked it.")
+    misses = models.PositiveSmallIntegerField(
+        default=0, help_text="The number of complete lists in a row that lacked the queue."
+    )
     delete_sent_at = models.DateTimeField(
-        null=True, help_text="Set right before the broker is asked to delete it, so that a crash in between is seen."
+        null=True, help_text="Set before the delete request is sent, so that the next pass detects a crash in between."
     )
 
     over_unacked_since = models.DateTimeField(
         null=True,
-        help_text="Since when every list shows it over its limit only with unacknowledged messages; see thresholds.",
+        help_text="When lists began to show the queue over its limit only with unacknowledged messages.",
     )
 
-    consumers = models.PositiveIntegerField(
-        null=True, help_text="At the last count, a minute ago at most; empty: unknown."
-    )
-    unattended_since = models.DateTimeField(null=True, help_text="Since when it is known to have no consumer.")
-    unattended_told_at = models.DateTimeField(null=True, help_text="When its owners were told of that.")
+    consumers = models.PositiveIntegerField(null=True, help_text="As counted every minute; empty: unknown.")
+    unattended_since = models.DateTimeField(null=True, help_text="When a count first found no consumer.")
+    unattended_told_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
     taken_out = models.PositiveBigIntegerField(
-        null=True, help_text="Messages by the broker's own count, when some were waiting at the last count; else empty."
+        null=True,
+        help_text="The broker's count of acknowledged messages; empty: the queue had no messages.",
     )
     stalled_since = models.DateTimeField(
-        null=True, help_text="Since when that count is the same, with messages waiting and consumers there."
+        null=True, help_text="When that count last stopped rising while the queue had messages and consumers."
     )
-    stalled_told_at = models.DateTimeField(null=True, help_text="When its owners were told of that.")
+    stalled_told_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
 
-    warn_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
-    max_length = models.PositiveIntegerField(null=True, blank=True, help_text="Its own, in messages.")
-    unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted.")
+    warn_length = models.PositiveIntegerField(null=True, blank=True, help_text="The queue's own value, in messages.")
+    max_length = models.PositiveIntegerField(null=True, blank=True, help_text="The queue's own value, in messages.")
+    unbounded = models.BooleanField(default=False, help_text="Warned about, never deleted for its length.")
 
     said = models.CharField(
-        max_length=10, choices=State.choices, default=State.OK, help_text="Where it stands by the last message sent."
+        max_length=10, choices=State.choices, default=State.OK, help_text="The state that the last message reported."
     )
     quiet_until = models.DateTimeField(null=True, help_text="The end of the quiet period that a warning opened.")
-    recovery_said = models.BooleanField(default=False, help_text="Whether this quiet period's one recovery went out.")
-    folded = models.PositiveIntegerField(default=0, help_text="Changes in this quiet period that nobody was told of.")
+    recovery_said = models.BooleanField(default=False, help_text="Whether this quiet period's one recovery was sent.")
+    folded = models.PositiveIntegerField(
+        default=0, help_text="The changes in this quiet period that no message reported."
+    )
 
     first_seen = models.DateTimeField()
     last_seen = models.DateTimeField(
-        help_text="When the row was last written with the queue there. While its misses are 0 it is there now."
+        help_text="When the row was last written while the queue existed. With 0 misses the queue exists now."
     )
 
     objects = QueueQuerySet.as_manager()
@@ -109,7 +118,7 @@ class Queue(models.Model):
         return f"{self.name} in {self.vhost}"
 
     def clean(self) -> None:
-        """Refuse thresholds by which it would be deleted before anybody is warned."""
+        """Refuse a deletion limit below the warning threshold."""
         super().clean()
         check_thresholds(self.warn_length, self.max_length)
 
@@ -120,7 +129,7 @@ class Queue(models.Model):
 
 
 class QueueSample(models.Model):
-    """The length of a queue at one moment, written when it changed. Old ones are thinned and pruned."""
+    """The length of a queue from one moment on, written when it changes. Old samples are thinned and pruned."""
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="samples", db_index=False)
     at = models.DateTimeField()
@@ -134,10 +143,10 @@ class QueueSample(models.Model):
 
 
 class QueueEvent(models.Model):
-    """Something that happened to a queue. It outlives the queue's row."""
+    """An event in the life of a queue. It is kept when the queue's row is deleted."""
 
     class Kind(models.TextChoices):
-        """What happened."""
+        """The kinds of event."""
 
         WARNED = "warned", "passed its warn length"
         RECOVERED = "recovered", "back below its warn length"
@@ -161,7 +170,7 @@ class QueueEvent(models.Model):
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, help_text="Empty: Guardian itself."
     )
-    details = models.JSONField(default=dict, help_text="The figures that it was decided by.")
+    details = models.JSONField(default=dict, help_text="The figures behind the decision.")
 
     class Meta:
         ordering = ["-at", "-id"]
@@ -172,31 +181,41 @@ class QueueEvent(models.Model):
 
 
 class Watch(models.Model):
-    """What the monitor remembers from one pass to the next. There is one row."""
+    """The state that the monitor keeps between passes: a single row."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    failures = models.PositiveIntegerField(default=0, help_text="Passes in a row that could not ask the broker.")
-    outage_since = models.DateTimeField(null=True, help_text="Since when it can't be listed, as operators know.")
+    failures = models.PositiveIntegerField(default=0, help_text="Passes in a row that could not reach the broker.")
+    outage_since = models.DateTimeField(null=True, help_text="When the reported outage of the broker began.")
     nodes = models.JSONField(default=list, help_text="The running nodes at the last complete list.")
-    listed_at = models.DateTimeField(null=True, help_text="When the last complete list was taken.")
-    exact_at = models.DateTimeField(null=True, help_text="When one was last taken with exact lengths.")
-    short_lists = models.PositiveIntegerField(default=0, help_text="Lists in a row that lacked far too many queues.")
-    short_told_at = models.DateTimeField(null=True, help_text="When operators last heard of a list far too short.")
-    refused_since = models.DateTimeField(null=True, help_text="Since when the broker refuses to delete a queue.")
-    unresponsive_since = models.DateTimeField(null=True, help_text="Since when a queue's process doesn't answer.")
-    next_pass_at = models.DateTimeField(null=True, help_text="No pass before, because the broker is away.")
-    brake_since = models.DateTimeField(null=True, help_text="Since when the brake on bulk deletion holds.")
-    braked = models.PositiveIntegerField(default=0, db_default=0, help_text="Queues that the brake keeps.")
-    released = models.JSONField(
-        null=True, help_text="The queues that may go all the same, as an operator said: vhost and name of each."
+    listed_at = models.DateTimeField(null=True, help_text="When the last complete list was fetched.")
+    exact_at = models.DateTimeField(null=True, help_text="When a list with exact lengths was last fetched.")
+    short_lists = models.PositiveIntegerField(default=0, help_text="Lists in a row that lacked too many queues.")
+    short_told_at = models.DateTimeField(
+        null=True, help_text="When operators were last notified of a list that is too short."
     )
-    released_at = models.DateTimeField(null=True, help_text="When an operator released the brake; empty: used up.")
-    released_by = models.CharField(max_length=254, default="", db_default="", help_text="That operator's address.")
+    refused_since = models.DateTimeField(null=True, help_text="When the broker began to refuse to delete a queue.")
+    unresponsive_since = models.DateTimeField(null=True, help_text="When a queue's process stopped responding.")
+    next_pass_at = models.DateTimeField(
+        null=True, help_text="The earliest time of the next pass, after the broker could not be reached."
+    )
+    brake_since = models.DateTimeField(null=True, help_text="When the brake began to block deletions.")
+    braked = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="The number of queues that the brake blocks."
+    )
+    released = models.JSONField(null=True, help_text="The queues that an operator released: vhost and name of each.")
+    released_at = models.DateTimeField(
+        null=True, help_text="When an operator released the brake; empty: no release is open."
+    )
+    released_by = models.CharField(
+        max_length=254, default="", db_default="", help_text="The operator's e-mail address."
+    )
     exchanges_listed_at = models.DateTimeField(null=True)
     consumers_counted_at = models.DateTimeField(null=True, help_text="When consumers were last counted.")
     misnamed_exchanges = models.JSONField(default=list)
-    thinned_by_minute = models.DateTimeField(null=True, help_text="Up to where samples are one a minute.")
-    thinned_by_hour = models.DateTimeField(null=True, help_text="Up to where samples are one an hour.")
+    thinned_by_minute = models.DateTimeField(
+        null=True, help_text="Samples before this time are thinned to one a minute."
+    )
+    thinned_by_hour = models.DateTimeField(null=True, help_text="Samples before this time are thinned to one an hour.")
 
     def __str__(self) -> str:
         return "the monitor's memory"
@@ -205,21 +224,21 @@ class Watch(models.Model):
 class Pass(models.Model):
     """The report of one pass of the monitor. Old ones are pruned."""
 
-    at = models.DateTimeField(help_text="When it began.")
-    queues = models.PositiveIntegerField(default=0, help_text="Listed, without those that are left alone.")
+    at = models.DateTimeField(help_text="When the pass began.")
+    queues = models.PositiveIntegerField(default=0, help_text="Listed queues, without the ignored ones.")
     new = models.PositiveIntegerField(default=0)
     changed = models.PositiveIntegerField(default=0)
     gone = models.PositiveIntegerField(default=0)
-    unknown = models.PositiveIntegerField(default=0, help_text="Of unknown length.")
+    unknown = models.PositiveIntegerField(default=0, help_text="Queues of unknown length.")
     warned = models.PositiveIntegerField(default=0)
     recovered = models.PositiveIntegerField(default=0)
     deleted = models.PositiveIntegerField(default=0)
-    kept = models.PositiveIntegerField(default=0, help_text="After the second look.")
+    kept = models.PositiveIntegerField(default=0, help_text="Kept after the recheck.")
     misnamed = models.PositiveIntegerField(default=0)
     unpatterned = models.PositiveIntegerField(default=0)
     misnamed_exchanges = models.PositiveIntegerField(default=0)
     brake_held = models.BooleanField(default=False)
-    errors = models.JSONField(default=list, help_text="In words.")
+    errors = models.JSONField(default=list, help_text="Error messages.")
     seconds = models.FloatField(default=0)
     listing_seconds = models.FloatField(default=0)
 

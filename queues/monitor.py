@@ -262,7 +262,7 @@ def _count(report: Report, changes: Changes) -> None:
     """Put the figures of these changes into the report."""
     kinds = [event.kind for event in changes.events]
     returned = kinds.count(QueueEvent.Kind.RETURNED)
-    report.queues = changes.seen
+    report.queues = changes.listed
     report.new = len(changes.new) + returned
     report.changed = len(changes.changed) + len(changes.lengths) - returned
     report.gone = len(changes.gone)
@@ -314,4 +314,4 @@ def _gather_facts(run: PassRun, changes: Changes) -> Facts:
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
     people = audience.recipients_of(queue.ownership for queue in candidates)
     told = [queue for queue in candidates if audience.has_recipients(queue.ownership, people)]
-    return Facts.gather(run.management, broker.amqp_url(), told, run.now, among=changes.seen)
+    return Facts.gather(run.management, broker.amqp_url(), told, run.now, among=changes.listed)

@@ -226,9 +226,9 @@ def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: dat
         seconds = (now - watch.outage_since).total_seconds()
         news.append(Notice(kinds.OUTAGE_OVER, {"seconds": seconds}))
     if needs_notice(watch, len(changes.blocked)):
-        news.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.seen}))
+        news.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.listed}))
     if _short_is_news(changes, watch, now):
-        news.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.seen}))
+        news.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.listed}))
     if not seen.exact and watch.unresponsive_since is None:
         news.append(Notice(kinds.UNRESPONSIVE, {}))
     if seen.exact and watch.unresponsive_since is not None:

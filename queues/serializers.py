@@ -1,4 +1,4 @@
-"""What the REST API tells and takes about queues, exchanges, and how their owners are told of them."""
+"""Serializers of queues, their samples and events, and exchanges."""
 
 from datetime import datetime
 from typing import Any
@@ -49,7 +49,7 @@ BINDING = {
 
 @extend_schema_serializer(examples=[OpenApiExample("A queue", QUEUE, response_only=True)])
 class QueueSerializer(serializers.ModelSerializer[Queue]):
-    """A queue as last seen. What is unknown is null, which is not 0."""
+    """A queue as last listed. Null means unknown, which is not 0."""
 
     uuid = HexUUIDField()
     url = HexURLField(view_name="api-queue")
@@ -58,11 +58,11 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
     )
     owners = serializers.SerializerMethodField(help_text="Their e-mail addresses.")
     length = serializers.IntegerField(allow_null=True, help_text="Ready and unacknowledged messages.")
-    warn_length = serializers.SerializerMethodField(help_text="Messages at which its owners are warned.")
+    warn_length = serializers.SerializerMethodField(help_text="The length in messages at which the owners are warned.")
     max_length = serializers.SerializerMethodField(
-        help_text="Messages past which it is deleted, unless unbounded or registered."
+        help_text="The length in messages above which the queue is deleted, unless it is unbounded or registered."
     )
-    last_seen = serializers.SerializerMethodField(help_text="When it was last there.")
+    last_seen = serializers.SerializerMethodField(help_text="When the queue last existed.")
 
     class Meta:
         model = Queue
@@ -70,39 +70,39 @@ class QueueSerializer(serializers.ModelSerializer[Queue]):
         read_only_fields = fields
 
     def get_owners(self, queue: Queue) -> list[str]:
-        """Return the addresses of its Pulse user's owners, or that of the owner of the agents whose it is."""
+        """Return the addresses of the Pulse user's owners, or of the owner whose agents registered the queue."""
         owners = [owner.email for owner in queue.pulse_user.owners.all()] if queue.pulse_user else []
         return [*owners, queue.owner.email] if queue.owner else owners
 
     def get_warn_length(self, queue: Queue) -> int:
-        """Return the one that applies."""
+        """Return the warning threshold that applies."""
         return thresholds.of_queue(queue).warn
 
     def get_max_length(self, queue: Queue) -> int:
-        """Return the one that applies."""
+        """Return the deletion limit that applies."""
         return thresholds.of_queue(queue).max
 
     def get_last_seen(self, queue: Queue) -> datetime:
-        """Return when it was last there: at the last list, where that had it; the row is written when it changes."""
+        """Return the time of the last list if it had the queue: an unchanged queue's row is not written."""
         listed_at: datetime | None = self.context["listed_at"]
-        there = queue.state != Queue.State.GONE and queue.misses == 0
-        return max(queue.last_seen, listed_at) if there and listed_at else queue.last_seen
+        exists = queue.state != Queue.State.GONE and queue.misses == 0
+        return max(queue.last_seen, listed_at) if exists and listed_at else queue.last_seen
 
 
 @extend_schema_serializer(examples=[OpenApiExample("Its own maximum", {"max_length": 50000}, request_only=True)])
 class LimitsSerializer(serializers.Serializer[Any]):
-    """Limits of a queue's own; what is left out stays."""
+    """A queue's own limits. Fields that are left out stay unchanged."""
 
     unbounded = serializers.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
-    warn_length = ThresholdField(help_text="Messages; null: as its Pulse user or the policy says.")
-    max_length = ThresholdField(help_text="Messages; null: as its Pulse user or the policy says.")
+    warn_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
+    max_length = ThresholdField(help_text="Messages; null: the value of its Pulse user or the policy applies.")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A binding", BINDING, response_only=True)])
 class BindingSerializer(serializers.Serializer[Binding]):
-    """What carries messages from an exchange to a queue or to another exchange."""
+    """A binding of a queue or an exchange to an exchange."""
 
-    source = serializers.CharField()  # type: ignore[assignment]  # the field, not where it comes from
+    source = serializers.CharField()  # type: ignore[assignment]  # a field, not the attribute of Field
     destination = serializers.CharField()
     destination_type = serializers.CharField()
     routing_key = serializers.CharField()
@@ -117,16 +117,16 @@ class BindingSerializer(serializers.Serializer[Binding]):
     ]
 )
 class LiveSerializer(serializers.Serializer[Any]):
-    """What the broker says of a queue right now; null where it could not be asked, or doesn't say."""
+    """A queue's current state on the broker. Null: the broker did not answer, or does not report it."""
 
     ready = serializers.IntegerField(allow_null=True, help_text="Messages.")
     consumers = serializers.IntegerField(allow_null=True)
-    arguments = serializers.DictField(allow_null=True, help_text="What it was declared with.")
+    arguments = serializers.DictField(allow_null=True, help_text="The arguments of its declaration.")
     bindings = BindingSerializer(many=True, allow_null=True)
 
 
 class SampleSerializer(serializers.ModelSerializer[QueueSample]):
-    """The length of a queue at one moment, which held until the next sample."""
+    """The length of a queue from one moment until the next sample."""
 
     class Meta:
         model = QueueSample
@@ -134,8 +134,8 @@ class SampleSerializer(serializers.ModelSerializer[QueueSample]):
         read_only_fields = fields
 
 
-class SamplesAskedSerializer(serializers.Serializer[Any]):
-    """Which samples are asked for."""
+class SampleQuerySerializer(serializers.Serializer[Any]):
+    """The query parameters of samples."""
 
     span = serializers.ChoiceField(
         choices=list(SPANS), required=False, help_text="The last hour (default), day or week."
@@ -153,10 +153,10 @@ class SamplesAskedSerializer(serializers.Serializer[Any]):
     ]
 )
 class EventSerializer(serializers.ModelSerializer[QueueEvent]):
-    """Something that happened to a queue."""
+    """An event of a queue."""
 
-    by = OwnerEmailField(allow_null=True, help_text="Who did it; null: Guardian itself.")
-    details = serializers.DictField(help_text="The figures that it was decided by.")
+    by = OwnerEmailField(allow_null=True, help_text="The owner who did it; null: Guardian itself.")
+    details = serializers.DictField(help_text="The figures behind the decision.")
 
     class Meta:
         model = QueueEvent
@@ -182,10 +182,10 @@ class EventSerializer(serializers.ModelSerializer[QueueEvent]):
     ]
 )
 class ExchangeSerializer(serializers.Serializer[OwnExchange]):
-    """An exchange of a Pulse user, and what is bound to it."""
+    """An exchange of a Pulse user, and its bindings."""
 
     name = serializers.CharField()
-    url = serializers.SerializerMethodField(help_text="Where this one alone is read and deleted.")
+    url = serializers.SerializerMethodField(help_text="The address to read or delete this exchange.")
     vhost = serializers.CharField()
     type = serializers.CharField()
     durable = serializers.BooleanField()
@@ -194,5 +194,5 @@ class ExchangeSerializer(serializers.Serializer[OwnExchange]):
 
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_url(self, exchange: OwnExchange) -> str:
-        """Return it with the name as a parameter, since slashes in a path don't arrive everywhere."""
-        return absolute_url(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
+        """Return the address with the name as a query parameter, as some proxies alter slashes in a path."""
+        return absolute(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")

@@ -1,6 +1,6 @@
 """When a queue is warned about, when it is deleted, and where the thresholds come from.
 
-``judge`` is the rule, the only one. It is pure: it sees figures, and answers with the next state and what to do.
+``judge`` is the only rule. It is pure: it takes figures, and returns the next state and the action.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ OK, WARNED, DELETING, GONE = "ok", "warned", "deleting", "gone"  # the values of
 
 
 class Thresholds(NamedTuple):
-    """Both in messages: at ``warn`` owners are warned, past ``max`` the queue is deleted."""
+    """Lengths in messages: at ``warn`` owners are warned, above ``max`` the queue is deleted."""
 
     warn: int
     max: int
 
 
 class Action(Enum):
-    """What a pass has to do about one queue."""
+    """What a pass does about one queue."""
 
     NOTHING = "nothing"
     WARN = "warn"
@@ -34,19 +34,19 @@ class Action(Enum):
 
 
 class Verdict(NamedTuple):
-    """Where a queue stands now, and what follows."""
+    """The next state of a queue, and the action."""
 
     state: str
     action: Action
 
 
 def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: bool) -> Verdict:
-    """Return the next state of a queue and what to do.
+    """Return the next state of a queue, and the action.
 
-    ``state`` is where it stood, ``length`` its ready plus unacknowledged messages (None: unknown), and ``spared`` says
-    that it must not be deleted now: it is unbounded, exclusive, ignored or registered, the brake holds, or only its
-    unacknowledged messages keep it over its limit, and not for ``UNACKED_MINIMUM`` yet.
-    A queue in state deleting is judged anew: it came back, or the pass that wanted to delete it did not get there.
+    ``length`` is ready plus unacknowledged messages; None: unknown. A queue that is ``spared`` must not be deleted now:
+    it is unbounded, exclusive, ignored or registered; the brake blocks it; or only its unacknowledged messages put it
+    over its limit, for less than ``UNACKED_MINIMUM``.
+    A queue in state deleting is judged again: it was declared again, or an earlier pass did not delete it.
     """
     if length is None:
         return Verdict(state, Action.NOTHING)
@@ -58,16 +58,16 @@ def judge(state: str, length: int | None, thresholds: Thresholds, *, spared: boo
 
 
 UNACKED_MINIMUM = timedelta(seconds=12)
-"""How long unacknowledged messages must keep a queue over its limit before it is deleted, if its listed length lags.
+"""How long unacknowledged messages alone must put a queue over its limit before it is deleted, if its length lags.
 
-The list shows such a queue as of its last tick, which is up to 5 s old. Only its ready count can be rechecked.
+The list shows such a queue as of its last tick, up to 5 s ago. Only its ready count can be rechecked.
 """
 
 
 def over_unacked_since(since: datetime | None, ready: int, length: int, limit: int, now: datetime) -> datetime | None:
-    """Return since when a queue has been over its limit only with its unacknowledged messages; None: it is not.
+    """Return the time since when only its unacknowledged messages put a queue over its limit; None: they do not.
 
-    ``since`` is the answer for the previous list.
+    ``since`` is the result for the previous list.
     """
     if not ready <= limit < length:
         return None
@@ -76,10 +76,10 @@ def over_unacked_since(since: datetime | None, ready: int, length: int, limit: i
 
 @dataclass(frozen=True)
 class BrokerState:
-    """What a policy may know of the broker.
+    """The state of the broker that a policy considers.
 
-    ``memory`` is the highest use of any node as a fraction of its watermark (0 where unknown); ``long`` the length in
-    messages from which a queue counts among the longest.
+    ``memory`` is the highest memory use of any node, as a fraction of its watermark (0: unknown). ``long`` is the
+    length in messages from which a queue counts among the longest.
     """
 
     memory: float = 0.0
@@ -87,15 +87,15 @@ class BrokerState:
 
 
 class Policy(Protocol):
-    """Where the thresholds come from for a queue that has none of its own, nor its Pulse user."""
+    """The source of thresholds for a queue without its own, whose Pulse user sets none either."""
 
     @property
     def thresholds(self) -> Thresholds:
-        """The pair while the broker has memory to spare. No other one it gives has less than the lesser of these."""
+        """The thresholds without memory pressure. The policy never returns a value below the lower of the two."""
 
     @property
     def needs_memory(self) -> bool:
-        """Whether it goes by the broker's memory, which then has to be asked for."""
+        """Whether the policy considers the broker's memory, so that the nodes are queried."""
 
     def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
         """Return the thresholds of a queue of this length."""
@@ -103,22 +103,22 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Static:
-    """One pair of thresholds for everybody."""
+    """The same thresholds for all queues."""
 
     thresholds: Thresholds
     needs_memory: bool = False
 
     def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
-        """Return the pair."""
+        """Return the fixed thresholds."""
         return self.thresholds
 
 
 @dataclass(frozen=True)
 class MemoryPressure:
-    """The longest queues have to go earlier as the broker's memory nears its watermark.
+    """Lower the deletion limit of the longest queues as the broker's memory nears its watermark.
 
-    From ``PRESSURE_START`` of the watermark on, the maximum of the longest queues falls evenly, to the warn length at the
-    watermark, and never below it.
+    From ``PRESSURE_START`` of the watermark on, the limit falls linearly. At the watermark it reaches the warning
+    threshold, and never falls below it.
     """
 
     thresholds: Thresholds
@@ -127,19 +127,19 @@ class MemoryPressure:
     PRESSURE_START = 0.8
 
     def __call__(self, length: int | None, broker: BrokerState) -> Thresholds:
-        """Return the pair, its maximum lowered where the queue is among the longest."""
-        warn, most = self.thresholds
+        """Return the thresholds, with a lower limit if the queue is among the longest."""
+        warn, limit = self.thresholds
         if length is None or length < broker.long or broker.memory <= self.PRESSURE_START:
             return self.thresholds
         pressure = min(1.0, (broker.memory - self.PRESSURE_START) / (1 - self.PRESSURE_START))
-        return Thresholds(warn, max(warn, round(most - pressure * (most - warn))))
+        return Thresholds(warn, max(warn, round(limit - pressure * (limit - warn))))
 
 
 POLICIES: dict[str, Callable[[Thresholds], Policy]] = {"static": Static, "memory-pressure": MemoryPressure}
 
 
 def long_length(lengths: Sequence[int]) -> int:
-    """Return the length from which a queue is among the longest: the longest tenth, one at least."""
+    """Return the length from which a queue is among the longest tenth, at least one queue."""
     if not lengths:
         return 0
     return sorted(lengths, reverse=True)[len(lengths) // 10]
@@ -151,32 +151,32 @@ NOT_SET = (None, None)
 def resolve(
     own: tuple[int | None, int | None], of_user: tuple[int | None, int | None], policy: Thresholds
 ) -> Thresholds:
-    """Return the thresholds that apply: the queue's own, else its Pulse user's, else the policy's, each by itself.
+    """Return the thresholds that apply, each separately: the queue's own, else its Pulse user's, else the policy's.
 
-    The two may come from different places: then nobody is warned later than at the maximum.
+    As the two may come from different sources, the warning threshold is capped at the deletion limit.
     """
-    if own == of_user == NOT_SET:  # nearly all, and this is asked for every queue in every pass
+    if own == of_user == NOT_SET:  # true for nearly every queue, and a pass calls this for each
         return policy
-    warn, most = (
+    warn, limit = (
         next(value for value in values if value is not None) for values in zip(own, of_user, policy, strict=True)
     )
-    return Thresholds(min(warn, most), most)
+    return Thresholds(min(warn, limit), limit)
 
 
 def policy() -> Policy:
-    """Return the policy that the settings choose."""
+    """Return the policy from the settings."""
     return POLICIES[settings.GUARDIAN_THRESHOLD_POLICY](
         Thresholds(settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH)
     )
 
 
 def of_queue(queue: "Queue") -> Thresholds:
-    """Return the thresholds of a queue while the broker has memory to spare, as a page shows them."""
+    """Return the thresholds of a queue without memory pressure, as pages show them."""
     user = queue.pulse_user
     of_user = (user.warn_length, user.max_length) if user else NOT_SET
     return resolve((queue.warn_length, queue.max_length), of_user, policy()(queue.length, BrokerState()))
 
 
-def brake_limit(brake: int, seen: int) -> int:
-    """Return how many queues may go at once: the brake or a quarter of all that can be seen, whichever is larger."""
-    return max(brake, seen // 4)
+def brake_limit(brake: int, listed: int) -> int:
+    """Return how many queues one pass may delete: the brake or a quarter of all listed, whichever is larger."""
+    return max(brake, listed // 4)

@@ -60,7 +60,7 @@ def test_a_404_decides_nothing_and_two_lists_do(queue, alice, amqp, management, 
     amqp.queue("another")
     run_pass()
     management.delete_queue(vhost, queue.name)
-    with counted_requests() as sent, pytest.raises(actions.Gone, match="doesn't show the queue at the moment"):
+    with counted_requests() as sent, pytest.raises(actions.Gone, match="doesn't list the queue at the moment"):
         do(queue, alice)
     assert len(sent) == 2  # the second asks whether the 404 can be believed
     queue.refresh_from_db()

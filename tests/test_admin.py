@@ -403,7 +403,7 @@ def test_single_failures_are_told_and_the_others_go_on(admin, queues, management
     management.delete_queue(guarded, "queue/alice/a")
     page = act(admin, Queue, "delete_on_broker", *queues)
     [failed, done] = messages_of(agree(admin, page))
-    assert failed.startswith(f"'queue/alice/a in {guarded}': The broker doesn't show the queue at the moment.")
+    assert failed.startswith(f"'queue/alice/a in {guarded}': The broker doesn't list the queue at the moment.")
     assert done.startswith("2 are deleted")
     assert queue_names(management, guarded) == set()
 

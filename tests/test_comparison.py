@@ -17,7 +17,7 @@ from queues.comparison import (
     Rules,
     StoredQueue,
     compare,
-    from_seen,
+    from_listed,
     judge_kept,
     with_exact_lengths,
 )
@@ -448,7 +448,7 @@ class TestLengthsThatLag:
     def test_the_ready_count_of_a_passive_declare_replaces_the_listed_one(self, listed, depth, length):
         ready, unacknowledged = listed
         shot = snapshot(seen("queue/alice/a", ready, type="quorum", unacknowledged=unacknowledged), seen("other", 3))
-        known = {("/", "queue/alice/a"): from_seen(seen("queue/alice/a", 30, type="quorum"))}
+        known = {("/", "queue/alice/a"): from_listed(seen("queue/alice/a", 30, type="quorum"))}
         key = ("/", "queue/alice/a")
         corrected = with_exact_lengths(shot, {key}, {key: depth} if depth else {}, known)
         assert [queue.length for queue in corrected.queues] == [length, 3]
