@@ -1,6 +1,6 @@
-"""What the drawings of a length are made of: the bar towards the maximum, and the length over time as steps.
+"""The drawings of a queue's length: a bar towards the deletion limit, and a step chart over time.
 
-Pure: figures go in, and places on a sheet of 1000 by 1000 come out, or percentages of its width and height.
+Pure: the results are SVG coordinates in a square of 1000 by 1000, or percentages of its width and height.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ SHEET_SIZE = 1000
 MAX_POINTS = 300
 BUCKETS = MAX_POINTS // 2
 HEADROOM = 1.1
-"""How much of the sheet's height is above the highest thing in it."""
+"""The height of the chart, relative to its highest value."""
 
 Sample = tuple[datetime, int]
 
 
 class Span(NamedTuple):
-    """How far back a chart goes, and how long before its end its beginning and its middle are, in words."""
+    """The time that a chart covers, and the labels of its start and its middle."""
 
     name: str
     duration: timedelta
@@ -40,7 +40,7 @@ SPANS = {
 
 
 class Bar(NamedTuple):
-    """A bar towards the maximum: how full it is, and where the warn mark stands, both in percent of its width."""
+    """A bar towards the deletion limit: its filled part and the mark of the warning threshold, in percent."""
 
     full: float
     warn: float
@@ -49,8 +49,8 @@ class Bar(NamedTuple):
 class Chart(NamedTuple):
     """The length over time.
 
-    ``line`` and ``area`` are SVG paths on the sheet. ``warn_at`` and ``max_at`` are percent from the top; None: there
-    is no such threshold. ``lowest``, ``highest`` and ``last`` are messages in the window.
+    ``line`` and ``area`` are SVG paths. ``warn_at`` and ``max_at`` are percent from the top; None: no such threshold.
+    ``lowest``, ``highest`` and ``last`` are lengths in messages within the window.
     """
 
     line: str
@@ -63,18 +63,18 @@ class Chart(NamedTuple):
 
 
 def bar(length: int, thresholds: Thresholds) -> Bar:
-    """Return the bar of a queue with so many messages. A longer one than its maximum is full."""
-    most = max(thresholds.max, 1)
-    return Bar(round(min(length / most, 1) * 100, 2), round(min(thresholds.warn / most, 1) * 100, 2))
+    """Return the bar of a queue of this length. It is full at the deletion limit and above."""
+    limit = max(thresholds.max, 1)
+    return Bar(round(min(length / limit, 1) * 100, 2), round(min(thresholds.warn / limit, 1) * 100, 2))
 
 
 def chart(
     samples: Sequence[Sample], began: datetime, ended: datetime, thresholds: Thresholds, *, has_maximum: bool
 ) -> Chart | None:
-    """Return the chart of this window; None where nothing is known of it.
+    """Return the chart of this window; None: no length is known in it.
 
-    ``samples`` are (time, messages), oldest first, each written when the length changed: it held until the next. The
-    last one before the window tells the length at its beginning. ``has_maximum``: it is deleted past it.
+    ``samples`` are (time, messages), oldest first. Each length lasts until the next sample, so the last sample before
+    the window gives the length at its start. ``has_maximum``: the deletion limit applies to the queue.
     """
     steps = within(samples, began, ended)
     if not steps:
@@ -83,20 +83,20 @@ def chart(
     top = max(*lengths, thresholds.warn, thresholds.max if has_maximum else 0, 1) * HEADROOM
     seconds = (ended - began).total_seconds()
 
-    def across(at: datetime) -> str:
+    def x(at: datetime) -> str:
         return _number((at - began).total_seconds() / seconds * SHEET_SIZE)
 
-    def down(length: float) -> str:
+    def y(length: float) -> str:
         return _number((1 - length / top) * SHEET_SIZE)
 
     first, *others = thinned(steps, began, ended)
-    steps_drawn = "".join(f"H{across(at)}V{down(length)}" for at, length in others)
-    line = f"M{across(first[0])} {down(first[1])}{steps_drawn}H{SHEET_SIZE}"
+    steps_drawn = "".join(f"H{x(at)}V{y(length)}" for at, length in others)
+    line = f"M{x(first[0])} {y(first[1])}{steps_drawn}H{SHEET_SIZE}"
     return Chart(
         line=line,
-        area=f"{line}V{SHEET_SIZE}H{across(first[0])}Z",
-        warn_at=float(down(thresholds.warn)) / SHEET_SIZE * 100,
-        max_at=float(down(thresholds.max)) / SHEET_SIZE * 100 if has_maximum else None,
+        area=f"{line}V{SHEET_SIZE}H{x(first[0])}Z",
+        warn_at=float(y(thresholds.warn)) / SHEET_SIZE * 100,
+        max_at=float(y(thresholds.max)) / SHEET_SIZE * 100 if has_maximum else None,
         lowest=min(lengths),
         highest=max(lengths),
         last=lengths[-1],
@@ -104,24 +104,24 @@ def chart(
 
 
 def within(samples: Sequence[Sample], began: datetime, ended: datetime) -> list[Sample]:
-    """Return the samples of this window, with the length that held at its beginning, if that is known, as its first."""
+    """Return the samples of this window. The first is the length at its start, if known."""
     earlier = [length for at, length in samples if at <= began]
     inside = [(at, length) for at, length in samples if began < at <= ended]
     return ([(began, earlier[-1])] if earlier else []) + inside
 
 
 def thinned(steps: Sequence[Sample], began: datetime, ended: datetime) -> list[Sample]:
-    """Return ``MAX_POINTS`` of these at most, and one: of each stretch of time the highest and the last."""
+    """Return at most ``MAX_POINTS`` + 1 samples: the first, then the highest and the last of each interval."""
     if len(steps) <= MAX_POINTS:
         return list(steps)
-    stretch = (ended - began) / BUCKETS
+    interval = (ended - began) / BUCKETS
     kept = [steps[0]]
-    for _, group in groupby(steps[1:], key=lambda step: min(int((step[0] - began) / stretch), BUCKETS - 1)):
-        some = list(group)
-        highest = max(some, key=lambda step: step[1])
+    for _, group in groupby(steps[1:], key=lambda step: min(int((step[0] - began) / interval), BUCKETS - 1)):
+        bucket = list(group)
+        highest = max(bucket, key=lambda step: step[1])
         kept.append(highest)
-        if some[-1] is not highest:
-            kept.append(some[-1])
+        if bucket[-1] is not highest:
+            kept.append(bucket[-1])
     return kept
 
 

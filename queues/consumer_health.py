@@ -1,8 +1,7 @@
-"""Queues without a consumer, or whose consumers have stalled: looked at every minute.
+"""Queues without a consumer, and queues whose consumers have stalled: checked every minute.
 
-They are told about where GUARDIAN_NO_CONSUMER_MINUTES and GUARDIAN_STALLED_MINUTES say so: once that a queue has had no
-consumer for so long, or that nothing was taken out of it with messages in it and consumers there; and once that it is
-over.
+Owners are notified once when a queue has had no consumer for GUARDIAN_NO_CONSUMER_MINUTES, and once when its consumers
+have acknowledged nothing for GUARDIAN_STALLED_MINUTES although it has messages. Each end is notified once too.
 """
 
 import logging
@@ -37,28 +36,28 @@ COUNT_INTERVAL = timedelta(minutes=1)
 CONSUMER_FIELDS = ("consumers", "unattended_since", "unattended_told_at")
 STALL_FIELDS = ("taken_out", "stalled_since", "stalled_told_at")
 WRITTEN_FIELDS = (*CONSUMER_FIELDS, *STALL_FIELDS)
-"""What is written of a queue: of its consumers, and of whether they take anything out."""
+"""The columns that a count writes."""
 
 GONE_WITH_COUNTS = Q(state=Queue.State.GONE) & (Q(consumers__isnull=False) | Q(stalled_since__isnull=False))
 COLUMNS = "name,vhost,consumers"
 ACK_COUNTERS = ("ack", "deliver_no_ack", "get_no_ack")
-"""The broker's counts of messages that were acknowledged, or needed no acknowledgement. It counts no rejected ones."""
+"""The broker's counters of acknowledged messages, and of those that needed none. Rejected ones are in no counter."""
 STALL_COLUMNS = ",".join(
-    ["messages_ready", "messages_unacknowledged", *(f"message_stats.{one}" for one in ACK_COUNTERS)]
+    ["messages_ready", "messages_unacknowledged", *(f"message_stats.{name}" for name in ACK_COUNTERS)]
 )
 
 
-class Count(NamedTuple):
-    """What the broker said of a queue; None: it didn't, or wasn't asked. ``taken_out`` counts messages ever since."""
+class QueueCounts(NamedTuple):
+    """The broker's figures of a queue; None: not reported. ``acked_total`` counts from the broker's start."""
 
     consumers: int
     ready: int | None = None
     unacknowledged: int | None = None
-    taken_out: int | None = None
+    acked_total: int | None = None
 
 
 class ConsumerState(NamedTuple):
-    """What is known of a queue's consumers. The fields are those of ``queues.models.Queue``."""
+    """The columns of ``queues.models.Queue`` about a queue's consumers."""
 
     id: int
     vhost: str
@@ -74,26 +73,26 @@ class ConsumerState(NamedTuple):
     stalled_told_at: datetime | None
 
     def with_consumers(self, consumers: int, now: datetime, minutes: int) -> "ConsumerState":
-        """Return what is known now that it has so many. ``minutes`` without one are told about; 0: never.
+        """Return the state after a count of the consumers.
 
-        That is told of those alone that should have one.
+        Owners are notified after ``minutes`` without a consumer (0: never), if the queue should have one.
         """
         if consumers:
             return self._replace(consumers=consumers, unattended_since=None, unattended_told_at=None)
         since = self.unattended_since or now
-        is_missed = should_have_consumer(self.name, exclusive=self.exclusive, registered=self.registered)
-        is_news = minutes > 0 and is_missed and now - since >= timedelta(minutes=minutes)
-        told_at = self.unattended_told_at or (now if is_news else None)
+        should_have = should_have_consumer(self.name, exclusive=self.exclusive, registered=self.registered)
+        is_due = minutes > 0 and should_have and now - since >= timedelta(minutes=minutes)
+        told_at = self.unattended_told_at or (now if is_due else None)
         return self._replace(consumers=0, unattended_since=since, unattended_told_at=told_at)
 
-    def with_progress(self, count: Count, now: datetime, minutes: int) -> "ConsumerState":
-        """Return what is known now of whether its consumers work. ``minutes`` of a stall are told about; 0: never.
+    def with_progress(self, count: QueueCounts, now: datetime, minutes: int) -> "ConsumerState":
+        """Return the state after a count of the acknowledged messages.
 
-        A stall counts from the first look at which nothing had been taken out since the one before, with messages in
-        the queue: consumers may stand still with all of them in hand. It is over when something is taken out, or when
-        nothing is in it. Consumers that go leave it told: those that come back may stand still too. A count that fell,
-        as the broker was restarted, ends no stall that was told, and begins the time of another anew. Nothing is taken
-        out of a stream.
+        Owners are notified after ``minutes`` of a stall; 0: never. A stall begins when nothing was acknowledged between
+        two counts although the queue has messages, ready or unacknowledged. It ends when a message is acknowledged or
+        the queue is empty. A stall that was notified continues when the consumers disconnect: they may return and
+        still acknowledge nothing. After a restart of the broker its counter is lower: a notified stall continues, and
+        any other starts again. Messages of a stream are never acknowledged away.
         """
         if not minutes or self.type == "stream":
             return self._replace(taken_out=None, stalled_since=None, stalled_told_at=None)
@@ -101,15 +100,15 @@ class ConsumerState(NamedTuple):
             return self
         if not count.ready + count.unacknowledged:
             return self._replace(taken_out=None, stalled_since=None, stalled_told_at=None)
-        if count.taken_out is None:  # the broker counts nothing (``rates_mode = none``), or has seen nothing yet
+        if count.acked_total is None:  # the broker keeps no counters (``rates_mode = none``), or has none yet
             return self
         since = now if count.consumers else None
         if self.taken_out is None:
-            return self._replace(taken_out=count.taken_out, stalled_since=since)
-        if self.taken_out > count.taken_out and self.stalled_told_at:
-            return self._replace(taken_out=count.taken_out, stalled_since=since and (self.stalled_since or now))
-        if self.taken_out != count.taken_out:
-            return self._replace(taken_out=count.taken_out, stalled_since=since, stalled_told_at=None)
+            return self._replace(taken_out=count.acked_total, stalled_since=since)
+        if self.taken_out > count.acked_total and self.stalled_told_at:
+            return self._replace(taken_out=count.acked_total, stalled_since=since and (self.stalled_since or now))
+        if self.taken_out != count.acked_total:
+            return self._replace(taken_out=count.acked_total, stalled_since=since, stalled_told_at=None)
         if since is None:
             return self._replace(stalled_since=None)
         since = self.stalled_since or now
@@ -118,19 +117,19 @@ class ConsumerState(NamedTuple):
 
 
 def count_consumers() -> int:
-    """Count the consumers of the guarded queues, write down what changed, and return the number of notifications.
+    """Count the consumers of the guarded queues, write the changes, and return the number of notifications.
 
-    One request, whatever the number of queues. A queue that the answer lacks, or tells no number of, keeps what was
-    known of it. Where the broker is away, or another process is counting, nothing changes.
+    It takes one request for all queues. A queue that the answer lacks, or lists without a number, keeps its state.
+    Nothing changes if the broker is unreachable, or another process is counting.
     """
     try:
         with leases.lease(LEASE) as lease:
-            told = _count(lease)
+            notified = _count(lease)
     except (LeaseTaken, LeaseLost):
         return 0
-    if told:
-        enqueue.nudge(told)
-    return told
+    if notified:
+        enqueue.nudge(notified)
+    return notified
 
 
 def _count(lease: HeldLease) -> int:
@@ -140,48 +139,46 @@ def _count(lease: HeldLease) -> int:
         management = broker.management()
         counted = _fetch_counts(management)
     except BrokerError as error:
-        # The monitor tells people of an outage; one line at its beginning is enough here.
+        # The monitor notifies operators of an outage. Log only its start here.
         is_first = watch.consumers_counted_at is None or now - watch.consumers_counted_at < 2 * COUNT_INTERVAL
-        logger.log(logging.WARNING if is_first else logging.DEBUG, "Consumers can't be counted: %s", error)
+        logger.log(logging.WARNING if is_first else logging.DEBUG, "Could not count consumers: %s", error)
         return 0
-    before = {attendance.id: attendance for attendance in _stored_states()}
+    before = {state.id: state for state in _stored_states()}
     after = {
-        id_: attendance.with_consumers(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES).with_progress(
+        id_: state.with_consumers(count.consumers, now, settings.GUARDIAN_NO_CONSUMER_MINUTES).with_progress(
             count, now, settings.GUARDIAN_STALLED_MINUTES
         )
-        for id_, attendance in before.items()
-        if (count := counted.get((attendance.vhost, attendance.name))) is not None
+        for id_, state in before.items()
+        if (count := counted.get((state.vhost, state.name))) is not None
     }
-    lonely = {id_ for id_, one in after.items() if bool(one.unattended_told_at) != bool(before[id_].unattended_told_at)}
-    stalls = {id_ for id_, one in after.items() if bool(one.stalled_told_at) != bool(before[id_].stalled_told_at)}
-    if not settings.GUARDIAN_STALLED_MINUTES:
-        stalls = set()  # nobody looks any more: that is no news of the queues
-    told = _gather_facts(management, lonely | stalls, now)
-    lease.renew_if_due()
+    consumer_changes = _changed(before, after, "unattended_told_at")
+    # If the check was turned off, that says nothing about the queues.
+    stall_changes = _changed(before, after, "stalled_told_at") if settings.GUARDIAN_STALLED_MINUTES else set()
+    gathered = _gather_facts(management, consumer_changes | stall_changes, now)
+    lease.keep()
     notices: dict[tuple[int, bool], Notice] = {}
-    for queue in told.queues:
-        notice = _notice(queue, before[queue.id], after[queue.id], told, now) if queue.id in lonely else None
-        if notice is not None:
+    for queue in gathered.queues:
+        earlier, state, count = before[queue.id], after[queue.id], counted[queue.vhost, queue.name]
+        if queue.id in consumer_changes and (notice := _notice(queue, earlier, state, gathered, now)):
             notices[queue.id, False] = notice
-        count = counted[queue.vhost, queue.name]
-        notice = (
-            _stall_notice(queue, before[queue.id], after[queue.id], count, told, now) if queue.id in stalls else None
-        )
-        if notice is not None:
+        if queue.id in stall_changes and (notice := _stall_notice(queue, earlier, state, count, gathered, now)):
             notices[queue.id, True] = notice
     with transaction.atomic():
         lease.renew()
-        there = _lock_remaining([id_ for id_, one in after.items() if one != before[id_]])
-        notices = {which: notice for which, notice in notices.items() if which[0] in there}
-        for news, is_stall, names in ((lonely, False, CONSUMER_FIELDS), (stalls, True, STALL_FIELDS)):
-            for id_ in news:
-                if (id_, is_stall) not in notices:  # the next count decides anew
+        remaining = _lock_remaining([id_ for id_, one in after.items() if one != before[id_]])
+        notices = {which: notice for which, notice in notices.items() if which[0] in remaining}
+        for changes, is_stall, names in (
+            (consumer_changes, False, CONSUMER_FIELDS),
+            (stall_changes, True, STALL_FIELDS),
+        ):
+            for id_ in changes:
+                if (id_, is_stall) not in notices:  # the next count decides again
                     after[id_] = after[id_]._replace(**{name: getattr(before[id_], name) for name in names})
         changed = [one for id_, one in after.items() if one != before[id_]]
         bulk.update(
             Queue, WRITTEN_FIELDS, [(one.id, *(getattr(one, name) for name in WRITTEN_FIELDS)) for one in changed]
         )
-        # Not when it was told: who was told is told of a consumer, too, when the queue comes back with one.
+        # Keep the …_told_at columns, so that owners learn of a consumer when the queue is declared again.
         Queue.objects.filter(GONE_WITH_COUNTS).update(
             consumers=None, unattended_since=None, taken_out=None, stalled_since=None
         )
@@ -189,28 +186,33 @@ def _count(lease: HeldLease) -> int:
         return enqueue.enqueue(list(notices.values()), now)
 
 
+def _changed(before: Mapping[int, ConsumerState], after: Mapping[int, ConsumerState], told_at: str) -> set[int]:
+    """Return the ids of the queues for which this column became set or empty."""
+    return {id_ for id_, state in after.items() if bool(getattr(state, told_at)) != bool(getattr(before[id_], told_at))}
+
+
 def _lock_remaining(ids: Sequence[int]) -> set[int]:
-    """Return which of these queues are neither gone nor about to be, and lock all that is to be written.
+    """Lock the rows to write, and return those of these queues that are neither gone nor about to be deleted.
 
-    By id, as a pass does: in another order the two would wait for each other.
+    Rows are locked by id, in the order of a pass, to avoid a deadlock.
     """
-    theirs = Q(bulk.among(Queue, ("id",), [(id_,) for id_ in ids])) if ids else Q(pk__in=[])
-    rows = Queue.objects.select_for_update().filter(theirs | GONE_WITH_COUNTS).order_by("id")
-    leaving = (Queue.State.GONE, Queue.State.DELETING)
-    return {id_ for id_, state in rows.values_list("id", "state") if state not in leaving}
+    selected = Q(bulk.among(Queue, ("id",), [(id_,) for id_ in ids])) if ids else Q(pk__in=[])
+    rows = Queue.objects.select_for_update().filter(selected | GONE_WITH_COUNTS).order_by("id")
+    ending = (Queue.State.GONE, Queue.State.DELETING)
+    return {id_ for id_, state in rows.values_list("id", "state") if state not in ending}
 
 
-def _fetch_counts(management: Management) -> Mapping[QueueName, Count]:
-    """Return what the broker says of each guarded queue that it tells a number of consumers of.
+def _fetch_counts(management: Management) -> Mapping[QueueName, QueueCounts]:
+    """Return the figures of each guarded queue for which the broker reports a number of consumers.
 
     Raises:
-        BrokerError: it can't be asked.
+        BrokerError: the broker is unreachable or refuses.
     """
     vhosts = guarded_vhosts()
     columns = f"{COLUMNS},{STALL_COLUMNS}" if settings.GUARDIAN_STALLED_MINUTES else COLUMNS
     rows = management.list_queues(None, {"columns": columns})
     return {
-        (row["vhost"], row["name"]): Count(
+        (row["vhost"], row["name"]): QueueCounts(
             consumers,
             _number(row.get("messages_ready")),
             _number(row.get("messages_unacknowledged")),
@@ -243,51 +245,52 @@ class _Gathered(NamedTuple):
 
 
 def _gather_facts(management: Management, ids: set[int], now: datetime) -> _Gathered:
-    """Return these queues, and what is to be told of them."""
+    """Return these queues and their facts."""
     if not ids:
         return _Gathered([], Facts({}, {}, now))
     these = bulk.among(Queue, ("id",), [(id_,) for id_ in ids])
     queues = list(Queue.objects.filter(these).select_related("pulse_user").order_by("id"))
-    known = [_as_stored(queue) for queue in queues]
-    return _Gathered(queues, Facts.gather(management, broker.amqp_url(), known, now))
+    stored = [_as_stored(queue) for queue in queues]
+    return _Gathered(queues, Facts.gather(management, broker.amqp_url(), stored, now))
 
 
 def _as_stored(queue: Queue) -> StoredQueue:
     return StoredQueue._make(getattr(queue, name) for name in StoredQueue._fields)
 
 
-def _notice(queue: Queue, before: ConsumerState, after: ConsumerState, news: _Gathered, now: datetime) -> Notice | None:
-    """Return what is to be told of this queue; None where a second look, at the queue itself, doesn't bear it out."""
-    told = news.facts.of(_as_stored(queue), thresholds.of_queue(queue))
-    exact: int | None = told["consumers"]
+def _notice(
+    queue: Queue, before: ConsumerState, after: ConsumerState, gathered: _Gathered, now: datetime
+) -> Notice | None:
+    """Return the notice about this queue's consumers; None: a passive declare does not confirm the count."""
+    facts = gathered.facts.of(_as_stored(queue), thresholds.of_queue(queue))
+    exact: int | None = facts["consumers"]
     if after.consumers:
         if exact == 0:
             return None
-        since = before.unattended_since  # unknown where the queue was gone in between
-        kind, seen = kinds.CONSUMERS_BACK, exact or after.consumers
+        since = before.unattended_since  # None: the queue was gone in between
+        kind, consumers = kinds.CONSUMERS_BACK, exact or after.consumers
     else:
-        if exact != 0:  # None: it isn't there any more, or doesn't answer
+        if exact != 0:  # None: the queue is gone, or does not respond
             return None
         since = after.unattended_since
-        kind, seen = kinds.NO_CONSUMERS, 0
+        kind, consumers = kinds.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
-    facts = {**told, "consumers": seen, "seconds": seconds}
+    facts |= {"consumers": consumers, "seconds": seconds}
     return Notice(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
 
 
 def _stall_notice(
-    queue: Queue, before: ConsumerState, after: ConsumerState, count: Count, news: _Gathered, now: datetime
+    queue: Queue, before: ConsumerState, after: ConsumerState, count: QueueCounts, gathered: _Gathered, now: datetime
 ) -> Notice | None:
-    """Return what is to be told of this queue's stall, or of its end; None where a second look doesn't bear it out."""
-    told = news.facts.of(_as_stored(queue), thresholds.of_queue(queue))
+    """Return the notice about the start or end of a stall; None: a passive declare does not confirm the stall."""
+    facts = gathered.facts.of(_as_stored(queue), thresholds.of_queue(queue))
     if after.stalled_told_at:
-        if not told["consumers"]:  # none is there any more, which is another matter; or it doesn't answer
+        if not facts["consumers"]:  # no consumer is left, or the queue does not respond
             return None
         kind, since = kinds.STALLED, after.stalled_since
     else:
-        kind, since = kinds.STALL_OVER, before.stalled_since  # unknown where its consumers were gone
-    facts = {
-        **told,
+        kind, since = kinds.STALL_OVER, before.stalled_since  # None: the consumers had disconnected
+    facts |= {
         "length": length_of(count.ready, count.unacknowledged),
         "ready": count.ready,
         "unacknowledged": count.unacknowledged,

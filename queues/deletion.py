@@ -1,8 +1,8 @@
-"""Deleting queues that grew too long: look again, act, record the outcome.
+"""Delete queues that grew too long: recheck, delete, record the outcome.
 
-The decision stands on the queues' rows already (state deleting) when this begins. What the broker says it deleted, it
-did. Of what it gives no such answer about, the next list decides: a crash between any two lines is finished by the next
-pass, as what was asked of the broker has ``delete_sent_at``, and what the list lacks then is deleted.
+The decision is already recorded (state deleting). If the broker confirms the deletion, it is recorded. If not, the next
+list decides. After a crash the next pass finishes the work: a row with ``delete_sent_at`` whose queue is no longer
+listed was deleted.
 """
 
 import logging
@@ -37,25 +37,23 @@ from rabbit.threads import ContextThreadPool
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 500
-"""Queues between two renewals of the lease. So many take the broker half a second. However long it takes, none is asked
-for once the recheck of the batch is out of date."""
+"""Queues between two renewals of the lease. The broker deletes them in half a second."""
 
 MAX_CONCURRENT_DELETIONS = 8
-"""Deletions under way at once."""
 
 RECHECK_VALID_SECONDS = 30
-"""A process that was stopped in between must not go on deleting by an old recheck."""
+"""A process that was suspended must not continue to delete by an old recheck."""
 
 LIST_TIMEOUT_SECONDS = 20
-"""How long its list may take. What is over its maximum by the ready messages alone can then still be deleted by it."""
+"""The time limit for the recheck's list. Queues over the limit by their ready messages alone do not need the list."""
 
 RECHECK_EXPIRED = "too late"
 
 
 class Recheck(NamedTuple):
-    """The result of a recheck: what is over its limit, what is not (with its length now), and what is not known.
+    """The result of a recheck: queues over the limit, queues within it (with the current length), and unclear ones.
 
-    What is in none of them no longer existed; the next list decides about it.
+    Queues in none of them no longer existed; the next list decides about them.
     """
 
     over: list[Condemned]
@@ -65,21 +63,18 @@ class Recheck(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the condemned queues, as numbers of them; the notifications; and what went wrong, in words."""
+    """The numbers of condemned queues by outcome, the number of notifications, and error messages."""
 
     deleted: int = 0
     kept: int = 0
     refused: int = 0
-    told: int = 0
+    notifications: int = 0
     errors: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """What deleting needs: the broker twice, the lease that it is done under, and the settings.
-
-    ``facts`` has the surroundings of the queues that it is about.
-    """
+    """The deletion of one pass's condemned queues. ``facts`` covers these queues."""
 
     management: Management
     amqp_url: str
@@ -89,36 +84,36 @@ class Deletion:
     def recheck(
         self, condemned: Sequence[Condemned], *, exact: bool, between: Callable[[], None] = lambda: None
     ) -> Recheck:
-        """Read the lengths of these again, right before anything is done about them.
+        """Read the lengths of these queues again, right before the deletion.
 
-        ``between`` is called between two requests, and raises a BrokerError where there is no more time for the list.
+        Passive declares give the ready messages. If these alone are within the limit, a classic queue is looked up in
+        one more list. Without ``exact`` it is not: a queue's process hangs, and the list would hang too. Other types
+        are listed as of their last tick: every list for ``UNACKED_MINIMUM`` must have shown them over the limit.
 
-        First the ready messages, by AMQP. Where they alone are not over the limit, a classic queue is looked up in one
-        more list, unless ``exact`` is False: then a queue's process hangs, and so would the list. Other types are
-        listed as of their last tick: they go only if every list for ``UNACKED_MINIMUM`` has shown them over.
+        ``between`` is called between two requests, and raises a BrokerError if the time for the list is over.
         """
         recheck = Recheck([one for one in condemned if one.for_its_name], [], [])
         by_length = [one for one in condemned if not one.for_its_name]
-        depths = amqp.declare_passively(self.amqp_url, [_name(one.queue) for one in by_length])
-        doubtful: list[Condemned] = []
+        depths = amqp.ask(self.amqp_url, [_store_principals(one.queue) for one in by_length])
+        unclear: list[Condemned] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
             if depth is not None and depth.ready > one.thresholds.max:
                 recheck.over.append(one)
             elif depth is None or one.queue.type == CLASSIC:
-                doubtful.append(one)
+                unclear.append(one)
             else:
-                least = depth.ready + (one.queue.unacknowledged or 0)
-                if one.queue.over_unacked_since is not None and least > one.thresholds.max:
+                minimum = depth.ready + (one.queue.unacknowledged or 0)
+                if one.queue.over_unacked_since is not None and minimum > one.thresholds.max:
                     recheck.over.append(one)
                 else:
                     kept = with_ready(one.queue, depth.ready)._replace(over_unacked_since=None)
                     recheck.kept.append(one._replace(queue=kept))
-        if not doubtful:
+        if not unclear:
             return recheck
-        listed = self._list_again({one.queue.vhost for one in doubtful}, between) if exact else None
+        listed = self._list_again({one.queue.vhost for one in unclear}, between) if exact else None
         lengths = {(seen.vhost, seen.name): seen for seen in listed.queues} if listed else {}
-        for one in doubtful:
+        for one in unclear:
             seen = lengths.get(_name(one.queue))
             if seen is None:
                 if listed is None or one.queue.vhost in listed.unlisted:
@@ -133,32 +128,32 @@ class Deletion:
         return recheck
 
     def carry_out(self, condemned: Sequence[Condemned], lease: HeldLease, *, exact: bool) -> Outcome:
-        """Recheck these queues, delete those still over their limit, and record what became of each.
+        """Recheck these queues, delete those still over their limit, and record the outcomes.
 
         Raises:
-            LeaseLost: the lease ran out; the next pass goes on.
+            LeaseLost: the lease expired; the next pass continues.
         """
         outcome = Outcome()
         for start in range(0, len(condemned), BATCH_SIZE):
             lease.renew()
             began = time.monotonic()
-            until = began + RECHECK_VALID_SECONDS
-            in_time = partial(_keep_in_time, lease, began + LIST_TIMEOUT_SECONDS)
+            deadline = began + RECHECK_VALID_SECONDS
+            in_time = partial(_renew_until_deadline, lease, began + LIST_TIMEOUT_SECONDS)
             recheck = self.recheck(condemned[start : start + BATCH_SIZE], exact=exact, between=in_time)
             self._record_kept(recheck.kept, lease, outcome)
             self._record_still_condemned(recheck.unsure, lease, outcome)
             outcome.kept += len(recheck.unsure)
-            asked = self._mark_sent(recheck.over, lease, outcome)
-            gone = self._delete(asked, until, lease, outcome)
-            facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in gone}
-            self._record([one.queue for one in gone], facts, lease, outcome)
+            to_delete = self._mark_sent(recheck.over, lease, outcome)
+            deleted = self._delete(to_delete, deadline, lease, outcome)
+            facts = {one.queue.id: self.facts.of(one.queue, one.thresholds) for one in deleted}
+            self._record([one.queue for one in deleted], facts, lease, outcome)
         return outcome
 
     def finish(self, queues: Sequence[StoredQueue], lease: HeldLease) -> Outcome:
-        """Record the deletion of these, which an earlier pass asked for.
+        """Record that these queues were deleted by a request of an earlier pass.
 
         Raises:
-            LeaseLost: the lease ran out; the next pass records it.
+            LeaseLost: the lease expired; the next pass records it.
         """
         outcome = Outcome()
         if queues:
@@ -168,23 +163,25 @@ class Deletion:
     def _record(
         self, queues: Sequence[StoredQueue], facts: dict[int | None, dict[str, Any]], lease: HeldLease, outcome: Outcome
     ) -> None:
-        """Record that these were deleted and tell people, in one transaction."""
+        """Record the deletions and enqueue the notices in one transaction."""
         if not queues:
             return
         now = timezone.now()
         with transaction.atomic():
             lease.renew()
             deleting = _still_deleting(queues)
-            ours = [queue for queue in queues if queue.id in deleting]
-            write_states([_deleted(queue) for queue in ours])
-            write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in ours], now)
-            # Only what was registered since the decision: a registered queue isn't condemned.
-            newly_registered = [_name(queue) for queue in ours if queue.owner_id is not None]
+            still_deleting = [queue for queue in queues if queue.id in deleting]
+            write_states([_deleted(queue) for queue in still_deleting])
+            write_events([(queue, QueueEvent.Kind.DELETED, facts[queue.id]) for queue in still_deleting], now)
+            # Only queues registered since the decision: a registered queue is not condemned.
+            newly_registered = [_name(queue) for queue in still_deleting if queue.owner_id is not None]
             if newly_registered:
                 registered.provider().record_missing(newly_registered)
-            notices = [Notice(kinds.DELETION, facts[queue.id], about(queue.id), *queue.ownership) for queue in ours]
-            outcome.told += enqueue.enqueue(notices, now)
-        outcome.deleted += len(ours)
+            notices = [
+                Notice(kinds.DELETION, facts[queue.id], about(queue.id), *queue.ownership) for queue in still_deleting
+            ]
+            outcome.notifications += enqueue.enqueue(notices, now)
+        outcome.deleted += len(still_deleting)
 
     def _list_again(self, vhosts: set[str], between: Callable[[], None]) -> Snapshot | None:
         try:
@@ -195,15 +192,15 @@ class Deletion:
         return listed if listed.exact else None
 
     def _record_kept(self, kept: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
-        """Record that these stay, and say so where the last message is no longer true."""
-        self._record_not_deleted(kept, lease, outcome, condemned_still=False)
+        """Record that these queues stay, and enqueue a notice if the last message is no longer true."""
+        self._record_not_deleted(kept, lease, outcome, stays_condemned=False)
 
-    def _record_still_condemned(self, left: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
-        """Warn of these, which are over their maximum by the list and can't be deleted now. They stay condemned."""
-        self._record_not_deleted(left, lease, outcome, condemned_still=True)
+    def _record_still_condemned(self, condemned: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> None:
+        """Warn about queues that the list shows over the limit and that cannot be deleted now. They stay condemned."""
+        self._record_not_deleted(condemned, lease, outcome, stays_condemned=True)
 
     def _record_not_deleted(
-        self, ones: Sequence[Condemned], lease: HeldLease, outcome: Outcome, *, condemned_still: bool
+        self, ones: Sequence[Condemned], lease: HeldLease, outcome: Outcome, *, stays_condemned: bool
     ) -> None:
         if not ones:
             return
@@ -216,22 +213,22 @@ class Deletion:
             for one in ones:
                 queue, message = judge_kept(one.queue, one.thresholds, self.rules, now)
                 if message is not None:
-                    told = self.facts.of(queue, one.thresholds, message.folded)
-                    notices.append(Notice(message.kind.value, told, about(queue.id), *queue.ownership))
-                if condemned_still:
+                    facts = self.facts.of(queue, one.thresholds, message.folded)
+                    notices.append(Notice(message.kind.value, facts, about(queue.id), *queue.ownership))
+                if stays_condemned:
                     queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
                 after.append(queue)
             write_states(after)
-            if not condemned_still:
+            if not stays_condemned:
                 write_events([(one.queue, QueueEvent.Kind.KEPT, {"length": one.queue.length}) for one in ones], now)
-            outcome.told += enqueue.enqueue(notices, now)
-        if not condemned_still:
+            outcome.notifications += enqueue.enqueue(notices, now)
+        if not stays_condemned:
             outcome.kept += len(ones)
 
     def _mark_sent(self, over: Sequence[Condemned], lease: HeldLease, outcome: Outcome) -> list[Condemned]:
-        """Note on the rows that the broker is about to be asked, and return those that may still go.
+        """Set ``delete_sent_at``, and return the queues that may still be deleted.
 
-        An operator may have made one unbounded since the decision, or somebody deleted it by hand.
+        An operator may have made a queue unbounded since the decision, or its owner may have deleted it.
         """
         if not over:
             return []
@@ -246,49 +243,53 @@ class Deletion:
         self._record_kept([one for one in over if unbounded.get(one.queue.id) is True], lease, outcome)
         return [one for one in over if unbounded.get(one.queue.id) is False]
 
-    def _delete(self, asked: Sequence[Condemned], until: float, lease: HeldLease, outcome: Outcome) -> list[Condemned]:
-        """Ask the broker to delete these side by side, and return those that it says it deleted."""
-        if not asked:
+    def _delete(
+        self, to_delete: Sequence[Condemned], deadline: float, lease: HeldLease, outcome: Outcome
+    ) -> list[Condemned]:
+        """Send the delete requests concurrently, and return the queues whose deletion the broker confirmed."""
+        if not to_delete:
             return []
         with ContextThreadPool(MAX_CONCURRENT_DELETIONS) as threads:
-            errors = list(threads.map(lambda one: self._delete_one(one, until), asked))
-        done, not_there, refused = [], [], []
-        for one, error in zip(asked, errors, strict=True):
+            errors = list(threads.map(lambda one: self._delete_one(one, deadline), to_delete))
+        deleted, not_there, refused = [], [], []
+        for one, error in zip(to_delete, errors, strict=True):
             if error is None:
-                done.append(one)
+                deleted.append(one)
             elif isinstance(error, NotOnBroker):
                 not_there.append(one.queue)
             else:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
                 if isinstance(error, Refused):
-                    never_asked = error.reason == RECHECK_EXPIRED  # this time: an earlier request may be under way
-                    refused.append(one if never_asked else one._replace(queue=one.queue._replace(delete_sent_at=None)))
-                    outcome.refused += not never_asked
+                    never_sent = (
+                        error.reason == RECHECK_EXPIRED
+                    )  # in this pass: an earlier request may still be running
+                    refused.append(one if never_sent else one._replace(queue=one.queue._replace(delete_sent_at=None)))
+                    outcome.refused += not never_sent
         if not_there:
-            # Somebody else deleted it, or its node is down; or an earlier request of ours was carried out late, which
-            # the row's earlier time of asking tells. The next list decides.
+            # Somebody else deleted it, its node is down, or the broker executed an earlier request late. Restore the
+            # earlier ``delete_sent_at``; the next list decides.
             with transaction.atomic():
                 lease.renew()
                 deleting = _still_deleting(not_there)
                 write_states([queue for queue in not_there if queue.id in deleting])
         self._record_still_condemned(refused, lease, outcome)
-        return done
+        return deleted
 
-    def _delete_one(self, one: Condemned, until: float) -> BrokerError | None:
+    def _delete_one(self, one: Condemned, deadline: float) -> BrokerError | None:
         vhost, name = one.queue.vhost, one.queue.name
-        if time.monotonic() > until:
-            late = "the second look is too old to act on; the next pass looks again"
+        if time.monotonic() > deadline:
+            late = "the recheck expired before the deletion; the next pass rechecks"
             return Refused(late, status=0, reason=RECHECK_EXPIRED)
         try:
             if not self.management.delete_queue(vhost, name):
                 return BrokerUnavailable(
-                    "it was asked for, and the answer was lost; the next list tells whether it is gone"
+                    "the answer to the delete request was lost; the next list shows whether it was deleted"
                 )
         except Refused as error:
             if error.status:
                 return error
-            try:  # a name like ".." is none in a URL, and would be a way to grow without end
-                amqp.delete_queue(self.amqp_url, vhost, name)
+            try:  # a name like ".." is invalid in a URL; without AMQP such a queue could grow without a limit
+                amqp.delete(self.amqp_url, vhost, name)
             except (OSError, AMQPError) as direct_error:
                 return Refused(f"{error}; by AMQP: {direct_error}", status=0, reason=str(direct_error))
         except BrokerError as error:
@@ -296,20 +297,20 @@ class Deletion:
         return None
 
 
-def _keep_in_time(lease: HeldLease, until: float) -> None:
-    """Keep the lease between two requests of a list that is to be over at this ``time.monotonic()``.
+def _renew_until_deadline(lease: HeldLease, deadline: float) -> None:
+    """Renew the lease if needed, between two requests of a list. ``deadline`` is the list's, in monotonic time.
 
     Raises:
-        LeaseLost: it ran out.
-        BrokerUnavailable: it is later.
+        LeaseLost: the lease expired.
+        BrokerUnavailable: the deadline has passed.
     """
-    lease.renew_if_due()
-    if time.monotonic() > until:
-        raise BrokerUnavailable(f"the list took more than {LIST_TIMEOUT_SECONDS} s; the broker is busy")
+    lease.keep()
+    if time.monotonic() > deadline:
+        raise BrokerUnavailable(f"the list took longer than {LIST_TIMEOUT_SECONDS} s; the broker is busy")
 
 
 def _still_deleting(queues: Sequence[StoredQueue]) -> set[int]:
-    """Return the ids of those that are still to be deleted, and lock them: somebody may have deleted one by hand."""
+    """Lock the queues that are still in state deleting, and return their ids: an owner may have deleted one."""
     these = bulk.among(Queue, ("id",), [(queue.id,) for queue in queues])
     rows = Queue.objects.select_for_update().filter(these, state=DELETING).order_by("id")
     return set(rows.values_list("id", flat=True))
@@ -322,7 +323,7 @@ def _deleted(queue: StoredQueue) -> StoredQueue:
 
 
 def write_states(queues: Sequence[StoredQueue]) -> None:
-    """Write where these stand, and what is remembered of their messages."""
+    """Write the states of these queues, and the messages already sent about them."""
     fields = (
         "state", "misses", "delete_sent_at", "said", "quiet_until", "recovery_said", "folded", "over_unacked_since",
     )  # fmt: skip
@@ -331,13 +332,13 @@ def write_states(queues: Sequence[StoredQueue]) -> None:
 
 
 def write_events(events: Sequence[tuple[StoredQueue, str, dict[str, Any]]], at: datetime) -> None:
-    """Write what happened to queues, with the figures that it was decided by."""
+    """Insert events with their details."""
     rows = [(queue.id, queue.vhost, queue.name, kind, at, details) for queue, kind, details in events]
     bulk.insert(QueueEvent, ("queue", "vhost", "queue_name", "kind", "at", "details"), rows)
 
 
 def _last_facts(queues: Sequence[StoredQueue]) -> dict[int | None, dict[str, Any]]:
-    """Return the facts that each of these was condemned by, by its id: they were written down with the decision."""
+    """Return the facts recorded with each decision, by the queue's id."""
     facts: dict[int | None, dict[str, Any]] = {
         queue.id: {"queue": queue.name, "vhost": queue.vhost} for queue in queues
     }

@@ -1,24 +1,24 @@
-"""How fast a queue grows, and when it reaches its maximum at that pace."""
+"""The growth rate of a queue, and the time until it reaches its deletion limit."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 WINDOW_SECONDS = 600
-"""How far back the pace is measured."""
+"""The rate is measured over this time."""
 
 
 class Growth(NamedTuple):
-    """Messages a second (negative: it shrinks), and the seconds to its maximum (None: not at this pace, or past it)."""
+    """Messages a second (negative: the queue shrinks), and seconds to the limit (None: never, or above it already)."""
 
     per_second: float
     seconds_to_max: float | None
 
 
 def growth(samples: Sequence[tuple[datetime, int]], max_length: int) -> Growth | None:
-    """Return the pace between the first and the last of these samples (time, messages; oldest first).
+    """Return the growth between the first and the last of these samples (time, messages), oldest first.
 
-    None where they are too few, or too close in time, to tell.
+    None: there are less than two samples, or less than half a second lies between them.
     """
     if len(samples) < 2:
         return None
@@ -26,5 +26,5 @@ def growth(samples: Sequence[tuple[datetime, int]], max_length: int) -> Growth |
     seconds = (ended - began).total_seconds()
     if seconds < 0.5:
         return None
-    pace = (last - first) / seconds
-    return Growth(pace, (max_length - last) / pace if pace > 0 and last <= max_length else None)
+    rate = (last - first) / seconds
+    return Growth(rate, (max_length - last) / rate if rate > 0 and last <= max_length else None)

@@ -10,7 +10,7 @@ from notifications.models import Notification
 from rabbit.names import readable
 
 
-def _of_a_week(notification: Notification) -> dict[str, Any]:
+def _weekly_context(notification: Notification) -> dict[str, Any]:
     context: dict[str, Any] = {"queues_url": f"{settings.GUARDIAN_BASE_URL}{reverse('queues')}"}
     for name in ("longest", "unattended", "happened"):
         context[name] = [{**line, "queue": readable(line["queue"])} for line in notification.facts[name]]
@@ -32,4 +32,4 @@ NO_CONSUMERS = kinds.register("no-consumers", "a queue has no consumer")
 CONSUMERS_BACK = kinds.register("consumers-back", "a queue has a consumer again")
 STALLED = kinds.register("stalled", "a queue's consumers acknowledge nothing")
 STALL_OVER = kinds.register("stall-over", "a queue's consumers are at work again")
-WEEKLY = kinds.register("weekly", "an owner's week", needs_active_recipient=True, context=_of_a_week)
+WEEKLY = kinds.register("weekly", "an owner's week", needs_active_recipient=True, context=_weekly_context)

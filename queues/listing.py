@@ -1,4 +1,4 @@
-"""Which queues a list shows, and in which order: the same on the page and in the API."""
+"""Filters and orders of lists of queues, for the page and the API."""
 
 import re
 from typing import NamedTuple
@@ -27,29 +27,29 @@ ORDERINGS = [
 
 LENGTH = F("ready") + F("unacknowledged")
 UNCONSUMED_NAMES = r"\.(parked|retry\.[0-9]+m?s)\Z"
-"""Endings of the consumer toolkit's parking and delay queues (``guardian_consumers.names``), which have no consumer:
-their messages wait for a person, or for their next attempt."""
+"""The names of the consumer toolkit's parking and delay queues (``guardian_consumers.names``). They have no consumer:
+their messages wait for an operator, or for their next attempt."""
 _IS_UNREAD = (Q(name__contains=".parked") | Q(name__contains=".retry.")) & Q(name__regex=UNCONSUMED_NAMES)
-# The first two say nothing of their own: SQLite asks Python about each name that has to match a pattern.
+# The two ``contains`` are for speed only: SQLite calls Python for each name that it matches with a pattern.
 WITHOUT_CONSUMER = Q(consumers=0, exclusive=False) & ~Q(registered=True, name=DEAD_LETTER_QUEUE) & ~_IS_UNREAD
-"""Queues that are known to have no consumer, and ``should_have_consumer``."""
+"""Queues without a consumer that ``should_have_consumer``."""
 STALLED = Q(stalled_told_at__isnull=False) & ~Q(consumers=0) & ~Q(state=Queue.State.GONE)
-"""Queues whose consumers take nothing out, as their owners were told, and it isn't over."""
+"""Queues whose consumers acknowledge nothing, with owners notified, until the stall is over."""
 
 BY_NAME = [OrderBy(F("name")), OrderBy(F("vhost"))]
 
 
 def should_have_consumer(name: str, *, exclusive: bool, registered: bool) -> bool:
-    """Return whether somebody is meant to read this queue. ``WITHOUT_CONSUMER`` has the same rule for a list.
+    """Return whether this queue is meant to have a consumer. ``WITHOUT_CONSUMER`` is the same rule as a query.
 
-    Nobody has to read dead letters, or what is parked or delayed. One connection has an exclusive queue to itself, and
-    reads it when it will.
+    Dead-letter, parking and delay queues need none. An exclusive queue belongs to one connection, which may consume it
+    at any time.
     """
     return not exclusive and not (registered and name == DEAD_LETTER_QUEUE) and not re.search(UNCONSUMED_NAMES, name)
 
 
 class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
-    """Part of the name, state, vhost, Pulse user, and the order. Queues that are gone are left out unless asked for."""
+    """Filters and order of a list of queues. Queues that are gone are left out unless that state is chosen."""
 
     search = CharFilter(field_name="name", lookup_expr="icontains", label="Part of the name", max_length=255)
     state = ChoiceFilter(choices=Queue.State.choices, label="State", empty_label="all but gone")
@@ -63,21 +63,21 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
         fields: list[str] = []
 
     def filter_queryset(self, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
-        """Return the queues that are asked for. What is asked in a way that can't be understood is left out."""
-        asked = self.form.cleaned_data
+        """Return the chosen queues. Invalid filters are ignored."""
+        chosen = self.form.cleaned_data
         queryset = super().filter_queryset(queryset)
-        if not asked.get("state"):
+        if not chosen.get("state"):
             queryset = queryset.exclude(state=Queue.State.GONE)
-        if not asked.get("ordering"):
+        if not chosen.get("ordering"):
             queryset = self.filter_ordering(queryset, "ordering", WORST_FIRST)
         return queryset
 
     def filter_without_consumers(self, queryset: QuerySet[Queue], name: str, value: bool) -> QuerySet[Queue]:
-        """Return the queues that are known to have no consumer; where it isn't asked for, all."""
+        """Return the queues without a consumer if ``value`` is true, else all."""
         return queryset.filter(WITHOUT_CONSUMER) if value else queryset
 
     def filter_ordering(self, queryset: QuerySet[Queue], name: str, value: str) -> QuerySet[Queue]:
-        """Return the queues in one of ``ORDERINGS``. What is unknown comes last, equals are by name."""
+        """Return the queues in one of ``ORDERINGS``. Unknown lengths come last; ties are ordered by name."""
         backwards = value.startswith("-")
         key = value.removeprefix("-")
         if key == "name":
@@ -90,7 +90,7 @@ class QueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
 
 
 class StateCount(NamedTuple):
-    """How many queues stand where: by state and vhost, and how many of them have no consumer."""
+    """The number of queues of one state in one vhost, and how many of them have no consumer."""
 
     state: str
     vhost: str
@@ -99,7 +99,7 @@ class StateCount(NamedTuple):
 
 
 def count_by_state(queues: QuerySet[Queue]) -> list[StateCount]:
-    """Return how many of these queues stand where, in one statement; gone ones too."""
+    """Count these queues by state and vhost in one statement, gone ones included."""
     groups = queues.order_by().values("state", "vhost")
     counts = groups.annotate(number=Count("id"), unattended=Count("id", filter=WITHOUT_CONSUMER))
     return [StateCount(*row) for row in counts.values_list("state", "vhost", "number", "unattended")]
@@ -111,7 +111,7 @@ def _severity() -> Expression:
 
 
 def _share() -> Expression:
-    """The length as a part of the maximum that applies, as ``thresholds.of_queue`` has it. No maximum is below 1."""
+    """Return the length divided by the limit that applies, as in ``thresholds.of_queue``. No limit is below 1."""
     by_policy = policy()(None, BrokerState()).max
-    most = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
-    return Cast(LENGTH, FloatField()) / Cast(most, FloatField())
+    limit = Coalesce(F("max_length"), F("pulse_user__max_length"), Value(by_policy))
+    return Cast(LENGTH, FloatField()) / Cast(limit, FloatField())

@@ -1,7 +1,7 @@
 """One pass of the monitor: fetch, load, compare, write, act.
 
 The Celery task, the management command and the operator's button call ``run_pass``. The rules are elsewhere:
-``comparison.py`` says what follows from a list, ``brake.py`` what an operator released, ``deletion.py`` deletes,
+``comparison.py`` decides what follows from a list, ``brake.py`` has the operator's release, ``deletion.py`` deletes,
 ``notifications`` sends.
 """
 
@@ -45,20 +45,20 @@ LEASE = "pass"
 
 EXCHANGES_INTERVAL = timedelta(minutes=5)
 EXACT_LIST_INTERVAL = timedelta(minutes=1)
-"""Where lengths come from figures that lag, and that say nothing else of a queue, the list still comes so often."""
+"""Prometheus figures lag and contain only lengths, so the list is still fetched this often."""
 
 FIGURES_LAG = timedelta(seconds=10)
-"""So long after a list figures may be older than it, so that by them people would be told what is true no more."""
+"""For this long after a list the Prometheus figures may be older than it, so they must not change any length."""
 
 
 def is_due() -> bool:
-    """Return whether a pass may run now: after failures to reach the broker the wait grows."""
+    """Return whether a pass may run now. After failures to reach the broker the interval grows."""
     watch = Watch.objects.filter(id=1).first()
     return watch is None or watch.next_pass_at is None or watch.next_pass_at <= timezone.now()
 
 
 def seconds_to_wait() -> float:
-    """Return the seconds to wait after a pass: the poll interval, longer after failures to reach the broker."""
+    """Return the seconds to wait after a pass: the poll interval, or more after failures to reach the broker."""
     watch = Watch.objects.filter(id=1).first()
     return _backoff_seconds(watch.failures if watch else 0)
 
@@ -66,8 +66,8 @@ def seconds_to_wait() -> float:
 def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
     """Run one pass and return its report.
 
-    ``force`` lifts the brake on bulk deletion and believes a list that is far too short; ``dry_run`` looks and decides,
-    and changes nothing. Where another process is at it, the report says so and nothing is done.
+    ``force`` lifts the brake on bulk deletion, and accepts a list that is too short. ``dry_run`` compares and decides,
+    but changes nothing. If another process is running a pass, nothing is done, and the report says so.
     """
     report = Report(at=timezone.now(), dry_run=dry_run)
     if not dry_run:
@@ -80,7 +80,7 @@ def run_pass(*, force: bool = False, dry_run: bool = False) -> Report:
 
 
 def _run(report: Report, force: bool) -> None:
-    """Run a pass under the lease, save its report, and have people notified."""
+    """Run a pass under the lease, save its report, and start sending notifications."""
     began = time.monotonic()
     try:
         with leases.lease(LEASE) as lease:
@@ -94,7 +94,7 @@ def _run(report: Report, force: bool) -> None:
         report.given_up = True
         report.errors.append(str(error))
         report.seconds = time.monotonic() - began
-        logger.error("The pass was given up: %s", error)
+        logger.error("The pass was aborted: %s", error)
         save_report(report)
     if report.told:
         enqueue.nudge(report.told)
@@ -105,17 +105,17 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
     """Run one pass: fetch, load, compare, write, act. Without a lease, stop after the comparison."""
     watch = Watch.objects.get_or_create(id=1)[0] if lease else Watch.objects.filter(id=1).first() or Watch()
     agents_vhosts = registered.provider().vhosts()
-    going_by = rules(guarded_vhosts(agents_vhosts))
+    pass_rules = rules(guarded_vhosts(agents_vhosts))
     try:
-        run = PassRun(report, watch, broker.management(), going_by, agents_vhosts, lease, force)
+        run = PassRun(report, watch, broker.management(), pass_rules, agents_vhosts, lease, force)
         observation, changes = _observe(run)
     except BrokerError as error:
-        _note_outage(report, watch, str(error), lease)
+        _record_outage(report, watch, str(error), lease)
         return
     exchanges = _misnamed_exchanges(run)
     run.keep_lease()
-    _count(report, changes)
-    _note_errors(report, changes, observation)
+    _report_counts(report, changes)
+    _report_errors(report, changes, observation)
     facts = _gather_facts(run, changes)
     deletion = Deletion(run.management, broker.amqp_url(), run.rules, facts)
     if lease is None:
@@ -126,9 +126,9 @@ def _pass(report: Report, lease: HeldLease | None, force: bool) -> None:
 
 
 def _observe(run: PassRun) -> tuple[Observation, Changes]:
-    """Fetch, load and compare: by the nodes' Prometheus figures if that is enough, else by the list.
+    """Fetch, load and compare, with the nodes' Prometheus figures if they are sufficient, else with the list.
 
-    Figures lag, so nothing is deleted by them, and nothing is gone by them where too much is missing.
+    As the figures lag, a pass that would delete queues, or misses too many, fetches the list.
     """
     if _may_use_figures(run):
         stored = stored_queues()
@@ -137,19 +137,19 @@ def _observe(run: PassRun) -> tuple[Observation, Changes]:
             observation, changes = _compare(run, figures, stored)
             if not (changes.condemned or changes.blocked or changes.short):
                 return observation, changes
-    seen = snapshot.take(run.management, run.vhosts, run.keep_lease)
-    return _compare(run, seen, stored_queues())
+    listing = snapshot.take(run.management, run.vhosts, run.keep_lease)
+    return _compare(run, listing, stored_queues())
 
 
-def _compare(run: PassRun, seen: Snapshot, stored: dict[QueueName, StoredQueue]) -> tuple[Observation, Changes]:
-    """Load what is missing and compare. Confirm lengths that lag by passive declares, and compare again by these."""
-    run.report.listing_seconds = seen.seconds
-    observation = load(run, seen, stored)
+def _compare(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) -> tuple[Observation, Changes]:
+    """Load and compare. If lagging lengths matter, confirm them by passive declares and compare again."""
+    run.report.listing_seconds = listing.seconds
+    observation = load(run, listing, stored)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
     if changes.unconfirmed:
-        depths = amqp.declare_passively(broker.amqp_url(), changes.unconfirmed)
-        seen = with_exact_lengths(seen, changes.unconfirmed, depths, observation.stored)
-        observation = replace(observation, snapshot=seen)
+        depths = amqp.ask(broker.amqp_url(), changes.unconfirmed)
+        listing = with_exact_lengths(listing, changes.unconfirmed, depths, observation.stored)
+        observation = replace(observation, snapshot=listing)
         changes = compare(observation, run.rules, now=run.now, force=run.force)
     return observation, changes
 
@@ -157,7 +157,7 @@ def _compare(run: PassRun, seen: Snapshot, stored: dict[QueueName, StoredQueue])
 def _may_use_figures(run: PassRun) -> bool:
     """Return whether the nodes' Prometheus figures may replace the list.
 
-    The list is fetched once a minute, and while anything is wrong that only a list shows.
+    The list is fetched once a minute, and while something is wrong that only a list shows.
     """
     watch = run.watch
     is_wrong = watch.failures or watch.short_lists or watch.braked or watch.unresponsive_since is not None
@@ -167,41 +167,42 @@ def _may_use_figures(run: PassRun) -> bool:
 
 
 def _fetch_figures(run: PassRun, stored: Mapping[QueueName, StoredQueue]) -> Snapshot | None:
-    """Return the snapshot by the nodes' Prometheus figures and the known rows; None: fetch the list."""
-    is_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
+    """Return a snapshot from the nodes' Prometheus figures and the stored rows; None: fetch the list."""
+    may_be_behind = run.watch.exact_at is not None and run.now - run.watch.exact_at < FIGURES_LAG
     ignores = run.rules.ignores
     try:
         return broker.prometheus().take(
-            run.management, run.vhosts, stored, ignores, run.keep_lease, keep_stored_lengths=is_behind
+            run.management, run.vhosts, stored, ignores, run.keep_lease, keep_stored_lengths=may_be_behind
         )
     except ListNeeded as reason:
-        logger.info("The queues are listed, since %s.", reason)
+        logger.info("Fetching the list of queues, because %s.", reason)
     except BrokerError as error:
-        logger.warning("The queues are listed, since their figures could not be had: %s", error)
-        run.report.errors.append(f"the queues were listed, since their figures could not be had: {error}")
+        logger.warning("Fetching the list of queues, because the Prometheus figures are not available: %s", error)
+        run.report.errors.append(f"the list was fetched, because the Prometheus figures are not available: {error}")
     return None
 
 
 def _preview(report: Report, changes: Changes, recheck: Recheck) -> None:
-    """Put into the report of a dry run what is to be deleted, and what would be."""
+    """Add the condemned queues, and those that the recheck confirms, to the report of a dry run."""
     report.condemned = [_named(key) for key in sorted({one.key for one in changes.condemned} | set(changes.blocked))]
     report.would_delete = [_named(one.key) for one in recheck.over]
     report.kept = len(recheck.kept)
 
 
 def _act(run: PassRun, lease: HeldLease, changes: Changes, deletion: Deletion, *, exact: bool) -> None:
-    """Record the deletions that an earlier pass asked for, and delete the condemned queues."""
+    """Record the deletions that an earlier pass requested, and delete the condemned queues."""
     report = run.report
     finished = deletion.finish(changes.deleted, lease)
     outcome = deletion.carry_out(changes.condemned, lease, exact=exact)
     report.deleted = finished.deleted + outcome.deleted
     report.kept = outcome.kept
-    report.told += finished.told + outcome.told + _note_refusals(run.watch, outcome, lease, run.now)
+    report.told += finished.notifications + outcome.notifications
+    report.told += _record_refusals(run.watch, outcome, lease, run.now)
     report.errors += outcome.errors
 
 
-def _note_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: datetime) -> int:
-    """Notify the operators once while the broker refuses to delete queues; return the number of notifications."""
+def _record_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: datetime) -> int:
+    """Notify operators once while the broker refuses to delete queues, and return the number of notifications."""
     if bool(outcome.refused) == bool(watch.refused_since):
         return 0
     with transaction.atomic():
@@ -213,33 +214,33 @@ def _note_refusals(watch: Watch, outcome: Outcome, lease: HeldLease, now: dateti
         return enqueue.enqueue([Notice(kinds.REFUSED, facts)], now)
 
 
-def _note_outage(report: Report, watch: Watch, error: str, lease: HeldLease | None) -> None:
-    """Note that the broker could not be asked, and tell the operators once for each outage."""
+def _record_outage(report: Report, watch: Watch, error: str, lease: HeldLease | None) -> None:
+    """Record that the broker could not be reached, and notify operators once for each outage."""
     report.away = True
     report.errors.append(error)
-    logger.error("The broker could not be asked: %s", error)
+    logger.error("The broker could not be queried: %s", error)
     if lease is None:
         return
     failures = watch.failures + 1
-    news = {
+    changes = {
         "failures": failures,
         "next_pass_at": report.at + timedelta(seconds=_backoff_seconds(failures)),
         "outage_since": watch.outage_since or report.at,
     }
     with transaction.atomic():
         lease.renew()
-        Watch.objects.filter(id=watch.id).update(**news)
+        Watch.objects.filter(id=watch.id).update(**changes)
         if watch.outage_since is None:
             report.told = enqueue.enqueue([Notice(kinds.OUTAGE, {"error": error})], report.at)
 
 
 def _backoff_seconds(failures: int) -> float:
-    longest = max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS)
-    return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), longest))
+    maximum = max(settings.GUARDIAN_POLL_SECONDS, settings.GUARDIAN_POLL_MAX_SECONDS)
+    return float(min(settings.GUARDIAN_POLL_SECONDS * 2 ** min(failures, 20), maximum))
 
 
 def _misnamed_exchanges(run: PassRun) -> list[str] | None:
-    """Return the exchanges in the queues' namespace, and report them; None: not listed in this pass."""
+    """Report and return the exchanges in the queues' namespace; None: this pass did not list exchanges."""
     watch, report = run.watch, run.report
     report.misnamed_exchanges = watch.misnamed_exchanges
     since = run.now - watch.exchanges_listed_at if watch.exchanges_listed_at is not None else EXCHANGES_INTERVAL
@@ -258,8 +259,8 @@ def _misnamed_exchanges(run: PassRun) -> list[str] | None:
     return report.misnamed_exchanges
 
 
-def _count(report: Report, changes: Changes) -> None:
-    """Put the figures of these changes into the report."""
+def _report_counts(report: Report, changes: Changes) -> None:
+    """Add the numbers of these changes to the report."""
     kinds = [event.kind for event in changes.events]
     returned = kinds.count(QueueEvent.Kind.RETURNED)
     report.queues = changes.listed
@@ -274,25 +275,25 @@ def _count(report: Report, changes: Changes) -> None:
     report.unpatterned = changes.unpatterned
 
 
-def _note_errors(report: Report, changes: Changes, observation: Observation) -> None:
-    """Put into the report what was wrong with the list, and that the brake holds."""
-    seen, registrations = observation.snapshot, observation.registrations
-    report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in seen.unlisted.items()]
-    report.errors += [words for vhost in seen.missing_vhosts if (words := _no_such_vhost(vhost, registrations))]
+def _report_errors(report: Report, changes: Changes, observation: Observation) -> None:
+    """Add the errors of the list, and a blocking brake, to the report."""
+    listing, registrations = observation.snapshot, observation.registrations
+    report.errors += [f"vhost '{vhost}' could not be listed: {reason}" for vhost, reason in listing.unlisted.items()]
+    report.errors += [error for vhost in listing.missing_vhosts if (error := _no_such_vhost(vhost, registrations))]
     report.errors += [
-        f"the queue {name!r} can't be guarded: a name has a NUL in it, or is too long" for name in seen.unreadable
+        f"the queue {name!r} can't be guarded: its name contains a NUL, or is too long" for name in listing.unreadable
     ]
-    if not seen.exact:
-        report.errors.append("a queue's process doesn't respond; lengths are the broker's statistics, which lag")
+    if not listing.exact:
+        report.errors.append("a queue's process does not respond; the lengths are the broker's statistics, which lag")
     if changes.short:
         report.errors.append(
-            f"the list lacks {changes.short} known queues, which is more than the brake allows "
+            f"the list lacks {changes.short} stored queues, more than the brake allows "
             f"(list {changes.short_lists} in a row)"
         )
     if changes.blocked:
         report.errors.append(
-            f"the brake holds: {len(changes.blocked)} queues are to be deleted; look, then release it in the admin "
-            "or use --force"
+            f"the brake blocks the deletion of {len(changes.blocked)} queues; check them, then release the brake "
+            "in the admin, or use --force"
         )
 
 
@@ -301,17 +302,17 @@ def _named(key: QueueName) -> dict[str, str]:
 
 
 def _no_such_vhost(vhost: str, registrations: Registrations) -> str:
-    """Return what is wrong where a guarded vhost isn't on the broker; empty: nothing, since its owner was deleted."""
+    """Return the error for a guarded vhost that is not on the broker; empty: its owner was deleted, as expected."""
     if vhost not in registrations.vhosts:
         return f"vhost '{vhost}' isn't on the broker; see GUARDIAN_VHOSTS"
     if (vhost, DEAD_LETTER_QUEUE) not in registrations.queues:
         return ""
-    return f"vhost '{vhost}', which is an owner's agents', is gone from the broker; the next sweep makes it again"
+    return f"vhost '{vhost}' of an owner's agents is gone from the broker; the next sweep creates it again"
 
 
 def _gather_facts(run: PassRun, changes: Changes) -> Facts:
-    """Ask about the queues that somebody is to be notified about."""
+    """Gather the facts of the queues that have a message due."""
     candidates = [message.queue for message in changes.messages] + [one.queue for one in changes.condemned]
     people = audience.recipients_of(queue.ownership for queue in candidates)
-    told = [queue for queue in candidates if audience.has_recipients(queue.ownership, people)]
-    return Facts.gather(run.management, broker.amqp_url(), told, run.now, among=changes.listed)
+    with_recipients = [queue for queue in candidates if audience.has_recipients(queue.ownership, people)]
+    return Facts.gather(run.management, broker.amqp_url(), with_recipients, run.now, total_queues=changes.listed)

@@ -1,4 +1,4 @@
-"""One pass: its report, the settings that it goes by, and what it carries from step to step."""
+"""One pass: its report, its settings, and the state that its steps share."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,10 @@ from rabbit.management import Management
 
 @dataclass
 class Report:
-    """What one pass did. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
+    """The result of one pass. The names are those of ``queues.models.Pass``, and of ``monitor_queues --json``.
 
-    Of a dry run, ``condemned`` are the queues that are to go, also where the brake keeps them, and ``would_delete``
-    those that would go: the second look confirms them, or has yet to.
+    In a dry run, ``condemned`` are the queues to delete, including those that the brake blocks. ``would_delete`` are
+    those that a recheck confirmed.
     """
 
     at: datetime
@@ -50,14 +50,14 @@ class Report:
     told: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in the form that ``--json`` prints."""
+        """Return the report as ``--json`` prints it."""
         return {**asdict(self), "at": self.at.isoformat()}
 
 
 def guarded_vhosts(agents: Iterable[str] | None = None) -> list[str] | None:
-    """Return the vhosts that are guarded; None: all there are.
+    """Return the guarded vhosts; None: all. If GUARDIAN_VHOSTS has a list, it is exactly that list.
 
-    ``agents`` are the agents' vhosts, where they are known; else they are read. A list in the settings is all there is.
+    ``agents`` are the agents' vhosts; without them, they are read from the database.
     """
     if settings.GUARDIAN_VHOSTS == ["*"]:
         return None
@@ -69,7 +69,7 @@ def guarded_vhosts(agents: Iterable[str] | None = None) -> list[str] | None:
 
 
 def rules(vhosts: Iterable[str] | None) -> Rules:
-    """Return the settings that a pass over these vhosts goes by; None: over all there are."""
+    """Return the settings of a pass over these vhosts; None: over all."""
     ignored = settings.GUARDIAN_IGNORED_QUEUES
     return Rules(
         policy=policy(),
@@ -84,7 +84,7 @@ def rules(vhosts: Iterable[str] | None) -> Rules:
 
 @dataclass(frozen=True)
 class PassRun:
-    """What the steps of one pass share. A run without a lease is a dry run, which writes nothing."""
+    """The state that the steps of one pass share. Without a lease it is a dry run, which writes nothing."""
 
     report: Report
     watch: Watch
@@ -105,7 +105,7 @@ class PassRun:
         return None if self.rules.vhosts is None else sorted(self.rules.vhosts)
 
     def keep_lease(self) -> None:
-        """Renew the lease if it is time to."""
+        """Renew the lease if it is due."""
         if self.lease is not None:
             self.lease.renew_if_due()
 
@@ -113,5 +113,5 @@ class PassRun:
 def save_report(report: Report) -> None:
     """Save the report as a row."""
     lists = {"misnamed": len(report.misnamed), "misnamed_exchanges": len(report.misnamed_exchanges)}
-    left_out = ("dry_run", "condemned", "would_delete", "another_pass", "away", "given_up", "told", *lists)
-    Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in left_out})
+    excluded = ("dry_run", "condemned", "would_delete", "another_pass", "away", "given_up", "told", *lists)
+    Pass.objects.create(**lists, **{name: value for name, value in asdict(report).items() if name not in excluded})

@@ -1,4 +1,4 @@
-"""The rows that a pass reads and writes, whatever the number of queues in a constant number of statements."""
+"""Read and write the rows of a pass, in a constant number of statements for any number of queues."""
 
 import uuid
 from collections.abc import Collection, Mapping
@@ -39,20 +39,20 @@ from rabbit.snapshot import Snapshot
 SHORT_LIST_NOTICE_INTERVAL = timedelta(hours=1)
 
 
-def load(run: PassRun, seen: Snapshot, stored: dict[QueueName, StoredQueue]) -> Observation:
-    """Read what to compare the snapshot and the known rows with.
+def load(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueue]) -> Observation:
+    """Read the rows to compare with the snapshot, in addition to the stored queues.
 
-    Accounts and registrations are read after the snapshot was fetched: a registration is written before its queue is
-    declared, so whatever the snapshot shows has been registered by now.
+    Accounts and registrations are read after the snapshot was fetched. A registration is written before its queue is
+    declared, so the registration of every listed queue is already stored.
     """
-    listed = {(queue.vhost, queue.name) for queue in seen.queues}
+    listed = {(queue.vhost, queue.name) for queue in listing.queues}
     stopped: frozenset[str] = frozenset()
-    if stored.keys() - listed:  # make sure that the list is whole
+    if stored.keys() - listed:  # check that the list is complete
         snapshot.require_administrator(run.management)
         stopped = frozenset(snapshot.stopped_vhosts(run.management))
     run.keep_lease()
     return Observation(
-        snapshot=seen,
+        snapshot=listing,
         stored=stored | _returned_queues(listed - stored.keys()),
         accounts=_accounts(),
         registrations=_registrations(run.agents_vhosts),
@@ -64,12 +64,12 @@ def load(run: PassRun, seen: Snapshot, stored: dict[QueueName, StoredQueue]) -> 
 
 
 def stored_queues() -> dict[QueueName, StoredQueue]:
-    """Return the rows of the queues that aren't gone, by (vhost, name)."""
+    """Return the queues that are not gone, by (vhost, name)."""
     return _by_name(Queue.objects.exclude(state=GONE))
 
 
 def _returned_queues(unknown: Collection[QueueName]) -> dict[QueueName, StoredQueue]:
-    """Return the rows of those of these listed queues, by (vhost, name), that were gone."""
+    """Return the rows of these listed queues that are stored as gone, by (vhost, name)."""
     if not unknown:
         return {}
     return _by_name(Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), list(unknown)), state=GONE))
@@ -83,11 +83,11 @@ def _by_name(queues: QuerySet[Queue]) -> dict[QueueName, StoredQueue]:
 def _accounts() -> dict[str, PulseAccount]:
     """Return the Pulse users by their names."""
     rows = PulseUser.objects.order_by().values_list("username", "id", "warn_length", "max_length", "removing_since")
-    return {username: PulseAccount(id_, warn, most, since is not None) for username, id_, warn, most, since in rows}
+    return {username: PulseAccount(id_, warn, limit, since is not None) for username, id_, warn, limit, since in rows}
 
 
 def _registrations(vhosts: Mapping[str, int]) -> Registrations:
-    """Return what agents registered in these vhosts, which are theirs."""
+    """Return the agents' registrations in their vhosts."""
     if not vhosts:
         return NO_REGISTRATIONS
     provider = registered.provider()
@@ -107,7 +107,7 @@ def _memory(management: Management) -> float:
 LIMITS = ("unbounded", "warn_length", "max_length")
 
 WRITTEN = tuple(name for name in StoredQueue._fields if name not in ("id", "vhost", "name", *LIMITS))
-"""The fields that a pass writes. The others are people's."""
+"""The columns that a pass writes. Operators set the limits."""
 
 
 def write(
@@ -118,7 +118,7 @@ def write(
     facts: Facts,
     exchanges: list[str] | None,
 ) -> None:
-    """Write everything that changed in one transaction, but for concurrent edits, and give new queues their ids."""
+    """Write the changes in one transaction, except over concurrent edits, and set the ids of new queues."""
     returned = {row.id for row in observation.stored.values() if row.state == GONE}
     with transaction.atomic():
         lease.renew()
@@ -127,8 +127,8 @@ def write(
         _update(changes, run.watch.listed_at or run.now, run.now)
         _write_history(changes, facts, run.now)
         notices = [_notice(message, facts) for message in changes.messages]
-        news = _news_for_operators(changes, observation.snapshot, run.watch, run.now)
-        run.report.told = enqueue.enqueue(notices + news, run.now)
+        notices += _operator_notices(changes, observation.snapshot, run.watch, run.now)
+        run.report.told = enqueue.enqueue(notices, run.now)
         _update_watch(run.watch, changes, observation.snapshot, exchanges, run.now)
 
 
@@ -141,8 +141,8 @@ def _insert(changes: Changes, now: datetime) -> None:
 
 
 def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
-    """Update the rows that changed. A queue that is missing was last seen when it was ``last_listed``."""
-    changed = [(queue.id, *_written(queue), now) for queue in changes.changed]
+    """Update the changed rows. A missing queue was last seen in the list of ``last_listed``."""
+    changed = [(queue.id, *_written_values(queue), now) for queue in changes.changed]
     bulk.update(Queue, (*WRITTEN, "last_seen"), changed)
     grown = [(queue.id, queue.ready, queue.unacknowledged, now) for queue in changes.lengths]
     bulk.update(Queue, ("ready", "unacknowledged", "last_seen"), grown)
@@ -153,19 +153,19 @@ def _update(changes: Changes, last_listed: datetime, now: datetime) -> None:
         [(queue.id, queue.misses, queue.over_unacked_since, last_listed) for queue in lost],
     )
     absent = [queue for queue in changes.missed if queue.misses != 1] + changes.gone
-    bulk.update(Queue, WRITTEN, [(queue.id, *_written(queue)) for queue in absent])
+    bulk.update(Queue, WRITTEN, [(queue.id, *_written_values(queue)) for queue in absent])
     if changes.vanished:
         registered.provider().record_missing([(queue.vhost, queue.name) for queue in changes.vanished])
     if changes.returned:
         registered.provider().record_returned([(queue.vhost, queue.name) for queue in changes.returned])
 
 
-def _written(queue: StoredQueue) -> list[Any]:
+def _written_values(queue: StoredQueue) -> list[Any]:
     return [getattr(queue, name) for name in WRITTEN]
 
 
 def _write_history(changes: Changes, facts: Facts, now: datetime) -> None:
-    """Insert samples and events. An event of a condemned queue has the facts that it was condemned by."""
+    """Insert samples and events. The details of a condemned queue's event are the facts of the decision."""
     samples = [(queue.id, now, queue.length) for queue in changes.samples]
     bulk.insert(QueueSample, ("queue", "at", "length"), samples)
     condemned = {one.queue.id: facts.of(one.queue, one.thresholds) for one in changes.condemned}
@@ -177,14 +177,14 @@ def _write_history(changes: Changes, facts: Facts, now: datetime) -> None:
 
 
 def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], now: datetime) -> None:
-    """Leave out what people changed since the rows were read.
+    """Drop the queues, accounts and owners that people changed since the rows were read.
 
-    A queue that was given other limits is left to the next pass, which goes by these. Three statements at most, which
-    lock what is about to be written: accounts and owners first, as the removal of one does.
+    A queue with new limits is left to the next pass, which uses them. At most three statements lock the rows to write:
+    accounts and owners first, in the order of their removal.
     """
-    whole = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
-    removed = _lock_remaining(PulseUser, {queue.pulse_user_id for queue in whole} - {None})
-    departed = _lock_remaining(Owner, {queue.owner_id for queue in whole} - {None})
+    with_owners = [*changes.new, *changes.changed, *changes.missed, *changes.gone]
+    removed = _lock_and_find_missing(PulseUser, {queue.pulse_user_id for queue in with_owners} - {None})
+    departed = _lock_and_find_missing(Owner, {queue.owner_id for queue in with_owners} - {None})
     written = [*changes.changed, *changes.lengths, *changes.missed, *changes.gone]
     judged = [one.queue for one in changes.condemned] + [one.queue for one in changes.messages]
     touched = {queue.id for queue in (*written, *judged)} - {None}
@@ -193,20 +193,20 @@ def _drop_concurrent_edits(changes: Changes, returned: Collection[int | None], n
     if touched:
         these = bulk.among(Queue, ("id",), [(id_,) for id_ in touched])
         rows = Queue.objects.select_for_update().filter(these).order_by("id")
-        went = Case(When(state=GONE, then=F("last_seen")))
-        # A queue that was deleted after this pass began may still be in its list. It has not come back.
-        for id_, went_at, *own in rows.annotate(went_at=went).values_list("id", "went_at", *LIMITS):
-            has_gone = went_at is not None and (id_ not in returned or went_at >= now)
+        gone_at = Case(When(state=GONE, then=F("last_seen")))
+        # A queue deleted after this pass began may still be in its list. That is no return.
+        for id_, since, *own in rows.annotate(gone_at=gone_at).values_list("id", "gone_at", *LIMITS):
+            is_gone = since is not None and (id_ not in returned or since >= now)
             touched.remove(id_)
-            if has_gone or limits.get(id_, own) != own:
+            if is_gone or limits.get(id_, own) != own:
                 gone.add(id_)
-        gone |= touched  # it had been gone for so long that its row was removed
+        gone |= touched  # their rows were pruned
     if gone or removed or departed:
         changes.drop(gone, removed, departed)
 
 
-def _lock_remaining(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | None]:
-    """Return which of these aren't there any more, and lock the others until their ids are written."""
+def _lock_and_find_missing(model: type[PulseUser | Owner], ids: set[int | None]) -> set[int | None]:
+    """Lock these rows until their ids are written, and return the ids without a row."""
     if not ids:
         return set()
     rows = model._default_manager.select_for_update(no_key=True).filter(bulk.among(model, ("id",), [(i,) for i in ids]))
@@ -215,50 +215,52 @@ def _lock_remaining(model: type[PulseUser | Owner], ids: set[int | None]) -> set
 
 def _notice(message: Message, facts: Facts) -> Notice:
     queue = message.queue
-    told = facts.of(queue, message.thresholds, message.folded)
-    return Notice(message.kind.value, told, about(queue.id), *queue.ownership)
+    content = facts.of(queue, message.thresholds, message.folded)
+    return Notice(message.kind.value, content, about(queue.id), *queue.ownership)
 
 
-def _news_for_operators(changes: Changes, seen: Snapshot, watch: Watch, now: datetime) -> list[Notice]:
-    """Return what the operators have not been told yet about the broker itself."""
-    news = []
+def _operator_notices(changes: Changes, listing: Snapshot, watch: Watch, now: datetime) -> list[Notice]:
+    """Return the notices for operators about the broker itself."""
+    notices = []
     if watch.outage_since is not None:
         seconds = (now - watch.outage_since).total_seconds()
-        news.append(Notice(kinds.OUTAGE_OVER, {"seconds": seconds}))
+        notices.append(Notice(kinds.OUTAGE_OVER, {"seconds": seconds}))
     if needs_notice(watch, len(changes.blocked)):
-        news.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.listed}))
-    if _short_is_news(changes, watch, now):
-        news.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.listed}))
-    if not seen.exact and watch.unresponsive_since is None:
-        news.append(Notice(kinds.UNRESPONSIVE, {}))
-    if seen.exact and watch.unresponsive_since is not None:
+        notices.append(Notice(kinds.BRAKE, {"count": len(changes.blocked), "seen": changes.listed}))
+    if _needs_short_list_notice(changes, watch, now):
+        notices.append(Notice(kinds.SHORT_LIST, {"missing": changes.short, "seen": changes.listed}))
+    if not listing.exact and watch.unresponsive_since is None:
+        notices.append(Notice(kinds.UNRESPONSIVE, {}))
+    if listing.exact and watch.unresponsive_since is not None:
         seconds = (now - watch.unresponsive_since).total_seconds()
-        news.append(Notice(kinds.RESPONSIVE, {"seconds": seconds}))
-    return news
+        notices.append(Notice(kinds.RESPONSIVE, {"seconds": seconds}))
+    return notices
 
 
-def _short_is_news(changes: Changes, watch: Watch, now: datetime) -> bool:
-    """Return whether operators are to hear of a short list: a node that stops makes lists short now and then."""
-    told_lately = watch.short_told_at is not None and now - watch.short_told_at < SHORT_LIST_NOTICE_INTERVAL
-    return changes.short > 0 and not told_lately
+def _needs_short_list_notice(changes: Changes, watch: Watch, now: datetime) -> bool:
+    """Return whether to notify operators of a short list. A stopping node causes short lists now and then."""
+    recently_notified = watch.short_told_at is not None and now - watch.short_told_at < SHORT_LIST_NOTICE_INTERVAL
+    return changes.short > 0 and not recently_notified
 
 
-def _update_watch(watch: Watch, changes: Changes, seen: Snapshot, exchanges: list[str] | None, now: datetime) -> None:
-    """Write what the next pass needs to know of this one."""
-    news: dict[str, Any] = {
+def _update_watch(
+    watch: Watch, changes: Changes, listing: Snapshot, exchanges: list[str] | None, now: datetime
+) -> None:
+    """Write the state that the next pass needs."""
+    state: dict[str, Any] = {
         "failures": 0,
-        "nodes": sorted(seen.nodes) if seen.nodes_unchanged else [],
+        "nodes": sorted(listing.nodes) if listing.steady else [],
         "listed_at": now,
         "short_lists": changes.short_lists,
-        "unresponsive_since": None if seen.exact else (watch.unresponsive_since or now),
+        "unresponsive_since": None if listing.exact else (watch.unresponsive_since or now),
         "outage_since": None,
         "next_pass_at": None,
         **after_pass(watch, changes.blocked, changes.short > 0, now),
     }
-    if not seen.lagging:
-        news["exact_at"] = now
+    if not listing.lagging:
+        state["exact_at"] = now
     if exchanges is not None:
-        news |= {"exchanges_listed_at": now, "misnamed_exchanges": exchanges}
-    if _short_is_news(changes, watch, now):
-        news["short_told_at"] = now
-    Watch.objects.filter(id=watch.id).update(**news)
+        state |= {"exchanges_listed_at": now, "misnamed_exchanges": exchanges}
+    if _needs_short_list_notice(changes, watch, now):
+        state["short_told_at"] = now
+    Watch.objects.filter(id=watch.id).update(**state)

@@ -332,7 +332,7 @@ def test_a_vhost_of_agents_that_is_gone_from_the_broker_is_said_to_come_again(re
     amqp.queue("another")
     monitor.run_pass()
     management.delete_vhost(theirs)
-    gone = f"vhost '{theirs}', which is an owner's agents', is gone from the broker; the next sweep makes it again"
+    gone = f"vhost '{theirs}' of an owner's agents is gone from the broker; the next sweep creates it again"
     assert [monitor.run_pass().errors for _ in range(2)] == [[gone]] * 2
     assert SubscriptionQueue.objects.get().state == "creating"
 

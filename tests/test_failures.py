@@ -34,7 +34,7 @@ def test_a_broker_that_is_down_at_the_start_is_an_outage_told_once_and_its_end_o
     for _ in range(3):
         assert monitor.run_pass().away
     assert sent("ops@example.org") == ["outage"]
-    assert "could not be asked" in caplog.text
+    assert "could not be queried" in caplog.text
     assert "secret-word" not in caplog.text + str(Notification.objects.get().facts)
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     assert not monitor.run_pass().away
