@@ -1,4 +1,4 @@
-"""What happens to queues when something happens to Pulse users."""
+"""Receivers of Pulse users' signals, and the count of their queues."""
 
 from collections.abc import Collection
 from typing import Any
@@ -13,8 +13,8 @@ from queues.models import Queue
 
 
 def _count_queues(pulse_users: Collection[int]) -> dict[int, int]:
-    there = Queue.objects.filter(pulse_user__in=pulse_users).exclude(state=Queue.State.GONE).order_by()
-    return dict(there.values_list("pulse_user").annotate(Count("pk")))
+    existing = Queue.objects.filter(pulse_user__in=pulse_users).exclude(state=Queue.State.GONE).order_by()
+    return dict(existing.values_list("pulse_user").annotate(Count("pk")))
 
 
 queue_counts.register(_count_queues)
@@ -22,5 +22,5 @@ queue_counts.register(_count_queues)
 
 @receiver(signals.pulse_user_removed)
 def forget_queues(sender: object, pulse_user: PulseUser, **_: Any) -> None:
-    """Forget the queues that went with an account."""
+    """Record that the account's queues are gone."""
     tombstones.forget_queues_of(pulse_user)

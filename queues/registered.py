@@ -1,4 +1,4 @@
-"""Which queues are registered, as the package that registers them says. This one does not know who does."""
+"""The provider of registered queues. The package that registers queues sets it, as this one must not import it."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -7,32 +7,32 @@ from rabbit.names import QueueName
 
 
 class RegisteredQueues(Protocol):
-    """What a pass has to know of registered queues, and what it reports back in its transaction."""
+    """Registered queues, as a pass reads them and reports changes in its transaction."""
 
     def vhosts(self) -> Mapping[str, int]:
-        """Return the vhosts of agents that the broker has, and the id of each one's owner. One statement."""
+        """Return the agents' vhosts on the broker, each with the id of its owner, in one statement."""
 
     def queues(self) -> Mapping[QueueName, int]:
-        """Return the registered queues, and the id of each one's owner, whatever their number in three statements."""
+        """Return the registered queues, each with the id of its owner, in three statements."""
 
     def pending_removals(self) -> Collection[QueueName]:
-        """Return the queues that are about to be removed, so that a pass does not miss them. One statement."""
+        """Return the queues that Guardian is about to delete, in one statement. A pass expects them to be missing."""
 
     def record_missing(self, names: Collection[QueueName]) -> None:
-        """Record that the broker has these registered queues no longer. They are declared again."""
+        """Record that these registered queues are missing on the broker, so that they are declared again."""
 
     def record_returned(self, names: Collection[QueueName]) -> None:
-        """Record that the broker has these registered queues again."""
+        """Record that these registered queues are on the broker again."""
 
 
 _providers: list[RegisteredQueues] = []
 
 
 def register(provider: RegisteredQueues) -> None:
-    """Have this provider answer which queues are registered."""
+    """Set the provider."""
     _providers[:] = [provider]
 
 
 def provider() -> RegisteredQueues:
-    """Return who knows which queues are registered."""
+    """Return the provider."""
     return _providers[0]

@@ -1,4 +1,4 @@
-"""Queues as what notifications are about."""
+"""Queues as subjects of notifications."""
 
 from collections.abc import Collection
 
@@ -13,7 +13,7 @@ KIND = "queue"
 
 
 def about(queue_id: int | None) -> str:
-    """Return the key of a queue, for ``Notification.about``; empty where it has no row."""
+    """Return the key of a queue for ``Notification.about``; empty: the queue has no row."""
     return "" if queue_id is None else subjects.key(KIND, queue_id)
 
 

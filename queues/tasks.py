@@ -1,4 +1,4 @@
-"""What Celery runs. Each task calls the function that a command calls too, and holds no rule."""
+"""Celery tasks. Each calls a function that other entry points may call too, and contains no rule."""
 
 from celery import shared_task
 
@@ -7,14 +7,14 @@ from queues import consumer_health, monitor, pruning, weekly
 
 @shared_task
 def monitor_queues() -> None:
-    """Run one pass, unless the broker is away and the wait is not over."""
+    """Run one pass, unless a failure to reach the broker has delayed the next."""
     if monitor.is_due():
         monitor.run_pass()
 
 
 @shared_task
 def prune() -> None:
-    """Remove what is old."""
+    """Delete old rows."""
     pruning.prune()
 
 
@@ -26,5 +26,5 @@ def count_consumers() -> None:
 
 @shared_task
 def tell_the_week() -> None:
-    """Write the weekly summaries that are due."""
+    """Enqueue the weekly summaries that are due."""
     weekly.enqueue_weekly_summaries()

@@ -1,7 +1,7 @@
-"""Noting that queues are gone which Guardian removed with what they belonged to.
+"""Record queues as gone that Guardian deleted with their account, vhost or registration.
 
-So the next pass does not take the broker's list for a short one. Each takes three statements, whatever the number of
-queues, and leaves the same rows as a pass that misses them.
+Otherwise the next list would count as too short. Each function takes three statements for any number of queues, and
+writes the same rows as a pass.
 """
 
 from collections.abc import Collection
@@ -21,9 +21,9 @@ WITH_VHOST = {"why": "vhost"}
 
 
 def forget(names: Collection[tuple[str, str]]) -> int:
-    """Note that these queues, given as (vhost, name), were deleted since no registration stands for them.
+    """Record that these queues, given as (vhost, name), were deleted because they have no registration.
 
-    Return how many of them were known. Those that are known to be gone, or not known at all, are left out.
+    Return the number of rows written. Queues without a row, or already gone, are left out.
     """
     if not names:
         return 0
@@ -31,20 +31,20 @@ def forget(names: Collection[tuple[str, str]]) -> int:
 
 
 def forget_vhost(vhost: str) -> int:
-    """Note that all queues of a vhost were deleted with it, and return their number."""
+    """Record that all queues of a vhost were deleted with it, and return their number."""
     return _forget(Q(vhost=vhost), WITH_VHOST)
 
 
 def forget_queues_of(pulse_user: PulseUser) -> int:
-    """Note that all queues of a Pulse user were deleted with it, and return their number.
+    """Record that all queues of a Pulse user were deleted with it, and return their number.
 
-    Call it while the Pulse user's row is still there: with that, its queues lose their owner.
+    Call it before the Pulse user's row is deleted: then its queues lose their owner.
     """
     return _forget(Q(pulse_user=pulse_user), {"with": pulse_user.username})
 
 
 def gone_fields() -> dict[str, Any]:
-    """Return what a pass writes of a queue that is gone, so that both leave the same row."""
+    """Return the columns of a queue that is gone, the same as a pass writes."""
     return {
         "state": Queue.State.GONE, "misses": 0, "ready": None, "unacknowledged": None, "delete_sent_at": None,
         "over_unacked_since": None, "consumers": None, "unattended_since": None, "taken_out": None,
@@ -53,23 +53,23 @@ def gone_fields() -> dict[str, Any]:
 
 
 def figures(ready: int | None, unacknowledged: int | None) -> dict[str, int | None]:
-    """Return what an event tells of a queue's length."""
+    """Return the details of an event about a queue's length."""
     return {"length": length_of(ready, unacknowledged)}
 
 
-def _forget(these: Q, details: dict[str, Any]) -> int:
+def _forget(selected: Q, details: dict[str, Any]) -> int:
     now = timezone.now()
     with transaction.atomic():
-        rows = Queue.objects.select_for_update().filter(these).exclude(state=Queue.State.GONE)
-        # In the order in which a pass locks them.
-        there = list(rows.order_by("id").values_list("id", "vhost", "name", "ready", "unacknowledged"))
+        rows = Queue.objects.select_for_update().filter(selected).exclude(state=Queue.State.GONE)
+        # A pass locks in this order too.
+        queues = list(rows.order_by("id").values_list("id", "vhost", "name", "ready", "unacknowledged"))
         rows.update(**gone_fields(), last_seen=now)
         bulk.insert(
             QueueEvent,
             ("queue", "vhost", "queue_name", "kind", "at", "details"),
             [
                 (id_, vhost, name, QueueEvent.Kind.REMOVED, now, {**figures(ready, unacknowledged), **details})
-                for id_, vhost, name, ready, unacknowledged in there
+                for id_, vhost, name, ready, unacknowledged in queues
             ],
         )
-    return len(there)
+    return len(queues)

@@ -1,4 +1,4 @@
-"""Taking over from elsewhere which queues are never deleted, also of those that no pass has seen yet."""
+"""Import which queues are unbounded, including queues that no pass has listed yet."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -19,23 +19,23 @@ from rabbit import snapshot
 MAKE_UNBOUNDED = "make unbounded"
 
 LEASE_TIMEOUT_SECONDS = 60.0
-"""So long a pass that is running is waited for."""
+"""How long to wait for a running pass."""
 
 POLL_SECONDS = 0.2
 
 
 def plan(names: Iterable[str]) -> list[Step]:
-    """Return which queues follow from these names that come without a vhost. Nothing is changed.
+    """Return the steps that make the queues of these names unbounded. Nothing is changed.
 
-    A name stands for every queue of this name, on the broker or known here. One that is nowhere is taken for a queue of
-    the Pulse users' vhost that comes back some day.
+    The names come without a vhost, so each stands for every queue of that name, on the broker or stored. If there is
+    none, it stands for a future queue in the Pulse users' vhost.
 
     Raises:
-        BrokerError: the broker is away or refused.
+        BrokerError: the broker is unreachable or refuses.
     """
     wanted = list(dict.fromkeys(names))
     steps = [
-        Step("queue", name, LEFT_OUT, notes=("It is no name that can be kept.",))
+        Step("queue", name, LEFT_OUT, notes=("The name can't be stored: it is empty, too long, or contains a NUL.",))
         for name in wanted
         if not _is_storable(name)
     ]
@@ -43,19 +43,23 @@ def plan(names: Iterable[str]) -> list[Step]:
     if not wanted:
         return steps
     rows = Queue.objects.filter(bulk.among(Queue, ("name",), [(name,) for name in wanted])).order_by()
-    known = {(vhost, name): unbounded for vhost, name, unbounded in rows.values_list("vhost", "name", "unbounded")}
+    stored = {(vhost, name): unbounded for vhost, name, unbounded in rows.values_list("vhost", "name", "unbounded")}
     listed = broker.management().list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
     vhosts: dict[str, set[str]] = {name: set() for name in wanted}
-    for vhost, name in [*known, *((row["vhost"], row["name"]) for row in listed)]:
+    for vhost, name in [*stored, *((row["vhost"], row["name"]) for row in listed)]:
         if name in vhosts:
             vhosts[name].add(vhost)
-    there = {(row["vhost"], row["name"]) for row in listed}
+    on_broker = {(row["vhost"], row["name"]) for row in listed}
     for name in wanted:
         for vhost in sorted(vhosts[name]) or [settings.GUARDIAN_PULSE_VHOST]:
-            if known.get((vhost, name)):
+            if stored.get((vhost, name)):
                 steps.append(Step("queue", name, EXISTS, vhost=vhost))
                 continue
-            notes = () if (vhost, name) in there else ("It isn't on the broker now; it is so when it comes back.",)
+            notes = (
+                ()
+                if (vhost, name) in on_broker
+                else ("It isn't on the broker now; it will be unbounded when it is declared.",)
+            )
             steps.append(Step("queue", name, MAKE_UNBOUNDED, notes=notes, vhost=vhost))
     return steps
 
@@ -65,19 +69,19 @@ def _is_storable(name: str) -> bool:
 
 
 def carry_out(steps: Sequence[Step], command: str) -> None:
-    """Make the queues that are to be so unbounded; ``command`` is what does it. All of them or none.
+    """Make the queues of these steps unbounded, all or none. ``command`` is recorded in their events.
 
-    One that no pass has seen gets a row that says it is gone: the pass that sees it takes it for the one that came
-    back, and knows that it is unbounded before it judges it. No pass runs meanwhile, which would make the same row.
+    A queue without a row gets one in state gone. The first pass that lists it finds the row, so it knows that the queue
+    is unbounded before it judges it. The lease keeps passes from inserting the same row.
 
     Raises:
-        LeaseTaken: a pass is running, and doesn't end within a minute.
-        LeaseLost: this process was stopped for longer than that. Nothing was done.
+        LeaseTaken: a pass is running, and does not end within a minute.
+        LeaseLost: this process was suspended until the lease expired. Nothing was changed.
     """
     wanted = [(step.vhost, step.name) for step in steps if step.do == MAKE_UNBOUNDED]
     if not wanted:
         return
-    until = time.monotonic() + LEASE_TIMEOUT_SECONDS
+    deadline = time.monotonic() + LEASE_TIMEOUT_SECONDS
     while True:
         try:
             with leases.lease(LEASE) as lease, transaction.atomic():
@@ -85,27 +89,27 @@ def carry_out(steps: Sequence[Step], command: str) -> None:
                 _set(wanted, command)
             return
         except LeaseTaken:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(POLL_SECONDS)
 
 
 def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
     now = timezone.now()
-    these = bulk.among(Queue, ("vhost", "name"), wanted)
-    known = list(Queue.objects.select_for_update().filter(these).order_by("id"))
-    bounded = [queue for queue in known if not queue.unbounded]
-    Queue.objects.filter(these).update(unbounded=True)
-    unseen = sorted(set(wanted) - {(queue.vhost, queue.name) for queue in known})
-    made = Queue.objects.bulk_create(
+    selected = bulk.among(Queue, ("vhost", "name"), wanted)
+    stored = list(Queue.objects.select_for_update().filter(selected).order_by("id"))
+    bounded = [queue for queue in stored if not queue.unbounded]
+    Queue.objects.filter(selected).update(unbounded=True)
+    without_row = sorted(set(wanted) - {(queue.vhost, queue.name) for queue in stored})
+    created = Queue.objects.bulk_create(
         Queue(
             vhost=vhost, name=name, type="classic", durable=True, auto_delete=False, exclusive=False,
             state=Queue.State.GONE, unbounded=True, first_seen=now, last_seen=now,
         )
-        for vhost, name in unseen
+        for vhost, name in without_row
     )  # fmt: skip
     events = []
-    for queue in [*bounded, *made]:
+    for queue in [*bounded, *created]:
         limits = {name: getattr(queue, name) for name in LIMITS}
         details = {"before": {**limits, "unbounded": False}, "after": {**limits, "unbounded": True}, "command": command}
         kind = QueueEvent.Kind.ADJUSTED

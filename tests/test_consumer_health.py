@@ -13,7 +13,7 @@ from guardian_consumers.names import delay_queue, level_queue, parking_queue
 from notifications.mails import compose
 from notifications.models import Notification
 from queues import actions, consumer_health, monitor
-from queues.consumer_health import ConsumerState, Count, count_consumers
+from queues.consumer_health import ConsumerState, QueueCounts, count_consumers
 from queues.models import Queue, Watch
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import queue_row, sent
@@ -130,7 +130,7 @@ def test_a_queue_is_told_about_once_and_once_when_it_has_a_consumer_again(alice,
 
 
 def count_until(true, connection: pika.BlockingConnection | None = None):
-    """Count until something is true: the broker's figures lag by seconds."""
+    """QueueCounts until something is true: the broker's figures lag by seconds."""
     deadline = timezone.now() + timedelta(seconds=20)
     while not true():
         assert timezone.now() < deadline
@@ -343,7 +343,7 @@ def minutes_ago(minutes):
     return NOW - timedelta(minutes=minutes)
 
 
-AT_WORK = Count(1, ready=3, unacknowledged=2, taken_out=7)
+AT_WORK = QueueCounts(1, ready=3, unacknowledged=2, acked_total=7)
 """What a look finds: messages wait, a consumer is there, and seven were taken out so far."""
 
 LOOKED = attendance(taken_out=7, stalled_since=minutes_ago(4))
