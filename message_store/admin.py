@@ -1,7 +1,7 @@
-"""Applications of the message store and their keys in the administration.
+"""The admin pages of applications and their keys.
 
-What is done here is done by applications.py, which writes it into the audit trail; accounts/admin.py has what the pages
-share. An application keeps its name, by which the store knows its queues. A key is shown once, when it is made.
+``applications.py`` makes the changes and audits them. An application can't be renamed: the store identifies its queues
+by the name. A key is shown once, after its creation.
 """
 
 from typing import Any, cast
@@ -33,10 +33,10 @@ from message_store.store import StoreUnavailable
 
 
 class ApplicationForm(forms.ModelForm):
-    """A new application: its name."""
+    """The form of a new application."""
 
     def clean(self) -> dict[str, Any]:
-        """Refuse what can't be a name."""
+        """Validate the name."""
         cleaned = super().clean() or self.cleaned_data
         if "name" in cleaned:
             applications.check_name(cleaned["name"])
@@ -45,7 +45,7 @@ class ApplicationForm(forms.ModelForm):
 
 @admin.register(Application)
 class ApplicationAdmin(ReadOnlyAdmin):
-    """Applications. One that is made gets its first key with that; further ones are made by an action."""
+    """Applications. A new one gets a key; an action creates further keys."""
 
     form = ApplicationForm
     list_display = ["name", "keys", "created"]
@@ -55,47 +55,47 @@ class ApplicationAdmin(ReadOnlyAdmin):
     actions = ["create_key", "remove"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Application]:
-        """Count the keys of each, without a statement for each."""
+        """Add the number of keys in one query."""
         found: QuerySet[Application] = super().get_queryset(request)
         return found.annotate(number_of_keys=count_related(ApplicationKey, "application"))
 
     @admin.display(description="keys", ordering="number_of_keys")
     def keys(self, application: Application) -> int:
-        """Return how many keys it has."""
+        """Return the number of keys."""
         return cast("int", application.number_of_keys)  # type: ignore[attr-defined]
 
     def view_on_site(self, application: Application) -> str:
-        """Return where its queues are."""
+        """Return the URL of the page of its queues."""
         return reverse("stored_queues", args=[application.name])
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Allow what the model's permissions allow."""
+        """Check the model's permission to add."""
         return admin.ModelAdmin.has_add_permission(self, request)
 
     def has_manage_permission(self, request: HttpRequest) -> bool:
-        """Allow its actions to whoever may change applications."""
+        """Check the model's permission to change, for the actions."""
         return admin.ModelAdmin.has_change_permission(self, request)
 
     def save_model(self, request: HttpRequest, obj: Application, form: Any, change: bool) -> None:
-        """Make it."""
-        obj.pk = applications.create_application(obj.name, current_operator(request)).pk
+        """Create the application."""
+        obj.pk = applications.create_application(obj.name, visitor(request)).pk
 
     def response_add(
         self, request: HttpRequest, obj: Application, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """Make its first key, and show it."""
-        return _show_a_key(request, obj)
+        """Create the first key and show it."""
+        return _show_new_key(request, obj)
 
     @admin.action(description="Make a key for the selected application", permissions=["manage"])
     def create_key(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
-        """Make a further key for one application, once it was confirmed, and show it."""
-        found = list(chosen_rows(self, request, queryset))
+        """Create a key for one application after confirmation, and show it."""
+        found = list(chosen(self, request, queryset))
         if len(found) > 1:
             self.message_user(request, "A key is shown once: choose one application at a time.", messages.ERROR)
             return None
         if found and is_confirmed(request):
             try:
-                return _show_a_key(request, found[0])
+                return _show_new_key(request, found[0])
             except (ValidationError, ObjectDoesNotExist) as error:
                 report_results(self, request, [], "", [(str(found[0]), error)])
                 return None
@@ -111,8 +111,8 @@ class ApplicationAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Remove the selected applications", permissions=["manage"])
     def remove(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
-        """Remove those that have no queues, with their keys, once it was confirmed."""
-        found = list(chosen_rows(self, request, queryset))
+        """Delete the applications without queues after confirmation."""
+        found = list(chosen(self, request, queryset))
         if is_confirmed(request):
             apply_to_each(
                 self,
@@ -133,17 +133,17 @@ class ApplicationAdmin(ReadOnlyAdmin):
         return confirmation_page(self, request, question, found, lambda one: Row(one.name, str(one.number_of_keys)))
 
 
-def _show_a_key(request: HttpRequest, application: Application) -> HttpResponse:
-    row, key = applications.create_key(application, current_operator(request))
-    made = {"application": application, "row": row, "key": key, "address": absolute_url(f"/v1/{application.name}")}
-    answer = render(request, "message_store/key.html", made, status=201)
-    answer["Cache-Control"] = "no-store"
-    return answer
+def _show_new_key(request: HttpRequest, application: Application) -> HttpResponse:
+    row, key = applications.create_key(application, visitor(request))
+    context = {"application": application, "row": row, "key": key, "address": absolute(f"/v1/{application.name}")}
+    response = render(request, "message_store/key.html", context, status=201)
+    response["Cache-Control"] = "no-store"
+    return response
 
 
 @admin.register(ApplicationKey)
 class ApplicationKeyAdmin(ReadOnlyAdmin):
-    """Keys of applications, by their first characters. They are made with applications, and revoked here."""
+    """Keys of applications. They can only be revoked here."""
 
     list_display = ["shown_beginning", "application", "created"]
     list_filter = ["created", ("application", admin.RelatedOnlyFieldListFilter)]
@@ -154,21 +154,19 @@ class ApplicationKeyAdmin(ReadOnlyAdmin):
 
     @admin.display(description="beginning", ordering="beginning")
     def shown_beginning(self, key: ApplicationKey) -> str:
-        """Return what it is told by."""
+        """Return the first characters."""
         return f"{key.beginning}…"
 
     def has_revoke_permission(self, request: HttpRequest) -> bool:
-        """Allow it to whoever may delete keys."""
+        """Check the model's permission to delete."""
         return admin.ModelAdmin.has_delete_permission(self, request)
 
     @admin.action(description="Revoke the selected keys", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApplicationKey]) -> HttpResponse | None:
-        """Revoke them, once it was confirmed."""
-        found = list(chosen_rows(self, request, queryset).select_related("application"))
+        """Revoke the keys after confirmation."""
+        found = list(chosen(self, request, queryset).select_related("application"))
         if is_confirmed(request):
-            apply_to_each(
-                self, request, found, lambda key: applications.revoke_key(key, current_operator(request)), "revoked"
-            )
+            apply_to_each(self, request, found, lambda key: applications.revoke_key(key, visitor(request)), "revoked")
             return None
         question = Confirmation(
             "revoke",

@@ -1,4 +1,4 @@
-"""The HTTP API of the message store, as its clients know it: plain views, JSON, and few statements for each request."""
+"""The HTTP API of the message store: plain views that answer JSON."""
 
 import base64
 import logging
@@ -24,7 +24,7 @@ from message_store.queues import Invalid, MessageInput, MessageRef, Page
 from message_store.store import NoQueue, StoredMessage, StoredQueue, StoreUnavailable, store
 
 MAX_RESPONSE_BYTES = 32 * 1024 * 1024
-"""Bytes of bodies in an answer."""
+"""The limit for the total size of the message bodies in a response."""
 RETRY_AFTER_SECONDS = "5"
 
 logger = logging.getLogger(__name__)
@@ -35,21 +35,21 @@ Call = Callable[..., HttpResponse]
 
 
 class AccessDenied(Exception):
-    """Whoever asks may not do this."""
+    """The caller may not do this."""
 
 
 class NoApplication(Exception):
-    """There is no application of this name."""
+    """The application does not exist."""
 
 
 def _view(**calls: Call) -> Call:
-    """Return the view that answers these methods, and what goes wrong with them, in the one form that clients know."""
+    """Return a view that dispatches on the HTTP method and turns exceptions into the API's error format."""
 
     @csrf_exempt
     def view(request: HttpRequest, **named: str) -> HttpResponse:
         call = calls.get("GET" if request.method == "HEAD" else str(request.method))
         if call is None:
-            refused = error_answer(HTTPStatus.METHOD_NOT_ALLOWED, {"method": f"{request.method} can't be used here"})
+            refused = error_answer(HTTPStatus.METHOD_NOT_ALLOWED, {"method": f"{request.method} is not allowed here"})
             refused["Allow"] = ", ".join(calls)
             return refused
         try:
@@ -63,24 +63,26 @@ def _view(**calls: Call) -> Call:
         except AccessDenied:
             return error_answer(HTTPStatus.FORBIDDEN, {"AccessDenied": "Access was denied"})
         except applications.UnknownKey:
-            return _unknown("Application", {"InvalidApplicationKey": "There is no such key"})
+            return _unauthorized("Application", {"InvalidApplicationKey": "There is no such key"})
         except AuthenticationFailed as failed:
-            return _unknown("Token", {"InvalidToken": str(failed.detail)})
+            return _unauthorized("Token", {"InvalidToken": str(failed.detail)})
         except request_parsing.BodyTooLarge as too_long:
             text = f"More bytes than maximum value {too_long.args[0]}"
             return error_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"body": text})
         except request_parsing.BodyTooSlow:
-            text = f"It didn't come within {body_timeout.BODY_SECONDS:g} seconds"
+            text = f"Not received within {body_timeout.BODY_SECONDS:g} seconds"
             return error_answer(HTTPStatus.REQUEST_TIMEOUT, {"body": text})
         except request_parsing.LengthRequired:
-            return error_answer(HTTPStatus.LENGTH_REQUIRED, {"body": "It needs a Content-Length"})
+            return error_answer(HTTPStatus.LENGTH_REQUIRED, {"body": "Content-Length is required"})
         except limits.RateLimitExceeded as too_often:
             refused = error_answer(HTTPStatus.TOO_MANY_REQUESTS, {"rate": str(too_often)})
             refused["Retry-After"] = str(too_often.seconds)
             return refused
         except (StoreUnavailable, OperationalError, InterfaceError) as error:
-            logger.error("%s %s: the store is away: %s", request.method, request.path, error)
-            away = error_answer(HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store can't be reached; try again"})
+            logger.error("%s %s: the store is unreachable: %s", request.method, request.path, error)
+            away = error_answer(
+                HTTPStatus.SERVICE_UNAVAILABLE, {"storage": "The store is unreachable. Try again later"}
+            )
             away["Retry-After"] = RETRY_AFTER_SECONDS
             return away
 
@@ -97,25 +99,25 @@ def _list(request: HttpRequest, application: str) -> HttpResponse:
     found = queues.queues(application, start=given.get("offset", ""), limit=given.get("limit") or None)
     listed: list[dict[str, Any]] = [_details(queue) if details else {"queue_name": queue.name} for queue in found]
     if with_count and found:
-        for told, count in zip(listed, store().count(found), strict=True):
-            told["count"] = count
+        for entry, count in zip(listed, store().count(found), strict=True):
+            entry["count"] = count
     return _ok({"queues": listed})
 
 
-def _make(request: HttpRequest, application: str) -> HttpResponse:
+def _create(request: HttpRequest, application: str) -> HttpResponse:
     _require_manager(request, application)
     given = request_parsing.form(request)
-    made = queues.create(application, given.get("queue_name") or None, **_settings(given))
-    return _ok(_settings_of(made), HTTPStatus.CREATED)
+    created = queues.create(application, given.get("queue_name") or None, **_settings(given))
+    return _ok(_settings_of(created), HTTPStatus.CREATED)
 
 
-def _change(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+def _update(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     found = _managed_queue(request, application, queue)
-    changed = queues.update(found, **_settings(request_parsing.form(request)))
-    return _ok({**_settings_of(changed), "created": changed.created.timestamp()})
+    updated = queues.update(found, **_settings(request_parsing.form(request)))
+    return _ok({**_settings_of(updated), "created": updated.created.timestamp()})
 
 
-def _remove(request: HttpRequest, application: str, queue: str) -> HttpResponse:
+def _delete(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     found = _managed_queue(request, application, queue)
     store().remove(found.application, found.name)
     return _ok({})
@@ -129,17 +131,17 @@ def _read(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     given = request_parsing.query(request)
     errors: dict[str, str] = {}
 
-    def take(field: str, read: Callable[[str], Any], default: Any) -> Any:
+    def parse(field: str, parser: Callable[[str], Any], default: Any) -> Any:
         try:
-            return read(given[field]) if given.get(field) else default
+            return parser(given[field]) if given.get(field) else default
         except ValueError as error:
             errors[field] = str(error)
             return None
 
-    order = take("order", lambda text: queues.parse_choice(text, ("ascending", "descending")), "ascending")
-    start = take("since", lambda text: queues.parse_since(text, descending=order == "descending"), None)
-    limit = take("limit", lambda text: queues.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
-    partitions = take("partitions", lambda text: queues.parse_partitions(text, found.partitions), [1])
+    order = parse("order", lambda text: queues.parse_choice(text, ("ascending", "descending")), "ascending")
+    start = parse("since", lambda text: queues.parse_since(text, descending=order == "descending"), None)
+    limit = parse("limit", lambda text: queues.parse_number(text, 1, queues.MAX_READ), queues.MAX_READ)
+    partitions = parse("partitions", lambda text: queues.parse_partitions(text, found.partitions), [1])
     if errors:
         raise Invalid(errors)
     page = queues.read(
@@ -154,7 +156,7 @@ def _post(request: HttpRequest, application: str, queue: str) -> HttpResponse:
     if request_parsing.media_type(request) == "application/json":
         posted = queues.post_all(found, *request_parsing.batch(request))
     else:
-        posted = [queues.post(found, _entry(request))]
+        posted = [queues.post(found, _message_input(request))]
     return _ok({"messages": _posted(posted)}, HTTPStatus.CREATED)
 
 
@@ -166,9 +168,9 @@ def _read_ids(request: HttpRequest, application: str, queue: str, message_ids: s
 def _overwrite(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
     found = _accessible_queue(request, application, queue, principals.may_post)
     _limit_rate(found)
-    wanted = queues.parse_ids(message_ids)
-    queues.overwrite(found, wanted, _entry(request))
-    return _ok({"messages": _posted(wanted)})
+    refs = queues.parse_ids(message_ids)
+    queues.overwrite(found, refs, _message_input(request))
+    return _ok({"messages": _posted(refs)})
 
 
 def _delete_ids(request: HttpRequest, application: str, queue: str, message_ids: str) -> HttpResponse:
@@ -191,32 +193,32 @@ def _set_positions(request: HttpRequest, application: str, queue: str, consumer:
     return _ok({"positions": _positions_json(queues.positions(found, consumer))})
 
 
-def _remove_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
+def _delete_positions(request: HttpRequest, application: str, queue: str, consumer: str) -> HttpResponse:
     found = _accessible_queue(request, application, queue, principals.may_use_positions)
     queues.delete_positions(found, consumer)
     return _ok({})
 
 
 def _not_found(request: HttpRequest) -> HttpResponse:
-    return error_answer(HTTPStatus.NOT_FOUND, {"path": "There is nothing at this address"})
+    return error_answer(HTTPStatus.NOT_FOUND, {"path": "This address does not exist"})
 
 
-application_queues = _view(GET=_list, POST=_make)
-queue_messages = _view(GET=_read, POST=_post, PUT=_change, DELETE=_remove)
+application_queues = _view(GET=_list, POST=_create)
+queue_messages = _view(GET=_read, POST=_post, PUT=_update, DELETE=_delete)
 single_messages = _view(GET=_read_ids, PUT=_overwrite, DELETE=_delete_ids)
-consumer_positions = _view(GET=_positions, PUT=_set_positions, DELETE=_remove_positions)
+consumer_positions = _view(GET=_positions, PUT=_set_positions, DELETE=_delete_positions)
 not_found = csrf_exempt(_not_found)
 
 
-# Who asks
+# Authentication and permissions
 
 
 def _caller(request: HttpRequest) -> Caller:
-    """Return who asks, by the header Authorization.
+    """Authenticate a request by its Authorization header.
 
     Raises:
-        UnknownKey: by an application's key that isn't known.
-        AuthenticationFailed: by a token that can't be used.
+        UnknownKey: the application key is unknown.
+        AuthenticationFailed: the token is invalid.
     """
     words = str(request.META.get("HTTP_AUTHORIZATION", "")).split()
     if not words:
@@ -225,18 +227,18 @@ def _caller(request: HttpRequest) -> Caller:
         if len(words) != 2:
             raise applications.UnknownKey
         return Caller(application=applications.application_for_key(words[1]))
-    found = _tokens.authenticate(cast(Request, request))  # which looks at the headers alone
+    found = _tokens.authenticate(cast(Request, request))  # it reads only headers
     if found is None:
         return ANONYMOUS
-    request.user = found[0]  # whom the log names
+    request.user = found[0]  # for the log
     return Caller(email=found[0].email)
 
 
 def _require_manager(request: HttpRequest, application: str) -> None:
-    """Let nobody but the application itself through.
+    """Make sure that the caller is the application.
 
     Raises:
-        NoApplication, AccessDenied, UnknownKey, AuthenticationFailed: it is somebody else.
+        NoApplication, AccessDenied, UnknownKey, AuthenticationFailed: it isn't.
     """
     caller = _caller(request)
     if not principals.may_manage(application, caller):
@@ -251,34 +253,34 @@ def _managed_queue(request: HttpRequest, application: str, name: str) -> StoredQ
 
 
 def _accessible_queue(
-    request: HttpRequest, application: str, name: str, may: Callable[[StoredQueue, Caller], bool]
+    request: HttpRequest, application: str, name: str, is_allowed: Callable[[StoredQueue, Caller], bool]
 ) -> StoredQueue:
-    """Return a queue to whoever may do this with it.
+    """Return a queue if ``is_allowed`` permits the caller.
 
     Raises:
-        NoQueue, NoApplication: there is none.
-        AccessDenied, UnknownKey, AuthenticationFailed: whoever asks may not.
+        NoQueue, NoApplication: it does not exist.
+        AccessDenied, UnknownKey, AuthenticationFailed: the caller is not permitted.
     """
     caller = _caller(request)
     if caller.application != application and not applications.exists(application):
         raise NoApplication
     found = queues.find(application, name)
-    if not may(found, caller):
+    if not is_allowed(found, caller):
         raise AccessDenied
     return found
 
 
 def _limit_rate(queue: StoredQueue) -> None:
-    """Count a request that writes messages, which the application of this queue makes.
+    """Count a request that writes messages against the limit of the queue's application.
 
     Raises:
-        RateLimitExceeded: it made as many within the minute as it may.
+        RateLimitExceeded: the application reached ``MESSAGE_STORE_POSTS_PER_MINUTE``.
     """
     most = limits.RateLimit("requests with messages", settings.MESSAGE_STORE_POSTS_PER_MINUTE, 60)
     limits.consume(most, queue.application)
 
 
-# What comes in and goes out
+# Serialization
 
 
 def _settings(given: dict[str, str]) -> dict[str, Any]:
@@ -304,30 +306,30 @@ def _details(queue: StoredQueue) -> dict[str, Any]:
     return {**_settings_of(queue), "application": queue.application, "created": queue.created.timestamp()}
 
 
-def _entry(request: HttpRequest) -> MessageInput:
+def _message_input(request: HttpRequest) -> MessageInput:
     headers = request.META
     ttl, partition = headers.get("HTTP_X_TTL") or None, headers.get("HTTP_X_PARTITION") or None
     return MessageInput(request_parsing.body(request), ttl, partition, request_parsing.content_type(request))
 
 
 def _message(message: StoredMessage) -> dict[str, Any]:
-    told = {
+    fields = {
         "message_id": message.id.hex,
         "timestamp": ids.timestamp(message.id),
         "partition": message.partition,
         "content_type": message.content_type,
     }
     try:
-        return {**told, "body": message.body.decode()}
+        return {**fields, "body": message.body.decode()}
     except UnicodeDecodeError:
-        return {**told, "body": base64.b64encode(message.body).decode(), "encoding": request_parsing.BASE64}
+        return {**fields, "body": base64.b64encode(message.body).decode(), "encoding": request_parsing.BASE64}
 
 
 def _page(page: Page) -> HttpResponse:
-    answer: dict[str, Any] = {"messages": [_message(message) for message in page.messages]}
+    content: dict[str, Any] = {"messages": [_message(message) for message in page.messages]}
     if page.is_truncated:
-        answer["truncated"] = True
-    return _ok(answer)
+        content["truncated"] = True
+    return _ok(content)
 
 
 def _posted(posted: Iterable[MessageRef]) -> list[dict[str, Any]]:
@@ -339,21 +341,21 @@ def _positions_json(positions: dict[int, Any]) -> dict[str, str]:
 
 
 def _ok(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> HttpResponse:
-    return _answer(status, {"status": "ok", **content})
+    return _json(status, {"status": "ok", **content})
 
 
-def _unknown(scheme: str, errors: dict[str, str]) -> HttpResponse:
+def _unauthorized(scheme: str, errors: dict[str, str]) -> HttpResponse:
     refused = error_answer(HTTPStatus.UNAUTHORIZED, errors)
     refused["WWW-Authenticate"] = scheme
     return refused
 
 
 def error_answer(status: HTTPStatus, errors: dict[str, str]) -> HttpResponse:
-    """Return an error in the form that clients of the message store know, with its text at each field."""
-    return _answer(status, {"status": "error", "error_msg": errors})
+    """Return an error response in the message store's format."""
+    return _json(status, {"status": "error", "error_msg": errors})
 
 
-def _answer(status: HTTPStatus, content: dict[str, Any]) -> HttpResponse:
-    answer = HttpResponse(orjson.dumps(content), content_type="application/json", status=status)
-    answer["Cache-Control"] = "no-store"
-    return answer
+def _json(status: HTTPStatus, content: dict[str, Any]) -> HttpResponse:
+    response = HttpResponse(orjson.dumps(content), content_type="application/json", status=status)
+    response["Cache-Control"] = "no-store"
+    return response

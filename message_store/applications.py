@@ -1,4 +1,4 @@
-"""The applications, and the keys by which they are known. A key is shown once; here is only its digest."""
+"""Applications and their keys. A key is shown once; only its digest is stored."""
 
 import hashlib
 import secrets
@@ -13,12 +13,12 @@ from message_store.principals import APPLICATION_NAME
 from message_store.store import store
 
 MAX_KEYS = 20
-"""How many keys an application may have, so that old ones are revoked some time."""
+"""Keys per application. The limit makes owners revoke old keys."""
 
 MAX_KEY_LENGTH = 200
-"""Characters of what is looked at as a key; ours have 64."""
+"""Longer keys are rejected without a query. Guardian's keys have 64 characters."""
 
-# At each request: for Django to write this statement takes longer than all the rest of reading a message.
+# Raw SQL: each request runs this, and building the query with the ORM takes longer than the rest of reading a message.
 _OF_DIGEST = (
     "SELECT application.name FROM message_store_applicationkey JOIN message_store_application AS application"
     " ON application.id = application_id WHERE digest = %s"
@@ -26,28 +26,28 @@ _OF_DIGEST = (
 
 
 class UnknownKey(Exception):
-    """There is no such key; it may have been revoked."""
+    """The key does not exist or was revoked."""
 
 
 def create_application(name: str, by: Owner | None = None) -> Application:
-    """Make an application, and return it; one that is there is returned as it is.
+    """Return the application with this name, creating it if needed.
 
     Raises:
-        ValidationError: that can't be its name; of the field ``name``.
+        ValidationError: the name is invalid; for the field ``name``.
     """
     check_name(name)
     with transaction.atomic():
-        application, made = Application.objects.get_or_create(name=name)
-        if made:
+        application, is_new = Application.objects.get_or_create(name=name)
+        if is_new:
             audit.note(by, audit.CREATED, application)
     return application
 
 
 def check_name(name: str) -> None:
-    """Make sure that this can be the name of an application.
+    """Validate the name of an application.
 
     Raises:
-        ValidationError: it can't; of the field ``name``.
+        ValidationError: the name is invalid; for the field ``name``.
     """
     if not APPLICATION_NAME.fullmatch(name):
         raise ValidationError(
@@ -59,13 +59,13 @@ def check_name(name: str) -> None:
 
 
 def create_key(application: Application, by: Owner | None = None) -> tuple[ApplicationKey, str]:
-    """Make a further key for an application, and return its row and the key itself.
+    """Create a key for an application, and return its row and the key.
 
-    The key can't be had again, so this is the time to show it.
+    The key cannot be retrieved later.
 
     Raises:
-        ValidationError: it has as many keys as it may have.
-        Application.DoesNotExist: it is gone meanwhile.
+        ValidationError: the application has ``MAX_KEYS`` keys.
+        Application.DoesNotExist: the application was deleted.
     """
     key = secrets.token_hex(32)
     with transaction.atomic():
@@ -78,7 +78,7 @@ def create_key(application: Application, by: Owner | None = None) -> tuple[Appli
 
 
 def revoke_key(key: ApplicationKey, by: Owner | None = None) -> None:
-    """Revoke a key; one that is gone already is no error."""
+    """Revoke a key if it still exists."""
     with transaction.atomic():
         found = ApplicationKey.objects.select_related("application").filter(pk=key.pk).first()
         if found is not None:
@@ -87,11 +87,11 @@ def revoke_key(key: ApplicationKey, by: Owner | None = None) -> None:
 
 
 def delete_application(application: Application, by: Owner | None = None) -> None:
-    """Remove an application with its keys; one that is gone already is no error.
+    """Delete an application and its keys if it still exists.
 
     Raises:
-        ValidationError: it has queues. Whoever got its name later would have them, and what lies in them.
-        StoreUnavailable: nobody can say whether it has.
+        ValidationError: it has queues. A later application of the same name would get them.
+        StoreUnavailable: the store can't list its queues.
     """
     if store().queues(application.name, limit=1):
         raise ValidationError(f"{application} has queues. Remove them first, or revoke its keys.")
@@ -103,10 +103,10 @@ def delete_application(application: Application, by: Owner | None = None) -> Non
 
 
 def application_for_key(key: str) -> str:
-    """Return the name of the application that has this key.
+    """Return the name of the application with this key.
 
     Raises:
-        UnknownKey: none has.
+        UnknownKey: no application has this key.
     """
     if len(key) <= MAX_KEY_LENGTH:
         with connection.cursor() as cursor:
@@ -118,10 +118,10 @@ def application_for_key(key: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Return whether there is an application of this name."""
+    """Return whether an application has this name."""
     return APPLICATION_NAME.fullmatch(name) is not None and Application.objects.filter(name=name).exists()
 
 
 def digest(key: str) -> str:
-    """Return what is kept of a key. It is as random as a digest is long, so that it needs no salt."""
+    """Return the digest to store for a key. A key has 256 random bits, so it needs no salt."""
     return hashlib.sha256(key.encode()).hexdigest()

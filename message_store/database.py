@@ -1,11 +1,12 @@
-"""The store that lies in the database, through Django: SQLite, or PostgreSQL.
+"""The message store in Django's database: SQLite or PostgreSQL.
 
-A queue's messages lie under its ``contents``, a number that every statement looks up by the row of the queue. So
-whoever holds a queue that was removed or truncated since finds nothing of what it had. What lies under the old number
-is removed in the background, twice: again after ``SECOND_SWEEP_SECONDS``, as a push that was under way may have left something.
+Messages refer to their queue by ``contents``, a number in the queue's row. Every statement looks it up there.
+Truncation replaces the number and deletion deletes it, so a stale ``StoredQueue`` finds no old messages. A background
+task deletes the messages of the old number, and again after ``SECOND_SWEEP_SECONDS``: a concurrent push may have added
+some.
 
-The time of an id is given by the row of its partition, which a push locks until it is committed. So ids never go back,
-nor does one appear before a younger one, whatever the clocks say.
+The row of a partition gives each id its time. A push locks this row until its commit. So ids always increase and become
+visible in order, whatever the clocks say.
 """
 
 import json
@@ -42,13 +43,12 @@ from message_store.store import (
 )
 
 SECOND_SWEEP_SECONDS = 3600
-"""Seconds after which discarded contents are removed once more: longer than a push can be under way."""
+"""Longer than any push takes."""
 
 DISCARDED_BATCH = 500
-"""How many discarded contents are looked at in one transaction."""
 
 SIGNED_OFFSET = 1 << 63
-"""What is taken from the other half of an id, as the databases have signed numbers."""
+"""Subtracted from the rest of an id, since integers in databases are signed."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _QUEUE_COLUMNS = "application, name, created, partitions, type, consistency, principals, id"
@@ -56,45 +56,45 @@ _CONTENTS_OF_QUEUE = "(SELECT contents FROM message_store_queuerow WHERE id = %(
 
 
 class _Dialect(ABC):
-    """What differs between the databases."""
+    """SQL that differs between the databases."""
 
     now: str
-    """SQL: ticks since 1970. What it needs is among the parameters of every statement."""
+    """The current ticks since 1970. SQLite needs the parameter ``now``, so every statement passes it."""
 
     new_contents: str
-    """SQL: a number under which nothing lies."""
+    """An unused number for ``contents``."""
 
     lock: str
-    """SQL: at the end of a query of rows that others are to wait for."""
+    """Suffix of a query that locks its rows."""
 
     prevent_deletion: str
-    """SQL: at the end of a query of rows that aren't to go before the commit."""
+    """Suffix of a query whose rows can't be deleted before the commit."""
 
     row_id: str
-    """SQL: what a row is known by, in one statement."""
+    """The database's own identifier of a row, valid within one statement."""
 
     skip_locked: str
-    """SQL: at the end of a query of rows that are left out where somebody else is at them."""
+    """Suffix of a query that locks its rows and omits locked ones."""
 
     @abstractmethod
     def row_in(self, query: str) -> str:
-        """Return the condition, in SQL, to be one of the rows that a query gives, each by what it is known by.
+        """Return a condition that matches the rows whose ``row_id`` a query returns.
 
-        The query is run once, and these rows alone are looked at, whatever the database thinks of the table.
+        It makes the database run the query once and fetch only these rows, whatever its statistics say.
         """
 
     @abstractmethod
     def push(
         self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
     ) -> dict[int, int]:
-        """Store messages, and return the ticks that the first step comes after, by partition. Empty: no such queue.
+        """Store messages and return each partition's last ticks before them, or an empty dict if the queue is gone.
 
-        ``steps`` says for each message the how manyth of its partition it is, and ``others`` the other half of its id.
+        ``steps``: each message's 1-based number within its partition. ``others``: the rest of each id.
         """
 
 
 class _PostgreSQL(_Dialect):
-    """The clock is the database's, so that machines needn't agree about the time."""
+    """Use the database's clock, so that the clocks of several machines don't matter."""
 
     now = f"(SELECT (extract(epoch FROM statement_timestamp()) * {TICKS_PER_SECOND})::bigint)"
     new_contents = "nextval(pg_get_serial_sequence('message_store_queuerow', 'id'))"
@@ -109,7 +109,7 @@ class _PostgreSQL(_Dialect):
     def push(
         self, key: int, messages: Sequence[NewMessage], steps: Sequence[int], others: Sequence[int]
     ) -> dict[int, int]:
-        # One statement, and the rows of partitions locked in order, so that two batches don't wait for each other.
+        # It locks the partitions' rows in order, so that two batches can't deadlock.
         sql = f"""
             WITH clock AS MATERIALIZED (SELECT {self.now} AS now),
             target AS (
@@ -153,10 +153,10 @@ class _PostgreSQL(_Dialect):
 
 
 class _SQLite(_Dialect):
-    """It has no clock that is fine enough, and all its processes are on one machine anyway."""
+    """Use this machine's clock: SQLite's is too coarse, and all its processes run on one machine."""
 
     now = "%(now)s"
-    # Nobody else writes meanwhile.
+    # SQLite has only one writer at a time, so the number stays unused.
     new_contents = """(SELECT 1 + max(
         coalesce((SELECT max(contents) FROM message_store_queuerow), 0),
         coalesce((SELECT max(contents) FROM message_store_discarded), 0)
@@ -216,7 +216,7 @@ _DIALECTS: dict[str, _Dialect] = {"postgresql": _PostgreSQL(), "sqlite": _SQLite
 
 
 class DatabaseStore(MessageStore):
-    """Queues and messages in Guardian's own database."""
+    """Queues and messages in Guardian's database."""
 
     def register(
         self,
@@ -252,10 +252,10 @@ class DatabaseStore(MessageStore):
             found = cursor.fetchall()
             if not found:
                 raise QueueExists(name)
-            made = _queue(found[0])
+            created = _queue(found[0])
             if principals:
-                _store_principals(cursor, made)
-        return made
+                _store_principals(cursor, created)
+        return created
 
     def update(
         self,
@@ -290,10 +290,10 @@ class DatabaseStore(MessageStore):
             found = cursor.fetchall()
             if not found:
                 raise NoQueue(name)
-            changed = _queue(found[0])
+            updated = _queue(found[0])
             if principals is not None:
-                _store_principals(cursor, changed)
-        return changed
+                _store_principals(cursor, updated)
+        return updated
 
     def find(self, application: str, name: str) -> StoredQueue:
         with _cursor() as cursor:
@@ -309,8 +309,8 @@ class DatabaseStore(MessageStore):
     def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
         with _cursor() as cursor:
             cursor.execute(
-                f"SELECT {_QUEUE_COLUMNS} FROM message_store_queuerow WHERE application = %s AND name >= %s ORDER BY name"
-                + ("" if limit is None else f" LIMIT {limit:d}"),
+                f"SELECT {_QUEUE_COLUMNS} FROM message_store_queuerow "
+                "WHERE application = %s AND name >= %s ORDER BY name" + ("" if limit is None else f" LIMIT {limit:d}"),
                 [application, start],
             )
             return [_queue(row) for row in cursor.fetchall()]
@@ -331,7 +331,7 @@ class DatabaseStore(MessageStore):
 
     def remove(self, application: str, name: str) -> None:
         with _cursor(in_transaction=True) as cursor:
-            # Whoever writes a position of it waits here, so that none is written between these two.
+            # The lock stops other workers from adding a position between the deletion of positions and of the queue.
             cursor.execute(
                 "SELECT id, contents FROM message_store_queuerow WHERE application = %s AND name = %s "
                 + _dialect().lock,
@@ -349,17 +349,17 @@ class DatabaseStore(MessageStore):
     def push(self, queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
         if not messages:
             return []
-        reached: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         steps = []
         for message in messages:
-            reached[message.partition] += 1
-            steps.append(reached[message.partition])
+            counts[message.partition] += 1
+            steps.append(counts[message.partition])
         others = random_rests(len(messages))
         try:
             before = _dialect().push(queue.key, messages, steps, others)
         except IntegrityError as error:
-            # Only where somebody put a message under an id of the future; none of these is stored.
-            raise StoreUnavailable("an id is in use already") from error
+            # Only if an overwrite stored a message under a future id. None of these messages is stored.
+            raise StoreUnavailable("a message with this id exists") from error
         if not before:
             raise NoQueue(queue.name)
         return [
@@ -377,7 +377,7 @@ class DatabaseStore(MessageStore):
         limit: int,
         descending: bool = False,
     ) -> list[StoredMessage]:
-        # That the sum is no column keeps the databases from going by when messages expire, and sorting then.
+        # "+ 0" keeps the databases from using the index on expires, after which they would sort.
         conditions = f"contents = {_CONTENTS_OF_QUEUE} AND partition = %(partition)s AND expires + 0 > {_dialect().now}"
         parameters = {"queue": queue.key, "partition": partition, "now": now(), "limit": limit}
         if start is not None:
@@ -394,7 +394,7 @@ class DatabaseStore(MessageStore):
                 parameters,
             )
             found = cursor.fetchall()
-        new = tuple.__new__  # what StoredMessage(…) comes to: a tenth of a read of many messages
+        new = tuple.__new__  # StoredMessage(…) would take a tenth of the time of a large read
         return [
             new(StoredMessage, (id_of(ticks, rest + SIGNED_OFFSET), partition, bytes(body), content_type))
             for ticks, rest, body, content_type in found
@@ -425,7 +425,7 @@ class DatabaseStore(MessageStore):
                 INSERT INTO message_store_messagerow
                     (contents, partition, ticks, rest, body, content_type, expires)
                 SELECT contents, %(partition)s, %(ticks)s, %(rest)s, %(body)s, %(content_type)s,
-                    {_dialect().now} + %(lasts)s
+                    {_dialect().now} + %(ttl)s
                 FROM message_store_queuerow WHERE id = %(queue)s
                 ON CONFLICT (contents, partition, ticks, rest) DO UPDATE
                 SET body = excluded.body, content_type = excluded.content_type, expires = excluded.expires
@@ -436,7 +436,7 @@ class DatabaseStore(MessageStore):
                     "rest": at.rest - SIGNED_OFFSET,
                     "body": message.body,
                     "content_type": message.content_type,
-                    "lasts": message.ttl * TICKS_PER_SECOND,
+                    "ttl": message.ttl * TICKS_PER_SECOND,
                     "queue": queue.key,
                     "now": now(),
                 },
@@ -479,7 +479,7 @@ class DatabaseStore(MessageStore):
             if found is None:
                 raise NoQueue(queue.name)
             old, new = found
-            # The next ids come after all that were given, and no push gives any before this is committed.
+            # New ids must come after all earlier ones. The locked rows stop pushes until the commit.
             cursor.execute(
                 "INSERT INTO message_store_partitionrow (contents, partition, last) "
                 "SELECT %s, partition, last FROM (SELECT partition, last FROM message_store_partitionrow "
@@ -593,9 +593,9 @@ class DatabaseStore(MessageStore):
 
 
 def _remove_discarded(limit: int) -> tuple[int, int]:
-    """Remove at most so many messages of contents that no queue has.
+    """Delete up to ``limit`` messages of discarded contents.
 
-    Return how many such contents were looked at, and how many messages went.
+    Return the number of contents found and the number of messages deleted.
     """
     dialect = _dialect()
     with _cursor(in_transaction=True) as cursor:
@@ -613,15 +613,14 @@ def _remove_discarded(limit: int) -> tuple[int, int]:
             cursor.execute(f"DELETE FROM message_store_partitionrow WHERE {these}")
             cursor.execute(f"DELETE FROM message_store_discarded WHERE {these} AND swept")
             cursor.execute(
-                f"UPDATE message_store_discarded SET swept = true, due = {dialect.now} + {SECOND_SWEEP_SECONDS * TICKS_PER_SECOND} "
-                f"WHERE {these}",
-                {"now": now()},
+                f"UPDATE message_store_discarded SET swept = true, due = {dialect.now} + %(wait)s WHERE {these}",
+                {"now": now(), "wait": SECOND_SWEEP_SECONDS * TICKS_PER_SECOND},
             )
         return len(found), removed
 
 
 def _discard(cursor: CursorWrapper, contents: int) -> None:
-    """List contents as those of no queue."""
+    """Mark contents for deletion."""
     cursor.execute(
         f"INSERT INTO message_store_discarded (contents, due, swept) VALUES (%(contents)s, {_dialect().now}, false)",
         {"contents": contents, "now": now()},
@@ -629,7 +628,7 @@ def _discard(cursor: CursorWrapper, contents: int) -> None:
 
 
 def _remove_messages(cursor: CursorWrapper, condition: str, limit: int) -> int:
-    """Remove at most so many of the messages that this condition holds for, and return how many went."""
+    """Delete up to ``limit`` messages that match a condition. Return how many."""
     dialect = _dialect()
     query = (
         f"SELECT {dialect.row_id} FROM message_store_messagerow WHERE {condition} LIMIT {limit:d} {dialect.skip_locked}"
@@ -640,7 +639,7 @@ def _remove_messages(cursor: CursorWrapper, condition: str, limit: int) -> int:
 
 
 def _matches_ids(ids: Sequence[tuple[int, uuid.UUID]]) -> str:
-    """Return the condition, in SQL, to be the message of one of these partitions and ids, in the queue asked for."""
+    """Return a condition that matches the messages with these partitions and ids in the queue ``%(queue)s``."""
     dialect = _dialect()
     places = [(partition, *place(id_)) for partition, id_ in ids]
     lines = ", ".join(f"({partition:d}, {ticks:d}, {rest - SIGNED_OFFSET:d})" for partition, ticks, rest in places)
@@ -668,7 +667,7 @@ def _dialect() -> _Dialect:
 
 @contextmanager
 def _cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
-    """Give a cursor. What shows that the database is away, or failed, becomes ``StoreUnavailable``."""
+    """Yield a cursor. Raise ``StoreUnavailable`` for errors of the database that are not the statement's fault."""
     try:
         if in_transaction:
             with transaction.atomic(), connection.cursor() as cursor:
@@ -680,15 +679,15 @@ def _cursor(*, in_transaction: bool = False) -> Iterator[CursorWrapper]:
         raise
     except (DatabaseError, InterfaceError) as error:
         if not connection.in_atomic_block:
-            connection.close()  # the next call opens another, as a web server does for each request
-        raise StoreUnavailable(f"the database could not be asked: {type(error).__name__}") from error
+            connection.close()  # the next call opens a new one
+        raise StoreUnavailable(f"the database query failed: {type(error).__name__}") from error
 
 
 def _delete_positions(cursor: CursorWrapper, condition: str, parameters: Sequence[Any]) -> None:
-    """Remove the positions for which this condition, in SQL, holds.
+    """Delete the positions that match a condition.
 
-    Whoever writes positions locks the row of the queue first, where a new one refers to it, and then the positions in
-    this order: so no two wait for each other.
+    To avoid deadlocks, every writer of positions locks in the same order: the queue's row if it adds positions, then
+    the positions by consumer and partition.
     """
     cursor.execute(
         "DELETE FROM message_store_position WHERE id IN (SELECT id FROM message_store_position "
@@ -698,7 +697,7 @@ def _delete_positions(cursor: CursorWrapper, condition: str, parameters: Sequenc
 
 
 def _store_principals(cursor: CursorWrapper, queue: StoredQueue) -> None:
-    """Write which principals a queue has, so that ``queues_for_principal`` finds it. Its row is locked until the commit."""
+    """Replace the rows of a queue's principals. The caller's transaction has locked the queue's row."""
     cursor.execute("DELETE FROM message_store_principalrow WHERE queue_id = %s", [queue.key])
     cursor.executemany(
         "INSERT INTO message_store_principalrow (queue_id, principal, application, name) VALUES (%s, %s, %s, %s)",

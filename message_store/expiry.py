@@ -1,4 +1,4 @@
-"""Removing from the disk what no read shows any more: expired messages, and those of queues that were removed."""
+"""Free the disk space of expired messages and of messages of deleted queues."""
 
 import time
 
@@ -6,14 +6,14 @@ from message_store.store import MessageStore
 
 BATCH_SIZE = 1000
 MAX_RUN_SECONDS = 50
-"""How long one run may take: less than the minute after which the next one begins."""
+"""Less than the minute between runs."""
 
 
 def remove_expired(store: MessageStore) -> int:
-    """Remove what there is, in small batches, and return how many messages went. The next run has what is left.
+    """Remove expired messages in small batches and return how many. The next run continues after a time-out.
 
     Raises:
-        StoreUnavailable: the store is away.
+        StoreUnavailable: the store is unreachable.
     """
     until = time.monotonic() + MAX_RUN_SECONDS
     removed = 0

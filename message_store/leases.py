@@ -1,9 +1,9 @@
-"""Workers and their leases, in the database: no clock of another machine is trusted, nor the database's.
+"""Leases in the database, without trust in the clocks of other machines or of the database.
 
-A worker has a row, and counts its beats in it. Whoever has seen the same count for that worker's seconds, by a clock
-of its own, removes the row, if the count is still the same. That is the moment in which its leases are free: a lease is
-taken from nobody, or from a worker without a row, by an update that names whom it is taken from. Names are never used
-again, so a worker that is gone stays gone; and one that nobody missed, however late it is, still has what it held.
+A worker counts its heartbeats in its row. Another worker that sees the same count for ``seconds``, by its own clock,
+deletes the row if the count is still the same. Only this frees the leases: a conditional update acquires a lease that
+has no holder, or whose holder has no row. Ids of workers are never reused. So a worker without a row stays dead, and a
+late worker that nobody has deleted still has its leases.
 """
 
 import logging
@@ -29,29 +29,28 @@ from message_store.partition_sharing import (
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 200
-"""Leases that one statement names."""
+"""Leases per statement."""
 
 
 @contextmanager
 def _database() -> Iterator[None]:
-    """Take any failure of the database for its being away. A connection that failed isn't used again."""
+    """Turn database errors into ``CoordinationUnavailable`` and close broken connections."""
     try:
         yield
     except Error as error:
         with suppress(Error):
             close_old_connections()
-        raise CoordinationUnavailable(f"the database with the leases can't be used: {error}") from error
+        raise CoordinationUnavailable(f"the database with the leases failed: {error}") from error
 
 
 class DatabaseLeases(Coordination):
-    """Leases in the database that Django is configured with."""
+    """Leases in Django's default database."""
 
     def __init__(self, application: str, consumer: str, seconds: float) -> None:
         super().__init__(application, consumer, seconds)
         self._worker_id = uuid.uuid4()
-        self._heartbeats: dict[
-            uuid.UUID, tuple[int, float]
-        ] = {}  # of each worker: its last beat, and when that came first
+        # The last count of each worker, and when this worker first saw it.
+        self._heartbeats: dict[uuid.UUID, tuple[int, float]] = {}
         self._holders: dict[Partition, uuid.UUID | None] = {}
         self._mine: set[Partition] = set()
         self._dead: set[uuid.UUID] = set()
@@ -65,21 +64,21 @@ class DatabaseLeases(Coordination):
 
     def _renew(self) -> None:
         with _database():
-            there = Worker.objects.filter(name=self._worker_id).update(beat=F("beat") + 1)
-        if not there:
-            raise LeasesLost("the other workers took this one for gone")
+            updated = Worker.objects.filter(name=self._worker_id).update(beat=F("beat") + 1)
+        if not updated:
+            raise LeasesLost("another worker saw no heartbeat of this one and freed its partitions")
 
     def _leave(self) -> None:
         try:
             with _database():
                 Worker.objects.filter(name=self._worker_id).delete()
         except CoordinationUnavailable as error:
-            logger.warning("The other workers will miss this one in %s s: %s", self.seconds, error)
+            logger.warning("Could not release the leases, which expire in %s s: %s", self.seconds, error)
 
     def plan(self, partitions: Collection[Partition]) -> Plan:
-        """Look who is there, and return what this worker is to do for its share of these partitions."""
+        """Fetch the workers and leases, and plan this worker's share of these partitions."""
         with _database():
-            # The leases first: whoever took one had a row before that, so who has none after it is gone.
+            # Fetch the leases first: a holder had its row before its lease, so without a row afterwards it is dead.
             leases = PartitionLease.objects.filter(application=self.application, consumer=self.consumer)
             self._holders = {
                 Partition(application, queue, number): holder
@@ -90,57 +89,59 @@ class DatabaseLeases(Coordination):
             workers = self._live_workers()
             self._dead = {holder for holder in self._holders.values() if holder is not None} - set(workers)
             if self._worker_id not in workers:
-                raise LeasesLost("the other workers took this one for gone")
+                raise LeasesLost("another worker saw no heartbeat of this one and freed its partitions")
             self._remove(self._holders.keys() - set(partitions))
         self._mine = {one for one in partitions if self._holders.get(one) == self._worker_id}
         planned = plan_share(partitions, workers, self._worker_id, self._holders)
         return planned._replace(release=[*planned.release, *(self.leased - self._mine)])
 
     def _live_workers(self) -> list[uuid.UUID]:
-        """Return who is there, in the order in which they joined. Who was silent for too long is removed."""
-        everyone = Worker.objects.filter(application=self.application, consumer=self.consumer)
-        rows = list(everyone.values_list("name", "beat", "seconds"))
+        """Return the live workers in the order of joining, and delete those without a recent heartbeat."""
+        workers = Worker.objects.filter(application=self.application, consumer=self.consumer)
+        rows = list(workers.values_list("name", "beat", "seconds"))
         now, living, seen = clock(), [], {}
         for name, beat, seconds in rows:
             last, since = self._heartbeats.get(name, (beat, now))
             seen[name] = (beat, since if beat == last else now)
             silent = now - seen[name][1]
             if name != self._worker_id and silent > seconds and Worker.objects.filter(name=name, beat=beat).delete()[0]:
-                logger.warning("A worker of %r was silent for %.1f s: others get its share.", self.consumer, silent)
+                logger.warning(
+                    "A worker of %r sent no heartbeat for %.1f s. Others get its share.", self.consumer, silent
+                )
             else:
                 living.append(name)
         self._heartbeats = seen
         return living
 
     def _remove(self, partitions: Collection[Partition]) -> None:
-        """Remove the leases of partitions that aren't there any more, where nobody holds them."""
-        for some in _batches(partitions):
-            self._leases(some).filter(self._free()).delete()
+        """Delete the free leases among those of deleted partitions."""
+        for batch in _batches(partitions):
+            self._leases(batch).filter(self._free()).delete()
 
     def release(self, partitions: Collection[Partition]) -> None:
-        """Let others have these."""
+        """Release the leases of these partitions."""
         self.leased -= set(partitions)
         self._mine -= set(partitions)
         with _database():
-            for some in _batches(partitions):
-                self._leases(some).filter(holder=self._worker_id).update(holder=None)
+            for batch in _batches(partitions):
+                self._leases(batch).filter(holder=self._worker_id).update(holder=None)
 
     def acquire(self, planned: Plan) -> set[Partition]:
-        """Take what is planned, as far as nobody else was quicker, and return what is held now and wasn't before."""
-        # What is its own by the last look and isn't held was taken, or not released, with the answer lost.
+        """Lease the planned partitions that are still free, and return the newly leased ones."""
+        # _mine may have more than ``leased``: after a lost connection, an update may have worked without an answer.
         with _database():
-            for some in _batches(planned.acquire[: planned.max_acquire]):
+            for batch in _batches(planned.acquire[: planned.max_acquire]):
                 rows = [
                     PartitionLease(
                         consumer=self.consumer, application=one.application, queue=one.queue, partition=one.number
                     )
-                    for one in some
+                    for one in batch
                     if one not in self._holders
                 ]
                 PartitionLease.objects.bulk_create(rows, ignore_conflicts=True)
                 with transaction.atomic():
-                    # Those that somebody else is at are left to them: nobody waits here, least of all for each other.
-                    free = self._leases(some).filter(self._free()).select_for_update(skip_locked=True)
+                    # Skip rows that another worker is acquiring, instead of waiting or deadlocking.
+                    free = self._leases(batch).filter(self._free()).select_for_update(skip_locked=True)
                     found = {
                         row: Partition(application, queue, number)
                         for row, application, queue, number in free.values_list(
@@ -167,6 +168,6 @@ class DatabaseLeases(Coordination):
 
 
 def _batches(partitions: Collection[Partition]) -> Iterator[list[Partition]]:
-    all_of_them = list(partitions)
-    for begin in range(0, len(all_of_them), BATCH_SIZE):
-        yield all_of_them[begin : begin + BATCH_SIZE]
+    ordered = list(partitions)
+    for begin in range(0, len(ordered), BATCH_SIZE):
+        yield ordered[begin : begin + BATCH_SIZE]

@@ -1,4 +1,4 @@
-"""The applications and their keys; and the rows of the store that lies in the database."""
+"""Applications, their keys, and the rows of the database store and of its workers' leases."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.functions import Now
 
 MAX_NAME_LENGTH = 50
-"""Characters in the name of an application or a queue."""
+"""Characters in the names of applications, queues and consumers."""
 
 
 class NameField(models.CharField):  # type: ignore[type-arg]
-    """A name, in the order of its bytes on every database: that in which queues are listed, page by page."""
+    """A name that every database sorts by its bytes. Lists of queues and their pages rely on this order."""
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
-        """Return how the database is to make the column."""
+        """Add the collation for PostgreSQL."""
         collation = "C" if connection.vendor == "postgresql" else None
         return {**super().db_parameters(connection), "collation": collation}
 
 
 class Application(models.Model):
-    """A program, or several, with queues of its own. It is known by its name and by any of its keys."""
+    """One or several programs that share queues. They authenticate with any of the application's keys."""
 
     name = models.CharField(max_length=MAX_NAME_LENGTH, unique=True)
     created = models.DateTimeField(db_default=Now(), editable=False)
@@ -33,11 +33,11 @@ class Application(models.Model):
 
 
 class ApplicationKey(models.Model):
-    """A key by which an application is known. The key is shown once; here is only its digest."""
+    """A key of an application. Only its digest is stored."""
 
     application = models.ForeignKey(Application, on_delete=models.CASCADE, related_name="keys")
     digest = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256, in hex.")
-    beginning = models.CharField(max_length=8, editable=False, help_text="Its first characters, to tell it by.")
+    beginning = models.CharField(max_length=8, editable=False, help_text="The first characters, to identify the key.")
     created = models.DateTimeField(db_default=Now(), editable=False)
 
     class Meta:
@@ -48,7 +48,7 @@ class ApplicationKey(models.Model):
 
 
 class QueueRow(models.Model):
-    """A queue of an application. The application is a name here, as in every store."""
+    """A queue of an application, which every store identifies by its name."""
 
     application = NameField(max_length=MAX_NAME_LENGTH)
     name = NameField(max_length=MAX_NAME_LENGTH)
@@ -58,7 +58,7 @@ class QueueRow(models.Model):
     consistency = models.CharField(max_length=15)
     principals = models.JSONField(default=list)
     contents = models.BigIntegerField(
-        unique=True, help_text="What its messages are stored under; a new one when it is truncated."
+        unique=True, help_text="The number that its messages refer to. Truncation assigns a new one."
     )
 
     class Meta:
@@ -69,7 +69,7 @@ class QueueRow(models.Model):
 
 
 class PrincipalRow(models.Model):
-    """A principal of a queue, so that the queues that name somebody are found. Both names are the queue's."""
+    """A principal of a queue, to find the queues that name a principal. The names are copied from the queue."""
 
     queue = models.ForeignKey(QueueRow, on_delete=models.CASCADE, related_name="principal_rows")
     principal = NameField(max_length=300)
@@ -86,7 +86,7 @@ class PrincipalRow(models.Model):
 
 
 class PartitionRow(models.Model):
-    """The time of the last message that was pushed to a partition, so that the next one gets a later id."""
+    """The time of a partition's last pushed message. The next message gets a later id."""
 
     pk = models.CompositePrimaryKey("contents", "partition")
     contents = models.BigIntegerField()
@@ -98,13 +98,13 @@ class PartitionRow(models.Model):
 
 
 class MessageRow(models.Model):
-    """A message. The primary key is the order in which a partition is read."""
+    """A message. Partitions are read in the order of the primary key."""
 
     pk = models.CompositePrimaryKey("contents", "partition", "ticks", "rest")
     contents = models.BigIntegerField()
     partition = models.PositiveSmallIntegerField()
     ticks = models.BigIntegerField()
-    rest = models.BigIntegerField(help_text="The other half of the id, less 2^63, as the database has signed numbers.")
+    rest = models.BigIntegerField(help_text="The lower 64 bits of the id minus 2^63, to fit a signed integer.")
     body = models.BinaryField()
     content_type = models.CharField(max_length=255)
     expires = models.BigIntegerField(db_index=True, help_text="Ticks since 1970.")
@@ -114,12 +114,12 @@ class MessageRow(models.Model):
 
 
 class Discarded(models.Model):
-    """Contents that no queue has any more, and that are removed from the disk by and by."""
+    """The contents number of a deleted or truncated queue, whose messages a task deletes."""
 
     contents = models.BigIntegerField(primary_key=True)
-    due = models.BigIntegerField(db_index=True, help_text="When to remove them; ticks since 1970.")
+    due = models.BigIntegerField(db_index=True, help_text="When to delete the messages, in ticks since 1970.")
     swept = models.BooleanField(
-        default=False, help_text="They were removed once, and are again, since a push may have been under way."
+        default=False, help_text="Deleted once. A second deletion catches messages of a concurrent push."
     )
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class Discarded(models.Model):
 
 
 class Position(models.Model):
-    """How far a consumer has processed a partition."""
+    """The last message of a partition that a consumer has processed."""
 
     queue = models.ForeignKey(QueueRow, on_delete=models.CASCADE, related_name="positions")
     consumer = models.CharField(max_length=MAX_NAME_LENGTH)
@@ -144,16 +144,17 @@ class Position(models.Model):
 
 
 class Worker(models.Model):
-    """A worker of an application's consumer. It counts its beats here; who sees none for its seconds removes the row.
+    """A worker of an application's consumer. It increments ``beat`` as a heartbeat.
 
-    Nobody's clock is compared with another's: each one measures with its own how long it has seen the same number.
+    Another worker that sees no heartbeat for ``seconds`` deletes the row. It measures this time with its own clock, so
+    clocks are never compared.
     """
 
     name = models.UUIDField(unique=True)
     application = models.CharField(max_length=MAX_NAME_LENGTH)
     consumer = models.CharField(max_length=MAX_NAME_LENGTH)
     beat = models.BigIntegerField(default=0)
-    seconds = models.FloatField(help_text="Without a beat for so long, it has no partition any more.")
+    seconds = models.FloatField(help_text="Its leases expire after this time without a heartbeat.")
 
     class Meta:
         ordering = ["id"]
@@ -164,7 +165,7 @@ class Worker(models.Model):
 
 
 class PartitionLease(models.Model):
-    """Which worker of a consumer has a partition. It is free where that worker has no row any more."""
+    """The worker that leases a partition for a consumer. The partition is free if this worker has no row."""
 
     consumer = models.CharField(max_length=MAX_NAME_LENGTH)
     application = models.CharField(max_length=MAX_NAME_LENGTH)

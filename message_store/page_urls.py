@@ -1,4 +1,4 @@
-"""The pages of the message store, under ``/message-store/``."""
+"""URLs of the message store's pages under ``/message-store/``."""
 
 from django.urls import path
 

@@ -1,7 +1,7 @@
-"""Which worker gets which partitions, and what a worker needs of whoever keeps the count of them.
+"""Share partitions between workers, and the interface for leases on partitions.
 
-The plan is pure: each worker makes its own, of what it sees, and what two see differently is settled by the leases,
-which are one worker's at a time. Leases are kept in the database (``leases.py``) or by ZooKeeper (``zookeeper.py``).
+Each worker plans its own share. If two workers see different states, the leases decide: only one worker at a time can
+lease a partition. Leases are stored in the database (``leases.py``) or ZooKeeper (``zookeeper.py``).
 """
 
 import threading
@@ -13,13 +13,13 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 VALID_FRACTION = 2 / 3
-"""Of the seconds after which a silent worker counts as gone, the part for which it takes its own leases for granted.
+"""A worker trusts its own leases for this part of their duration after a renewal.
 
-The rest is for clocks that don't run alike, and for an ensemble of ZooKeepers to tell each other who was heard.
+The rest allows for clocks of different speeds and for the propagation of heartbeats in a ZooKeeper ensemble.
 """
 
 clock = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-"""Gives seconds that never go back, and that go on while this process or this machine is stopped."""
+"""Return monotonic seconds that include the time when the process or machine was suspended."""
 
 
 class Partition(NamedTuple):
@@ -31,58 +31,58 @@ class Partition(NamedTuple):
 
 
 class CoordinationError(Exception):
-    """What keeps workers apart could not be used."""
+    """Base class of the errors of a ``Coordination``."""
 
 
 class CoordinationUnavailable(CoordinationError):
-    """It can't be reached. What this worker holds may still be its own."""
+    """The database or ZooKeeper is unreachable. This worker's leases may still be valid."""
 
 
 class LeasesLost(CoordinationError):
-    """This worker counts as gone: others may have its partitions. It has to join anew."""
+    """This worker's leases expired, and others may have its partitions. It must join again."""
 
 
 class Plan(NamedTuple):
-    """What a worker is to do for its fair share."""
+    """The partitions to release and acquire for a fair share."""
 
     release: list[Partition]
     acquire: list[Partition]
-    """Those that are free, in the order in which to try them, and ``room`` of them at most."""
+    """Free partitions in the order to try, of which at most ``max_acquire`` are acquired."""
     max_acquire: int
 
 
 def plan_share(
     partitions: Collection[Partition], workers: Sequence[object], me: object, holders: Mapping[Partition, object]
 ) -> Plan:
-    """Return what ``me`` is to release and to take. Whose holder is none of the workers, or who has none, is free.
+    """Plan the fair share of the worker ``me``. A partition is free if none of the workers is its holder.
 
-    ``workers`` are in the order in which they joined. The shares differ by one at most, and are larger for those who
-    came first: so when a worker goes, nobody else's shrinks, and when one comes, nobody's grows. Nothing moves that
-    needn't. Which ones are given is by their hash, so that the partitions of one queue don't stay together.
+    ``workers`` are in the order of joining. Shares differ by at most one, and earlier workers get the larger ones. So
+    when a worker leaves, no other share shrinks, and when one joins, no share grows: partitions move only if they must.
+    Sorting by hash spreads the partitions of one queue over the workers.
     """
-    there, everyone = set(partitions), set(workers)
-    mine = sorted((one for one in there if holders.get(one) == me), key=_mixed)
+    wanted, live = set(partitions), set(workers)
+    mine = sorted((one for one in wanted if holders.get(one) == me), key=_hash)
     rank = list(workers).index(me)
-    room = len(there) // len(workers) + (rank < len(there) % len(workers)) - len(mine)
-    if room < 0:
-        return Plan(mine[room:], [], 0)
-    free = [one for one in there if holders.get(one) not in everyone] if room else []
-    # Each begins elsewhere, so that they don't all try the same ones.
-    free.sort(key=_mixed)
+    missing = len(wanted) // len(workers) + (rank < len(wanted) % len(workers)) - len(mine)
+    if missing < 0:
+        return Plan(mine[missing:], [], 0)
+    free = [one for one in wanted if holders.get(one) not in live] if missing else []
+    # Workers begin at different partitions, so that they rarely compete.
+    free.sort(key=_hash)
     begin = len(free) * rank // len(workers)
-    return Plan([], free[begin:] + free[:begin], room)
+    return Plan([], free[begin:] + free[:begin], missing)
 
 
-def _mixed(partition: Partition) -> bytes:
+def _hash(partition: Partition) -> bytes:
     return blake2b(repr(tuple(partition)).encode(), digest_size=8).digest()
 
 
 class Coordination(ABC):
-    """Knows the workers of an application's consumer, and which of them holds which partition.
+    """One worker's view of the workers of a consumer and of their leases.
 
-    For one worker, whose other thread may call ``keep`` at any time. A worker that wasn't heard for ``seconds`` is gone
-    for the others, and what it held is free. It knows so itself before they do: it does nothing with a partition unless
-    ``sure``, by its own clock, and has ``keep`` ask otherwise.
+    The worker's heartbeat thread may call ``renew`` at any time. Leases expire ``seconds`` after the last heartbeat.
+    The worker notices before the others: it uses a partition only while ``leases_valid``, and otherwise calls ``renew``
+    first.
 
     Every method may raise ``CoordinationUnavailable``, and after ``join`` also ``LeasesLost``.
     """
@@ -92,18 +92,18 @@ class Coordination(ABC):
         self.consumer = consumer
         self.seconds = seconds
         self.leased: set[Partition] = set()
-        """The partitions that this worker holds. The worker's own thread alone changes them."""
+        """This worker's partitions. Only its main thread changes them."""
         self.leases_valid_until = 0.0
-        """Until when, by ``clock``, nobody else can have what this worker holds."""
+        """The time by ``clock`` before which no other worker can have them."""
         self._renew_lock = threading.Lock()
 
     @property
     def leases_valid(self) -> bool:
-        """Whether nobody else can have what this worker holds, by its own clock."""
+        """Whether no other worker can have this worker's partitions."""
         return clock() < self.leases_valid_until
 
     def join(self) -> None:
-        """Be a worker from now on, under a name that never was, and hold nothing yet."""
+        """Join with a new id and without partitions."""
         with self._renew_lock:
             self.leases_valid_until = 0.0
             self.leased = set()
@@ -112,11 +112,11 @@ class Coordination(ABC):
             self.leases_valid_until = begun + self.seconds * VALID_FRACTION
 
     def renew(self) -> None:
-        """Have it confirmed that this worker is there, and be sure of what it holds.
+        """Send a heartbeat and renew the leases.
 
         Raises:
-            LeasesLost: it counts as gone.
-            CoordinationUnavailable: no answer came, or so late that it says nothing about now.
+            LeasesLost: the leases expired.
+            CoordinationUnavailable: the answer is missing or too late to rely on.
         """
         with self._renew_lock:
             begun = clock()
@@ -127,10 +127,10 @@ class Coordination(ABC):
                 raise
             self.leases_valid_until = begun + self.seconds * VALID_FRACTION
             if not self.leases_valid:
-                raise CoordinationUnavailable(f"the answer took {clock() - begun:.1f} s, which is too long to go by it")
+                raise CoordinationUnavailable(f"the renewal took too long: {clock() - begun:.1f} s")
 
     def leave(self) -> None:
-        """Hand over everything at once. It raises nothing: who can't be told finds out when the seconds are over."""
+        """Release everything and leave. Never raise: after a failure the leases expire."""
         with self._renew_lock:
             self.leases_valid_until = 0.0
             self.leased = set()
@@ -138,18 +138,18 @@ class Coordination(ABC):
 
     @abstractmethod
     def plan(self, partitions: Collection[Partition]) -> Plan:
-        """Look who is there, and return what this worker is to do for its share of these partitions.
+        """Fetch the workers and leases, and plan this worker's share of these partitions.
 
-        What it holds of others, which aren't there any more, is among what it is to release.
+        The plan also releases leased partitions that are not among them.
         """
 
     @abstractmethod
     def release(self, partitions: Collection[Partition]) -> None:
-        """Let others have these."""
+        """Release the leases of these partitions."""
 
     @abstractmethod
     def acquire(self, planned: Plan) -> set[Partition]:
-        """Take what is planned, as far as nobody else was quicker, and return what is held now and wasn't before."""
+        """Lease the planned partitions that are still free, and return the newly leased ones."""
 
     @abstractmethod
     def _join(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Who may do what with a queue (pure).
+"""Permissions on queues.
 
-A principal is an application, ``app:NAME``, or an owner, ``bid:EMAIL``. A queue names those who may read it and delete
-from it; where it names none, its application may. Messages are put in by its application alone, whomever it names.
+A principal is an application, ``app:NAME``, or an owner, ``bid:EMAIL``. A queue names the principals that may read and
+delete its messages. By default only its application may. Only the application may post.
 """
 
 import re
@@ -13,22 +13,22 @@ from accounts.models import check_address, normalize_address
 from message_store.store import StoredQueue
 
 MAX_PRINCIPALS = 100
-"""How many a queue may name."""
+"""Principals per queue."""
 
 APPLICATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
-"""What the name of an application looks like: it stands in addresses, and between commas."""
+"""Names must be safe in URLs and comma-separated lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: an application or an owner, or nobody that is known."""
+    """The sender of a request: an application, an owner, or neither (anonymous)."""
 
     application: str | None = None
     email: str | None = None
 
     @property
     def principal(self) -> str | None:
-        """What a queue calls them; None: nobody."""
+        """The caller's principal; None if anonymous."""
         if self.application is not None:
             return f"app:{self.application}"
         return None if self.email is None else f"bid:{self.email}"
@@ -38,35 +38,35 @@ ANONYMOUS = Caller()
 
 
 def may_manage(application: str, caller: Caller) -> bool:
-    """Return whether they may list, make, change and remove the queues of this application."""
+    """Return whether the caller may list, create, update and delete an application's queues."""
     return caller.application == application
 
 
 def may_post(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether they may put messages into a queue, and overwrite those in it."""
+    """Return whether the caller may post and overwrite messages."""
     return caller.application == queue.application
 
 
 def may_delete(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether they may delete messages of a queue."""
+    """Return whether the caller may delete messages."""
     return caller.principal in (queue.principals or (f"app:{queue.application}",))
 
 
 def may_read(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether they may read a queue."""
+    """Return whether the caller may read messages."""
     return queue.type == "public" or may_delete(queue, caller)
 
 
 def may_use_positions(queue: StoredQueue, caller: Caller) -> bool:
-    """Return whether they may see and say how far consumers are: whoever works with the messages, and their source."""
+    """Return whether the caller may read and set consumers' positions: all who may post or delete."""
     return may_post(queue, caller) or may_delete(queue, caller)
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Return the principals that are written so, with commas between them: each once, an address in its normal form.
+    """Parse a comma-separated list of principals. Drop duplicates and normalize e-mail addresses.
 
     Raises:
-        ValueError: one is none, or they are too many; the text says which.
+        ValueError: a principal is invalid, or there are too many.
     """
     found = dict.fromkeys(_principal(part.strip()) for part in text.split(",") if part.strip())
     if len(found) > MAX_PRINCIPALS:

@@ -1,8 +1,7 @@
-"""The rules of queues and their messages: what can be made, posted and read, and what is said where it can't.
+"""Create, post to and read queues, with validation, limits and error texts.
 
-The API, the pages and the worker call this, and not the store. Who may is told in ``message_store.principals``.
-
-Numbers may be given as such, or as the text that somebody sent: ``"4"``. The texts of errors are compared by clients.
+The API, the pages and the worker call these functions instead of the store. ``principals.py`` has the permissions.
+Numbers may be given as text: ``"4"``. Clients compare the error texts.
 """
 
 import re
@@ -38,23 +37,23 @@ CONSISTENCIES = ("weak", "strong", "very_strong")
 
 DEFAULT_TTL_SECONDS = 3 * 24 * 3600
 MAX_TTL_SECONDS = 2**25
-"""Seconds for which a message is kept, a little more than a year."""
+"""A little more than a year."""
 
 MAX_READ = 1000
-"""Messages of a partition in an answer, and queues in a list."""
+"""Messages per partition in a response, and queues in a list."""
 MAX_BATCH = 1000
-"""Messages in a batch."""
+"""Messages per POST."""
 MAX_IDS = 100
-"""Message ids in one address: more don't fit into the first line of a request."""
+"""Message ids per URL. More don't fit into the first line of a request."""
 MAX_CONTENT_TYPE_LENGTH = 255
 MAX_SECONDS_AHEAD = 60
-"""Seconds by which an id that a client gives a message may be ahead: so far may the clock be from theirs."""
+"""How far a client's message id may be in the future, to allow for its clock."""
 
 REQUIRED = "Required"
 
 _NUMBER = re.compile(r"-?[0-9]{1,100}")
 _SECONDS = re.compile(r"-?[0-9]{1,100}(?:\.[0-9]{0,100})?")
-_DECIMAL_DIGITS = 250  # so many at least, for all of these to be exact
+_DECIMAL_DIGITS = 250  # enough for exact arithmetic with all that _SECONDS matches
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e\t]*")
 _MAX_ATTEMPTS = 10
 
@@ -62,7 +61,7 @@ T = TypeVar("T")
 
 
 class Invalid(ValueError):
-    """What was asked for can't be had so. ``errors``: what is wrong, by the name of the field."""
+    """A request is invalid. ``errors`` has a text for each invalid field."""
 
     def __init__(self, errors: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"{field}: {text}" for field, text in errors.items()))
@@ -70,7 +69,7 @@ class Invalid(ValueError):
 
 
 class MessageInput(NamedTuple):
-    """A message as somebody posts it. Without a ttl it is kept for three days, without a partition one is drawn."""
+    """A message to post. The default ttl is three days, the default partition random."""
 
     body: bytes
     ttl: int | str | None = None
@@ -79,7 +78,7 @@ class MessageInput(NamedTuple):
 
 
 class MessageRef(NamedTuple):
-    """Where a message was put."""
+    """The address of a message in its queue."""
 
     id: uuid.UUID
     partition: int
@@ -87,7 +86,7 @@ class MessageRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Messages that were read. ``is_truncated``: there would have been more, but these are as many bytes as may be."""
+    """Messages read. ``is_truncated``: the limit of bytes ended the page."""
 
     messages: list[StoredMessage]
     is_truncated: bool = False
@@ -105,13 +104,13 @@ def create(
     consistency: str | None = None,
     principals: str | None = None,
 ) -> StoredQueue:
-    """Make a queue, with a name that nobody has had where none is given, and return it.
+    """Create a queue, by default with a random name, and return it.
 
-    One that is there is changed as ``change`` would, but that it keeps its partitions where it has more.
+    If it exists, apply the given settings, except a smaller number of partitions.
 
     Raises:
-        Invalid: of the fields ``queue_name``, ``partitions``, ``type``, ``consistency``, ``principles``.
-        StoreUnavailable: the store is away, or others make and remove it all the time.
+        Invalid: for the fields ``queue_name``, ``partitions``, ``type``, ``consistency``, ``principles``.
+        StoreUnavailable: the store is unreachable, or other clients keep creating and deleting the queue.
     """
     given = _validated(1, partitions, type, consistency, principals, name=name)
     name = given.pop("name", None) or uuid.uuid4().hex
@@ -123,7 +122,7 @@ def create(
                 return store().update(application, name, **given)
             except NoQueue:
                 continue
-    raise StoreUnavailable(f"The queue {name} is made and removed by others at this moment.")
+    raise StoreUnavailable(f"Other clients keep creating and deleting the queue {name}.")
 
 
 def update(
@@ -134,12 +133,12 @@ def update(
     consistency: str | None = None,
     principals: str | None = None,
 ) -> StoredQueue:
-    """Change what is given of a queue, and return it as it is then. An empty text of principals takes them all away.
+    """Change the given settings of a queue and return it. An empty string removes all principals.
 
     Raises:
-        Invalid: of the fields ``partitions``, which can only grow, ``type``, ``consistency``, ``principles``.
-        NoQueue: it is gone.
-        StoreUnavailable: the store is away.
+        Invalid: for the fields ``partitions`` (which can't shrink), ``type``, ``consistency``, ``principles``.
+        NoQueue: the queue was deleted.
+        StoreUnavailable: the store is unreachable.
     """
     given = _validated(queue.partitions, partitions, type, consistency, principals)
     return store().update(queue.application, queue.name, **given)
@@ -149,8 +148,8 @@ def find(application: str, name: str) -> StoredQueue:
     """Return a queue.
 
     Raises:
-        NoQueue: there is none of this name, or nothing can have it.
-        StoreUnavailable: the store is away.
+        NoQueue: the queue does not exist, or the name is invalid.
+        StoreUnavailable: the store is unreachable.
     """
     try:
         check_name(name)
@@ -160,11 +159,11 @@ def find(application: str, name: str) -> StoredQueue:
 
 
 def queues(application: str, *, start: str = "", limit: int | str | None = None) -> list[StoredQueue]:
-    """Return the queues of an application by name, from the one that is called so, or comes next; at most 1000.
+    """Return up to 1000 queues of an application, sorted by name, from the name ``start`` on.
 
     Raises:
-        Invalid: of the fields ``limit``, ``offset``.
-        StoreUnavailable: the store is away.
+        Invalid: for the fields ``limit``, ``offset``.
+        StoreUnavailable: the store is unreachable.
     """
     errors: dict[str, str] = {}
     most = _collect_error(errors, "limit", lambda: MAX_READ if limit is None else parse_number(limit, 1, MAX_READ))
@@ -176,29 +175,29 @@ def queues(application: str, *, start: str = "", limit: int | str | None = None)
 
 
 def check_name(name: str) -> None:
-    """Make sure that this can be the name of a queue, or of a consumer: it stands in addresses.
+    """Validate the name of a queue or consumer, which must be usable in a URL.
 
     Raises:
-        ValueError: it can't; the text says why.
+        ValueError: the name is invalid; the text says why.
     """
     if not name:
         raise ValueError(REQUIRED)
     if len(name) > MAX_NAME_LENGTH:
         raise ValueError(f"Longer than maximum length {MAX_NAME_LENGTH}")
     if name in (".", "..") or "/" in name or has_control_characters(name):
-        raise ValueError(f'"{readable(name)}" can\'t be a name: it could not stand in an address')
+        raise ValueError(f'"{readable(name)}" can\'t be a name: it is not usable in a URL')
 
 
 # Messages
 
 
 def post(queue: StoredQueue, entry: MessageInput) -> MessageRef:
-    """Put a message into a queue.
+    """Post a message.
 
     Raises:
-        Invalid: of the fields ``body``, ``ttl``, ``partition``, ``content_type``.
-        NoQueue: it is gone.
-        StoreUnavailable: the store is away.
+        Invalid: for the fields ``body``, ``ttl``, ``partition``, ``content_type``.
+        NoQueue: the queue was deleted.
+        StoreUnavailable: the store is unreachable.
     """
     return _post(queue, [_message(queue, entry)])[0]
 
@@ -206,14 +205,14 @@ def post(queue: StoredQueue, entry: MessageInput) -> MessageRef:
 def post_all(
     queue: StoredQueue, entries: Sequence[MessageInput | None], errors: Mapping[str, str] | None = None
 ) -> list[MessageRef]:
-    """Put messages into a queue, all of them or none, and return where they were put, in the same order.
+    """Post all of the messages or none, and return their addresses in the same order.
 
-    ``errors`` are what is known to be wrong already, of the entries that are None.
+    ``errors`` has the earlier errors of the entries that are None.
 
     Raises:
-        Invalid: of the fields of ``post``, with the entry's index before them: ``1.partition``; or of ``messages``.
-        NoQueue: it is gone.
-        StoreUnavailable: the store is away.
+        Invalid: for the fields of ``post`` after the entry's index, as in ``1.partition``, or for ``messages``.
+        NoQueue: the queue was deleted.
+        StoreUnavailable: the store is unreachable.
     """
     found = dict(errors or {})
     messages = []
@@ -232,27 +231,27 @@ def post_all(
     return _post(queue, messages)
 
 
-def overwrite(queue: StoredQueue, wanted: Sequence[MessageRef], entry: MessageInput) -> None:
-    """Store a message under each of these ids, in place of the one that has it in its partition, or as a new one.
+def overwrite(queue: StoredQueue, refs: Sequence[MessageRef], entry: MessageInput) -> None:
+    """Create or replace the messages at these addresses.
 
-    A new one can't have an id of the future: whoever read it and went on from there would pass over all that is posted
-    until then. One that is there may have, as the clock may have been set back since. Nothing is stored before all are
-    known to be right; where the store goes away in between, the same call again does the rest.
+    A new message can't have a future id: a reader that continues after it would miss all messages posted until then. An
+    existing message may have one, since the clock may have been set back. All messages are validated before the first
+    is stored. If the store fails midway, repeat the call.
 
     Raises:
-        Invalid: of the fields ``body``, ``ttl``, ``partition``, ``content_type``, ``message_id``.
-        NoQueue: it is gone.
-        StoreUnavailable: the store is away.
+        Invalid: for the fields ``body``, ``ttl``, ``partition``, ``content_type``, ``message_id``.
+        NoQueue: the queue was deleted.
+        StoreUnavailable: the store is unreachable.
     """
-    messages = [_message(queue, entry._replace(partition=one.partition)) for one in wanted]
+    messages = [_message(queue, entry._replace(partition=ref.partition)) for ref in refs]
     latest = ids.now() + MAX_SECONDS_AHEAD * TICKS_PER_SECOND
-    ahead = [(one.partition, one.id) for one in wanted if ids.place(one.id).ticks > latest]
-    there = {(one.partition, one.id) for one in store().read_ids(queue, ahead)} if ahead else set()
+    ahead = [(ref.partition, ref.id) for ref in refs if ids.place(ref.id).ticks > latest]
+    existing = {(one.partition, one.id) for one in store().read_ids(queue, ahead)} if ahead else set()
     for partition, message_id in ahead:
-        if (partition, message_id) not in there:
+        if (partition, message_id) not in existing:
             raise Invalid({"message_id": f'"{message_id.hex}" is more than {MAX_SECONDS_AHEAD} seconds ahead'})
-    for one, message in zip(wanted, messages, strict=True):
-        store().overwrite(queue, one.id, message)
+    for ref, message in zip(refs, messages, strict=True):
+        store().overwrite(queue, ref.id, message)
 
 
 def read(
@@ -264,22 +263,22 @@ def read(
     descending: bool = False,
     max_bytes: int | None = None,
 ) -> Page:
-    """Return messages of these partitions, in the order in which they are given: so many of each at most.
+    """Return up to ``limit`` messages of each of these partitions, partition after partition.
 
-    ``start`` is the first place that is looked at, and counts itself: see ``since``. What the store isn't to show yet
-    isn't there. ``max_bytes`` bounds the bodies together, roughly: past it nothing more is read.
+    Reading begins at ``start``, inclusive; see ``parse_since``. The store's delay applies. Reading stops once the
+    bodies reach ``max_bytes`` in total.
 
     Raises:
-        StoreUnavailable: the store is away.
+        StoreUnavailable: the store is unreachable.
     """
     used = store()
     before, found, left, largest = visible_before(used), list[StoredMessage](), max_bytes, 1
     for partition in dict.fromkeys(partitions):
         place, to_read = start, limit
-        # Where it might not all fit, first as many as are sure to; then more and more of them, if they are small.
-        at_once = limit if left is None else max(1, left // settings.MESSAGE_STORE_MAX_BODY)
+        # With a limit of bytes, begin with a batch that surely fits, then grow it if the bodies are small.
+        batch = limit if left is None else max(1, left // settings.MESSAGE_STORE_MAX_BODY)
         while to_read > 0:
-            asked = min(at_once, to_read)
+            asked = min(batch, to_read)
             some = used.read(queue, partition, start=place, before=before, limit=asked, descending=descending)
             found += some
             to_read -= len(some)
@@ -289,58 +288,58 @@ def read(
                 if left <= 0:
                     return Page(found, is_truncated=True)
                 largest = max(largest, *sizes, 1)
-                at_once = max(1, min(4 * asked, left // largest))
+                batch = max(1, min(4 * asked, left // largest))
             if len(some) < asked:
                 break
             place = (place_before if descending else ids.place_after)(some[-1].id)
     return Page(found)
 
 
-def read_ids(queue: StoredQueue, wanted: Sequence[MessageRef], *, max_bytes: int | None = None) -> Page:
-    """Return the messages with these ids, in the order asked, each once; those that aren't there are left out.
+def read_ids(queue: StoredQueue, refs: Sequence[MessageRef], *, max_bytes: int | None = None) -> Page:
+    """Return the existing messages at these addresses, in this order, without duplicates.
 
-    ``max_bytes`` bounds the bodies together, as in ``read``.
+    ``max_bytes`` works as in ``read``.
 
     Raises:
-        StoreUnavailable: the store is away.
+        StoreUnavailable: the store is unreachable.
     """
     used = store()
     before, found, left, largest = visible_before(used), list[StoredMessage](), max_bytes, 1
-    there = [(one.partition, one.id) for one in dict.fromkeys(wanted) if one.partition <= queue.partitions]
-    at_once = len(there) if left is None else max(1, left // settings.MESSAGE_STORE_MAX_BODY)
-    while there:
-        asked, there = there[:at_once], there[at_once:]
-        all_of_them = used.read_ids(queue, asked)
-        some = [message for message in all_of_them if before is None or ids.place(message.id).ticks < before]
+    waiting = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if ref.partition <= queue.partitions]
+    batch = len(waiting) if left is None else max(1, left // settings.MESSAGE_STORE_MAX_BODY)
+    while waiting:
+        asked, waiting = waiting[:batch], waiting[batch:]
+        some = used.read_ids(queue, asked)
+        some = [message for message in some if before is None or ids.place(message.id).ticks < before]
         found += some
         if left is not None:
             sizes = [len(message.body) for message in some]
             left -= sum(sizes)
             if left <= 0:
-                return Page(found, is_truncated=bool(there))
+                return Page(found, is_truncated=bool(waiting))
             largest = max(largest, *sizes, 1)
-            at_once = max(1, min(4 * at_once, left // largest))
+            batch = max(1, min(4 * batch, left // largest))
     return Page(found)
 
 
-def delete(queue: StoredQueue, wanted: Sequence[MessageRef]) -> None:
-    """Remove the messages with these ids. One that isn't there is no error.
+def delete(queue: StoredQueue, refs: Sequence[MessageRef]) -> None:
+    """Delete the messages at these addresses, ignoring those that don't exist.
 
     Raises:
-        StoreUnavailable: the store is away.
+        StoreUnavailable: the store is unreachable.
     """
-    there = [(one.partition, one.id) for one in dict.fromkeys(wanted) if one.partition <= queue.partitions]
-    if there:
-        store().delete(queue, there)
+    places = [(ref.partition, ref.id) for ref in dict.fromkeys(refs) if ref.partition <= queue.partitions]
+    if places:
+        store().delete(queue, places)
 
 
 def visible_before(used: MessageStore) -> int | None:
-    """Return the ticks from which on nothing is shown yet, as a store's delay has it; None: everything is."""
+    """Return the ticks from which on the store's delay hides messages; None without a delay."""
     return ids.now() - round(used.delay * TICKS_PER_SECOND) if used.delay else None
 
 
 def place_before(message_id: uuid.UUID) -> Place:
-    """Return the last place before that of this message."""
+    """Return the last place before this message."""
     ticks, rest = ids.place(message_id)
     return Place(ticks, rest - 1) if rest else Place(ticks - 1, MAX_REST)
 
@@ -349,60 +348,60 @@ def place_before(message_id: uuid.UUID) -> Place:
 
 
 def positions(queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-    """Return the id of the last message that a consumer has processed, by partition.
+    """Return the id of a consumer's last processed message by partition.
 
     Raises:
-        Invalid: of the field ``consumer``.
-        StoreUnavailable: the store is away.
+        Invalid: for the field ``consumer``.
+        StoreUnavailable: the store is unreachable.
     """
     _check_consumer(consumer)
     return store().positions(queue, consumer)
 
 
 def set_positions(queue: StoredQueue, consumer: str, given: Mapping[str, Any]) -> None:
-    """Set how far a consumer is in these partitions, forward or back; the others stay.
+    """Set a consumer's positions in these partitions only, forward or back.
 
     Raises:
-        Invalid: of the fields ``consumer``, ``positions``, or of the partition, as it was given.
-        NoQueue: it is gone.
-        StoreUnavailable: the store is away.
+        Invalid: for the fields ``consumer``, ``positions``, or the given partition.
+        NoQueue: the queue was deleted.
+        StoreUnavailable: the store is unreachable.
     """
     _check_consumer(consumer)
     errors: dict[str, str] = {}
-    wanted: dict[int, uuid.UUID] = {}
+    new: dict[int, uuid.UUID] = {}
     if not given:
         errors["positions"] = REQUIRED
     for partition, message_id in given.items():
         try:
-            wanted[parse_number(partition, 1, queue.partitions)] = parse_id(message_id)
+            new[parse_number(partition, 1, queue.partitions)] = parse_id(message_id)
         except ValueError as error:
             errors[readable(partition[:MAX_NAME_LENGTH])] = str(error)
             if len(errors) > MAX_PARTITIONS:
                 break
     if errors:
         raise Invalid(errors)
-    store().set_positions(queue, consumer, wanted)
+    store().set_positions(queue, consumer, new)
 
 
 def delete_positions(queue: StoredQueue, consumer: str) -> None:
-    """Forget how far a consumer is.
+    """Delete a consumer's positions.
 
     Raises:
-        Invalid: of the field ``consumer``.
-        StoreUnavailable: the store is away.
+        Invalid: for the field ``consumer``.
+        StoreUnavailable: the store is unreachable.
     """
     _check_consumer(consumer)
     store().delete_positions(queue, consumer)
 
 
-# What people write
+# Parsing
 
 
 def parse_number(value: Any, least: int, most: int) -> int:
-    """Return a number within these bounds, which may be given as its text.
+    """Parse a number within these bounds, given as a number or text.
 
     Raises:
-        ValueError: it is none, or out of them; the text says so.
+        ValueError: the value is not a number or out of bounds; the text says which.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = int(value)
@@ -416,7 +415,7 @@ def parse_number(value: Any, least: int, most: int) -> int:
 
 
 def parse_choice(value: Any, choices: Sequence[str]) -> str:
-    """Return a text that is one of these.
+    """Return the value if it is one of the choices.
 
     Raises:
         ValueError: it isn't.
@@ -427,28 +426,28 @@ def parse_choice(value: Any, choices: Sequence[str]) -> str:
 
 
 def parse_partitions(text: str, most: int) -> list[int]:
-    """Return the numbers of partitions that are written so, each once: ``"1,2"``.
+    """Parse a list of partition numbers such as ``"1,2"``, dropping duplicates.
 
     Raises:
-        ValueError: one is none, or there is no such partition.
+        ValueError: an item is not a number from 1 to ``most``.
     """
     return list(dict.fromkeys(parse_number(part, 1, most) for part in text.split(",", MAX_PARTITIONS)))
 
 
 def parse_since(text: str, *, descending: bool = False) -> Place:
-    """Return where reading begins: at the message with this id, or at this time, in seconds since 1970.
+    """Return the place where reading begins, given as a message id or as a time in seconds since 1970.
 
-    Times are compared exactly. Of one between two steps of 100 ns the next one in the direction of reading counts.
+    Times are exact. One between two ticks is rounded in the direction of reading.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     text = text.strip()
     if len(text) == 32:
         try:
             return ids.place(ids.parse(text))
         except ValueError:
-            pass  # so many digits may be a time, too
+            pass  # a time may have 32 characters, too
     if not _SECONDS.fullmatch(text):
         raise ValueError(f'"{_readable(text)}" is not a timestamp or a message id')
     with localcontext(prec=_DECIMAL_DIGITS):
@@ -459,10 +458,10 @@ def parse_since(text: str, *, descending: bool = False) -> Place:
 
 
 def parse_id(text: Any) -> uuid.UUID:
-    """Return the message id that is written so.
+    """Parse a message id.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a message id.
     """
     if isinstance(text, str):
         try:
@@ -473,12 +472,12 @@ def parse_id(text: Any) -> uuid.UUID:
 
 
 def parse_ids(text: str) -> list[MessageRef]:
-    """Return the messages that are written so: ``"1:hex,2:hex"``, or ``"hex"``, of partition 1.
+    """Parse addresses of messages such as ``"1:hex,2:hex"``, or ``"hex"`` for partition 1.
 
-    A partition may be above the queue's number: nothing is there.
+    Partitions that the queue doesn't have are valid, but empty.
 
     Raises:
-        Invalid: of the fields ``message_id``, ``partition``.
+        Invalid: for the fields ``message_id``, ``partition``.
     """
     parts = text.split(",", MAX_IDS)
     if len(parts) > MAX_IDS:
@@ -495,19 +494,19 @@ def parse_ids(text: str) -> list[MessageRef]:
     return found
 
 
-# In here
+# Helpers
 
 
 def _post(queue: StoredQueue, messages: list[NewMessage]) -> list[MessageRef]:
-    made = store().push(queue, messages)
-    return [MessageRef(message_id, message.partition) for message_id, message in zip(made, messages, strict=True)]
+    new_ids = store().push(queue, messages)
+    return [MessageRef(message_id, message.partition) for message_id, message in zip(new_ids, messages, strict=True)]
 
 
 def _message(queue: StoredQueue, entry: MessageInput) -> NewMessage:
-    """Return a message as it is stored.
+    """Validate a message and fill in its defaults.
 
     Raises:
-        Invalid: it can't be.
+        Invalid: for its invalid fields.
     """
     errors: dict[str, str] = {}
     partition, ttl = 0, DEFAULT_TTL_SECONDS
@@ -544,10 +543,10 @@ def _validated(
     named: str | None,
     name: str | None = None,
 ) -> dict[str, Any]:
-    """Return those of these that are given, as the store takes them.
+    """Return the given settings, parsed for the store.
 
     Raises:
-        Invalid: some can't be used.
+        Invalid: for the invalid settings.
     """
     errors: dict[str, str] = {}
     checks: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
@@ -582,7 +581,7 @@ def _check_consumer(consumer: str) -> None:
 
 
 def _collect_error(errors: dict[str, str], field: str, check: Callable[[], T]) -> T | None:
-    """Return what the check returns; None where it failed, which is then among the errors."""
+    """Return the result of ``check``. If it fails, add its error and return None."""
     try:
         return check()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a request to the API brings: its body, within bounds, and what is in it."""
+"""Read and parse the bodies and queries of API requests."""
 
 import base64
 import binascii
@@ -19,76 +19,76 @@ from message_store.queues import MAX_BATCH, REQUIRED, Invalid, MessageInput
 from rabbit.names import readable
 
 MAX_FORM_BYTES = 64 * 1024
-"""Bytes of what is no message: a form, or positions."""
+"""The limit of bodies without messages: forms and positions."""
 
 BASE64 = "base64"
-"""What ``encoding`` says of a body that isn't text."""
+"""The value of the field ``encoding`` for binary bodies."""
 
-_PIECE = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 _FORM = "application/x-www-form-urlencoded"
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 class BodyTooLarge(Exception):
-    """A body has more bytes than it may have, which its ``args`` say."""
+    """A body exceeds its limit, the number of bytes in ``args``."""
 
 
 class BodyTooSlow(Exception):
-    """A body didn't come in within ``BODY_SECONDS``."""
+    """A body did not arrive within ``BODY_SECONDS``."""
 
 
 class LengthRequired(Exception):
-    """Nobody knows where the body ends."""
+    """The end of the body can't be determined."""
 
 
 def content_type(request: HttpRequest) -> str:
-    """Return the content type of a request as it was sent; empty where it has none."""
+    """Return the Content-Type header of a request, or an empty string."""
     return str(request.META.get("CONTENT_TYPE", ""))
 
 
 def media_type(request: HttpRequest) -> str:
-    """Return the content type of a request without its parameters, in lower case."""
+    """Return the media type of a request in lower case, without parameters."""
     return content_type(request).partition(";")[0].strip().lower()
 
 
-def body(request: HttpRequest, most: int | None = None) -> bytes:
-    """Return the body of a request; without ``most``, of as many bytes as a message, or a batch, may have.
+def body(request: HttpRequest, max_bytes: int | None = None) -> bytes:
+    """Return the body of a request. The default limit is ``MESSAGE_STORE_MAX_BODY``.
 
     Raises:
-        BodyTooLarge: it has more than that, whatever its Content-Length says.
-        BodyTooSlow: it takes too long to come in.
-        LengthRequired: it comes in pieces, and the server doesn't say where it ends.
-        Invalid: it broke off before its end; of the field ``body``.
+        BodyTooLarge: the body exceeds the limit, whatever its Content-Length says.
+        BodyTooSlow: the body arrives too slowly.
+        LengthRequired: the transfer is chunked, and the server doesn't mark its end.
+        Invalid: the connection closed before the end; for the field ``body``.
     """
-    most = settings.MESSAGE_STORE_MAX_BODY if most is None else most
+    max_bytes = settings.MESSAGE_STORE_MAX_BODY if max_bytes is None else max_bytes
     stream: Any = request
     length: int | None = _length(request)
     if "HTTP_TRANSFER_ENCODING" in request.META:
-        # Django reads by the Content-Length alone.
+        # Django itself only supports Content-Length.
         if not request.META.get("wsgi.input_terminated"):
             raise LengthRequired
         stream, length = request.META["wsgi.input"], None
     if length == 0:
         return b""
-    if length is not None and length > most:
-        raise BodyTooLarge(most)
+    if length is not None and length > max_bytes:
+        raise BodyTooLarge(max_bytes)
     with limit_body_time(request.META.get("gunicorn.socket")) as is_late:
         try:
-            read = _read(stream, most + 1 if length is None else length)
-        except Exception as error:  # whatever the server raises where a connection breaks, or a piece is none
-            raise BodyTooSlow if is_late() else Invalid({"body": "It broke off"}) from error
+            read = _read(stream, max_bytes + 1 if length is None else length)
+        except Exception as error:  # servers raise different errors for broken connections and invalid chunks
+            raise BodyTooSlow if is_late() else Invalid({"body": "The body is incomplete"}) from error
         if is_late():
             raise BodyTooSlow
-    if len(read) > most:
-        raise BodyTooLarge(most)
+    if len(read) > max_bytes:
+        raise BodyTooLarge(max_bytes)
     if length is not None and len(read) < length:
-        raise Invalid({"body": "It broke off"})
+        raise Invalid({"body": "The body is incomplete"})
     return read
 
 
 def form(request: HttpRequest) -> dict[str, str]:
-    """Return the fields of a body that is form-encoded; of several with one name the last.
+    """Return the fields of a form-encoded body. The last of several fields with one name wins.
 
     Raises:
         BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
@@ -100,22 +100,22 @@ def form(request: HttpRequest) -> dict[str, str]:
     if kind == "multipart/form-data":
         return _multipart(request, data)
     if kind not in ("", _FORM, "application/octet-stream", "text/plain"):
-        raise Invalid({"body": f"It has to be {_FORM}"})
+        raise Invalid({"body": f"Must be {_FORM}"})
     return _fields(data)
 
 
 def query(request: HttpRequest) -> dict[str, str]:
-    """Return the fields of the query of a request; of several with one name the last.
+    """Return the parameters of a request's query. The last of several parameters with one name wins.
 
     Raises:
-        Invalid: it isn't form-encoded; of the field ``query``.
+        Invalid: the query is not form-encoded; for the field ``query``.
     """
     text = str(request.META.get("QUERY_STRING", ""))
     return _fields(text.encode("latin-1", "replace"), "query") if text else {}
 
 
 def positions(request: HttpRequest) -> dict[str, Any]:
-    """Return the positions of a body, by partition: of a form, or of an object in JSON.
+    """Return positions by partition from a form or a JSON object.
 
     Raises:
         BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``.
@@ -124,25 +124,26 @@ def positions(request: HttpRequest) -> dict[str, Any]:
         return dict(form(request))
     found = _json(body(request, MAX_FORM_BYTES))
     if not isinstance(found, dict):
-        raise Invalid({"body": "It has to be an object"})
+        raise Invalid({"body": "Must be an object"})
     return found
 
 
 def batch(request: HttpRequest) -> tuple[list[MessageInput | None], dict[str, str]]:
-    """Return the messages of a body in JSON, and what is wrong with those that are None, by ``index.field``.
+    """Return the messages of a JSON body and their errors by ``index.field``. An invalid message is None.
 
     Raises:
-        BodyTooLarge, BodyTooSlow, LengthRequired, Invalid: as ``body``; or it is no batch at all, of ``body`` or ``messages``.
+        BodyTooLarge, BodyTooSlow, LengthRequired: as ``body``.
+        Invalid: as ``body``, or the body is not a batch; for the fields ``body`` or ``messages``.
     """
     data = body(request)
     if not data:
         raise Invalid({"body": REQUIRED})
     found = _json(data)
     if not isinstance(found, dict):
-        raise Invalid({"body": "It has to be an object with a list of messages"})
+        raise Invalid({"body": "Must be an object with a list of messages"})
     messages = found.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Invalid({"messages": REQUIRED if not messages else "It has to be a list"})
+        raise Invalid({"messages": REQUIRED if not messages else "Must be a list"})
     if len(messages) > MAX_BATCH:
         raise Invalid({"messages": f"{len(messages)} messages are more than {MAX_BATCH}"})
     entries: list[MessageInput | None] = []
@@ -157,44 +158,44 @@ def batch(request: HttpRequest) -> tuple[list[MessageInput | None], dict[str, st
 
 
 def flag(fields: Mapping[str, str], name: str) -> bool:
-    """Return whether a field says yes; not where it isn't there.
+    """Return the value of a boolean field; False without the field.
 
     Raises:
-        Invalid: it says something else than yes or no.
+        Invalid: the value is not a boolean.
     """
-    said = fields.get(name, "").lower()
-    if said in _TRUE:
+    value = fields.get(name, "").lower()
+    if value in _TRUE:
         return True
-    if said in _FALSE or not said:
+    if value in _FALSE or not value:
         return False
-    raise Invalid({name: f'"{readable(said[:50])}" is not one of true, false'})
+    raise Invalid({name: f'"{readable(value[:50])}" is not one of true, false'})
 
 
 def _entry(message: Any) -> MessageInput:
-    """Return a message of a batch.
+    """Parse a message of a batch.
 
     Raises:
-        Invalid: it is none; of its fields, or of the field without a name.
+        Invalid: for its fields, or for the field "" if the message is not an object.
     """
     if not isinstance(message, dict):
-        raise Invalid({"": "It has to be an object"})
+        raise Invalid({"": "Must be an object"})
     text, encoding, kind = message.get("body"), message.get("encoding"), message.get("content_type")
     if text is None or text == "":
         raise Invalid({"body": REQUIRED})
     if not isinstance(text, str):
-        raise Invalid({"body": "It has to be text"})
+        raise Invalid({"body": "Must be text"})
     if kind is not None and not isinstance(kind, str):
-        raise Invalid({"content_type": "It has to be text"})
+        raise Invalid({"content_type": "Must be text"})
     if encoding not in (None, BASE64):
         raise Invalid({"encoding": f'"{readable(str(encoding)[:50])}" is not one of {BASE64}'})
     try:
         content = base64.b64decode(text, validate=True) if encoding else text.encode()
     except (binascii.Error, ValueError):
-        raise Invalid({"body": "It isn't base64"}) from None
-    return MessageInput(content, _given(message, "ttl"), _given(message, "partition"), kind or "")
+        raise Invalid({"body": "Not valid base64"}) from None
+    return MessageInput(content, _value(message, "ttl"), _value(message, "partition"), kind or "")
 
 
-def _given(message: Mapping[str, Any], name: str) -> Any:
+def _value(message: Mapping[str, Any], name: str) -> Any:
     value = message.get(name)
     return None if value == "" else value
 
@@ -203,14 +204,14 @@ def _json(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise Invalid({"body": f"It isn't JSON: {str(error)[:100]}"}) from None
+        raise Invalid({"body": f"Invalid JSON: {str(error)[:100]}"}) from None
 
 
 def _fields(data: bytes, where: str = "body") -> dict[str, str]:
-    """Return the fields that are form-encoded here.
+    """Parse form-encoded fields.
 
     Raises:
-        Invalid: they aren't, or aren't text.
+        Invalid: the data is not form-encoded UTF-8.
     """
     fields: dict[str, str] = {}
     for part in data.split(b"&"):
@@ -225,10 +226,10 @@ def _decoded(part: bytes, field: str, where: str) -> str:
     try:
         text = part.decode()
         if _BAD_ESCAPE.search(text):
-            raise Invalid({field: "A % has to be written as %25"})
+            raise Invalid({field: "Write % as %25"})
         return unquote_to_bytes(text.replace("+", " ")).decode()
     except UnicodeDecodeError:
-        raise Invalid({field: "It isn't text in UTF-8"}) from None
+        raise Invalid({field: "Not valid UTF-8"}) from None
 
 
 def _multipart(request: HttpRequest, data: bytes) -> dict[str, str]:
@@ -236,7 +237,7 @@ def _multipart(request: HttpRequest, data: bytes) -> dict[str, str]:
     try:
         fields, _ = MultiPartParser(meta, BytesIO(data), [], "utf-8").parse()
     except (MultiPartParserError, SuspiciousOperation, ValueError) as error:
-        raise Invalid({"body": f"It can't be read: {readable(str(error)[:100])}"}) from None
+        raise Invalid({"body": f"Unreadable: {readable(str(error)[:100])}"}) from None
     return {name: str(value) for name, value in fields.items()}
 
 
@@ -248,9 +249,9 @@ def _length(request: HttpRequest) -> int:
 
 
 def _read(stream: Any, length: int) -> bytes:
-    """Return so many bytes, or as many as there are before the end."""
-    pieces = []
-    while length > 0 and (piece := stream.read(min(_PIECE, length))):
-        pieces.append(piece)
-        length -= len(piece)
-    return b"".join(pieces)
+    """Return up to ``length`` bytes."""
+    chunks = []
+    while length > 0 and (chunk := stream.read(min(_CHUNK_BYTES, length))):
+        chunks.append(chunk)
+        length -= len(chunk)
+    return b"".join(chunks)

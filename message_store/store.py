@@ -1,7 +1,7 @@
-"""What a store of queues and messages can do: the interface that every store fits, and which one is in use.
+"""The interface of message stores, and the store in use.
 
-It is kept small enough for a store without joins, without transactions over several queues and with counters that may
-be wrong after a fault, such as Cassandra. The rules (who may, how many partitions, which texts) stand above it.
+The interface also suits a store such as Cassandra: without joins, without transactions over several queues, and with
+counters that may be wrong after a fault. ``queues.py`` has limits and error texts, ``principals.py`` permissions.
 """
 
 import uuid
@@ -19,24 +19,24 @@ from guardian_store.ids import Place
 
 
 class StoreError(Exception):
-    """What a store could not do."""
+    """Base class of the errors of a store."""
 
 
 class StoreUnavailable(StoreError):
-    """The store can't be reached, or failed. Nothing of the call is stored, or it isn't known whether it is."""
+    """The store is unreachable or failed. The call's changes may or may not be stored."""
 
 
 class NoQueue(StoreError):
-    """There is no such queue: it never was, or it was removed, perhaps since it was found."""
+    """The queue does not exist, or was deleted after it was found."""
 
 
 class QueueExists(StoreError):
-    """There is a queue of this name already."""
+    """The application has a queue of this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQueue:
-    """A queue, as the store knows it. ``key`` is the store's own, and means nothing elsewhere."""
+    """A queue in the store. Only the store interprets ``key``."""
 
     application: str
     name: str
@@ -50,7 +50,7 @@ class StoredQueue:
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """A message to be stored: in this partition (from 1), for ``ttl`` seconds."""
+    """A message to store. Partitions count from 1; ``ttl`` is in seconds."""
 
     body: bytes
     partition: int
@@ -59,7 +59,7 @@ class NewMessage:
 
 
 class StoredMessage(NamedTuple):
-    """A message as it is read. Its time is that of its id."""
+    """A message in the store. Its id contains its time."""
 
     id: uuid.UUID
     partition: int
@@ -70,16 +70,16 @@ class StoredMessage(NamedTuple):
 class MessageStore(ABC):
     """Queues and their messages.
 
-    Within a partition messages are in the order of their ids (``guardian_store.ids.place``), and a message that is
-    pushed has an id after those of all that were readable in its partition before: whoever has read up to one misses
-    none, except where ``delay`` says otherwise. A message past its ttl is in no answer.
+    The messages of a partition are ordered by ``guardian_store.ids.place``. A pushed message gets an id after those of
+    all messages that were readable in its partition before. So a reader that continues after its last message misses
+    none, unless ``delay`` is set. Expired messages are never returned.
 
-    Every method may raise ``StoreUnavailable``. All of them may be called by many threads and processes at once.
+    Every method may raise ``StoreUnavailable``. The methods are safe for concurrent threads and processes.
     """
 
     delay: float = 0
-    """Seconds for which a message isn't to be shown after it was written: so long a store may need until all of it
-    agrees what came before. 0 where a write is seen at once by all. What reads obeys it; the store doesn't."""
+    """Seconds to hide new messages from reads: how long an eventually consistent store takes to agree on their order.
+    Callers of ``read`` apply it, the store does not."""
 
     # Queues
 
@@ -94,10 +94,10 @@ class MessageStore(ABC):
         consistency: str = "strong",
         principals: Sequence[str] = (),
     ) -> StoredQueue:
-        """Make a queue, from now on.
+        """Create a queue and return it.
 
         Raises:
-            QueueExists: the application has one of this name; it is left as it is.
+            QueueExists: the application has a queue of this name. It stays unchanged.
         """
 
     @abstractmethod
@@ -111,10 +111,10 @@ class MessageStore(ABC):
         consistency: str | None = None,
         principals: Sequence[str] | None = None,
     ) -> StoredQueue:
-        """Change what is given, and return the queue as it is then. Of two numbers of partitions the larger stays.
+        """Change the given settings and return the updated queue. A smaller number of partitions is ignored.
 
         Raises:
-            NoQueue: there is none of this name.
+            NoQueue: the queue does not exist.
         """
 
     @abstractmethod
@@ -122,39 +122,39 @@ class MessageStore(ABC):
         """Return a queue.
 
         Raises:
-            NoQueue: there is none of this name.
+            NoQueue: the queue does not exist.
         """
 
     @abstractmethod
     def queues(self, application: str, *, start: str = "", limit: int | None = None) -> list[StoredQueue]:
-        """Return the application's queues whose name is ``start`` or comes after it, by name (in bytes), this many."""
+        """Return up to ``limit`` queues of an application, from the name ``start`` on, in byte order of their names."""
 
     @abstractmethod
     def queues_for_principal(
         self, principal: str, *, start: tuple[str, str] = ("", ""), limit: int | None = None
     ) -> list[StoredQueue]:
-        """Return the queues of any application whose principals have this one among them, this many.
+        """Return up to ``limit`` queues of all applications that name a principal.
 
-        They come by application, then by name (both in bytes), from ``start`` on, which is such a pair. However many
-        queues there are, only those that are returned cost anything.
+        They are in byte order of application and name, from this pair, ``start``, on. The cost depends on the number of
+        returned queues only.
         """
 
     @abstractmethod
     def remove(self, application: str, name: str) -> None:
-        """Remove a queue with its messages and positions: from reads at once, from the disk by and by.
+        """Delete a queue with its messages and positions. Reads miss them immediately; a task frees the disk space.
 
         Raises:
-            NoQueue: there is none of this name.
+            NoQueue: the queue does not exist.
         """
 
-    # Messages. ``queue`` is one that ``find``, ``register``, ``update`` or ``queues`` gave.
+    # Messages. ``queue`` comes from ``find``, ``register``, ``update`` or ``queues``.
 
     @abstractmethod
     def push(self, queue: StoredQueue, messages: Sequence[NewMessage]) -> list[uuid.UUID]:
-        """Store messages, all or none, and return their ids in the same order.
+        """Store all of the messages or none. Return their ids in the same order.
 
         Raises:
-            NoQueue: it was removed since it was found.
+            NoQueue: the queue was deleted.
         """
 
     @abstractmethod
@@ -168,89 +168,88 @@ class MessageStore(ABC):
         limit: int,
         descending: bool = False,
     ) -> list[StoredMessage]:
-        """Return the messages of a partition, at most ``limit``, in order of their place, or against it.
+        """Return up to ``limit`` messages of a partition in the order of their places, or in reverse.
 
-        ``start`` is the first place that is looked at (the last one, against the order), and counts itself;
-        ``before`` leaves out messages of these ticks since 1970 and younger.
+        Reading begins at ``start``, inclusive. Messages at or after the ticks ``before`` are omitted.
         """
 
     @abstractmethod
     def read_ids(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> list[StoredMessage]:
-        """Return the messages with these partitions and ids, in the order asked; those that aren't there left out."""
+        """Return the messages with these partitions and ids, in this order, without those that don't exist."""
 
     @abstractmethod
     def overwrite(self, queue: StoredQueue, message_id: uuid.UUID, message: NewMessage) -> None:
-        """Store a message with this id, in place of the one that has it in that partition, or as a new one.
+        """Create or replace the message with this id in its partition.
 
-        It stands where the id says, before what was read already or in the future: a reader may miss it.
+        The id determines its place, so a reader that is past this place misses it.
 
         Raises:
-            NoQueue: it was removed since it was found.
+            NoQueue: the queue was deleted.
         """
 
     @abstractmethod
     def delete(self, queue: StoredQueue, ids: Sequence[tuple[int, uuid.UUID]]) -> None:
-        """Remove the messages with these partitions and ids. One that isn't there is no error."""
+        """Delete the messages with these partitions and ids, ignoring those that don't exist."""
 
     @abstractmethod
     def count(self, queues: Sequence[StoredQueue]) -> list[int]:
-        """Return how many messages each of these queues has. An estimate where the store can't do better."""
+        """Return the number of messages of each queue. Some stores only estimate it."""
 
     @abstractmethod
     def truncate(self, queue: StoredQueue) -> None:
-        """Remove all messages of a queue that are stored by now: from reads at once, from the disk by and by.
+        """Delete all messages of a queue. Reads miss them immediately; a task frees the disk space.
 
-        Its positions stay: ids only go forward.
+        Positions stay valid, since ids only increase.
 
         Raises:
-            NoQueue: it was removed since it was found.
+            NoQueue: the queue was deleted.
         """
 
     @abstractmethod
     def remove_expired(self, limit: int) -> int:
-        """Remove from the disk at most so many messages that no read shows any more, and return how many those were.
+        """Free the disk space of up to ``limit`` expired or deleted messages. Return how many.
 
-        Short statements, so that nobody waits for it. Called again and again by a task in the background.
+        A background task calls this repeatedly. Its statements are short, so that they don't block others.
         """
 
-    # Positions: how far a consumer, known by a name of its own choice, has processed each partition.
+    # Positions: the last message of each partition that a consumer has processed. Consumers choose their names.
 
     @abstractmethod
     def positions(self, queue: StoredQueue, consumer: str) -> dict[int, uuid.UUID]:
-        """Return the id of the last message that the consumer has processed, by partition."""
+        """Return the id of the consumer's last processed message by partition."""
 
     @abstractmethod
     def set_positions(self, queue: StoredQueue, consumer: str, positions: Mapping[int, uuid.UUID]) -> None:
-        """Set the positions of these partitions, and leave those of the others.
+        """Set the positions of these partitions only.
 
         Raises:
-            NoQueue: it was removed since it was found.
+            NoQueue: the queue was deleted.
         """
 
     @abstractmethod
     def advance_positions(
         self, queue: StoredQueue, consumer: str, moves: Mapping[int, tuple[uuid.UUID | None, uuid.UUID]]
     ) -> set[int]:
-        """Set the positions of these partitions from one message to another, and return the partitions that were set.
+        """Move positions from one message to another, and return the partitions whose positions moved.
 
-        Only where the position still is the first of the two (None: there is none yet), by a conditional statement: so
-        of two workers that both believe that they have a partition, none takes the other's work back.
+        A position moves only if it still is the first of the two ids (None: no position). So if two workers both
+        believe that they own a partition, neither reverts the other's progress.
 
         Raises:
-            NoQueue: it was removed since it was found.
+            NoQueue: the queue was deleted.
         """
 
     @abstractmethod
     def delete_positions(self, queue: StoredQueue, consumer: str) -> None:
-        """Forget how far the consumer is."""
+        """Delete a consumer's positions."""
 
     @abstractmethod
     def consumers(self, queue: StoredQueue) -> Iterable[str]:
-        """Return the names of the consumers that have positions, in order."""
+        """Return the sorted names of the consumers with positions."""
 
 
 STORES = {"database": "message_store.database.DatabaseStore"}
-"""The class of each store, by its name in the setting ``MESSAGE_STORE``."""
+"""Store classes by their names in the setting ``MESSAGE_STORE``."""
 
 
 @lru_cache(maxsize=1)
@@ -260,5 +259,5 @@ def _create(name: str) -> MessageStore:
 
 
 def store() -> MessageStore:
-    """Return the store that the setting ``MESSAGE_STORE`` names, one for the process."""
+    """Return this process's store, chosen by the setting ``MESSAGE_STORE``."""
     return _create(settings.MESSAGE_STORE)

@@ -1,4 +1,4 @@
-"""What Celery runs."""
+"""Celery tasks."""
 
 from celery import shared_task
 
@@ -8,5 +8,5 @@ from message_store.store import store
 
 @shared_task
 def remove_expired() -> None:
-    """Remove from the disk what no read shows any more."""
+    """Free the disk space of expired and deleted messages."""
     expiry.remove_expired(store())

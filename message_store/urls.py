@@ -1,4 +1,4 @@
-"""The HTTP API's table of contents, under ``/v1/``. Its addresses have no slash at their end."""
+"""URLs of the HTTP API under ``/v1/``, without trailing slashes."""
 
 from django.urls import path, re_path
 

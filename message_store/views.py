@@ -1,4 +1,4 @@
-"""The pages of the message store: the applications, their queues and how much is in them, and a look into one. Thin."""
+"""The message store's pages: applications, queues, and the messages of a queue."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -42,25 +42,25 @@ MESSAGES_PER_PAGE = 20
 MAX_CONSUMERS = 20
 
 MAX_READERS = 3
-"""So many of who may read are named in a list; a queue's own page names all."""
+"""Readers shown per queue in a list. A queue's page shows all."""
 
 MAX_TEXT_CHARACTERS = 5_000
-"""Characters of a message that are shown."""
+"""The part of a text message that is shown."""
 
 MAX_BINARY_BYTES = 512
-"""Bytes of a message that are shown where it isn't text."""
+"""The part of a binary message that is shown."""
 
 View = Callable[..., HttpResponse]
 
 
 class Request(HttpRequest):
-    """A request of somebody who is signed in."""
+    """A request of a signed-in owner."""
 
     user: Owner
 
 
 def store_page(view: View) -> View:
-    """Let those look who are signed in; say so where the store can't be reached."""
+    """Require sign-in, and show an error page if the store is unreachable."""
 
     @login_required
     @require_safe
@@ -76,12 +76,12 @@ def store_page(view: View) -> View:
 
 
 def caller(owner: Owner) -> Caller:
-    """Return what a queue knows an owner by."""
+    """Return an owner as a caller of the message store."""
     return Caller(email=owner.email)
 
 
 def has_something_to_see(visitor: Owner | AnonymousUser) -> bool:
-    """Return whether the pages have something for a visitor: applications for an operator, queues that name others."""
+    """Return whether the pages show a visitor anything: applications for operators, else queues that name the owner."""
     if not visitor.is_authenticated:
         return False
     if visitor.is_staff:
@@ -96,7 +96,7 @@ def has_something_to_see(visitor: Owner | AnonymousUser) -> bool:
 
 
 class Row(NamedTuple):
-    """A queue as a list shows it."""
+    """A queue in a list."""
 
     queue: StoredQueue
     name: str
@@ -122,13 +122,13 @@ def _queues_naming(owner: Owner, start: tuple[str, str], limit: int) -> list[Sto
 
 
 def _name_in(request: HttpRequest, parameter: str) -> str:
-    """Return a name that was asked for. What can't be one is still no error: names begin there, or come after it."""
+    """Return a name from the query, at which a list begins. Invalid names are fine here."""
     return request.GET.get(parameter, "").replace("\0", "")[:MAX_NAME_LENGTH]
 
 
 @store_page
 def message_store_page(request: Request) -> HttpResponse:
-    """Show an operator the applications, and everybody the queues that name them."""
+    """Show the queues that name the owner; to operators also the applications."""
     context: dict[str, Any] = {}
     if request.user.is_staff:
         search = _name_in(request, "search").strip()
@@ -154,7 +154,7 @@ def message_store_page(request: Request) -> HttpResponse:
 
 @store_page
 def stored_queues_page(request: Request, application: str) -> HttpResponse:
-    """Show an application's queues to an operator, to others those that name them; without any it isn't there."""
+    """Show an application's queues: all to operators, to others those that name them, or 404 if there are none."""
     start = _name_in(request, "from")
     if request.user.is_staff:
         is_there = applications.exists(application)
@@ -179,7 +179,7 @@ def stored_queues_page(request: Request, application: str) -> HttpResponse:
 
 
 def _queues_of_application_naming(owner: Owner, application: str, start: str, limit: int) -> list[StoredQueue]:
-    """Return the queues of an application that name somebody; they stand beside each other among all that do."""
+    """Return an application's queues that name the owner. They are consecutive in the store's list."""
     if "\0" in application:
         return []
     return [queue for queue in _queues_naming(owner, (application, start), limit) if queue.application == application]
@@ -193,7 +193,7 @@ def _address(*names: str) -> str:
 
 
 class MessageFilterForm(forms.Form):
-    """Which messages are shown: those of one partition, from a place on."""
+    """The partition, order and start of the messages to show."""
 
     partition = forms.IntegerField(min_value=1)
     order = forms.ChoiceField(choices=[("descending", "newest first"), ("ascending", "oldest first")])
@@ -211,7 +211,7 @@ class MessageFilterForm(forms.Form):
         self.fields["partition"].validators.append(MaxValueValidator(partitions))
 
     def clean(self) -> dict[str, Any]:
-        """Find the place that is meant."""
+        """Resolve the start to a place."""
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("since"):
             try:
@@ -222,10 +222,10 @@ class MessageFilterForm(forms.Form):
 
 
 def place_of(text: str, *, descending: bool) -> Place:
-    """Return where to begin: at a day, at a time, or wherever the API's ``since`` says.
+    """Return the place of a day, a time, or a value of the API's parameter ``since``.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: the text is none of them.
     """
     day = parse_date(text)
     at = datetime(day.year, day.month, day.day) if day else parse_datetime(text)  # noqa: DTZ001 - it is made aware next
@@ -237,7 +237,7 @@ def place_of(text: str, *, descending: bool) -> Place:
 
 
 class MessagePreview(NamedTuple):
-    """A message as it is shown: the beginning of its text, or of its bytes in hex, and how much there is beyond."""
+    """The beginning of a message as text or hex. ``more``: how many characters or bytes follow."""
 
     id: str
     at: datetime
@@ -249,7 +249,7 @@ class MessagePreview(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer of a queue, and the last message of a partition that it has processed, if any."""
+    """A consumer and its last processed message in a partition, if any."""
 
     name: str
     id: str
@@ -258,7 +258,7 @@ class Consumer(NamedTuple):
 
 @store_page
 def stored_queue_page(request: Request, application: str, queue: str) -> HttpResponse:
-    """Show a queue, and messages of one of its partitions, to operators and to whoever may read it."""
+    """Show a queue and the messages of one partition, to operators and its readers."""
     try:
         found = queues.find(application, queue) if applications.exists(application) else None
     except NoQueue:
@@ -299,7 +299,7 @@ def stored_queue_page(request: Request, application: str, queue: str) -> HttpRes
 
 
 def _consumers(queue: StoredQueue, partition: int) -> list[Consumer]:
-    """Return how far the consumers of a queue are, one more than are shown."""
+    """Return the consumers' positions, up to one more than the page shows."""
     found = []
     for name in islice(store().consumers(queue), MAX_CONSUMERS + 1):
         last = store().positions(queue, name).get(partition)
@@ -321,5 +321,5 @@ def _shown(message: StoredMessage) -> MessagePreview:
 
 
 def _time(message_id: UUID) -> datetime:
-    """Return the time of an id, in the microsecond that it lies in."""
+    """Return the time of an id, rounded down to microseconds."""
     return EPOCH + timedelta(microseconds=ids.place(message_id).ticks // TICKS_PER_MICROSECOND)

@@ -1,14 +1,13 @@
-"""A worker: it handles the messages of partitions, each partition in order, and shares them with other workers.
+"""A worker that handles an application's messages, in order within each partition.
 
     Worker("mailer", send, application="shop").run()
 
-An application's workers with the same consumer's name share what there is. Each partition is one worker's at a time
-(``partition_sharing.py``), and how far its messages are handled is recorded as the consumer's position in the store, for whoever
-comes next. A message is handled once, and again where a worker was killed, or lost what it held, before that was
-recorded.
+The workers of one consumer share the partitions: one worker at a time leases a partition (``partition_sharing.py``) and
+records its progress in the store as the consumer's position. A message is handled again if a worker is killed or loses
+its leases before it records the position.
 
-Three functions make the work: the context, a context manager around the worker's life; the job, called with each
-message and what the context gives; the failure, called with what the job raised. After either the next one follows.
+A worker gets three functions. The context is a context manager for the worker's lifetime. The job is called with each
+message and the context's value. The failure handler is called with the job's exception; then the next message follows.
 """
 
 import logging
@@ -45,39 +44,37 @@ from message_store.zookeeper import ZooKeeperLeases
 logger = logging.getLogger(__name__)
 
 BATCH = 100
-"""Messages that are read at once."""
+"""Messages per read."""
 
 LEASE_SECONDS = 15.0
-"""A worker that wasn't heard for so long is gone, and others get what it held."""
+"""The leases of a worker expire after this time without a heartbeat."""
 
 HEARTBEATS_PER_LEASE = 4
-"""How often a worker is heard in that time."""
 
 REFRESH_SECONDS = 2.0
-"""How often it is looked who is there, and which queues and partitions."""
+"""The interval of refreshing the workers, queues and partitions."""
 
 RECORD_INTERVAL_SECONDS = 1.0
-"""How much of its work a worker may have to leave to be done again when it is killed."""
+"""The interval of recording positions: how much work is repeated after a kill."""
 
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 2.0
-"""Seconds before a partition without messages is read again: twice as long each time, up to the second."""
+"""The interval of reading an empty partition begins with the first and doubles up to the second."""
 
 MAX_IDLE_READS_PER_SECOND = 500
-"""In a second, of partitions without messages: a worker that holds more than a thousand waits longer."""
+"""A worker with more than a thousand empty partitions polls each less often."""
 
 MAX_BACKOFF_SECONDS = 10.0
-"""Seconds before a store that is away is tried again, at most."""
 
 POSITIONS_PER_REFRESH = 100
-"""Queues whose positions are read again with each look, in turn: to go to where somebody set them."""
+"""Queues whose positions each refresh reads, in turn, to follow positions that a client set."""
 
 ERROR_QUEUE = "errors"
-"""The queue of the application that ``keep_failure`` keeps messages in, for so many seconds."""
+"""The application's queue for the failed messages that ``keep_failure`` keeps."""
 ERROR_TTL_SECONDS = 30 * 24 * 3600
 
 
 class Message(NamedTuple):
-    """A message to be handled."""
+    """A message for the job."""
 
     id: uuid.UUID
     queue: str
@@ -87,7 +84,7 @@ class Message(NamedTuple):
 
     @property
     def timestamp(self) -> str:
-        """When it was posted: seconds since 1970, exactly, with 7 decimals."""
+        """The exact time of posting in seconds since 1970, with 7 decimals."""
         return ids.timestamp(self.id)
 
 
@@ -96,21 +93,21 @@ Failure = Callable[[Message, Any, StoredQueue, Exception], None]
 
 
 def log_failure(message: Message, context: Any, queue: StoredQueue, exception: Exception) -> None:
-    """Log that a message could not be handled."""
+    """Log the failure."""
     logger.error(
-        "Message %s in partition %s of queue %r of %r could not be handled: %s",
+        "The job failed for message %s in partition %s of queue %r of %r: %s",
         *(message.id.hex, message.partition, queue.name, queue.application, exception),
         exc_info=exception,
     )
 
 
 def keep_failure(message: Message, context: Any, queue: StoredQueue, exception: Exception) -> None:
-    """Log that a message could not be handled, and keep it, as it is, for 30 days in the queue ``errors``.
+    """Log the failure, and copy the message to the queue ``errors`` for 30 days.
 
-    One that comes from there is there already, and isn't kept again: it would come again, without end.
+    A failed message of this queue itself is not copied, or it would fail forever.
 
     Raises:
-        StoreUnavailable: it isn't kept. The worker handles the message again.
+        StoreUnavailable: the message is not copied. The worker handles it again.
     """
     log_failure(message, context, queue, exception)
     if queue.name == ERROR_QUEUE:
@@ -123,12 +120,12 @@ def keep_failure(message: Message, context: Any, queue: StoredQueue, exception: 
             errors = queues.create(queue.application, ERROR_QUEUE)
         store().push(errors, [kept])
     except NoQueue as error:
-        raise StoreUnavailable(f"The queue {ERROR_QUEUE} was removed at this moment.") from error
+        raise StoreUnavailable(f"The queue {ERROR_QUEUE} was just deleted.") from error
 
 
 @dataclass(slots=True)
 class _LeasedPartition:
-    """A partition that this worker holds, and how far it is: what it has done, and what the store says of that."""
+    """A leased partition with the last message handled and the last position recorded."""
 
     queue: StoredQueue
     number: int
@@ -137,14 +134,14 @@ class _LeasedPartition:
     wait: float = 0.0
     due: float = 0.0
     repositions: int = 0
-    """How often somebody else set the position. What was read before it isn't handled after it."""
+    """Changes of the position by others. Messages read before a change are not handled after it."""
 
 
 class Worker:
-    """Handles messages until it is told to stop.
+    """Handles messages until ``stop`` is called.
 
-    ``queues`` are the names of the application's queues; without any, it is all of them but ``errors``, also those that
-    are made later. The workers of one consumer should have the same.
+    ``queues`` are the names of the application's queues. The default is all current and future ones except ``errors``.
+    All workers of a consumer should have the same queues.
     """
 
     def __init__(
@@ -172,35 +169,35 @@ class Worker:
         self._joined = False
         self._leased: dict[Partition, _LeasedPartition] = {}
         self._refresh_at = 0.0
-        self._last_refreshed_queue = ""  # the queue whose positions were the last to be read again
-        self._record_at = math.inf  # all is recorded
-        self._failures = 0  # how often in a row something could not be reached, or what was held was lost
+        self._last_refreshed_queue = ""  # where the next refresh of positions begins
+        self._record_at = math.inf  # nothing to record
+        self._failures = 0  # consecutive ones
         self._waiting = False
         self._stopping = False
-        # A signal handler may put into this kind of queue, whatever it interrupts.
+        # A SimpleQueue is reentrant, so signal handlers may put into it.
         self._wakeups: SimpleQueue[None] = SimpleQueue()
 
     @property
     def partitions(self) -> list[Partition]:
-        """What this worker holds."""
+        """The leased partitions."""
         return sorted(self._leased)
 
     def stop(self) -> None:
-        """Finish the message in hand, hand everything over and end. Any thread or signal handler may call this."""
+        """Finish the current message, release the leases and end. Any thread or signal handler may call this."""
         self._stopping = True
         self._wakeups.put(None)
 
     def run(self) -> None:
-        """Work until ``stop``. What the failure raises, but for ``StoreUnavailable``, ends the worker and goes through.
+        """Handle messages until ``stop``, or until the failure handler raises anything but ``StoreUnavailable``.
 
-        What was handled until then is recorded, and others have at once what this worker held.
+        In both cases record the positions and release the leases.
         """
         with self._context() as context:
             ended = threading.Event()
-            beating = threading.Thread(
-                target=self._send_heartbeats, args=(ended,), name=f"beats of {self.consumer}", daemon=True
+            heartbeats = threading.Thread(
+                target=self._send_heartbeats, args=(ended,), name=f"heartbeats of {self.consumer}", daemon=True
             )
-            beating.start()
+            heartbeats.start()
             try:
                 self._work(context)
             finally:
@@ -208,9 +205,9 @@ class Worker:
                     self._release_all()
                 finally:
                     ended.set()
-                    beating.join()
+                    heartbeats.join()
 
-    # What it goes through
+    # The main loop
 
     def _work(self, context: Any) -> None:
         while not self._stopping:
@@ -223,48 +220,48 @@ class Worker:
                 worked = self._handle_due_partitions(context)
                 self._failures = 0
                 if self._waiting:
-                    logger.warning("Going on.")
+                    logger.warning("The worker continues.")
                     self._waiting = False
                 if not worked:
                     self._wait_until_due()
             except LeasesLost as error:
-                logger.warning("This worker of %r begins anew: %s", self.consumer, error)
+                logger.warning("The worker of %r rejoins: %s", self.consumer, error)
                 self._joined = False
                 self._leased.clear()
                 self._back_off()
             except (CoordinationUnavailable, StoreUnavailable) as error:
                 if not self._waiting:
-                    logger.warning("Waiting: %s", error)
+                    logger.warning("The worker waits: %s", error)
                     self._waiting = True
                 self._back_off()
 
     def _handle_due_partitions(self, context: Any) -> bool:
-        """Handle a batch of each partition that is due, and return whether there was a message."""
+        """Handle a batch of each due partition, and return whether there was a message."""
         worked = False
         now = clock()
-        for partition, held in list(self._leased.items()):
-            if held.due <= now and self._leased.get(partition) is held and not self._stopping:
-                worked |= self._handle_batch(partition, held, context)
+        for partition, leased in list(self._leased.items()):
+            if leased.due <= now and self._leased.get(partition) is leased and not self._stopping:
+                worked |= self._handle_batch(partition, leased, context)
         return worked
 
-    def _handle_batch(self, partition: Partition, held: _LeasedPartition, context: Any) -> bool:
-        moved = held.repositions
-        start = None if held.done is None else ids.place_after(held.done)
-        messages = queues.read(held.queue, [held.number], start=start, limit=self._batch).messages
+    def _handle_batch(self, partition: Partition, leased: _LeasedPartition, context: Any) -> bool:
+        repositions = leased.repositions
+        start = None if leased.done is None else ids.place_after(leased.done)
+        messages = queues.read(leased.queue, [leased.number], start=start, limit=self._batch).messages
         if not messages:
             longest = max(MAX_POLL_SECONDS, len(self._leased) / MAX_IDLE_READS_PER_SECOND)
-            held.wait = min(max(2 * held.wait, MIN_POLL_SECONDS), longest)
-            held.due = clock() + held.wait * random.uniform(0.5, 1)  # noqa: S311 - nobody is to be outwitted
+            leased.wait = min(max(2 * leased.wait, MIN_POLL_SECONDS), longest)
+            leased.due = clock() + leased.wait * random.uniform(0.5, 1)  # noqa: S311 - not for security
             return False
-        held.wait = 0.0
-        name, number, job, coordination = held.queue.name, held.number, self._job, self._coordination
+        leased.wait = 0.0
+        name, number, job, coordination = leased.queue.name, leased.number, self._job, self._coordination
         pause_at = self._pause_at()
         for stored in messages:
-            # So before each message: a process that was stopped for a while learns here that others have its partition.
+            # Check before each message: after a suspension of the process, others may have the partition.
             now = clock()
             if now >= pause_at or now >= coordination.leases_valid_until:
                 self._confirm_leases()
-                if held.repositions != moved or self._leased.get(partition) is not held:
+                if leased.repositions != repositions or self._leased.get(partition) is not leased:
                     break
                 pause_at = self._pause_at()
             if self._stopping:
@@ -273,20 +270,20 @@ class Worker:
             try:
                 job(message, context)
             except Exception as error:
-                self._failure(message, context, held.queue, error)
-            held.done = stored.id
+                self._failure(message, context, leased.queue, error)
+            leased.done = stored.id
         return True
 
     def _pause_at(self) -> float:
-        """Return when something else is due than the messages that are about to be handled, and then to be recorded."""
+        """Return the time to pause handling for the next refresh or recording."""
         self._record_at = min(self._record_at, clock() + RECORD_INTERVAL_SECONDS)
         return min(self._refresh_at, self._record_at)
 
     def _confirm_leases(self) -> None:
-        """Do what is due, and be sure then of what is still held.
+        """Refresh and record if due, then make sure that the leases are valid.
 
         Raises:
-            LeasesLost: others may have it.
+            LeasesLost: the leases expired.
         """
         self._refresh_if_due()
         self._record_if_due()
@@ -294,35 +291,37 @@ class Worker:
             self._coordination.renew()
 
     def _send_heartbeats(self, ended: threading.Event) -> None:
-        """Have this worker heard while the other thread is at work, in a thread with connections of its own."""
+        """Send heartbeats until ``ended``. Runs in a thread with its own database connections."""
         try:
             while not ended.wait(self._coordination.seconds / HEARTBEATS_PER_LEASE):
                 if self._joined:
                     try:
                         self._coordination.renew()
                     except CoordinationError as error:
-                        logger.debug("No beat: %s", error)  # the other thread notices before its next message
+                        logger.debug("Heartbeat failed: %s", error)  # the main thread notices before its next message
         finally:
             connections.close_all()
 
     def _wait_until_due(self) -> None:
-        """Wait until something is due."""
-        self._wait(min([self._refresh_at, self._record_at, *(held.due for held in self._leased.values())]) - clock())
+        """Wait until a partition, a refresh or a recording is due."""
+        self._wait(
+            min([self._refresh_at, self._record_at, *(leased.due for leased in self._leased.values())]) - clock()
+        )
 
     def _back_off(self) -> None:
-        """Wait before what failed is tried again: twice as long each time."""
+        """Wait before a retry, exponentially longer each time."""
         close_old_connections()
         self._refresh_at = self._record_at = 0.0
-        longest = min(MIN_POLL_SECONDS * 2 ** min(self._failures, 20), MAX_BACKOFF_SECONDS)
+        seconds = min(MIN_POLL_SECONDS * 2 ** min(self._failures, 20), MAX_BACKOFF_SECONDS)
         self._failures += 1
-        self._wait(longest * random.uniform(0.5, 1))  # noqa: S311
+        self._wait(seconds * random.uniform(0.5, 1))  # noqa: S311
 
     def _wait(self, seconds: float) -> None:
         if seconds > 0:
             with suppress(Empty):
                 self._wakeups.get(timeout=seconds)
 
-    # What it holds
+    # Leases
 
     def _refresh_if_due(self) -> None:
         if clock() < self._refresh_at:
@@ -333,30 +332,30 @@ class Worker:
         except CoordinationUnavailable:
             if not self._coordination.leases_valid:
                 raise
-        # Of very many queues, not more than a tenth of the time is spent with looking.
+        # With very many queues, refreshing takes at most a tenth of the time.
         took = clock() - begun
         self._refresh_at = clock() + max(self._refresh_seconds * random.uniform(0.8, 1.2), 10 * took)  # noqa: S311
 
     def _refresh(self) -> None:
-        """Look which queues there are and who else works on them, hand over what is too much, and take what is free."""
+        """Fetch the queues and workers, then release and acquire partitions for a fair share."""
         close_old_connections()
-        there = self._find_queues()
-        for partition, held in list(self._leased.items()):
-            now = there.get(partition.queue)
-            if now is None or now.created != held.queue.created:
-                del self._leased[partition]  # with the queue its positions are gone
+        existing = self._find_queues()
+        for partition, leased in list(self._leased.items()):
+            queue = existing.get(partition.queue)
+            if queue is None or queue.created != leased.queue.created:
+                del self._leased[partition]  # the queue's positions are deleted with it
             else:
-                held.queue = now
+                leased.queue = queue
         partitions = [
             Partition(self.application, queue.name, number)
-            for queue in there.values()
+            for queue in existing.values()
             for number in range(1, queue.partitions + 1)
         ]
         planned = self._coordination.plan(partitions)
         if planned.release:
             self._release(planned.release)
         self._coordination.acquire(planned)
-        self._refresh_positions(there)
+        self._refresh_positions(existing)
 
     def _find_queues(self) -> dict[str, StoredQueue]:
         if not self._names:
@@ -381,8 +380,8 @@ class Worker:
             self._leased.pop(partition, None)
         self._coordination.release(partitions)
 
-    def _refresh_positions(self, there: dict[str, StoredQueue]) -> None:
-        """Begin with what is held since now, and go to where somebody set the positions of what was held before."""
+    def _refresh_positions(self, existing: dict[str, StoredQueue]) -> None:
+        """Read the positions of newly leased partitions, and follow changed positions of some others in turn."""
         by_queue = defaultdict(list)
         for partition in self._coordination.leased:
             by_queue[partition.queue].append(partition)
@@ -391,41 +390,41 @@ class Worker:
         in_turn = (names[begin:] + names[:begin])[:POSITIONS_PER_REFRESH]
         new = {partition.queue for partition in self._coordination.leased if partition not in self._leased}
         for name in new.union(in_turn):
-            partitions, recorded = by_queue[name], store().positions(there[name], self.consumer)
+            partitions, recorded = by_queue[name], store().positions(existing[name], self.consumer)
             for partition in partitions:
-                held, at = self._leased.get(partition), recorded.get(partition.number)
-                if held is None:
-                    self._leased[partition] = _LeasedPartition(there[name], partition.number, at, at)
+                leased, at = self._leased.get(partition), recorded.get(partition.number)
+                if leased is None:
+                    self._leased[partition] = _LeasedPartition(existing[name], partition.number, at, at)
                 else:
-                    self._follow_position(held, at)
+                    self._follow_position(leased, at)
         self._last_refreshed_queue = in_turn[-1] if in_turn else ""
 
-    def _follow_position(self, held: _LeasedPartition, at: uuid.UUID | None) -> None:
-        """Go on from a position that somebody else set, unless it is where this worker was since the last record."""
-        if at == held.recorded:
+    def _follow_position(self, leased: _LeasedPartition, at: uuid.UUID | None) -> None:
+        """Continue from a position that someone else set, unless this worker has passed it since its last recording."""
+        if at == leased.recorded:
             return
-        if not _place(held.recorded) <= _place(at) <= _place(held.done):
-            logger.info("Going on in partition %s of %r from where it was set.", held.number, held.queue.name)
-            held.done, held.due = at, 0.0
-            held.repositions += 1
-        held.recorded = at
+        if not _place(leased.recorded) <= _place(at) <= _place(leased.done):
+            logger.info("Continuing in partition %s of %r from a changed position.", leased.number, leased.queue.name)
+            leased.done, leased.due = at, 0.0
+            leased.repositions += 1
+        leased.recorded = at
 
-    # How far it is
+    # Positions
 
     def _record_if_due(self) -> None:
         if clock() >= self._record_at:
             self._record()
 
     def _record(self) -> None:
-        """Record how far this worker is, while it is sure to hold what it has handled.
+        """Record this worker's positions while its leases are valid.
 
-        A store moves a position only from where this worker last saw it: so one that was stopped between the question
-        whether it is still there and this, for however long, takes nobody's work back.
+        The store moves a position only from this worker's last recorded one. So a worker that is suspended between the
+        check of its leases and the update can't revert another worker's progress.
         """
         moves: defaultdict[str, dict[int, _LeasedPartition]] = defaultdict(dict)
-        for held in self._leased.values():
-            if held.done is not None and held.done != held.recorded:
-                moves[held.queue.name][held.number] = held
+        for leased in self._leased.values():
+            if leased.done is not None and leased.done != leased.recorded:
+                moves[leased.queue.name][leased.number] = leased
         if moves and not self._coordination.leases_valid:
             self._coordination.renew()
         self._record_at = math.inf
@@ -433,26 +432,28 @@ class Worker:
             self._record_queue(next(iter(by_number.values())).queue, by_number)
 
     def _record_queue(self, queue: StoredQueue, by_number: dict[int, _LeasedPartition]) -> None:
-        wanted = {number: (held.recorded, held.done) for number, held in by_number.items() if held.done is not None}
+        moves = {
+            number: (leased.recorded, leased.done) for number, leased in by_number.items() if leased.done is not None
+        }
         try:
-            moved = store().advance_positions(queue, self.consumer, wanted)
+            moved = store().advance_positions(queue, self.consumer, moves)
         except NoQueue:
-            self._refresh_at = 0.0  # which drops the partitions
+            self._refresh_at = 0.0  # the refresh drops the partitions
             return
         for number in moved:
-            by_number[number].recorded = wanted[number][1]
-        if len(moved) < len(wanted):
-            there = store().positions(queue, self.consumer)
-            for number in wanted.keys() - moved:
-                self._follow_position(by_number[number], there.get(number))
+            by_number[number].recorded = moves[number][1]
+        if len(moved) < len(moves):
+            positions = store().positions(queue, self.consumer)
+            for number in moves.keys() - moved:
+                self._follow_position(by_number[number], positions.get(number))
             self._record_at = clock()
 
     def _release_all(self) -> None:
-        """Record how far this worker is, and have others take at once what it held."""
+        """Record the positions and release the leases immediately."""
         try:
             self._record()
         except (CoordinationError, StoreUnavailable) as error:
-            logger.warning("What was handled last is handled again, as it could not be recorded: %s", error)
+            logger.warning("Could not record positions. The last messages will be handled again: %s", error)
         finally:
             self._joined = False
             self._leased.clear()

@@ -1,9 +1,9 @@
-"""Workers and their leases, kept by ZooKeeper: a node for each worker and for each lease, gone with its session.
+"""Leases in ZooKeeper: an ephemeral node for each worker and each lease.
 
     /guardian/workers/APPLICATION/CONSUMER/workers/0000000012
     /guardian/workers/APPLICATION/CONSUMER/leases/APPLICATION,QUEUE,PARTITION
 
-The names are quoted as in addresses, so that they may have any characters.
+Names are percent-encoded.
 """
 
 import logging
@@ -32,66 +32,66 @@ logger = logging.getLogger(__name__)
 ROOT = "/guardian/workers"
 
 MAX_JOIN_SECONDS = 5.0
-"""Seconds to wait for a session, and for each answer while joining: a worker that is to end meanwhile waits as long."""
+"""The limit for connecting and for each request while joining. Stopping the worker may wait this long."""
 
 Answer = Callable[[], "IAsyncResult[Any]"]
 
 
 class ZooKeeperLeases(Coordination):
-    """Leases in a ZooKeeper, which is given as kazoo takes it: ``host:port,host:port``, perhaps with a path behind it.
+    """Leases in ZooKeeper. ``hosts`` has kazoo's format: ``host:port,host:port``, optionally with a path.
 
-    ``seconds`` are the session's, or fewer or more where the server has bounds for it.
+    ``seconds`` is the session's timeout, which the server may change to fit its bounds.
     """
 
     def __init__(self, application: str, consumer: str, seconds: float, hosts: str) -> None:
-        """Remember where it is. Raises ValueError where the hosts can't be read."""
+        """Validate the hosts. Raise ValueError if they are malformed."""
         super().__init__(application, consumer, seconds)
         collect_hosts(hosts)
         self._hosts = hosts
-        self._asked_for = seconds
+        self._requested_seconds = seconds
         self._path = f"{ROOT}/{_quoted(application)}/{_quoted(consumer)}"
         self._client: KazooClient | None = None
         self._worker_id = ""
 
     def _join(self) -> None:
         self._leave()
-        client = self._client = KazooClient(self._hosts, timeout=self._asked_for)
+        client = self._client = KazooClient(self._hosts, timeout=self._requested_seconds)
         self._track_session_timeout(client)
-        longest = min(self._asked_for, MAX_JOIN_SECONDS)
+        timeout = min(self._requested_seconds, MAX_JOIN_SECONDS)
         try:
-            client.start(longest)
+            client.start(timeout)
             for part in ("workers", "leases"):
-                client.ensure_path_async(f"{self._path}/{part}").get(timeout=longest)
-            made = client.create_async(f"{self._path}/workers/", ephemeral=True, sequence=True)
-            self._worker_id = made.get(timeout=longest).rpartition("/")[2]
+                client.ensure_path_async(f"{self._path}/{part}").get(timeout=timeout)
+            created = client.create_async(f"{self._path}/workers/", ephemeral=True, sequence=True)
+            self._worker_id = created.get(timeout=timeout).rpartition("/")[2]
         except (KazooException, KazooTimeoutError, OSError) as error:
             self._leave()
-            raise CoordinationUnavailable(f"ZooKeeper can't be used: {_describe(error)}") from error
+            raise CoordinationUnavailable(f"ZooKeeper failed: {_describe(error)}") from error
 
     def _track_session_timeout(self, client: KazooClient) -> None:
-        """Have ``seconds`` be what the server agrees to, which kazoo keeps to itself."""
+        """Set ``seconds`` to the negotiated timeout of each session. kazoo has no public API for it."""
         connection = client._connection
         connect = connection._connect
 
-        def connect_and_note(*arguments: Any) -> tuple[float, float]:
+        def connect_and_record(*arguments: Any) -> tuple[float, float]:
             read_timeout, connect_timeout = connect(*arguments)
-            self.seconds = read_timeout * 1.5 / 1000  # of which it is two thirds
+            self.seconds = read_timeout * 1.5 / 1000  # kazoo's read timeout is two thirds of the session's, in ms
             return read_timeout, connect_timeout
 
-        connection._connect = connect_and_note
+        connection._connect = connect_and_record
 
     def _renew(self) -> None:
         client, path = self._connected(), self._worker_path()
-        # A server that is cut off from the others goes on answering for a while: so the leader is asked, too.
-        synced, there = client.sync_async(path), client.exists_async(path)
+        # A partitioned server still answers reads for a while. sync needs the leader.
+        synced, exists = client.sync_async(path), client.exists_async(path)
         self._read(synced)
-        if self._read(there) is None:
-            raise LeasesLost("ZooKeeper took this worker for gone")
+        if self._read(exists) is None:
+            raise LeasesLost("ZooKeeper has no node for this worker")
 
     def _leave(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with suppress(Exception):  # what isn't ended now ends with the session
+            with suppress(Exception):  # the nodes disappear when the session expires
                 client.stop()
                 client.close()
 
@@ -100,39 +100,39 @@ class ZooKeeperLeases(Coordination):
             raise LeasesLost("this worker has no session")
         return self._client
 
-    def _read(self, asked: "IAsyncResult[Any]") -> Any:
-        """Return what was read. Where there is no answer, the session may go on."""
+    def _read(self, pending: "IAsyncResult[Any]") -> Any:
+        """Return the result of a read, or None if the node does not exist. The session survives a time-out."""
         try:
-            return asked.get(timeout=self.seconds / 2)
+            return pending.get(timeout=self.seconds / 2)
         except NoNodeError:
             return None
         except SessionExpiredError as error:
             raise LeasesLost("the session with ZooKeeper expired") from error
         except (KazooException, KazooTimeoutError, OSError) as error:
-            raise CoordinationUnavailable(f"ZooKeeper can't be used: {_describe(error)}") from error
+            raise CoordinationUnavailable(f"ZooKeeper failed: {_describe(error)}") from error
 
-    def _write(self, asked: "IAsyncResult[Any]") -> Any:
-        """Return what a change gave. Where there is no answer, nobody knows what is held: the session has to end."""
+    def _write(self, pending: "IAsyncResult[Any]") -> Any:
+        """Return the result of a write. Without one the leases are unknown, so the session must end."""
         try:
-            return asked.get(timeout=self.seconds / 2)
+            return pending.get(timeout=self.seconds / 2)
         except NodeExistsError:
             raise
         except (KazooException, KazooTimeoutError, OSError) as error:
-            raise LeasesLost(f"ZooKeeper gave no answer: {_describe(error)}") from error
+            raise LeasesLost(f"a write to ZooKeeper failed: {_describe(error)}") from error
 
     def plan(self, partitions: Collection[Partition]) -> Plan:
-        """Look who is there, and return what this worker is to do for its share of these partitions."""
+        """Fetch the workers and leases, and plan this worker's share of these partitions."""
         client = self._connected()
-        asked = [client.get_children_async(f"{self._path}/{part}") for part in ("workers", "leases")]
-        workers, leases = (self._read(one) or [] for one in asked)
+        pending = [client.get_children_async(f"{self._path}/{part}") for part in ("workers", "leases")]
+        workers, leases = (self._read(one) or [] for one in pending)
         if self._worker_id not in workers:
-            raise LeasesLost("ZooKeeper took this worker for gone")
-        # Whose a lease is, is not asked for each: it is another's where it isn't held here.
-        there = {_partition(name) for name in leases}
-        if self.leased - there:
-            raise LeasesLost("ZooKeeper knows nothing of what this worker holds")
+            raise LeasesLost("ZooKeeper has no node for this worker")
+        # Don't fetch the holder of each lease: all leases but this worker's belong to others.
+        existing = {_partition(name) for name in leases}
+        if self.leased - existing:
+            raise LeasesLost("ZooKeeper lacks leases of this worker")
         others = object()
-        holders = {one: self._worker_id if one in self.leased else others for one in there}
+        holders = {one: self._worker_id if one in self.leased else others for one in existing}
         planned = plan_share(
             partitions,
             [others if name != self._worker_id else name for name in sorted(workers)],
@@ -142,34 +142,32 @@ class ZooKeeperLeases(Coordination):
         return planned._replace(release=[*planned.release, *(self.leased - set(partitions))])
 
     def release(self, partitions: Collection[Partition]) -> None:
-        """Let others have these."""
+        """Release the leases of these partitions."""
         client = self._connected()
         self.leased -= set(partitions)
-        asked = []
+        pending = []
         for one in partitions:
-            # After a session that expired, kazoo goes on with another, in which the lease may be somebody else's.
-            both = client.transaction()
-            both.check(self._worker_path(), -1)
-            both.delete(self._lease_path(one))
-            asked.append(both.commit_async())
-        for answer in asked:
-            _, gone = self._write(answer)
-            if isinstance(gone, KazooException) and not isinstance(gone, NoNodeError):
-                raise LeasesLost(
-                    f"ZooKeeper released nothing, perhaps as it took this worker for gone: {_describe(gone)}"
-                )
+            # kazoo replaces an expired session by a new one, in which the lease may be another worker's.
+            transaction = client.transaction()
+            transaction.check(self._worker_path(), -1)
+            transaction.delete(self._lease_path(one))
+            pending.append(transaction.commit_async())
+        for result in pending:
+            _, deleted = self._write(result)
+            if isinstance(deleted, KazooException) and not isinstance(deleted, NoNodeError):
+                raise LeasesLost(f"ZooKeeper refused to release a lease: {_describe(deleted)}")
 
     def acquire(self, planned: Plan) -> set[Partition]:
-        """Take what is planned, as far as nobody else was quicker, and return what is held now and wasn't before."""
+        """Lease the planned partitions that are still free, and return the newly leased ones."""
         client, new = self._connected(), set()
         name = self._worker_id.encode()
-        asked = {
+        pending = {
             one: client.create_async(self._lease_path(one), name, ephemeral=True)
             for one in planned.acquire[: planned.max_acquire]
         }
-        for one, made in asked.items():
+        for one, result in pending.items():
             with suppress(NodeExistsError):
-                self._write(made)
+                self._write(result)
                 new.add(one)
         self.leased |= new
         return new

@@ -505,7 +505,7 @@ def test_whatever_recording_raises_at_the_end_others_have_the_share_and_nothing_
     with pytest.raises(ZeroDivisionError):
         one.run()
     assert not WorkerRow.objects.exists()
-    assert "beats of thorough" not in {thread.name for thread in threading.enumerate()}
+    assert "heartbeats of thorough" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_who_loses_what_it_held_again_and_again_tries_less_and_less_often(database_store, monkeypatch):
@@ -670,8 +670,8 @@ def test_a_store_that_is_away_is_waited_for_and_its_delay_obeyed(transactional_d
         Fragile.delay = 0
         wait_until(lambda: job.messages)
     assert [record.getMessage() for record in caplog.records if record.name == worker.__name__] == [
-        "Waiting: no route to host",
-        "Going on.",
+        "The worker waits: no route to host",
+        "The worker continues.",
     ]
 
 
@@ -700,14 +700,14 @@ def test_with_nothing_to_do_it_waits_twice_as_long_each_time_up_to_a_bound(datab
         (["tests.working.handle"], "is not of the form MODULE:FUNCTION"),
         (["tests.nowhere:handle"], "No module named 'tests.nowhere'"),
         (["tests.working:NOTES"], "is not a function"),
-        (["tests.working:handle", "--context", "tests.working:none"], "can't be loaded"),
+        (["tests.working:handle", "--context", "tests.working:none"], "can't be imported"),
         (["tests.working:handle", "--failure", "mail"], "is not of the form MODULE:FUNCTION"),
-        (["tests.working:handle", "--batch", "0"], "--batch is from 1 to 1000"),
+        (["tests.working:handle", "--batch", "0"], "--batch must be from 1 to 1000"),
         (["tests.working:handle", "--lease", "0.1"], "--lease is from 1"),
         (["tests.working:handle", "--queue", "a/b"], "--queue: "),
         (["tests.working:handle", "--consumer", "x" * 51], "--consumer: Longer than maximum length 50"),
-        (["tests.working:handle", "--application", "shpo"], "there is no application shpo"),
-        (["tests.working:handle"], "ZOOKEEPER_HOSTS can't be read"),
+        (["tests.working:handle", "--application", "shpo"], "application shpo does not exist"),
+        (["tests.working:handle"], "ZOOKEEPER_HOSTS is malformed"),
     ],
 )
 def test_what_the_command_can_not_use_it_says_and_ends_with_code_2(transactional_db, settings, arguments, said):
@@ -862,7 +862,7 @@ def test_of_three_workers_one_is_killed_and_one_cut_off_and_each_partition_is_st
             else:
                 proxy.forward()
             wait_until(lambda: feed() == [0, 3, 3], 60)
-            wait_until(lambda: "begins anew" in processes.log(cut))
+            wait_until(lambda: "rejoins" in processes.log(cut))
             for process in (cut, third):
                 process.terminate()
             for process in (cut, third):
@@ -873,7 +873,7 @@ def test_of_three_workers_one_is_killed_and_one_cut_off_and_each_partition_is_st
             process.wait()
     assert [process.returncode for process in processes.started] == [-9, 0, 0]
     notes = processes.read()
-    check(notes, {one.pid for one in processes.started if "begins anew" in processes.log(one)} | {killed.pid})
+    check(notes, {one.pid for one in processes.started if "rejoins" in processes.log(one)} | {killed.pid})
     recorded = queues.positions(queue, "handle")
     for number in range(1, 7):
         handled = {body for _, partition, body in processes.done() if partition == number}

@@ -27,8 +27,8 @@ class Migration(migrations.Migration):
             name='Discarded',
             fields=[
                 ('contents', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('due', models.BigIntegerField(db_index=True, help_text='When to remove them; ticks since 1970.')),
-                ('swept', models.BooleanField(default=False, help_text='They were removed once, and are again, since a push may have been under way.')),
+                ('due', models.BigIntegerField(db_index=True, help_text='When to delete the messages, in ticks since 1970.')),
+                ('swept', models.BooleanField(default=False, help_text='Deleted once. A second deletion catches messages of a concurrent push.')),
             ],
         ),
         migrations.CreateModel(
@@ -38,7 +38,7 @@ class Migration(migrations.Migration):
                 ('contents', models.BigIntegerField()),
                 ('partition', models.PositiveSmallIntegerField()),
                 ('ticks', models.BigIntegerField()),
-                ('rest', models.BigIntegerField(help_text='The other half of the id, less 2^63, as the database has signed numbers.')),
+                ('rest', models.BigIntegerField(help_text='The lower 64 bits of the id minus 2^63, to fit a signed integer.')),
                 ('body', models.BinaryField()),
                 ('content_type', models.CharField(max_length=255)),
                 ('expires', models.BigIntegerField(db_index=True, help_text='Ticks since 1970.')),
@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('digest', models.CharField(editable=False, help_text='SHA-256, in hex.', max_length=64, unique=True)),
-                ('beginning', models.CharField(editable=False, help_text='Its first characters, to tell it by.', max_length=8)),
+                ('beginning', models.CharField(editable=False, help_text='The first characters, to identify the key.', max_length=8)),
                 ('created', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False)),
                 ('application', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='keys', to='message_store.application')),
             ],
@@ -91,7 +91,7 @@ class Migration(migrations.Migration):
                 ('type', models.CharField(max_length=10)),
                 ('consistency', models.CharField(max_length=15)),
                 ('principals', models.JSONField(default=list)),
-                ('contents', models.BigIntegerField(help_text='What its messages are stored under; a new one when it is truncated.', unique=True)),
+                ('contents', models.BigIntegerField(help_text='The number that its messages refer to. Truncation assigns a new one.', unique=True)),
             ],
             options={
                 'constraints': [models.UniqueConstraint(fields=('application', 'name'), name='one_queue_of_a_name')],
@@ -105,7 +105,7 @@ class Migration(migrations.Migration):
                 ('application', models.CharField(max_length=50)),
                 ('consumer', models.CharField(max_length=50)),
                 ('beat', models.BigIntegerField(default=0)),
-                ('seconds', models.FloatField(help_text='Without a beat for so long, it has no partition any more.')),
+                ('seconds', models.FloatField(help_text='Its leases expire after this time without a heartbeat.')),
             ],
             options={
                 'ordering': ['id'],

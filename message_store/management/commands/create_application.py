@@ -8,16 +8,16 @@ from message_store.applications import create_application, create_key
 
 
 class Command(BaseCommand):
-    """Make an application that may keep queues over HTTP, or another key for one that exists."""
+    """Create an application of the message store if needed, and a key for it."""
 
-    help = "Make an application, and print a key for it and nothing else. The key can't be had again."
+    help = "Create an application if it does not exist, and print a new key for it. The key cannot be retrieved later."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the name."""
+        """Add the name."""
         parser.add_argument("name")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make the application and the key."""
+        """Create the application and the key."""
         try:
             _, key = create_key(create_application(options["name"]))
         except ValidationError as error:

@@ -12,63 +12,63 @@ from message_store import queues
 from message_store.models import Application
 from message_store.worker import BATCH, LEASE_SECONDS, Worker, keep_failure, log_failure
 
-UNUSABLE = 2
+INVALID_ARGUMENT = 2
 FAILURES = {"log": log_failure, "keep": keep_failure}
 
 
 class Command(BaseCommand):
-    """Handle the messages of an application's queues with a function."""
+    """Run a worker of the message store."""
 
     help = (
-        "Call a function with each message of an application's queues, in order within a partition, and share the "
-        "partitions with the other workers of the same consumer, until SIGTERM or Ctrl-C: then what is held is handed "
-        "over at once. Exit codes: 0 ended by a signal; 1 what handles failures failed; 2 a name can't be used."
+        "Call a function with each message of an application's queues, in order within a partition. Share the "
+        "partitions with the other workers of the same consumer. SIGTERM or Ctrl-C releases them immediately. "
+        "Exit codes: 0 stopped by a signal; 1 the failure handler failed; 2 an argument is invalid."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the options."""
-        parser.add_argument("job", metavar="MODULE:FUNCTION", help="what is called with each message, and the context")
-        parser.add_argument("--application", required=True, metavar="NAME", help="whose queues are worked on")
+        """Add the options."""
+        parser.add_argument("job", metavar="MODULE:FUNCTION", help="called with each message and the context")
+        parser.add_argument("--application", required=True, metavar="NAME", help="the application that owns the queues")
         parser.add_argument(
             "--queue",
             action="append",
             dest="queues",
             metavar="NAME",
-            help="work on this one; may be given several times (default: on all there are and will be, but 'errors')",
+            help="a queue to process; repeatable (default: all current and future queues except 'errors')",
         )
         parser.add_argument(
-            "--consumer", metavar="NAME", help="whose positions these are; shared by its workers (default: FUNCTION)"
+            "--consumer", metavar="NAME", help="the consumer, whose workers share positions (default: FUNCTION)"
         )
         parser.add_argument(
             "--context",
             metavar="MODULE:FUNCTION",
-            help="a context manager around all the work; what it gives is handed to the job",
+            help="a context manager for the worker's lifetime; the job gets its value",
         )
         parser.add_argument(
             "--failure",
             default="log",
             metavar="log|keep|MODULE:FUNCTION",
-            help="what is called where the job raised: log it (the default); log it, and keep the message for 30 days "
-            "in the queue 'errors'; or a function of your own",
+            help="called if the job raises: 'log' logs the error (default); 'keep' also keeps the message for 30 days "
+            "in the queue 'errors'",
         )
         parser.add_argument(
-            "--batch", type=int, default=BATCH, metavar="N", help="messages read at once (default: %(default)s)"
+            "--batch", type=int, default=BATCH, metavar="N", help="messages per read (default: %(default)s)"
         )
         parser.add_argument(
             "--lease",
             type=float,
             default=LEASE_SECONDS,
             metavar="SECONDS",
-            help="a worker that isn't heard for so long is gone, and others get its share (default: %(default)g)",
+            help="time without a heartbeat after which others get a worker's share (default: %(default)g)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Work until a signal comes."""
+        """Run the worker until a signal."""
         consumer = options["consumer"] or options["job"].rpartition(":")[2]
         if not 1 <= options["batch"] <= queues.MAX_READ:
-            raise CommandError(f"--batch is from 1 to {queues.MAX_READ}", returncode=UNUSABLE)
+            raise CommandError(f"--batch must be from 1 to {queues.MAX_READ}", returncode=INVALID_ARGUMENT)
         if not 1 <= options["lease"] <= 3600:
-            raise CommandError("--lease is from 1 to 3600 seconds", returncode=UNUSABLE)
+            raise CommandError("--lease must be from 1 to 3600 seconds", returncode=INVALID_ARGUMENT)
         for what, name in [
             ("application", options["application"]),
             ("consumer", consumer),
@@ -77,12 +77,12 @@ class Command(BaseCommand):
             try:
                 queues.check_name(name)
             except ValueError as error:
-                raise CommandError(f"--{what}: {error}", returncode=UNUSABLE) from None
-        with suppress(Error):  # a database that is away is waited for
+                raise CommandError(f"--{what}: {error}", returncode=INVALID_ARGUMENT) from None
+        with suppress(Error):  # the worker waits for an unreachable database
             if not Application.objects.filter(name=options["application"]).exists():
                 raise CommandError(
-                    f"there is no application {options['application']}; 'create_application' makes one",
-                    returncode=UNUSABLE,
+                    f"application {options['application']} does not exist; create it with 'create_application'",
+                    returncode=INVALID_ARGUMENT,
                 )
         job, failure = _load(options["job"]), FAILURES.get(options["failure"]) or _load(options["failure"])
         context = _load(options["context"]) if options["context"] else nullcontext
@@ -98,7 +98,7 @@ class Command(BaseCommand):
                 lease_seconds=options["lease"],
             )
         except ValueError as error:
-            raise CommandError(f"ZOOKEEPER_HOSTS can't be read: {error}", returncode=UNUSABLE) from error
+            raise CommandError(f"ZOOKEEPER_HOSTS is malformed: {error}", returncode=INVALID_ARGUMENT) from error
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
         worker.run()
@@ -108,12 +108,14 @@ def _load(path: str) -> Callable[..., Any]:
     """Return the function that MODULE:FUNCTION names."""
     module, _, name = path.partition(":")
     if not module or not name:
-        raise CommandError(f"{path!r} is not of the form MODULE:FUNCTION, like orders.work:ship", returncode=UNUSABLE)
+        raise CommandError(
+            f"{path!r} is not of the form MODULE:FUNCTION, such as orders.work:ship", returncode=INVALID_ARGUMENT
+        )
     try:
         found = import_string(f"{module}.{name}")
     except ImportError as error:
-        raise CommandError(f"{path!r} can't be loaded: {error}", returncode=UNUSABLE) from error
+        raise CommandError(f"{path!r} can't be imported: {error}", returncode=INVALID_ARGUMENT) from error
     if not callable(found):
-        raise CommandError(f"{path!r} is not a function", returncode=UNUSABLE)
+        raise CommandError(f"{path!r} is not a function", returncode=INVALID_ARGUMENT)
     function: Callable[..., Any] = found
     return function

@@ -1,4 +1,4 @@
-"""A client of Guardian's message store. It needs httpx, and no Django."""
+"""A client of Guardian's message store. It needs httpx, but not Django."""
 
 from guardian_store.client import (
     Client,

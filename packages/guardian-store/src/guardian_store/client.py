@@ -1,4 +1,4 @@
-"""A client of the message store's HTTP API, for programs in Python. It needs httpx, and nothing of Django.
+"""A client of the message store's HTTP API. It needs httpx, but not Django.
 
 ::
 
@@ -25,16 +25,15 @@ import httpx
 from guardian_store import ids
 
 PAGE_SIZE = 100
-"""Messages, or queues, that are asked for at once."""
+"""Messages or queues per request."""
 
 TIMEOUT_SECONDS = 30.0
-"""Seconds that an answer may take."""
 
 
 class ClientError(Exception):
-    """What was asked for was not done. ``errors`` has the reasons by field, as the store gave them.
+    """Base class of the client's errors. ``errors`` has the store's error texts by field.
 
-    ``status`` is that of the answer; None where there was none.
+    ``status`` is the status of the response, or None without a response.
     """
 
     def __init__(self, status: int | None, errors: Mapping[str, str]) -> None:
@@ -44,29 +43,36 @@ class ClientError(Exception):
 
 
 class Invalid(ClientError):
-    """The store can't use what it was sent (400), or that is too large (413)."""
+    """The request is invalid (400) or too large (413)."""
 
 
 class Denied(ClientError):
-    """The key or the token is none (401), or doesn't allow this (403)."""
+    """The key or token is invalid (401) or lacks permission (403)."""
 
 
 class NotFound(ClientError):
-    """There is no such application or queue (404)."""
+    """The application or queue does not exist (404)."""
 
 
 class Unavailable(ClientError):
-    """The store doesn't answer, or can't reach what it stores in (503). What was asked for may still have been done."""
+    """The server or its database is unreachable (502, 503, 504, no response). The request may still have succeeded."""
 
 
 _ERRORS: dict[int, type[ClientError]] = {
-    400: Invalid, 401: Denied, 403: Denied, 404: NotFound, 413: Invalid, 502: Unavailable, 503: Unavailable, 504: Unavailable,
-}  # fmt: skip
+    400: Invalid,
+    401: Denied,
+    403: Denied,
+    404: NotFound,
+    413: Invalid,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue. ``created``, and ``count``, of its messages, are None where the answer doesn't have them."""
+    """A queue. ``created`` and ``count`` (of messages) are None if the response lacks them."""
 
     name: str
     partitions: int
@@ -79,7 +85,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """A message of a batch. It lives for ``ttl`` seconds (None: three days); without a partition one is drawn."""
+    """A message of a batch. ``ttl`` is in seconds, by default three days. The default partition is random."""
 
     body: str | bytes
     ttl: int | None = None
@@ -89,7 +95,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What became of a message that was posted: its id and time (in seconds since 1970), and where it lies."""
+    """The id, time (in seconds since 1970) and partition of a posted message."""
 
     id: str
     timestamp: Decimal
@@ -98,7 +104,7 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as it is read. ``timestamp`` is in seconds since 1970."""
+    """A message of a queue. ``timestamp`` is in seconds since 1970."""
 
     id: str
     timestamp: Decimal
@@ -108,31 +114,30 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The body as text, which is UTF-8.
+        """The body decoded as UTF-8.
 
         Raises:
-            UnicodeDecodeError: it isn't.
+            UnicodeDecodeError: the body isn't UTF-8.
         """
         return self.body.decode()
 
     def json(self) -> Any:
-        """Return what the body says in JSON.
+        """Return the body parsed as JSON.
 
         Raises:
-            ValueError: it isn't JSON.
+            ValueError: the body isn't JSON.
         """
         return json.loads(self.body)
 
 
 class Client:
-    """An application's queues, as seen by the application or by somebody who may read some of them.
+    """A client for the queues of an application.
 
-    ``address`` is that of Guardian. ``key`` is one of the application's; ``token`` is an owner's. Public queues are
-    read with neither. What takes longer than ``timeout`` seconds counts as no answer. ``transport`` is httpx's, for
-    those who need another.
+    ``address`` is Guardian's URL. Authenticate with an application's ``key`` or an owner's ``token``; public queues
+    need neither. ``timeout`` is in seconds. ``transport`` replaces httpx's default transport.
 
-    Every method may raise ``Denied``, ``NotFound``, ``Invalid`` and ``Unavailable``; all of them are ``ClientError``. Nothing
-    is tried again here. It may be used by several threads.
+    Every method may raise ``Denied``, ``NotFound``, ``Invalid`` and ``Unavailable``, all subclasses of ``ClientError``.
+    The client does not retry. It is thread-safe.
     """
 
     def __init__(
@@ -146,7 +151,7 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         if key and token:
-            raise ValueError("A key or a token, not both")
+            raise ValueError("Pass a key or a token, not both")
         authorization = {"Authorization": f"Application {key}" if key else f"Token {token}"} if key or token else {}
         self._base = f"{address.rstrip('/')}/v1/{quote(application, safe='')}"
         self._http = httpx.Client(headers=authorization, timeout=timeout, transport=transport)
@@ -156,7 +161,7 @@ class Client:
         self._http.close()
 
     def __enter__(self) -> Self:
-        """Return the client, which is closed at the end."""
+        """Return the client."""
         return self
 
     def __exit__(
@@ -168,15 +173,18 @@ class Client:
     # Queues
 
     def queues(self, *, count: bool = False, start: str = "", page: int = PAGE_SIZE) -> Iterator[Queue]:
-        """Give the queues by name, from ``start`` on, so many (two at least) at a request; with ``count`` how full."""
+        """Iterate over the queues sorted by name, from the name ``start`` on, fetching ``page`` queues per request.
+
+        ``count`` adds the number of messages of each queue.
+        """
         if page < 2:
-            raise ValueError("A page begins with the queue that the one before ended with, so it has two at least")
+            raise ValueError("page must be at least 2, since each page repeats the last queue of the previous one")
         asked = {"details": "true", "include_count": "true" if count else "false", "limit": str(page)}
         last = None
         while True:
             found = self._request("GET", params={**asked, "offset": start} if start else asked)["queues"]
             for entry in found:
-                if entry["queue_name"] != last:  # which the page before ended with
+                if entry["queue_name"] != last:
                     yield _queue(entry)
             if len(found) < page:
                 return
@@ -191,7 +199,7 @@ class Client:
         consistency: str = "strong",
         principals: Sequence[str] = (),
     ) -> Queue:
-        """Make a queue; without a name it gets one. One that is there is changed to be so."""
+        """Create a queue, by default with a random name, or update the existing one."""
         fields = {
             "partitions": str(partitions), "type": type, "consistency": consistency, "principles": ",".join(principals),
         }  # fmt: skip
@@ -208,7 +216,7 @@ class Client:
         consistency: str | None = None,
         principals: Sequence[str] | None = None,
     ) -> Queue:
-        """Change what is given. Partitions only grow in number."""
+        """Change the given settings. The number of partitions can't shrink."""
         given = {
             "partitions": partitions, "type": type, "consistency": consistency,
             "principles": None if principals is None else ",".join(principals),
@@ -217,10 +225,10 @@ class Client:
         return _queue(self._request("PUT", name, data=changes))
 
     def delete_queue(self, name: str) -> None:
-        """Remove a queue, with all that is in it."""
+        """Delete a queue and its messages."""
         self._request("DELETE", name)
 
-    # Messages. A place is a partition and the id of a message in it.
+    # Messages. A place is a partition and a message id.
 
     def post(
         self,
@@ -231,13 +239,13 @@ class Client:
         partition: int | None = None,
         content_type: str = "text/plain",
     ) -> Posted:
-        """Post a message, which lives for ``ttl`` seconds (None: three days); without a partition one is drawn."""
+        """Post a message. ``ttl`` is in seconds, by default three days. The default partition is random."""
         headers = _headers(content_type, ttl, partition)
         (posted,) = self._request("POST", queue, content=_bytes(body), headers=headers)["messages"]
         return _posted(posted)
 
     def post_many(self, queue: str, messages: Iterable[NewMessage]) -> list[Posted]:
-        """Post messages, all or none, and return what became of them in the same order."""
+        """Post all of the messages or none. Return the results in the same order."""
         entries = [_entry(message) for message in messages]
         return [_posted(entry) for entry in self._request("POST", queue, json={"messages": entries})["messages"]]
 
@@ -251,12 +259,12 @@ class Client:
         descending: bool = False,
         page: int = PAGE_SIZE,
     ) -> Iterator[Message]:
-        """Give the messages of a partition by their time, or against it, so many at a request, until there is no more.
+        """Iterate over the messages of a partition in the order of time, fetching ``page`` messages per request.
 
-        ``since`` is the time, in seconds since 1970, or the id of the first one; ``after`` is the id of the one before
-        it. Whoever calls again with the id of the last one that they had gets what came since.
+        Begin at ``since``, a time in seconds since 1970 or a message id, or behind the message id ``after``. To get
+        only new messages, pass the id of the last received one as ``after``.
         """
-        asked = {
+        params = {
             "partitions": str(partition), "limit": str(page), "order": "descending" if descending else "ascending",
         }  # fmt: skip
         start = since
@@ -266,8 +274,8 @@ class Client:
                 return
         while True:
             if start is not None:
-                asked["since"] = f"{start:f}" if isinstance(start, Decimal) else start
-            answer = self._request("GET", queue, params=asked)
+                params["since"] = f"{start:f}" if isinstance(start, Decimal) else start
+            answer = self._request("GET", queue, params=params)
             found = [_message(entry) for entry in answer["messages"]]
             yield from found
             if not found or (len(found) < page and not answer.get("truncated")):
@@ -277,7 +285,7 @@ class Client:
                 return
 
     def get(self, queue: str, places: Iterable[tuple[int, str]]) -> list[Message]:
-        """Return the messages at these places that are there, in the order asked, each once."""
+        """Return the existing messages at these places, in this order, without duplicates."""
         found: list[Message] = []
         left = _references(places)
         while left:
@@ -300,53 +308,53 @@ class Client:
         ttl: int | None = None,
         content_type: str = "text/plain",
     ) -> None:
-        """Put this into the place of a message, which lives on for ``ttl`` seconds; where there is none, it is made."""
+        """Create or replace a message. ``ttl`` is in seconds, by default three days."""
         headers = _headers(content_type, ttl)
         self._request("PUT", queue, f"{partition}:{message_id}", content=_bytes(body), headers=headers)
 
     def delete(self, queue: str, places: Iterable[tuple[int, str]]) -> None:
-        """Delete the messages at these places; one that isn't there is no error. Many are more than one request."""
-        named = _references(places)
-        for first in range(0, len(named), MAX_IDS_PER_REQUEST):
-            self._request("DELETE", queue, ",".join(named[first : first + MAX_IDS_PER_REQUEST]))
+        """Delete the messages at these places, ignoring those that don't exist. It may take several requests."""
+        references = _references(places)
+        for first in range(0, len(references), MAX_IDS_PER_REQUEST):
+            self._request("DELETE", queue, ",".join(references[first : first + MAX_IDS_PER_REQUEST]))
 
-    # How far a consumer, known by a name of its own choice, has processed each partition.
+    # Positions: the last message of each partition that a consumer has processed. Consumers choose their names.
 
     def positions(self, queue: str, consumer: str) -> dict[int, str]:
-        """Return the id of the last message that the consumer has processed, by partition."""
+        """Return the id of the consumer's last processed message by partition."""
         found = self._request("GET", queue, "positions", consumer)["positions"]
         return {int(partition): message_id for partition, message_id in found.items()}
 
     def set_positions(self, queue: str, consumer: str, positions: Mapping[int, str]) -> None:
-        """Set the positions of these partitions, and leave those of the others."""
-        told = {str(partition): message_id for partition, message_id in positions.items()}
-        self._request("PUT", queue, "positions", consumer, json=told)
+        """Set the positions of these partitions only."""
+        by_partition = {str(partition): message_id for partition, message_id in positions.items()}
+        self._request("PUT", queue, "positions", consumer, json=by_partition)
 
     def delete_positions(self, queue: str, consumer: str) -> None:
-        """Forget how far the consumer is."""
+        """Delete a consumer's positions."""
         self._request("DELETE", queue, "positions", consumer)
 
     def _request(self, method: str, *names: str, **request: Any) -> dict[str, Any]:
-        """Return what the store answers to a request about the thing with these names."""
+        """Send a request to the URL with these path segments and return the JSON response."""
         address = "/".join([self._base, *(quote(name, safe=",:") for name in names)])
         try:
             answer = self._http.request(method, address, **request)
         except httpx.RequestError as error:
             raise Unavailable(None, {type(error).__name__: str(error) or "no answer"}) from error
         try:
-            told = answer.json()
+            content = answer.json()
         except ValueError:
-            told = None
-        if answer.is_success and isinstance(told, dict):
-            return told
-        errors = told.get("error_msg") if isinstance(told, dict) else None
+            content = None
+        if answer.is_success and isinstance(content, dict):
+            return content
+        errors = content.get("error_msg") if isinstance(content, dict) else None
         if not isinstance(errors, dict):
-            errors = {"answer": f"status {answer.status_code}, and nothing that the message store would say"}
+            errors = {"answer": f"status {answer.status_code} with a body that is not from the message store"}
         raise _ERRORS.get(answer.status_code, ClientError)(answer.status_code, errors)
 
 
 MAX_IDS_PER_REQUEST = 50
-"""Messages that are named in one address, which no server takes at any length."""
+"""Servers limit the length of URLs."""
 
 
 def _references(places: Iterable[tuple[int, str]]) -> list[str]:
@@ -354,14 +362,11 @@ def _references(places: Iterable[tuple[int, str]]) -> list[str]:
 
 
 _MIN_RFC_REST, _MAX_RFC_REST = 1 << 63, (1 << 63) + (1 << 62) - 1
-"""Of the other half of a UUID's 128 bits, whose first two say that it is one (RFC 9562, section 4.1)."""
+"""The lower 64 bits of a UUID begin with the variant bits 10 (RFC 9562, section 4.1)."""
 
 
 def _next_id(message_id: str, descending: bool) -> str | None:
-    """Return the next id that a message could have, or the one before where it is read against the order; None: none.
-
-    An application may have given a message the first one of all.
-    """
+    """Return the next possible message id in the direction of reading; None beyond the first or last possible id."""
     ticks, rest = ids.place(UUID(message_id))
     if descending:
         place = ids.Place(ticks, rest - 1) if rest > _MIN_RFC_REST else ids.Place(ticks - 1, _MAX_RFC_REST)

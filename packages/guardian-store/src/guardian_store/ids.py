@@ -1,7 +1,7 @@
-"""Message ids: UUID1s, their time in steps of 100 ns, and their order (pure).
+"""Message ids and their order.
 
-A message id is a UUID of version 1. Its time is counted in *ticks*: steps of 100 ns since 1970 (the UUID itself counts
-them since 15 October 1582). Messages are in the order of their places: the time first, then the rest of the UUID.
+A message id is a UUID of version 1. Its time is measured in *ticks* of 100 ns since 1970; the UUID itself counts them
+since 15 October 1582. Messages are ordered by their places: first by time, then by the rest of the UUID.
 """
 
 import os
@@ -13,13 +13,11 @@ from decimal import Decimal
 from typing import NamedTuple
 
 TICKS_PER_SECOND = 10_000_000
-"""Ticks in a second."""
-
 UUID_EPOCH_OFFSET = 0x01B21DD213814000
-"""Ticks from 15 October 1582, where a UUID begins to count, to 1970 (RFC 9562, section 5.1)."""
+"""Ticks from 15 October 1582, the epoch of UUIDs, to 1970 (RFC 9562, section 5.1)."""
 
 MIN_TICKS, MAX_TICKS = -UUID_EPOCH_OFFSET, (1 << 60) - 1 - UUID_EPOCH_OFFSET
-"""The ticks of the first and of the last time that a UUID can have."""
+"""The first and last time that a UUID can have."""
 
 MAX_REST = (1 << 64) - 1
 
@@ -32,68 +30,66 @@ _HEX = re.compile(r"[0-9a-fA-F]{32}")
 
 
 class Place(NamedTuple):
-    """Where a message stands: its ticks since 1970, then the other half of its id, as a number of 64 bits."""
+    """The sort key of a message: its ticks since 1970 and the lower 64 bits of its id."""
 
     ticks: int
     rest: int
 
 
 def place(message_id: uuid.UUID) -> Place:
-    """Return where a message with this id stands."""
+    """Return the place of a message id."""
     return Place(message_id.time - UUID_EPOCH_OFFSET, message_id.int & MAX_REST)
 
 
 def message_id(at: Place) -> uuid.UUID:
-    """Return the id of the message that stands there."""
+    """Return the message id of a place."""
     return id_of(*at)
 
 
 def id_of(ticks: int, rest: int) -> uuid.UUID:
-    """Return the id of the message that stands at this place.
+    """Return the message id of a place.
 
-    Made as one that was pickled is: the constructor, which takes six kinds of arguments, takes most of the time of a
-    read of many messages otherwise.
+    Skip the constructor, as unpickling does: it would take most of the time of a large read.
     """
     time = ticks + UUID_EPOCH_OFFSET
     high = (time & 0xFFFFFFFF) << 32 | (time >> 32 & 0xFFFF) << 16 | 0x1000 | time >> 48
-    made = _new(uuid.UUID)
-    _set_int(made, high << 64 | rest)
-    _set_is_safe(made, _UNKNOWN)
-    return made
+    result = _new(uuid.UUID)
+    _set_int(result, high << 64 | rest)
+    _set_is_safe(result, _UNKNOWN)
+    return result
 
 
 def place_after(message_id: uuid.UUID) -> Place:
-    """Return the first place after that of this message."""
+    """Return the first place after this message."""
     ticks, rest = place(message_id)
     return Place(ticks, rest + 1) if rest < MAX_REST else Place(ticks + 1, 0)
 
 
 def timestamp(message_id: uuid.UUID) -> str:
-    """Return the time of an id in seconds since 1970, exactly, with 7 decimals."""
+    """Return the exact time of an id in seconds since 1970, with 7 decimals."""
     return f"{Decimal(message_id.time - UUID_EPOCH_OFFSET).scaleb(-7):f}"
 
 
 def now() -> int:
-    """Return the time in ticks since 1970, by the clock of this machine, which may be set back."""
+    """Return the ticks since 1970 by this machine's clock, which may be set back."""
     return time.time_ns() // 100
 
 
 def random_rests(number: int) -> list[int]:
-    """Return so many other halves for new ids: the clock sequence and the node, at random.
+    """Return the lower halves for new ids: a random clock sequence and node.
 
-    61 random bits for each, from the system, so that no two ids are the same whatever time they have, and a process
-    that was forked draws others than its parent. The multicast bit says that the node is no network card's address
-    (RFC 9562, section 6.10).
+    Each has 61 random bits from the system, so that ids are unique whatever their time, also in forked processes. The
+    multicast bit marks the node as random, not a network address (RFC 9562, section 6.10).
     """
     drawn = struct.unpack(f">{number}Q", os.urandom(8 * number))
     return [rest & ~_VARIANT | 1 << 63 | _MULTICAST for rest in drawn]
 
 
 def parse(text: str) -> uuid.UUID:
-    """Return the id that is written so: 32 hex digits of a UUID1.
+    """Parse a message id: the 32 hex digits of a UUID1.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the text is not a message id.
     """
     if not _HEX.fullmatch(text):
         raise ValueError(f"{text[:50]!r} is not a message id")
