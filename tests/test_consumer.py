@@ -44,7 +44,7 @@ from guardian_consumers import (
     Unroutable,
     run_all,
 )
-from guardian_consumers.source import InOrder
+from guardian_consumers.source import FifoBuffer
 from rabbit.management import Management
 from rabbit.permissions import for_pulse_user
 from tests.conftest import Amqp
@@ -678,7 +678,7 @@ def test_who_is_in_a_hurry_does_not_wait_for_a_broker_that_answers_no_goodbye(he
         consumer.publisher.publish({}, "nobody")
         proxy.delay(60)
         begun = time.monotonic()
-        assert consumer.close(hurry=lambda: True)
+        assert consumer.close(is_forced=lambda: True)
         assert time.monotonic() - begun < 8  # each of its two connections would wait for 10
 
 
@@ -721,7 +721,7 @@ def test_a_callback_that_never_returns_ends_in_the_parking_queue_with_where_it_h
     assert ended
     assert isinstance(error, Hung)
     assert "release.wait(60)" in properties.headers["consumer-traceback"]
-    assert "TookTooLong" in properties.headers["consumer-error"]
+    assert "TimeLimitExceeded" in properties.headers["consumer-error"]
     assert length(amqp, QUEUE) == 0
 
 
@@ -847,7 +847,7 @@ def test_a_consumer_that_cannot_be_started_does_not_leave_another_running(here, 
 
 def test_what_waits_for_a_broker_that_is_away_is_told_at_the_end_that_it_was_not_published(here):
     with Publisher(here(url="amqp://127.0.0.1:1")) as publisher:
-        future = publisher.post(*publisher.prepare({}, "orders")[:3], mandatory=False)
+        future = publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
         wait_until(lambda: publisher._link._failures)
     with pytest.raises(NotPublished, match="closed"):
         future.result(5)
@@ -946,8 +946,8 @@ class TwoQueues:
             for level in range(2)
         ]
 
-    def waiting(self):
-        return InOrder()
+    def create_buffer(self):
+        return FifoBuffer()
 
 
 def test_a_source_of_several_queues_has_a_channel_and_delays_for_each(here, amqp):

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from accounts.models import Owner, PulseUser
 from guardian_consumers import Consumer, Policy, Requeue, SettingsError
-from guardian_consumers.metrics import served
+from guardian_consumers.metrics import serve_metrics
 from queues import monitor
 from queues.models import Queue
 from tests.test_consumer import PARKED, QUEUE, at, consuming, put
@@ -55,7 +55,7 @@ def test_prometheus_reads_what_became_of_messages_and_what_is_in_hand(here, amqp
 
     consumer = Consumer(here(policy=Policy(delays=(0.05,))), "orders", callback)
     port = free_port()
-    with served(str(port), [consumer]), consuming(consumer):
+    with serve_metrics(str(port), [consumer]), consuming(consumer):
         assert scraped(port)["consumer_last_acknowledged_timestamp_seconds"] == pytest.approx(begun, abs=5)
         for body in (b'"hold"', b'"fail"', b"1", b"2"):
             put(amqp, body)
@@ -104,13 +104,17 @@ def test_what_is_put_back_does_not_pass_for_an_acknowledgement(here, amqp):
 
 @pytest.mark.parametrize("at_", ["nine", "70000", "127.0.0.1:", "-1"])
 def test_what_is_no_port_is_said(at_):
-    with pytest.raises(SettingsError, match=r"--metrics is \[HOST:\]PORT"), served(at_, []):
+    with pytest.raises(SettingsError, match=r"--metrics is \[HOST:\]PORT"), serve_metrics(at_, []):
         pass
 
 
 def test_a_port_that_is_taken_is_said():
     port = free_port()
-    with served(str(port), []), pytest.raises(SettingsError, match=f"listened at {port}"), served(str(port), []):
+    with (
+        serve_metrics(str(port), []),
+        pytest.raises(SettingsError, match=f"listened at {port}"),
+        serve_metrics(str(port), []),
+    ):
         pass
 
 

@@ -31,7 +31,7 @@ from guardian_consumers import (
 )
 from guardian_consumers.move_priorities import main, move
 from guardian_consumers.names import level_queue, priority_queue
-from guardian_consumers.priority import ByRank, levels, priority_of, ranked_exchange
+from guardian_consumers.priority import RankedBuffer, parse_ranges, priority_exchange, priority_of
 from rabbit.permissions import for_pulse_user
 from tests.test_consumer import QUEUE, amqp_has, at, consuming, length, put, taken
 from tests.toolbox import wait_until, wait_until_equal
@@ -60,7 +60,7 @@ STEPS = st.lists(st.one_of(st.integers(0, 3), st.none(), st.floats(0.1, 30)), ma
 @given(STEPS, st.one_of(st.none(), st.floats(0.5, 20)))
 def test_what_is_taken_is_before_all_that_wait_and_nothing_is_lost_or_taken_twice(steps, ageing):
     clock = Clock()
-    place = ByRank(4, lambda message: message[0], ageing, clock)
+    place = RankedBuffer(4, lambda message: message[0], ageing, clock)
     waiting = []
     for number, step in enumerate([*steps, *[None] * len(steps)]):
         if step is None:
@@ -95,7 +95,7 @@ def is_before(one, other, ageing):
 def test_without_ageing_the_lowest_waits_for_ever_and_with_it_for_a_known_time():
     def taken_at(ageing):
         clock = Clock()
-        place = ByRank(2, lambda message: message, ageing, clock)
+        place = RankedBuffer(2, lambda message: message, ageing, clock)
         place.put(0)
         for _ in range(1000):
             place.put(1)  # one more each second, which is what can be handled
@@ -119,7 +119,7 @@ LINES = {0: "a", 1: "bc", 2: "de", 3: "f"}
 )  # fmt: skip
 def test_what_waited_too_long_takes_along_what_would_be_before_it_now(late, together, back):
     clock = Clock()
-    place = ByRank(4, lambda message: message[0], None, clock, together=together)
+    place = RankedBuffer(4, lambda message: message[0], None, clock, single_queue=together)
     messages = [(rank, name) for rank, names in LINES.items() for name in names]
     for is_late in (True, False):
         for rank, name in messages:
@@ -132,7 +132,7 @@ def test_what_waited_too_long_takes_along_what_would_be_before_it_now(late, toge
 
 
 def test_what_many_threads_put_and_take_is_there_once():
-    place = ByRank(3, lambda message: message % 3)
+    place = RankedBuffer(3, lambda message: message % 3)
     seen = []
 
     def take():
@@ -159,7 +159,7 @@ def test_ranges_are_read_as_they_are_written(starts):
     bounds = [0, *sorted(starts), 10]
     ranges = [range(low, high) for low, high in pairwise(bounds)]
     text = ", ".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else str(one[0]) for one in ranges)
-    assert levels(text) == tuple(ranges)
+    assert parse_ranges(text) == tuple(ranges)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_the_application_sees_one_queue_and_what_is_high_comes_first(here, amqp,
 
 def by_rank(by, priorities):
     """Give the level of each priority; with the broker's own, each is one."""
-    ranges = [range(n, n + 1) for n in range(10)] if by == "broker" else levels(by)
+    ranges = [range(n, n + 1) for n in range(10)] if by == "broker" else parse_ranges(by)
     return [next(level for level, numbers in enumerate(ranges) if one in numbers) for one in priorities]
 
 
@@ -599,6 +599,6 @@ def test_a_pulse_users_account_may_have_ranges_and_the_brokers_own_and_move(brok
         counts = [length(amqp, level_queue(queue, level)) for level in range(3)]
         assert move(mine("broker"), "orders", print) == 10
         bodies = [json.loads(taken(amqp, priority_queue(queue))[1]) for _ in range(10)]
-        exchange = ranked_exchange(mine("0-4,5-9").names, "orders")
+        exchange = priority_exchange(mine("0-4,5-9").names, "orders")
     assert (counts, bodies) == ([3, 4, 3], list(range(9, -1, -1)))
     assert exchange.startswith(f"exchange/{name}/")

@@ -6,7 +6,7 @@ from pika.frame import Method
 from pika.spec import Basic
 
 from guardian_consumers import NotPublished, Publisher, Unroutable
-from guardian_consumers.publisher import _Waiting
+from guardian_consumers.publisher import _PendingMessage
 from tests.test_consumer import at
 from tests.toolbox import wait_until
 
@@ -15,7 +15,7 @@ AWAY = "amqp://127.0.0.1:1"
 
 def test_what_was_given_up_in_an_outage_takes_no_room():
     with Publisher(at(AWAY)) as publisher:
-        kept = publisher.post(*publisher.prepare("kept", "orders")[:3], mandatory=False)
+        kept = publisher.publish_async(*publisher.prepare("kept", "orders")[:3], mandatory=False)
         for _ in range(20):
             with pytest.raises(NotPublished, match="not confirmed"):
                 publisher.publish("given up", "orders", timeout=0.01)
@@ -24,7 +24,7 @@ def test_what_was_given_up_in_an_outage_takes_no_room():
 
 def test_what_waits_when_it_is_closed_while_the_broker_is_away_is_not_published():
     publisher = Publisher(at(AWAY))
-    futures = [publisher.post(*publisher.prepare(n, "orders")[:3], mandatory=False) for n in range(3)]
+    futures = [publisher.publish_async(*publisher.prepare(n, "orders")[:3], mandatory=False) for n in range(3)]
     publisher.close()
     assert [type(future.exception(timeout=5)) for future in futures] == [NotPublished] * 3
     with pytest.raises(NotPublished, match="closed"):
@@ -33,7 +33,7 @@ def test_what_waits_when_it_is_closed_while_the_broker_is_away_is_not_published(
 
 def test_a_publisher_that_is_closed_under_an_alarm_does_not_pass_for_one_that_is_only_blocked():
     publisher = Publisher(at(AWAY))
-    publisher.post(*publisher.prepare({}, "orders")[:3], mandatory=False)
+    publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
     publisher._set_blocked(True)
     publisher.close()
     assert not publisher.blocked  # a consumer would try it again at once, and again
@@ -41,7 +41,7 @@ def test_a_publisher_that_is_closed_under_an_alarm_does_not_pass_for_one_that_is
 
 def test_of_two_with_one_id_that_one_is_unroutable_that_the_broker_gave_back():
     publisher, properties = Publisher(at(AWAY)), BasicProperties(message_id="one")
-    routed, unroutable = (_Waiting("shop_test", key, b"{}", properties, True) for key in ("orders", "nobody"))
+    routed, unroutable = (_PendingMessage("shop_test", key, b"{}", properties, True) for key in ("orders", "nobody"))
     publisher._unconfirmed = {1: routed, 2: unroutable}
     # As a busy broker says it: first what no queue gets, and then that it has dealt with both.
     publisher._on_return(None, Basic.Return(312, "NO_ROUTE", "shop_test", "nobody"), properties, b"{}")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from guardian_consumers import Consumer, Settings, SettingsError, SharedTokenBucket, TokenBucket
 from guardian_consumers.outcomes import Outcome
-from guardian_consumers.rate import SCRIPT, checked
+from guardian_consumers.rate import SCRIPT, validate_rate
 from guardian_consumers.workers import RateLimited, Workers
 from tests.test_consumer import QUEUE, at, consuming, length, put
 from tests.toolbox import wait_until
@@ -67,7 +67,7 @@ def test_in_no_stretch_of_time_more_is_taken_than_the_rate_and_one_burst(rate, b
     for number, step in enumerate(steps):
         clock.now += step / rate
         if bucket.take(2 / rate) == 0:
-            times.append(clock.now + number % 2 * bucket.life)  # each other one is used late
+            times.append(clock.now + number % 2 * bucket.max_token_age)  # each other one is used late
     assert most_above(sorted(times), rate) <= bucket.burst * (1 + 1e-9) + 1e-6
 
 
@@ -179,8 +179,8 @@ def test_the_environment_chooses_the_limiter_and_shows_no_password():
     alone = replace(settings, rate_redis_url=None, rate_name=None, rate_away="wait").limiter("orders")
     assert (type(alone), alone.rate, alone.burst) == (TokenBucket, 0.5, 20)
     assert at("amqp://127.0.0.1").limiter("orders") is None
-    assert checked(50, None) == (50, 5)
-    assert checked(0.1, None) == (0.1, 1)
+    assert validate_rate(50, None) == (50, 5)
+    assert validate_rate(0.1, None) == (0.1, 1)
 
 
 # Shared, through Redis
@@ -210,7 +210,7 @@ def test_tokens_of_redis_kept_for_a_while_given_back_or_lost_keep_to_the_rate_an
             got, _ = script(["driven"], call)
             used = round(got * part)
             unused = got - used
-            times += [now + late * bucket.life] * used
+            times += [now + late * bucket.max_token_age] * used
         if steps:  # a token comes in time, however often the clock was set back
             seconds, rest = divmod(now - set_back + 1 / rate + 1e-5, 1)
             assert script(["driven"], [*call[:2], 1, 0, 1000, int(seconds), int(rest * 1_000_000)])[0] == 1
@@ -243,15 +243,15 @@ def test_what_one_process_takes_and_does_not_use_goes_back_for_the_others(shared
     bucket = shared(5, 10)
     key = f"consumers:rate:{bucket.name}"
     assert bucket.take(1) == 0
-    bucket._lump, bucket._got = 5, 0  # as when it used so many within half their life before
+    bucket._batch, bucket._fetched = 5, 0  # as when it used so many within half their life before
     with redis.Redis.from_url(server.url) as client:
         client.hset(key, "level", "9")
         assert bucket.take(0) == 0
         assert float(client.hget(key, "level")) == pytest.approx(4, abs=0.5)
-        time.sleep(bucket.life + 0.01)
+        time.sleep(bucket.max_token_age + 0.01)
         assert bucket.take(0) == 0  # the four that were kept are too old to be used
         assert 7 <= float(client.hget(key, "level")) <= 9.5
-    assert bucket._lump == 1
+    assert bucket._batch == 1
 
 
 def test_a_redis_that_is_emptied_begins_with_an_empty_bucket(shared, server):
@@ -280,7 +280,7 @@ def test_a_redis_that_goes_away_lets_nothing_through_and_comes_back_with_an_empt
         bucket = SharedTokenBucket(20, 10, name="x", redis_url=server.url)
         for _ in range(3):
             assert bucket.take(1) == 0
-        time.sleep(bucket.life)
+        time.sleep(bucket.max_token_age)
         with redis.Redis.from_url(server.url) as client:
             client.hset("consumers:rate:x", "level", "8")  # and it is in its file, as of a moment before its end
             time.sleep(1.1)
@@ -307,7 +307,7 @@ def test_a_redis_that_goes_away_lets_nothing_through_and_comes_back_with_an_empt
 def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_a_second(shared, server):
     bucket = shared(1000)
     assert bucket.take(1) == 0
-    time.sleep(bucket.life)
+    time.sleep(bucket.max_token_age)
     os.kill(server._process.pid, signal.SIGSTOP)
     try:
         begun = time.monotonic()

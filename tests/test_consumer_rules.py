@@ -15,7 +15,7 @@ from guardian_consumers.names import delay_queue, parking_queue, return_key
 from guardian_consumers.outcomes import Unreadable, decide
 from guardian_consumers.publisher import Publisher
 from guardian_consumers.retries import ERROR, TRACEBACK, delayed, message_id_of, parked
-from guardian_consumers.source import InOrder
+from guardian_consumers.source import FifoBuffer
 from guardian_consumers.workers import Workers
 from rabbit.permissions import allows, for_pulse_user
 from tests.toolbox import wait_until_equal
@@ -256,7 +256,7 @@ def test_what_pika_reads_and_cannot_write_is_left_out_and_the_message_goes_on():
 
 
 def workers_of(threads, handle):
-    waiting = InOrder()
+    waiting = FifoBuffer()
     made = Workers(threads, waiting, handle, "test")
 
     def put(what):
@@ -299,7 +299,7 @@ def test_a_worker_that_fails_says_so_and_the_others_go_on():
             raise LookupError("in the toolkit")
         handled.append(what)
 
-    waiting = InOrder()
+    waiting = FifoBuffer()
     workers = Workers(2, waiting, handle, "test", failed=failures.append)
     for what in ("bad", "good"):
         waiting.put(what)
@@ -317,7 +317,7 @@ def test_a_delay_that_is_no_number_is_the_callbacks_error_and_not_the_consumers(
 
 def test_what_waits_here_for_too_long_is_found_oldest_first(monkeypatch):
     monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 100)
-    waiting, now = InOrder(), time.monotonic()
+    waiting, now = FifoBuffer(), time.monotonic()
     old, older, young = delivery(b"1"), delivery(b"2"), delivery(b"3")
     older.since, old.since = now - 300, now - 200
     for one in (older, old, young):

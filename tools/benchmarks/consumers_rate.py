@@ -11,7 +11,7 @@ from typing import Any
 
 import pika
 
-from guardian_consumers.rate import checked
+from guardian_consumers.rate import validate_rate
 from tools.benchmarks.figures import Figure
 from tools.benchmarks.services import PROJECT, ChildError, Services
 from tools.redis import PrivateRedis
@@ -53,7 +53,7 @@ def measure(services: Services) -> list[Figure]:
             ):
                 times, processor = taken(children, SECONDS + 2 * WARM_UP_SECONDS)
                 off, above = off_the_rate(times, rate), most_above(times, rate)
-                burst = checked(rate, None)[1]
+                burst = validate_rate(rate, None)[1]
                 figures += [
                     Figure(where, f"{what}: off it", "ppm", [off * 1_000_000], most=most),
                     Figure(where, f"{what}: above, at most", "", [above], most=burst),

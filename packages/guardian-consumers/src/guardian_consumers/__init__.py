@@ -13,13 +13,14 @@ from guardian_consumers.priority import BrokerPriorities, PriorityQueues
 from guardian_consumers.publisher import Publisher
 from guardian_consumers.rate import SharedTokenBucket, TokenBucket
 from guardian_consumers.settings import Settings
-from guardian_consumers.source import Limiter, PhysicalQueue, PlainQueue, Source, Waiting
+from guardian_consumers.source import DeliveryBuffer, Limiter, PhysicalQueue, PlainQueue, Source
 
 __all__ = [
     "BrokerPriorities",
     "Consumer",
     "ConsumerError",
     "Delivery",
+    "DeliveryBuffer",
     "Discard",
     "Halt",
     "Halted",
@@ -44,6 +45,5 @@ __all__ = [
     "Source",
     "TokenBucket",
     "Unroutable",
-    "Waiting",
     "run_all",
 ]

@@ -11,7 +11,7 @@ from guardian_consumers.consumer import Callback, Consumer, run_all
 from guardian_consumers.errors import ConsumerError, Hung, Refused, SettingsError
 from guardian_consumers.settings import ON_ERROR, QUEUE_TYPES, Settings
 
-ENDED, HALTED, UNUSABLE, REFUSED, HUNG = 0, 1, 2, 3, 4
+STOPPED, HALTED, INVALID_SETTING, REFUSED, HUNG = 0, 1, 2, 3, 4
 """Exit codes: a signal came; an exception stopped it; a setting or a name can't be used; the broker refuses for good;
 a callback took longer than its time limit. After 1, 2 and 3 somebody has to look before it is started again."""
 
@@ -70,52 +70,50 @@ _VARIABLES = {
 def consume(
     options: Mapping[str, Any],
     environment: Mapping[str, str],
-    say: Callable[[str], None],
-    around: Callable[[Callback], Callback] = lambda callback: callback,
+    report: Callable[[str], None],
+    wrap: Callable[[Callback], Callback] = lambda callback: callback,
 ) -> int:
-    """Consume until a signal comes, and return the exit code; ``say`` is told why where it is not 0.
+    """Consume until a signal comes, and return the exit code; ``report`` is told why where it is not 0.
 
-    ``around`` makes of each function the one that is called.
+    ``wrap`` makes of each function the one that is called.
     """
     try:
         given = {variable: str(options[name]) for name, variable in _VARIABLES.items() if options.get(name)}
         settings = Settings.from_environment({**environment, **given})
-        consumers = _consumers(settings, options, around)
+        consumers = _consumers(settings, options, wrap)
     except SettingsError as error:
-        say(str(error))
-        return UNUSABLE
+        report(str(error))
+        return INVALID_SETTING
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # what matters of what it says is said by the link
     try:
         with _metrics(options.get("metrics"), consumers):
             run_all(consumers)
     except ConsumerError as error:
-        say(str(error))
+        report(str(error))
         if isinstance(error, SettingsError):
-            return UNUSABLE
+            return INVALID_SETTING
         return HUNG if isinstance(error, Hung) else REFUSED if isinstance(error, Refused) else HALTED
-    return ENDED
+    return STOPPED
 
 
 def _metrics(at: str | None, consumers: list[Consumer]) -> AbstractContextManager[None]:
     if not at:
         return nullcontext()
     try:
-        from guardian_consumers.metrics import served
+        from guardian_consumers.metrics import serve_metrics
     except ModuleNotFoundError:
         raise SettingsError("--metrics needs prometheus-client: install guardian-consumers[metrics]") from None
-    return served(at, consumers)
+    return serve_metrics(at, consumers)
 
 
-def _consumers(
-    settings: Settings, options: Mapping[str, Any], around: Callable[[Callback], Callback]
-) -> list[Consumer]:
+def _consumers(settings: Settings, options: Mapping[str, Any], wrap: Callable[[Callback], Callback]) -> list[Consumer]:
     functions, routing_keys = options["functions"], options.get("routing_keys") or ()
     if routing_keys and len(functions) > 1:
         raise SettingsError("--routing-key is for one function alone")
     sources = []
     for function in functions:
         path, _, key = function.partition("=")
-        sources.append((settings.source(key or path.rpartition(":")[2], tuple(routing_keys)), around(load(path))))
+        sources.append((settings.source(key or path.rpartition(":")[2], tuple(routing_keys)), wrap(load(path))))
     keys = [source.key for source, _ in sources]
     if len(set(keys)) < len(keys):
         raise SettingsError(f"two functions would read one queue: {', '.join(keys)}; write MODULE:FUNCTION=KEY")

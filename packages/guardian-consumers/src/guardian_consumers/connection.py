@@ -15,7 +15,7 @@ from guardian_consumers.delivery import Delivery, QueueChannel
 from guardian_consumers.link import Link, Steps, open_channel
 from guardian_consumers.outcomes import Outcome
 from guardian_consumers.settings import Settings
-from guardian_consumers.source import Limiter, PhysicalQueue, Preferring
+from guardian_consumers.source import Limiter, OverdueBuffer, PhysicalQueue
 from guardian_consumers.topology import declare
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Prefetch:
         self._settings = settings
         self._limiter = limiter
         self._grown = settings.grown_prefetch <= settings.young_prefetch
-        self._done_in_a_row = 0
+        self._successes = 0
 
     @property
     def size(self) -> int:
@@ -41,10 +41,10 @@ class Prefetch:
         size = self._settings.grown_prefetch if self._grown else self._settings.young_prefetch
         return size if self._limiter is None else min(size, self.callbacks + self._limiter.prefetch(size))
 
-    def grows(self, outcome: Outcome) -> bool:
+    def record(self, outcome: Outcome) -> bool:
         """Count a message that was settled; return whether the prefetch has grown by it."""
-        self._done_in_a_row = self._done_in_a_row + 1 if outcome is Outcome.DONE else 0
-        if self._grown or self._done_in_a_row < self._settings.grows_after:
+        self._successes = self._successes + 1 if outcome is Outcome.DONE else 0
+        if self._grown or self._successes < self._settings.grows_after:
             return False
         self._grown = True
         return True
@@ -58,7 +58,7 @@ class ConsumerConnection:
 
     def __init__(self, consumer: "Consumer", limiter: Limiter | None) -> None:
         self.name = consumer.source.key
-        self.waiting = consumer.source.waiting()
+        self.waiting = consumer.source.create_buffer()
         self.paused = False
         self.stopping = threading.Event()
         self.last_acked = time.monotonic()  # until the first ack, the time of creation
@@ -115,7 +115,7 @@ class ConsumerConnection:
             self._flushing = True
             self._link.call(self._flush)
 
-    def make_room(self, callbacks: int) -> None:
+    def ensure_room(self, callbacks: int) -> None:
         """Raise a limiter's prefetch if so many callbacks at once are more than it makes room for."""
         if callbacks > self._prefetch.callbacks:
             self._prefetch.callbacks = 2 * callbacks
@@ -154,7 +154,7 @@ class ConsumerConnection:
         """Bring the channels to what is wanted by now: declared again, consuming with another prefetch, or not."""
         if self._channels and not self._syncing:
             self._syncing = True
-            self._link.take_steps(self._steps())
+            self._link.run_steps(self._steps())
 
     def _steps(self) -> Steps:
         """What is wanted may change while the broker answers: each step looks anew."""
@@ -170,7 +170,7 @@ class ConsumerConnection:
             return self._declare()
         idle = self.paused or self.stopping.is_set()
         for channel, queue in zip(self._channels, self._queues(), strict=True):
-            wanted = 0 if idle or channel.resting else queue.prefetch
+            wanted = 0 if idle or channel.suspended else queue.prefetch
             if wanted != (channel.prefetch if channel.consumer_tag else 0):
                 return channel.consume(wanted, partial(self._on_message, channel))
         return None
@@ -200,18 +200,18 @@ class ConsumerConnection:
             self._redeclared.popleft().set()
 
     def _requeue_overdue(self, is_worker_free: bool) -> None:
-        overdue = self.waiting.overdue() if isinstance(self.waiting, Preferring) else ()
+        overdue = self.waiting.overdue() if isinstance(self.waiting, OverdueBuffer) else ()
         for delivery in overdue:
             channel = delivery.channel
-            if not channel.resting:
+            if not channel.suspended:
                 logger.info("%s: %s rests: what came from it has waited too long", self.name, channel.queue)
-            channel.resting = True
+            channel.suspended = True
             channel.cancel()
             channel.requeue(delivery)
-        resting = [channel for channel in self._channels if channel.resting]
+        resting = [channel for channel in self._channels if channel.suspended]
         if resting and is_worker_free and not overdue and not len(self.waiting):
             for channel in resting:
-                channel.resting = False
+                channel.suspended = False
             self._sync()
 
     def _flush(self) -> None:
@@ -224,7 +224,7 @@ class ConsumerConnection:
                 self._count("void")
                 continue
             self._count(outcome.value)
-            grown = self._prefetch.grows(outcome) or grown
+            grown = self._prefetch.record(outcome) or grown
             settled[delivery.channel][outcome is Outcome.REQUEUE].append(delivery.tag)
         for channel, (acked, requeued) in settled.items():
             channel.settle(acked, requeued)

@@ -24,14 +24,14 @@ from guardian_consumers.connection import ConsumerConnection
 from guardian_consumers.decoding import DECODERS, Decoder
 from guardian_consumers.errors import ConsumerError
 from guardian_consumers.handler import Handler
-from guardian_consumers.link import GOODBYE_SECONDS
+from guardian_consumers.link import CLOSE_SECONDS
 from guardian_consumers.message import Message
 from guardian_consumers.outcomes import Outcome
 from guardian_consumers.publisher import Publisher
 from guardian_consumers.settings import Settings
-from guardian_consumers.source import Limiter, Source, Waiting
+from guardian_consumers.source import DeliveryBuffer, Limiter, Source
 from guardian_consumers.time_limit import TimeLimit
-from guardian_consumers.workers import RateLimited, Workers, joined
+from guardian_consumers.workers import RateLimited, Workers, join_threads
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ Listener = Callable[[Message, Outcome | None, float], None]
 """Called after each message with its outcome, and with the seconds that the callback took. None: it failed after it was
 acknowledged."""
 
-HURRIED_SECONDS = 0.5
+FORCED_CLOSE_SECONDS = 0.5
 """How long the broker has to answer a goodbye after a second signal."""
 
 CHECK_SECONDS = 0.5
@@ -82,7 +82,7 @@ class Consumer:
         self._connection = connection = ConsumerConnection(self, limiter)
         self._handler = handler = Handler(self, connection, callback, {**DECODERS, **(decoders or {})})
         self._time_limit = TimeLimit(self, handler)
-        waiting: Waiting | RateLimited = connection.waiting
+        waiting: DeliveryBuffer | RateLimited = connection.waiting
         if limiter is not None:
             waiting = RateLimited(connection, limiter, settings.hold_seconds)
         prefetches = [queue.prefetch for queue in self.source.queues(self.names, settings.grown_prefetch)]
@@ -122,20 +122,20 @@ class Consumer:
                 if until is not None and time.monotonic() >= until:
                     return False, None
 
-    def close(self, *, hurry: Callable[[], bool] = lambda: False) -> bool:
+    def close(self, *, is_forced: Callable[[], bool] = lambda: False) -> bool:
         """Take no more, finish what is in hand, and close the connections; what was not begun goes back to the broker.
 
-        Return whether all that was in hand was finished within the settings' ``grace``, and before ``hurry()``.
+        Return whether all that was in hand was finished within the settings' ``grace``, and before ``is_forced()``.
         """
         self._connection.stop()
         self._workers.end()
         grace = self.settings.grace
         until = None if grace is None else time.monotonic() + grace
-        finished = self._workers.wait(until, lambda: hurry() or self._time_limit.only_settled_run())
-        finished = joined(list(self._time_limit.threads.values()), until, hurry) and finished
+        finished = self._workers.wait(until, lambda: is_forced() or self._time_limit.all_running_settled())
+        finished = join_threads(list(self._time_limit.threads.values()), until, is_forced) and finished
         if self._own_publisher:
-            self.publisher.close(HURRIED_SECONDS if hurry() else GOODBYE_SECONDS)
-        self._connection.close(HURRIED_SECONDS if hurry() else GOODBYE_SECONDS)
+            self.publisher.close(FORCED_CLOSE_SECONDS if is_forced() else CLOSE_SECONDS)
+        self._connection.close(FORCED_CLOSE_SECONDS if is_forced() else CLOSE_SECONDS)
         if not finished:
             logger.warning("%s: ended with %d callbacks unfinished", self.source.key, len(self._handler.running))
         return finished
@@ -184,7 +184,7 @@ def run_all(consumers: Sequence[Consumer], *, signals: bool = True) -> None:
                 logger.info("Received %s: finishing what is in hand.", signal.Signals(received[0]).name)
         finally:
             with ThreadPoolExecutor(len(consumers)) as executor:
-                list(executor.map(lambda consumer: consumer.close(hurry=lambda: len(received) > 1), consumers))
+                list(executor.map(lambda consumer: consumer.close(is_forced=lambda: len(received) > 1), consumers))
         error = error or _first_error(consumers)
         if error is not None:
             raise error

@@ -55,7 +55,7 @@ class QueueChannel:
         self.consumer_tag = ""
         self.prefetch = 0
         self.open = True
-        self.resting = False
+        self.suspended = False
         self._unacked: deque[int] = deque()
         self._settled: set[int] = set()
 

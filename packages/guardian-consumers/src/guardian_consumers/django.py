@@ -41,9 +41,9 @@ from django.db import (
 
 from guardian_consumers.errors import NotPublished
 from guardian_consumers.message import Message
-from guardian_consumers.outcomes import Retry, TookTooLong
+from guardian_consumers.outcomes import Retry, TimeLimitExceeded
 from guardian_consumers.publisher import Publication
-from guardian_consumers.retries import MADE
+from guardian_consumers.retries import GENERATED_ID_PREFIX
 
 if TYPE_CHECKING:
     from guardian_consumers.processed.models import Processed
@@ -53,14 +53,14 @@ logger = logging.getLogger(__name__)
 Work = Callable[[Message], object]
 Row = TypeVar("Row", bound=models.Model)
 
-PRUNE_SECONDS = 3600
+PRUNE_INTERVAL_SECONDS = 3600
 """How often a process looks for rows of processed messages that are old."""
 
-LONGEST = 255
+MAX_ID_LENGTH = 255
 """Characters of an id that are kept as they are."""
 
 
-class Collecting(Message):
+class TransactionMessage(Message):
     """What the work gets: the message, but ``publish`` collects, and ``ack`` comes after the commit by itself."""
 
     __slots__ = ("_message", "publications")
@@ -125,7 +125,7 @@ def once(
     like it, which would be lost for the first: it is worked on at each delivery, unless there is a ``key``.
     Rows are kept for so long: longer than a message may lie in a delay or parking queue.
     """
-    guard = _Once(key, keep, using)
+    guard = _Deduplication(key, keep, using)
     if work is None:
         return partial(_decorated, using=using, guard=guard)
     return _decorated(work, using, guard)
@@ -158,7 +158,7 @@ def with_fresh_connections(work: Work) -> Work:
     return handle
 
 
-class _Once:
+class _Deduplication:
     """Knows which messages were processed, by rows of ``guardian_consumers.processed``."""
 
     def __init__(self, key: Callable[[Message], str] | None, keep: timedelta, using: str) -> None:
@@ -171,28 +171,28 @@ class _Once:
         self._pruning = threading.Lock()
         self._prune_at = 0.0
 
-    def enter(self, message: Message) -> "tuple[Processed | None, bool]":
+    def claim(self, message: Message) -> "tuple[Processed | None, bool]":
         """Return the message's row, and whether this transaction made it; no row where the message has no id.
 
         Whoever comes second waits here, on the constraint, until the first has committed or rolled back.
         """
         if self._key is not None:
             key = self._key(message)
-        elif message.id.startswith(MADE):
+        elif message.id.startswith(GENERATED_ID_PREFIX):
             if message.redelivered:
                 logger.warning("%r has no id: whether its work was done before is not known; it is done.", message)
             return None, True
         else:
             key = message.id
         consumer = message._consumer
-        named = {"consumer": consumer.names.queue(consumer.source.key), "message_id": _storable(key)}
+        named = {"consumer": consumer.names.queue(consumer.source.key), "message_id": _storable_key(key)}
         try:
             with transaction.atomic(using=self._using):
                 return self._rows.create(**named), True
         except IntegrityError:
             return self._rows.get(**named), False
 
-    def published(self, row: "Processed") -> None:
+    def mark_published(self, row: "Processed") -> None:
         """Note that there is nothing left to be published, and remove old rows from time to time.
 
         Neither is worth a failure: the work is committed, and its messages are published.
@@ -210,12 +210,12 @@ class _Once:
         with self._pruning:
             if time.monotonic() < self._prune_at:
                 return
-            self._prune_at = time.monotonic() + PRUNE_SECONDS
+            self._prune_at = time.monotonic() + PRUNE_INTERVAL_SECONDS
         if self._rows.prune(self._keep) >= BATCH:
             self._prune_at = 0.0
 
 
-def _decorated(work: Work, using: str, guard: _Once | None) -> Work:
+def _decorated(work: Work, using: str, guard: _Deduplication | None) -> Work:
     @wraps(work)
     def handle(message: Message) -> None:
         try:
@@ -231,41 +231,41 @@ def _decorated(work: Work, using: str, guard: _Once | None) -> Work:
             except NotPublished as error:
                 raise Retry(f"the work is committed, but a message of it is not published: {error}") from error
         if guard is not None and row is not None:
-            guard.published(row)
+            guard.mark_published(row)
 
     return with_fresh_connections(handle)
 
 
 def _commit(
-    work: Work, message: Message, using: str, guard: _Once | None
+    work: Work, message: Message, using: str, guard: _Deduplication | None
 ) -> "tuple[Processed | None, Sequence[Publication]]":
     """Do the work, unless it was done, and commit it; return its row, if it has one, and what is to be published."""
     with transaction.atomic(using=using, durable=True):
-        row, is_new = (None, True) if guard is None else guard.enter(message)
+        row, is_new = (None, True) if guard is None else guard.claim(message)
         if row is not None and not is_new:
-            return row, [_loaded(publication) for publication in row.publications or ()]
-        collecting = Collecting(message)
-        work(collecting)
+            return row, [_deserialize(publication) for publication in row.publications or ()]
+        transaction_message = TransactionMessage(message)
+        work(transaction_message)
         if message.settled:
-            raise TookTooLong("the message was dealt with in the meantime; its work is rolled back")
-        if row is not None and collecting.publications:
-            row.publications = [_dumped(publication) for publication in collecting.publications]
+            raise TimeLimitExceeded("the message was dealt with in the meantime; its work is rolled back")
+        if row is not None and transaction_message.publications:
+            row.publications = [_serialize(publication) for publication in transaction_message.publications]
             row.save(using=using, update_fields=["publications"])
         else:
             # After an error that the work caught, PostgreSQL rolls back at the commit, and says nothing of it.
             with connections[using].cursor() as cursor:
                 cursor.execute("SELECT 1")
-        return row, collecting.publications
+        return row, transaction_message.publications
 
 
-def _storable(key: str) -> str:
+def _storable_key(key: str) -> str:
     """Return the key, or a digest of one that is too long for its column or that PostgreSQL can't keep."""
-    if len(key) <= LONGEST and "\0" not in key:
+    if len(key) <= MAX_ID_LENGTH and "\0" not in key:
         return key
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
-def _dumped(publication: Publication) -> dict[str, Any]:
+def _serialize(publication: Publication) -> dict[str, Any]:
     """Return a message as JSON has it: its properties as they go over the wire."""
     return {
         "routing_key": publication.routing_key,
@@ -275,7 +275,7 @@ def _dumped(publication: Publication) -> dict[str, Any]:
     }
 
 
-def _loaded(dumped: dict[str, Any]) -> Publication:
+def _deserialize(dumped: dict[str, Any]) -> Publication:
     properties = pika.BasicProperties()
     properties.decode(base64.b64decode(dumped["properties"]))
     return Publication(dumped["routing_key"], base64.b64decode(dumped["body"]), properties, dumped["mandatory"])

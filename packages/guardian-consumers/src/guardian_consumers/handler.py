@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REQUEUE_SECONDS = (1.0, 5.0)
+REQUEUE_DELAY_SECONDS = (1.0, 5.0)
 """How long a thread waits, at random between these, before it requeues a message that couldn't be published."""
 
-_WORDS = {
+_DESCRIPTIONS = {
     Outcome.HALT: "the consumer stops",
     Outcome.DISCARD: "discarded",
     Outcome.REQUEUE: "put back into its queue, once",
@@ -56,7 +56,7 @@ class Handler:
         thread = threading.get_ident()
         begun = time.monotonic()
         self.running[thread] = message, begun
-        self._connection.make_room(len(self.running))
+        self._connection.ensure_room(len(self.running))
         outcome: Outcome | None = Outcome.DONE
         try:
             properties = delivery.properties
@@ -86,7 +86,7 @@ class Handler:
         """Do what the exception means with a message that the caller has claimed; return what became of it."""
         decision = self._decide(message, error)
         level = logging.WARNING if decision.outcome is Outcome.RETRY else logging.ERROR
-        logger.log(level, "%s: %r failed: %s", self._name, message, _WORDS[decision.outcome], exc_info=error)
+        logger.log(level, "%s: %r failed: %s", self._name, message, _DESCRIPTIONS[decision.outcome], exc_info=error)
         if decision.outcome is Outcome.HALT:
             self._stop(Halted, f"stopped by {message!r}", error)
         elif decision.outcome in (Outcome.RETRY, Outcome.PARK):
@@ -110,7 +110,7 @@ class Handler:
         return decide(error, self._consumer.settings.policy, message.attempts, message._delivery.redelivered)
 
     def _stop(self, kind: type[ConsumerError], why: str, cause: BaseException) -> None:
-        error = kind(f"{self._name}: {why}: {retries.in_words(cause)}")
+        error = kind(f"{self._name}: {why}: {retries.describe_error(cause)}")
         error.__cause__ = cause
         self._consumer.fail(error)
 
@@ -130,11 +130,15 @@ class Handler:
         while delivery.channel.open:  # else it is void, and counted so
             try:
                 publisher.send(
-                    routing_key, delivery.body, properties, mandatory=True, patient=lambda: self._may_keep(delivery)
+                    routing_key,
+                    delivery.body,
+                    properties,
+                    mandatory=True,
+                    keep_waiting=lambda: self._can_wait(delivery),
                 )
                 outcome = decision.outcome
             except NotPublished as failure:
-                keep = self._may_keep(delivery)
+                keep = self._can_wait(delivery)
                 if keep and publisher.blocked and not failure.unknown:
                     logger.warning("%s: %r is kept: %s", self._name, message, failure)
                     continue
@@ -154,9 +158,9 @@ class Handler:
         if isinstance(failure.__cause__, ConsumerError):
             self._consumer.fail(failure.__cause__)
         # Requeued at once it would be delivered at once, and again.
-        self._connection.stopping.wait(random.uniform(*REQUEUE_SECONDS))  # noqa: S311
+        self._connection.stopping.wait(random.uniform(*REQUEUE_DELAY_SECONDS))  # noqa: S311
 
-    def _may_keep(self, delivery: Delivery) -> bool:
+    def _can_wait(self, delivery: Delivery) -> bool:
         """Whether a message may be kept: no shutdown has begun, and the broker's timeout for it is some way off."""
         if self._connection.stopping.is_set() or not delivery.channel.open:
             return False

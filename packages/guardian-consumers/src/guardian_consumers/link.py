@@ -23,28 +23,28 @@ from pika.exceptions import ChannelClosedByBroker, IncompatibleProtocolError, In
 from pika.frame import Header, decode_frame
 
 from guardian_consumers.errors import ConsumerError, Refused
-from guardian_consumers.retries import DROPPED
+from guardian_consumers.retries import HEADERS_DROPPED
 
 logger = logging.getLogger(__name__)
 
 Steps = Generator[Callable[..., Any], Any, None]
 """What is done one after the other: each step is called with ``callback``, which the broker's answer is given to."""
 
-FIRST_DELAY = 0.5
-LONGEST_DELAY = 30.0
+MIN_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 30.0
 """Seconds. The delay doubles with each failure; what is waited is from a half of it to all of it, at random."""
 
-STEADY_SECONDS = 10.0
+STABLE_SECONDS = 10.0
 """How long a connection has to last for the next delay to be the first again."""
 
-REFUSALS = {403, 530}
+REFUSAL_CODES = {403, 530}
 """Codes with which the broker says that account, password, permissions or vhost are wrong, when one connects."""
 
-MISMATCHES = {403, 406}
+DECLARE_REFUSAL_CODES = {403, 406}
 """Codes with which it says that what is declared isn't allowed, or is there with other arguments."""
 
 
-GOODBYE_SECONDS = 10.0
+CLOSE_SECONDS = 10.0
 """How long the broker has to answer a goodbye."""
 
 
@@ -53,13 +53,13 @@ def open_channel(connection: Any) -> Callable[..., Any]:
     return lambda callback: connection.channel(on_open_callback=callback)
 
 
-_CLOSED = re.compile(r"ConnectionClosedByBroker: \((\d+)\)")
+_CLOSE_CODE = re.compile(r"ConnectionClosedByBroker: \((\d+)\)")
 """How pika tells, in a text alone, with which code the broker closed a connection that wasn't open yet."""
 
-_FULL = re.compile(r"limit \(\d+\) is reached")
+_CONNECTION_LIMIT = re.compile(r"limit \(\d+\) is reached")
 """How the broker says, by one of these codes too, that a vhost, an account or a node has too many connections."""
 
-_HUNG_UP = re.compile(r"Transport indicated EOF|Connection(Reset|Aborted)Error|BrokenPipeError")
+_DISCONNECTED = re.compile(r"Transport indicated EOF|Connection(Reset|Aborted)Error|BrokenPipeError")
 """How pika tells that the other end said nothing and went: a proxy does, while the broker behind it isn't there."""
 
 
@@ -90,12 +90,12 @@ class Link:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._failures = 0
         self._closing = False
-        self._ending = threading.Lock()
+        self._end_lock = threading.Lock()
         self._ended = False
         self._timer: Any = None
         self._ready_at = math.inf
         self._reason = ""
-        self.doing = ""
+        self.current_step = ""
         """What is being set up, for the text of an error."""
         self.ready = False
         """Whether there is a connection that was set up."""
@@ -111,15 +111,15 @@ class Link:
 
         After the thread's end nothing is run.
         """
-        with self._ending:
+        with self._end_lock:
             if not self._ended:
                 self._loop.add_callback_threadsafe(function)
 
-    def take_steps(self, steps: Steps) -> None:
+    def run_steps(self, steps: Steps) -> None:
         """Do these one after the other, on the connection of this moment; called in its thread alone."""
-        self._step(steps, self._connection, None)
+        self._run_step(steps, self._connection, None)
 
-    def drop(self, reason: str) -> None:
+    def reconnect(self, reason: str) -> None:
         """Give this connection up and make another; called in its thread alone."""
         if self._connection is not None and not (self._connection.is_closing or self._connection.is_closed):
             self._reason = reason
@@ -127,9 +127,9 @@ class Link:
             self._connection.close(320, reason[:200])
             self._lost(reason)  # now, and not when the broker has answered: nothing that is settled goes out any more
             # A broker that has stopped answers no goodbye.
-            self._loop.call_later(self._parameters.socket_timeout, partial(self._cut, self._connection))
+            self._loop.call_later(self._parameters.socket_timeout, partial(self._abort, self._connection))
 
-    def close(self, timeout: float = GOODBYE_SECONDS) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Say goodbye, for which all that was sent before is dealt with by the broker, and end the thread.
 
         The broker has ``timeout`` seconds to answer.
@@ -139,7 +139,7 @@ class Link:
         self.call(self._close)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self.call(lambda: self._cut(self._connection))
+            self.call(lambda: self._abort(self._connection))
             self._thread.join(timeout)
 
     # All below runs in the thread.
@@ -156,7 +156,7 @@ class Link:
             self._lost(f"the connection's thread failed: {error!r}")
             if failed:
                 self._refused(ConsumerError(f"{self._name}: the connection's thread failed: {error!r}"))
-        with self._ending:
+        with self._end_lock:
             self._ended = True
         self._loop.close()
 
@@ -164,16 +164,16 @@ class Link:
         self._timer = None
         self._connection = _Connection(
             self._parameters,
-            on_open_callback=self._opened,
-            on_open_error_callback=self._not_opened,
+            on_open_callback=self._open_succeeded,
+            on_open_error_callback=self._open_failed,
             on_close_callback=self._closed,
             custom_ioloop=self._loop,
         )
 
-    def _opened(self, connection: Any) -> None:
-        self._step(self._set_up(self, connection), connection, None)
+    def _open_succeeded(self, connection: Any) -> None:
+        self._run_step(self._set_up(self, connection), connection, None)
 
-    def _step(self, steps: Steps, connection: Any, answer: Any = None) -> None:
+    def _run_step(self, steps: Steps, connection: Any, answer: Any = None) -> None:
         if connection is not self._connection or not connection.is_open:
             return
         try:
@@ -185,7 +185,7 @@ class Link:
         except ConsumerError as error:
             self._give_up(error)
             return
-        do(callback=partial(self._step, steps, connection))
+        do(callback=partial(self._run_step, steps, connection))
 
     def _is_ready(self, connection: Any) -> None:
         if self._closing:
@@ -202,29 +202,29 @@ class Link:
     def _channel_closed(self, channel: Any, reason: Any) -> None:
         if self._closing or channel.connection is not self._connection or not self._connection.is_open:
             return
-        if not self.ready and isinstance(reason, ChannelClosedByBroker) and reason.reply_code in MISMATCHES:
-            self._give_up(Refused(f"{self.doing}: {reason.reply_text} ({reason.reply_code})"))
+        if not self.ready and isinstance(reason, ChannelClosedByBroker) and reason.reply_code in DECLARE_REFUSAL_CODES:
+            self._give_up(Refused(f"{self.current_step}: {reason.reply_text} ({reason.reply_code})"))
             return
-        what = f"{self.doing}: " if not self.ready else ""
-        self.drop(f"{what}the channel was closed: {_in_words(reason)}")
+        what = f"{self.current_step}: " if not self.ready else ""
+        self.reconnect(f"{what}the channel was closed: {_describe(reason)}")
 
-    def _not_opened(self, _: Any, error: Any) -> None:
+    def _open_failed(self, _: Any, error: Any) -> None:
         self._connection = None
-        cause = _cause(error)
-        said = _CLOSED.search(str(cause))
-        by_code = said is not None and int(said[1]) in REFUSALS and not _FULL.search(str(cause))
-        refused = by_code or (isinstance(error, IncompatibleProtocolError) and not _HUNG_UP.search(str(cause)))
+        cause = _root_cause(error)
+        said = _CLOSE_CODE.search(str(cause))
+        by_code = said is not None and int(said[1]) in REFUSAL_CODES and not _CONNECTION_LIMIT.search(str(cause))
+        refused = by_code or (isinstance(error, IncompatibleProtocolError) and not _DISCONNECTED.search(str(cause)))
         # A broker that is just starting refuses what it will allow in a moment: its vhosts come up one by one.
         if refused and not self.connects:
-            self._give_up(Refused(f"can't connect to {self._where}: {_in_words(cause)}; see RABBIT_URL"))
+            self._give_up(Refused(f"can't connect to {self._where}: {_describe(cause)}; see RABBIT_URL"))
             return
-        self._again(f"can't connect to {self._where}: {_in_words(cause)}")
+        self._reconnect_later(f"can't connect to {self._where}: {_describe(cause)}")
 
     def _closed(self, _: Any, reason: Any) -> None:
-        self._again(self._reason or _in_words(reason))
+        self._reconnect_later(self._reason or _describe(reason))
 
-    def _again(self, reason: str) -> None:
-        if time.monotonic() - self._ready_at >= STEADY_SECONDS:
+    def _reconnect_later(self, reason: str) -> None:
+        if time.monotonic() - self._ready_at >= STABLE_SECONDS:
             self._failures = 0
         self._ready_at = math.inf
         self.ready = False
@@ -234,7 +234,7 @@ class Link:
         if self._closing:
             self._loop.stop()
             return
-        delay = min(FIRST_DELAY * 2**self._failures, LONGEST_DELAY) * random.uniform(0.5, 1)  # noqa: S311
+        delay = min(MIN_BACKOFF_SECONDS * 2**self._failures, MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1)  # noqa: S311
         self._failures = min(self._failures + 1, 16)
         logger.warning("%s: %s; connecting again in %.1f s", self._name, reason, delay)
         self._timer = self._loop.call_later(delay, self._connect)
@@ -255,7 +255,7 @@ class Link:
         elif not (self._connection.is_closing or self._connection.is_closed):
             self._connection.close()
 
-    def _cut(self, connection: Any) -> None:
+    def _abort(self, connection: Any) -> None:
         """Drop a connection without a word."""
         if connection is not None and connection is self._connection and not connection.is_closed:
             # All that pika offers besides waits for the broker's answer.
@@ -278,10 +278,10 @@ class _Connection(pika.SelectConnection):  # type: ignore[misc]
         except Exception as error:
             if isinstance(error, InvalidFrameError) or self._frame_buffer[0] != spec.FRAME_HEADER:
                 raise
-            return _without_headers(self._frame_buffer, error)
+            return _decode_without_headers(self._frame_buffer, error)
 
 
-def _without_headers(data: bytes, error: Exception) -> tuple[int, Header]:
+def _decode_without_headers(data: bytes, error: Exception) -> tuple[int, Header]:
     """Return how long the frame is that these bytes begin with, and the properties in it, which say ``unreadable``."""
     _, channel, length = struct.unpack_from(">BHL", data)
     frame = data[spec.FRAME_HEADER_SIZE : spec.FRAME_HEADER_SIZE + length]
@@ -293,17 +293,17 @@ def _without_headers(data: bytes, error: Exception) -> tuple[int, Header]:
     others = frame[begin:at] + frame[at + 4 + headers :]
     properties = pika.BasicProperties()
     properties.decode(struct.pack(">H", flags & ~spec.BasicProperties.FLAG_HEADERS) + others)
-    properties.headers = {DROPPED: True}
+    properties.headers = {HEADERS_DROPPED: True}
     properties.unreadable = f"the headers can't be read: {error}"
     return spec.FRAME_HEADER_SIZE + length + spec.FRAME_END_SIZE, Header(channel, body_size, properties)
 
 
-def _in_words(reason: Any) -> str:
+def _describe(reason: Any) -> str:
     text = getattr(reason, "reply_text", None)
     return f"{text} ({reason.reply_code})" if text else str(reason) or repr(reason)
 
 
-def _cause(error: Any) -> Any:
+def _root_cause(error: Any) -> Any:
     """Return what went wrong at the bottom: pika wraps it up to three times."""
     inner = error
     while inner is not None:

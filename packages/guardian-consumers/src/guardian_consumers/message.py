@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from guardian_consumers.consumer import Consumer
 
 
-_claiming = threading.Lock()
+_claim_lock = threading.Lock()
 
 
 class Message:
@@ -102,6 +102,6 @@ class Message:
 
     def _claim(self) -> bool:
         """Claim the right to settle the message or publish for it; return False if another thread has claimed it."""
-        with _claiming:
+        with _claim_lock:
             claimed, self._settled = self._settled, True
         return not claimed

@@ -39,7 +39,7 @@ COUNTERS = {
 """The same, of `Consumer.counts`."""
 
 
-class Figures(Collector):
+class ConsumerCollector(Collector):
     """The figures of these consumers, read when they are asked for; each is labelled with its logical queue."""
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
@@ -80,12 +80,12 @@ class Figures(Collector):
 
 
 @contextmanager
-def served(at: str, consumers: Sequence[Consumer]) -> Iterator[None]:
+def serve_metrics(at: str, consumers: Sequence[Consumer]) -> Iterator[None]:
     """Serve the figures of these consumers at [HOST:]PORT, without HOST on 127.0.0.1, until the end of the ``with``.
 
     Raises SettingsError where it can't be listened there.
     """
-    registry = registry_of(consumers)
+    registry = create_registry(consumers)
     host, port = _address(at)
     try:
         server, thread = start_http_server(port, host, registry)
@@ -99,10 +99,10 @@ def served(at: str, consumers: Sequence[Consumer]) -> Iterator[None]:
         thread.join()
 
 
-def registry_of(consumers: Sequence[Consumer]) -> CollectorRegistry:
+def create_registry(consumers: Sequence[Consumer]) -> CollectorRegistry:
     """Return the figures of these consumers and of this process, for those who serve them in another way."""
     registry = CollectorRegistry()
-    registry.register(Figures(consumers))
+    registry.register(ConsumerCollector(consumers))
     ProcessCollector(registry=registry)
     seconds = Histogram("consumer_seconds", "How long callbacks took.", ["queue"], buckets=BUCKETS, registry=registry)
     for consumer in consumers:

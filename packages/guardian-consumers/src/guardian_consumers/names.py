@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from guardian_consumers.errors import SettingsError
 
-LONGEST = 255
+MAX_NAME_BYTES = 255
 """Bytes: what AMQP allows for a name and for a routing key."""
 
 _PULSE_USER = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
@@ -35,7 +35,7 @@ class Names:
                 f"RABBIT_PULSE_USER {user!r} is no Pulse user's name: it starts with a letter, has letters, digits, "
                 f"'.', '_' and '-' after it, and at most {_PULSE_USER_BYTES} bytes"
             )
-        _short_enough(self.exchange)
+        _check_length(self.exchange)
 
     @property
     def exchange(self) -> str:
@@ -44,47 +44,47 @@ class Names:
 
     def routing_key(self, key: str) -> str:
         """Return the routing key as it is on the broker: yapw's, which is prefixed by the whole exchange's name."""
-        return _short_enough(f"{self.exchange}_{key}")
+        return _check_length(f"{self.exchange}_{key}")
 
     def queue(self, key: str) -> str:
         """Return the queue's name: ``shop_production_orders``, or ``queue/NAME/shop_production_orders``."""
         name = f"{self.project}_{key}"
-        return _short_enough(name if self.pulse_user is None else f"queue/{self.pulse_user}/{name}")
+        return _check_length(name if self.pulse_user is None else f"queue/{self.pulse_user}/{name}")
 
 
 def parking_queue(queue: str) -> str:
     """Return the name of the queue in which this queue's messages end that can't be handled; its routing key too."""
-    return _short_enough(f"{queue}.parked")
+    return _check_length(f"{queue}.parked")
 
 
 def delay_queue(queue: str, seconds: float) -> str:
     """Return the name of the queue in which this queue's messages wait for so long; its routing key too."""
     milliseconds = round(seconds * 1000)
     wait = f"{milliseconds}ms" if milliseconds % 1000 else f"{milliseconds // 1000}s"
-    return _short_enough(f"{queue}.retry.{wait}")
+    return _check_length(f"{queue}.retry.{wait}")
 
 
 def return_key(queue: str) -> str:
     """Return the routing key by which messages come back to this queue, and to no other that reads the same key."""
-    return _short_enough(f"{queue}.again")
+    return _check_length(f"{queue}.again")
 
 
 def level_queue(queue: str, level: int) -> str:
     """Return the name of the queue for a level of priority of this one; the lowest level is this one itself."""
-    return _short_enough(f"{queue}.level{level}") if level else queue
+    return _check_length(f"{queue}.level{level}") if level else queue
 
 
-def ranked_exchange(names: Names, key: str) -> str:
+def priority_exchange(names: Names, key: str) -> str:
     """Return the name of the headers exchange through which messages of a logical queue go to their level."""
-    return _short_enough(f"{names.routing_key(key)}.priorities")
+    return _check_length(f"{names.routing_key(key)}.priorities")
 
 
 def priority_queue(queue: str) -> str:
     """Return the name of the queue with the broker's own priorities that stands for this one."""
-    return _short_enough(f"{queue}.priority")
+    return _check_length(f"{queue}.priority")
 
 
-def _short_enough(name: str) -> str:
-    if len(name.encode()) > LONGEST:
-        raise SettingsError(f"the name {name[:60]!r}… has more than {LONGEST} bytes, which AMQP does not allow")
+def _check_length(name: str) -> str:
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise SettingsError(f"the name {name[:60]!r}… has more than {MAX_NAME_BYTES} bytes, which AMQP does not allow")
     return name

@@ -23,31 +23,31 @@ class Outcome(Enum):
     """Into the parking queue, with the exception in its headers, for a person to look at."""
 
 
-class Decided(Exception):
+class ExplicitOutcome(Exception):
     """What a callback raises to say itself what becomes of its message; use one of the classes below."""
 
     outcome = Outcome.PARK
 
 
-class Halt(Decided):
+class Halt(ExplicitOutcome):
     """Stop the consumer, and leave the message in its queue."""
 
     outcome = Outcome.HALT
 
 
-class Discard(Decided):
+class Discard(ExplicitOutcome):
     """This message needs no handling: log it and forget it."""
 
     outcome = Outcome.DISCARD
 
 
-class Requeue(Decided):
+class Requeue(ExplicitOutcome):
     """Try again at once, maybe in another process; the second time the message is parked."""
 
     outcome = Outcome.REQUEUE
 
 
-class Retry(Decided):
+class Retry(ExplicitOutcome):
     """Try again later. ``after``: in so many seconds or somewhat more, by the delays that there are.
 
     Raises TypeError where that isn't a number.
@@ -62,7 +62,7 @@ class Retry(Decided):
         self.after = after
 
 
-class Park(Decided):
+class Park(ExplicitOutcome):
     """No other try will do: put the message where a person looks at it."""
 
     outcome = Outcome.PARK
@@ -72,7 +72,7 @@ class Unreadable(Exception):
     """The body can't be decoded, or nobody said how. Raised before the callback; no other try will change it."""
 
 
-class TookTooLong(Exception):
+class TimeLimitExceeded(Exception):
     """The callback had its message for longer than its time limit."""
 
 
@@ -115,7 +115,7 @@ def decide(error: BaseException, policy: Policy, attempts: int, redelivered: boo
 
 
 def _outcome(error: BaseException, policy: Policy) -> Outcome:
-    if isinstance(error, Decided):
+    if isinstance(error, ExplicitOutcome):
         return error.outcome
     if isinstance(error, Unreadable):
         # Somebody else's message is no reason to stop, and another try would end as this one.

@@ -26,13 +26,21 @@ from typing import Any
 
 from guardian_consumers.delivery import Delivery
 from guardian_consumers.errors import SettingsError
-from guardian_consumers.names import Names, level_queue, priority_queue, ranked_exchange, return_key
-from guardian_consumers.source import OVERDUE_SECONDS, Binding, Exchange, PhysicalQueue, PlainQueue, Source, Waiting
+from guardian_consumers.names import Names, level_queue, priority_exchange, priority_queue, return_key
+from guardian_consumers.source import (
+    OVERDUE_SECONDS,
+    Binding,
+    DeliveryBuffer,
+    Exchange,
+    PhysicalQueue,
+    PlainQueue,
+    Source,
+)
 
-HIGHEST = 9
+MAX_PRIORITY = 9
 """Priorities are from 0, the lowest and the default, to this one."""
 
-PRIORITY = "consumer-priority"
+PRIORITY_HEADER = "consumer-priority"
 """The header that says the priority to the headers exchange: as text, "7". Such an exchange compares types too, and
 clients write a number as one of four, and text as one alone."""
 
@@ -57,24 +65,26 @@ def source_for(key: str, routing_keys: Sequence[str] = (), priorities: str = "",
     return BrokerPriorities(key, routing_keys)
 
 
-def levels(text: str) -> tuple[range, ...]:
+def parse_ranges(text: str) -> tuple[range, ...]:
     """Return the priorities of each level, the lowest first: from "0-4,5-9", two.
 
     Raises SettingsError where they aren't all priorities once, in order.
     """
     found = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
     ranges = tuple(range(int(one[1]), int(one[2] or one[1]) + 1) for one in found if one)
-    if len(ranges) < len(found) or [number for one in ranges for number in one] != list(range(HIGHEST + 1)):
-        raise SettingsError(f"RABBIT_PRIORITIES is {BROKER}, or the ranges from 0 to {HIGHEST} in order, like 0-4,5-9")
+    if len(ranges) < len(found) or [number for one in ranges for number in one] != list(range(MAX_PRIORITY + 1)):
+        raise SettingsError(
+            f"RABBIT_PRIORITIES is {BROKER}, or the ranges from 0 to {MAX_PRIORITY} in order, like 0-4,5-9"
+        )
     return ranges
 
 
 def priority_of(properties: Any) -> int:
     """Return a message's priority, from 0 to 9: the header, and without one that can be read the property."""
-    header = (properties.headers or {}).get(PRIORITY)
+    header = (properties.headers or {}).get(PRIORITY_HEADER)
     if isinstance(header, str) and _PRIORITY.fullmatch(header):
         return int(header)
-    return min(max(properties.priority or 0, 0), HIGHEST)
+    return min(max(properties.priority or 0, 0), MAX_PRIORITY)
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ class PriorityQueues:
     @property
     def levels(self) -> tuple[range, ...]:
         """The priorities of each level, the lowest first."""
-        return levels(self.ranges)
+        return parse_ranges(self.ranges)
 
     def queues(self, names: Names, prefetch: int) -> Sequence[PhysicalQueue]:
         """Return a queue for each level, the highest first, with a prefetch that doubles from one to the next.
@@ -115,9 +125,9 @@ class PriorityQueues:
             for level in reversed(range(len(self.levels)))
         ]
 
-    def waiting(self) -> Waiting:
+    def create_buffer(self) -> DeliveryBuffer:
         """Return a place where higher levels come first."""
-        return ByRank(len(self.levels), lambda delivery: delivery.level, self.ageing)
+        return RankedBuffer(len(self.levels), lambda delivery: delivery.level, self.ageing)
 
     def routes(self, names: Names) -> Iterator[Exchange | Binding]:
         """Return the exchanges and bindings.
@@ -125,28 +135,34 @@ class PriorityQueues:
         Bindings of other ranges go first, while what they led elsewhere goes to the lowest level, and those of these
         ranges come last. One that was never there may be taken away all the same.
         """
-        queue, ranked, unranked = names.queue(self.key), ranked_exchange(names, self.key), _unranked(names, self.key)
+        queue, ranked, unranked = (
+            names.queue(self.key),
+            priority_exchange(names, self.key),
+            _fallback_exchange(names, self.key),
+        )
         yield Exchange(unranked, "fanout")
         yield Binding(unranked, queue)
         yield Exchange(ranked, "headers", {"alternate-exchange": unranked})
         wanted = {(level, number) for level, numbers in enumerate(self.levels) for number in numbers if level}
         # A level has at least one priority, so no configuration has a priority below the level's own number.
-        possible = {(level, number) for level in range(1, HIGHEST + 1) for number in range(level, HIGHEST + 1)}
+        possible = {
+            (level, number) for level in range(1, MAX_PRIORITY + 1) for number in range(level, MAX_PRIORITY + 1)
+        }
         for level, number in sorted(possible - wanted):
-            yield _by_priority(ranked, queue, level, number, there=False)
-        for key in _keys(self, names):
+            yield _priority_binding(ranked, queue, level, number, present=False)
+        for key in _routing_keys(self, names):
             yield Binding(names.exchange, ranked, key, to_exchange=True)
-            yield Binding(names.exchange, queue, key, there=False)
-            yield Binding(names.exchange, priority_queue(queue), key, there=False)
+            yield Binding(names.exchange, queue, key, present=False)
+            yield Binding(names.exchange, priority_queue(queue), key, present=False)
         for level, number in sorted(wanted):
-            yield _by_priority(ranked, queue, level, number)
+            yield _priority_binding(ranked, queue, level, number)
         for level in range(len(self.levels)):
             # The move to the broker's own, or to fewer levels, had led it away.
             again = return_key(level_queue(queue, level))
-            yield Binding(names.exchange, ranked, again, to_exchange=True, there=False)
-            yield Binding(names.exchange, priority_queue(queue), again, there=False)
+            yield Binding(names.exchange, ranked, again, to_exchange=True, present=False)
+            yield Binding(names.exchange, priority_queue(queue), again, present=False)
             if level:
-                yield Binding(names.exchange, queue, again, there=False)
+                yield Binding(names.exchange, queue, again, present=False)
 
 
 @dataclass(frozen=True)
@@ -163,25 +179,25 @@ class BrokerPriorities:
     def queues(self, names: Names, prefetch: int) -> Sequence[PhysicalQueue]:
         """Return the one queue."""
         name = priority_queue(names.queue(self.key))
-        return [PhysicalQueue(name, (), prefetch, arguments={"x-max-priority": HIGHEST})]
+        return [PhysicalQueue(name, (), prefetch, arguments={"x-max-priority": MAX_PRIORITY})]
 
-    def waiting(self) -> Waiting:
+    def create_buffer(self) -> DeliveryBuffer:
         """Return a place where higher priorities come first."""
-        return ByRank(HIGHEST + 1, lambda delivery: priority_of(delivery.properties), together=True)
+        return RankedBuffer(MAX_PRIORITY + 1, lambda delivery: priority_of(delivery.properties), single_queue=True)
 
     def routes(self, names: Names) -> Iterator[Exchange | Binding]:
         """Return the bindings of this queue, and those of the ranges' queues, which go."""
-        queue, ranked = names.queue(self.key), ranked_exchange(names, self.key)
+        queue, ranked = names.queue(self.key), priority_exchange(names, self.key)
         own = priority_queue(queue)
-        for key in _keys(self, names):
+        for key in _routing_keys(self, names):
             yield Binding(names.exchange, own, key)
-            yield Binding(names.exchange, ranked, key, to_exchange=True, there=False)
-            yield Binding(names.exchange, queue, key, there=False)
-        yield Binding(names.exchange, ranked, return_key(own), to_exchange=True, there=False)
+            yield Binding(names.exchange, ranked, key, to_exchange=True, present=False)
+            yield Binding(names.exchange, queue, key, present=False)
+        yield Binding(names.exchange, ranked, return_key(own), to_exchange=True, present=False)
 
 
-class ByRank:
-    """Waiting by rank, from 0 to ``ranks`` - 1: the highest first, and of one rank what arrived first.
+class RankedBuffer:
+    """DeliveryBuffer by rank, from 0 to ``ranks`` - 1: the highest first, and of one rank what arrived first.
 
     With ``ageing`` a message's rank rises by one with each so many seconds that it waits, so that one of the lowest is
     before all that arrive later than ``ageing`` times the difference of their ranks. What is overdue is so later by the
@@ -195,20 +211,20 @@ class ByRank:
         ageing: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
-        together: bool = False,
+        single_queue: bool = False,
     ) -> None:
         self._rank = rank
         self._ageing = ageing
-        self._together = together
+        self._single_queue = single_queue
         self._overdue = OVERDUE_SECONDS + ranks * (ageing or 0)
         self._clock = clock
-        self._lines: list[deque[tuple[float, Delivery]]] = [deque() for _ in range(ranks)]
+        self._queues: list[deque[tuple[float, Delivery]]] = [deque() for _ in range(ranks)]
         self._length = 0
         self._lock = threading.Lock()
 
     def put(self, delivery: Delivery) -> None:
         """Add one at the end of its rank."""
-        line = self._lines[self._rank(delivery)]
+        line = self._queues[self._rank(delivery)]
         with self._lock:
             line.append((self._clock(), delivery))
             self._length += 1
@@ -219,7 +235,7 @@ class ByRank:
     def take(self) -> Delivery | None:
         """Remove and return the first of the highest rank."""
         with self._lock:
-            waiting = [rank for rank in range(len(self._lines) - 1, -1, -1) if self._lines[rank]]
+            waiting = [rank for rank in range(len(self._queues) - 1, -1, -1) if self._queues[rank]]
             if not waiting:
                 return None
             ageing = self._ageing
@@ -227,12 +243,12 @@ class ByRank:
                 first = waiting[0]
             else:
                 # As if those of a higher rank had come earlier: what is added by waiting is the same for all.
-                first = min(waiting, key=lambda rank: self._lines[rank][0][0] - rank * ageing)
+                first = min(waiting, key=lambda rank: self._queues[rank][0][0] - rank * ageing)
             self._length -= 1
-            return self._lines[first].popleft()[1]
+            return self._queues[first].popleft()[1]
 
     def overdue(self) -> Sequence[Delivery]:
-        """Remove and return what has waited too long, and what has to go with it; see `Preferring`.
+        """Remove and return what has waited too long, and what has to go with it; see `OverdueBuffer`.
 
         Those are all that would come before it, as its queue rests, and shouldn't: what is of its rank or below; and
         where all ranks come ``together``, from one queue, what is above, which would keep out what is higher still.
@@ -240,24 +256,24 @@ class ByRank:
         since = self._clock() - self._overdue
         found: list[Delivery] = []
         with self._lock:
-            late = [rank for rank, line in enumerate(self._lines) if line and line[0][0] < since]
-            back = len(self._lines) if late and self._together else max(late, default=-1) + 1
-            for line in self._lines[:back]:
+            late = [rank for rank, line in enumerate(self._queues) if line and line[0][0] < since]
+            back = len(self._queues) if late and self._single_queue else max(late, default=-1) + 1
+            for line in self._queues[:back]:
                 found += [delivery for _, delivery in line]
                 line.clear()
             self._length -= len(found)
         return found
 
 
-def _unranked(names: Names, key: str) -> str:
+def _fallback_exchange(names: Names, key: str) -> str:
     """Return the name of the exchange that gets what has no priority of an upper level."""
     return f"{names.routing_key(key)}.unranked"
 
 
-def _keys(source: PriorityQueues | BrokerPriorities, names: Names) -> list[str]:
+def _routing_keys(source: PriorityQueues | BrokerPriorities, names: Names) -> list[str]:
     return [names.routing_key(key) for key in source.routing_keys or [source.key]]
 
 
-def _by_priority(exchange: str, queue: str, level: int, priority: int, *, there: bool = True) -> Binding:
-    arguments = {"x-match": "all", PRIORITY: str(priority)}
-    return Binding(exchange, level_queue(queue, level), arguments=arguments, there=there)
+def _priority_binding(exchange: str, queue: str, level: int, priority: int, *, present: bool = True) -> Binding:
+    arguments = {"x-match": "all", PRIORITY_HEADER: str(priority)}
+    return Binding(exchange, level_queue(queue, level), arguments=arguments, present=present)

@@ -22,13 +22,13 @@ import yapw.util
 
 from guardian_consumers.decoding import JSON
 from guardian_consumers.errors import ConsumerError, NotPublished, Unroutable
-from guardian_consumers.link import GOODBYE_SECONDS, Link, Steps, open_channel
-from guardian_consumers.priority import HIGHEST, PRIORITY
+from guardian_consumers.link import CLOSE_SECONDS, Link, Steps, open_channel
+from guardian_consumers.priority import MAX_PRIORITY, PRIORITY_HEADER
 from guardian_consumers.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.5
+PATIENCE_CHECK_SECONDS = 0.5
 """How often whoever is patient is asked whether it still is."""
 
 
@@ -41,7 +41,7 @@ class Publication(NamedTuple):
     mandatory: bool
 
 
-class _Waiting:
+class _PendingMessage:
     """A message that somebody waits for to be confirmed."""
 
     __slots__ = ("body", "done", "exchange", "mandatory", "properties", "returned", "routing_key", "sent")
@@ -56,7 +56,7 @@ class _Waiting:
         self.returned = False
         self.done: Future[None] = Future()
 
-    def may_be(self, method: Any, properties: Any, body: bytes) -> bool:
+    def matches_return(self, method: Any, properties: Any, body: bytes) -> bool:
         """Whether this is the message that the broker gives back, or one like it in all that it says of it."""
         said = method.exchange, method.routing_key, properties.message_id, body
         return self.mandatory and said == (self.exchange, self.routing_key, self.properties.message_id, self.body)
@@ -73,18 +73,18 @@ class Publisher:
         self._settings = settings
         self._names = settings.names
         self._link: Link | None = None
-        self._starting = threading.Lock()
+        self._start_lock = threading.Lock()
         self._closed = False
         self._failure: ConsumerError | None = None
         self.blocked = False
         """Whether the broker takes nothing for now, as it runs short of memory or disk."""
-        self._unsent: deque[_Waiting] = deque()
-        """What publishers add to, under ``_starting``, and the link's thread takes from."""
+        self._unsent: deque[_PendingMessage] = deque()
+        """What publishers add to, under ``_start_lock``, and the link's thread takes from."""
         # The rest is the link's thread's.
         self._channel: Any = None
-        self._flowing = False
-        self._number = 0
-        self._unconfirmed: dict[int, _Waiting] = {}
+        self._can_send = False
+        self._last_tag = 0
+        self._unconfirmed: dict[int, _PendingMessage] = {}
 
     def __enter__(self) -> "Publisher":
         return self
@@ -120,9 +120,9 @@ class Publisher:
         are AMQP's others.
         """
         if priority is not None:
-            if not 0 <= priority <= HIGHEST:
-                raise ValueError(f"a priority is from 0 to {HIGHEST}, and not {priority}")
-            headers = {**(headers or {}), PRIORITY: str(priority)}  # no exchange routes by the property
+            if not 0 <= priority <= MAX_PRIORITY:
+                raise ValueError(f"a priority is from 0 to {MAX_PRIORITY}, and not {priority}")
+            headers = {**(headers or {}), PRIORITY_HEADER: str(priority)}  # no exchange routes by the property
         if content_type == JSON:
             encoded = yapw.util.json_dumps(body)
         elif isinstance(body, str):
@@ -150,60 +150,60 @@ class Publisher:
         mandatory: bool,
         *,
         timeout: float | None = None,
-        patient: Callable[[], bool] = lambda: False,
+        keep_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
         """Publish a message as it is, by a whole routing key, and return when the broker has confirmed it.
 
-        ``properties`` need a message id. While it is ``patient()`` and the connection lives, a message that was sent is
+        ``properties`` need a message id. While it is ``keep_waiting()`` and the connection lives, a message that was sent is
         waited for past the ``timeout``: given up, it might be published twice.
         Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
         """
-        waiting, link = self._post(routing_key, body, properties, mandatory)
+        pending, link = self._enqueue(routing_key, body, properties, mandatory)
         seconds = self._settings.publish_timeout if timeout is None else timeout
         until = time.monotonic() + seconds
         while True:
             try:
                 left = until - time.monotonic()
-                waiting.done.result(left if left > 0 else PATIENCE_SECONDS)
+                pending.done.result(left if left > 0 else PATIENCE_CHECK_SECONDS)
                 return
             except FutureTimeout:
                 late = time.monotonic() >= until
-                if late and not (waiting.sent and patient()) and waiting.done.cancel():
+                if late and not (pending.sent and keep_waiting()) and pending.done.cancel():
                     # Else it would stay until the broker takes messages again, and so would all that are given up.
-                    link.call(partial(self._forget, waiting))
+                    link.call(partial(self._discard_unsent, pending))
                     break
         why = "it takes nothing, as it runs short of memory or disk" if self.blocked else "no answer"
         text = f"the broker has not confirmed the message in {seconds:g} s: {why}"
-        raise NotPublished(text, unknown=waiting.sent)
+        raise NotPublished(text, unknown=pending.sent)
 
-    def post(self, routing_key: str, body: bytes, properties: Any, *, mandatory: bool) -> Future[None]:
+    def publish_async(self, routing_key: str, body: bytes, properties: Any, *, mandatory: bool) -> Future[None]:
         """Publish a message as `send` does, and don't wait: the broker has it when the future says so.
 
         What one thread posts is published in that order. Raises NotPublished, and so does the future.
         """
-        return self._post(routing_key, body, properties, mandatory)[0].done
+        return self._enqueue(routing_key, body, properties, mandatory)[0].done
 
-    def _post(self, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> tuple[_Waiting, Link]:
-        waiting = _Waiting(self._names.exchange, routing_key, body, properties, mandatory)
-        with self._starting:  # so that nothing is added when all that waits was failed
-            link = self._started()
-            self._unsent.append(waiting)
+    def _enqueue(self, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> tuple[_PendingMessage, Link]:
+        pending = _PendingMessage(self._names.exchange, routing_key, body, properties, mandatory)
+        with self._start_lock:  # so that nothing is added when all that waits was failed
+            link = self._started_link()
+            self._unsent.append(pending)
         link.call(self._send_unsent)
-        return waiting, link
+        return pending, link
 
-    def close(self, timeout: float = GOODBYE_SECONDS) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Close the connection; what is unconfirmed then is not published, or nobody knows.
 
         The broker has ``timeout`` seconds to answer.
         """
-        with self._starting:
+        with self._start_lock:
             self._closed = True
             link = self._link
         if link is not None:
             link.close(timeout)
             self._fail_unsent(NotPublished("the publisher was closed"))
 
-    def _started(self) -> Link:
+    def _started_link(self) -> Link:
         if self._closed:
             raise NotPublished("the publisher is closed")
         if self._failure is not None:
@@ -222,12 +222,12 @@ class Publisher:
         channel = yield open_channel(connection)
         link.watch(channel)
         channel.add_on_return_callback(self._on_return)
-        link.doing = f"the exchange {self._names.exchange}"
+        link.current_step = f"the exchange {self._names.exchange}"
         yield declare_exchange(channel, self._names.exchange)
-        self._number = 0
+        self._last_tag = 0
         yield partial(channel.confirm_delivery, self._on_confirmation)
         self._channel = channel
-        self._flowing = True
+        self._can_send = True
         self._send_unsent()
 
     def _set_blocked(self, blocked: bool, *_: Any) -> None:
@@ -236,61 +236,61 @@ class Publisher:
         if not blocked:
             self._send_unsent()
 
-    def _forget(self, waiting: _Waiting) -> None:
+    def _discard_unsent(self, pending: _PendingMessage) -> None:
         """Drop a message that was given up before it was sent."""
         with suppress(ValueError):  # it was sent all the same, a moment before
-            self._unsent.remove(waiting)
+            self._unsent.remove(pending)
 
     def _send_unsent(self) -> None:
-        while self._unsent and self._flowing and not self.blocked:
-            waiting = self._unsent.popleft()
-            waiting.sent = True  # before the look: whoever gives up cancels first and looks at this then
-            if waiting.done.cancelled():
+        while self._unsent and self._can_send and not self.blocked:
+            pending = self._unsent.popleft()
+            pending.sent = True  # before the look: whoever gives up cancels first and looks at this then
+            if pending.done.cancelled():
                 continue
-            self._number += 1
-            self._unconfirmed[self._number] = waiting
+            self._last_tag += 1
+            self._unconfirmed[self._last_tag] = pending
             try:
                 self._channel.basic_publish(
-                    waiting.exchange, waiting.routing_key, waiting.body, waiting.properties, waiting.mandatory
+                    pending.exchange, pending.routing_key, pending.body, pending.properties, pending.mandatory
                 )
             except Exception as error:
                 # A property that AMQP can't hold: nothing of it was sent.
-                self._number -= 1
-                del self._unconfirmed[self._number + 1]
-                _fail(waiting, NotPublished(f"the message can't be sent: {error!r}"))
+                self._last_tag -= 1
+                del self._unconfirmed[self._last_tag + 1]
+                _fail(pending, NotPublished(f"the message can't be sent: {error!r}"))
 
     def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         """Note which message no queue gets: it is told before its confirmation, and without its number."""
-        for waiting in self._unconfirmed.values():
-            if not waiting.returned and waiting.may_be(method, properties, body):
-                waiting.returned = True
+        for pending in self._unconfirmed.values():
+            if not pending.returned and pending.matches_return(method, properties, body):
+                pending.returned = True
                 return
 
     def _on_confirmation(self, frame: Any) -> None:
         tag, rejected = frame.method.delivery_tag, isinstance(frame.method, pika.spec.Basic.Nack)
         tags = [sent for sent in self._unconfirmed if sent <= tag] if frame.method.multiple else [tag]
         for one in tags:
-            waiting = self._unconfirmed.pop(one, None)
-            if waiting is None:
+            pending = self._unconfirmed.pop(one, None)
+            if pending is None:
                 continue  # it was failed, as the connection is given up
             if rejected:
-                _fail(waiting, NotPublished("the broker rejected the message; a queue may be full"))
-            elif waiting.returned:
-                text = f"no queue is bound to {waiting.exchange} by {waiting.routing_key}"
-                _fail(waiting, Unroutable(text))
+                _fail(pending, NotPublished("the broker rejected the message; a queue may be full"))
+            elif pending.returned:
+                text = f"no queue is bound to {pending.exchange} by {pending.routing_key}"
+                _fail(pending, Unroutable(text))
             else:
-                _finish(waiting)
+                _finish(pending)
 
     def _lost(self, reason: str) -> None:
-        self._flowing = self.blocked = False
+        self._can_send = self.blocked = False
         self._channel = None
         unconfirmed = list(self._unconfirmed.values())
         self._unconfirmed.clear()
-        for waiting in unconfirmed:
-            _fail(waiting, NotPublished(f"the connection was lost before the broker confirmed: {reason}", unknown=True))
+        for pending in unconfirmed:
+            _fail(pending, NotPublished(f"the connection was lost before the broker confirmed: {reason}", unknown=True))
 
     def _refused(self, error: ConsumerError) -> None:
-        with self._starting:
+        with self._start_lock:
             self._failure = error
         logger.error("%s", error)
         self._fail_unsent(NotPublished(str(error)))
@@ -306,11 +306,11 @@ def declare_exchange(channel: Any, exchange: str) -> Callable[..., Any]:
     return partial(channel.exchange_declare, exchange, exchange_type="direct", durable=True)
 
 
-def _finish(waiting: _Waiting) -> None:
-    if waiting.done.set_running_or_notify_cancel():  # else nobody waits any more
-        waiting.done.set_result(None)
+def _finish(pending: _PendingMessage) -> None:
+    if pending.done.set_running_or_notify_cancel():  # else nobody waits any more
+        pending.done.set_result(None)
 
 
-def _fail(waiting: _Waiting, error: NotPublished) -> None:
-    if waiting.done.set_running_or_notify_cancel():
-        waiting.done.set_exception(error)
+def _fail(pending: _PendingMessage, error: NotPublished) -> None:
+    if pending.done.set_running_or_notify_cancel():
+        pending.done.set_exception(error)

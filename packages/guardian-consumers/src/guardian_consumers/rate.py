@@ -26,36 +26,36 @@ PREFETCH_SECONDS = 1.0
 """Messages for so long are held here, beside those in hand: enough to hide the way to the broker, and few that another
 could work on."""
 
-PAUSE_SECONDS = 0.005
+MIN_SLEEP_SECONDS = 0.005
 """For how long a taker sleeps at least, where the burst lets it find the tokens of that time afterwards."""
 
-LIFE_SECONDS = 0.1
+MAX_TOKEN_AGE_SECONDS = 0.1
 """For how long, at most, a token may be on its way from the bucket to its use: a thread that has just taken one may
 have to wait for the processor, and a process takes several together from Redis. A bucket holds fewer than the burst, by
 what comes in during that time: used late or not, they keep to rate and burst."""
 
-SHORTEST_LIFE = 0.005
+MIN_TOKEN_AGE_SECONDS = 0.005
 """With a burst so small that they could be kept for less than this, the bucket holds all of it, and they are taken from
 Redis one by one."""
 
 REPLY_SECONDS = 1.0
 """How long Redis has to answer."""
 
-FIRST_DELAY, LONGEST_DELAY = 0.5, 10.0
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 10.0
 """Seconds until Redis is tried again. They double each time; what is waited is a half to all of it, at random."""
 
-REMIND_SECONDS = 60.0
+WARNING_INTERVAL_SECONDS = 60.0
 """How often it is said that Redis is away."""
 
 WAIT = "wait"
 """What happens while Redis is away: nothing is taken."""
 
-DISUSED_SECONDS = 7 * 86400
-LONGEST_KEY_SECONDS = 400 * 86400
+IDLE_EXPIRY_SECONDS = 7 * 86400
+MAX_EXPIRY_SECONDS = 400 * 86400
 """A bucket in Redis expires so long after it would be full, and at the latest so long after it was last used."""
 
-MOST_RATE = 1_000_000.0
-MOST_BURST = 1_000_000_000.0
+MAX_RATE = 1_000_000.0
+MAX_BURST = 1_000_000_000.0
 
 
 class Bucket:
@@ -81,7 +81,7 @@ class Bucket:
         self._level = min(self.burst, self._level + 1)
 
     @property
-    def seconds(self) -> float:
+    def wait_seconds(self) -> float:
         """In how many seconds after the last `take` there is a token."""
         return max(0.0, (1 - self._level) / self.rate)
 
@@ -102,13 +102,13 @@ class TokenBucket:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.rate, self.burst = checked(rate, burst)
+        self.rate, self.burst = validate_rate(rate, burst)
         self._clock = clock
         self._sleep = sleep
-        self._pause = min(PAUSE_SECONDS, (self.burst - 1) / self.rate / 4)
+        self._min_sleep = min(MIN_SLEEP_SECONDS, (self.burst - 1) / self.rate / 4)
         self._lock = threading.Lock()
-        self.life = life(self.rate, self.burst)
-        self._bucket = Bucket(self.rate, self.burst - self.rate * self.life, clock())
+        self.max_token_age = max_token_age(self.rate, self.burst)
+        self._bucket = Bucket(self.rate, self.burst - self.rate * self.max_token_age, clock())
 
     def prefetch(self, most: int) -> int:
         """Return how many messages are worth holding here beside those in hand, from 1 to ``most``."""
@@ -125,10 +125,10 @@ class TokenBucket:
                 now = self._clock()
                 if self._bucket.take(now):
                     return 0.0
-                seconds = self._bucket.seconds
+                seconds = self._bucket.wait_seconds
             if now >= until:
                 return seconds
-            self._sleep(_nap(max(seconds, self._pause), until - now))
+            self._sleep(_sleep_seconds(max(seconds, self._min_sleep), until - now))
 
     def give_back(self) -> None:
         """Put back a token that was taken and not used."""
@@ -181,29 +181,29 @@ class SharedTokenBucket:
         redis_url: str,
         away: str | float = WAIT,
     ) -> None:
-        self.rate, self.burst = checked(rate, burst)
+        self.rate, self.burst = validate_rate(rate, burst)
         self.name = name
         if not name:
             raise SettingsError("a rate that is shared needs a name (RABBIT_RATE_NAME)")
-        self._redis, self._errors, self._where = _redis_at(redis_url)
+        self._redis, self._errors, self._where = _redis_client(redis_url)
         self._script = self._redis.register_script(SCRIPT)
-        self.life = life(self.rate, self.burst)
-        self._most = self.burst - self.rate * self.life
-        self._largest = max(1, int(self.rate * self.life / 2))
-        self._pause = min(PAUSE_SECONDS, (self._most - 1) / self.rate / 4)
-        full = self._most / self.rate
-        self._expires = int(min(full + DISUSED_SECONDS, LONGEST_KEY_SECONDS))
+        self.max_token_age = max_token_age(self.rate, self.burst)
+        self._capacity = self.burst - self.rate * self.max_token_age
+        self._max_batch = max(1, int(self.rate * self.max_token_age / 2))
+        self._min_sleep = min(MIN_SLEEP_SECONDS, (self._capacity - 1) / self.rate / 4)
+        full = self._capacity / self.rate
+        self._expires = int(min(full + IDLE_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS))
         self._lock = threading.Lock()
-        self._lump = 1
-        self._kept = self._got = 0
-        self._asked_at = 0.0
-        self._again_at = -math.inf
+        self._batch = 1
+        self._tokens = self._fetched = 0
+        self._fetched_at = 0.0
+        self._next_fetch_at = -math.inf
         self._unused = 0
-        self._tries = 0
+        self._failures = 0
         self._away_since: float | None = None
-        self._said_at = 0.0
-        self._alone_rate = _alone(away)
-        self._alone: Bucket | None = None
+        self._last_warning_at = 0.0
+        self._fallback_rate = _parse_fallback_rate(away)
+        self._fallback: Bucket | None = None
 
     @property
     def away(self) -> bool:
@@ -226,88 +226,90 @@ class SharedTokenBucket:
             now = time.monotonic()
             if seconds <= 0 or now >= until:
                 return seconds
-            time.sleep(_nap(max(seconds, self._pause), until - now))
+            time.sleep(_sleep_seconds(max(seconds, self._min_sleep), until - now))
 
     def give_back(self) -> None:
         """Put back a token that was taken and not used: for this process, or in a while for all."""
         with self._lock:
-            self._kept += 1
+            self._tokens += 1
 
     def _take(self) -> float:
         """Take a token that is here, or ask for some; return 0, or in how many seconds to ask again."""
         now = time.monotonic()
-        if self._kept and now < self._asked_at + self.life:
-            self._kept -= 1
+        if self._tokens and now < self._fetched_at + self.max_token_age:
+            self._tokens -= 1
             return 0.0
-        if now >= self._again_at and self._ask(now):
+        if now >= self._next_fetch_at and self._fetch(now):
             return 0.0
-        if self._alone is not None:
-            return 0.0 if self._alone.take(time.monotonic()) else max(0.000001, self._alone.seconds)
-        return max(0.000001, self._again_at - time.monotonic())
+        if self._fallback is not None:
+            return 0.0 if self._fallback.take(time.monotonic()) else max(0.000001, self._fallback.wait_seconds)
+        return max(0.000001, self._next_fetch_at - time.monotonic())
 
-    def _ask(self, now: float) -> bool:
+    def _fetch(self, now: float) -> bool:
         """Take tokens out of Redis; return whether there was one, and else set when to ask again."""
-        if self._kept:  # those whose time is over: as many as were used of that lump are enough
-            self._lump = max(1, self._got - self._kept)
-            self._unused, self._kept = self._unused + self._kept, 0
-        elif self._got and now < self._asked_at + self.life / 2:
-            self._lump = min(self._largest, self._lump * 2)
+        if self._tokens:  # those whose time is over: as many as were used of that lump are enough
+            self._batch = max(1, self._fetched - self._tokens)
+            self._unused, self._tokens = self._unused + self._tokens, 0
+        elif self._fetched and now < self._fetched_at + self.max_token_age / 2:
+            self._batch = min(self._max_batch, self._batch * 2)
         unused, self._unused = self._unused, 0  # what becomes of them in a call that fails, nobody knows
-        self._got = 0
+        self._fetched = 0
         try:
             key = f"consumers:rate:{self.name}"
-            taken, left = self._script([key], [self.rate, self._most, self._lump, unused, self._expires])
+            taken, left = self._script([key], [self.rate, self._capacity, self._batch, unused, self._expires])
         except self._errors as error:
-            self._is_away(error)
+            self._on_error(error)
             return False
         if self._away_since is not None:
-            self._is_back()
-        if taken < self._lump:
+            self._on_recovery()
+        if taken < self._batch:
             # It is empty now. To ask again for every single token would be to ask all the time.
-            self._again_at = time.monotonic() + (max(1, self._lump / 2) - float(left)) / self.rate
+            self._next_fetch_at = time.monotonic() + (max(1, self._batch / 2) - float(left)) / self.rate
         if not taken:
             return False
-        self._got, self._kept, self._asked_at = taken, taken - 1, now
+        self._fetched, self._tokens, self._fetched_at = taken, taken - 1, now
         return True
 
-    def _is_away(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
         now = time.monotonic()
         self._redis.connection_pool.disconnect()  # by a new connection it may find another server
         if self._away_since is None:
-            self._away_since, self._said_at = now, -math.inf
-            if self._alone_rate:
-                burst = max(1.0, self.burst / self.rate * self._alone_rate)
-                self._alone = Bucket(self._alone_rate, burst, now)
-        if now - self._said_at >= REMIND_SECONDS:
-            self._said_at = now
-            what = f"this process takes {self._alone_rate:g} a second by itself" if self._alone else "messages wait"
+            self._away_since, self._last_warning_at = now, -math.inf
+            if self._fallback_rate:
+                burst = max(1.0, self.burst / self.rate * self._fallback_rate)
+                self._fallback = Bucket(self._fallback_rate, burst, now)
+        if now - self._last_warning_at >= WARNING_INTERVAL_SECONDS:
+            self._last_warning_at = now
+            what = (
+                f"this process takes {self._fallback_rate:g} a second by itself" if self._fallback else "messages wait"
+            )
             logger.warning("rate %s: no token from Redis at %s (%s): %s", self.name, self._where, error, what)
-        delay = min(FIRST_DELAY * 2**self._tries, LONGEST_DELAY) * random.uniform(0.5, 1)  # noqa: S311
-        self._tries = min(self._tries + 1, 16)
-        self._again_at = now + delay
+        delay = min(MIN_BACKOFF_SECONDS * 2**self._failures, MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1)  # noqa: S311
+        self._failures = min(self._failures + 1, 16)
+        self._next_fetch_at = now + delay
 
-    def _is_back(self) -> None:
+    def _on_recovery(self) -> None:
         seconds = time.monotonic() - (self._away_since or 0)
         logger.info("rate %s: Redis at %s answers again, after %.0f s", self.name, self._where, seconds)
-        self._away_since = self._alone = None
-        self._tries = 0
+        self._away_since = self._fallback = None
+        self._failures = 0
 
 
-def checked(rate: float, burst: float | None) -> tuple[float, float]:
+def validate_rate(rate: float, burst: float | None) -> tuple[float, float]:
     """Return rate and burst, of which the second may be left out. Raises SettingsError for what can't be used."""
-    if not 0 < rate <= MOST_RATE:
-        raise SettingsError(f"a rate (RABBIT_RATE) is a number of messages a second, above 0 and up to {MOST_RATE:.0f}")
+    if not 0 < rate <= MAX_RATE:
+        raise SettingsError(f"a rate (RABBIT_RATE) is a number of messages a second, above 0 and up to {MAX_RATE:.0f}")
     if burst is None:
         burst = max(1.0, rate * BURST_SECONDS)
-    if not 1 <= burst <= MOST_BURST:
-        raise SettingsError(f"a burst (RABBIT_BURST) is a number of messages, from 1 to {MOST_BURST:.0f}")
+    if not 1 <= burst <= MAX_BURST:
+        raise SettingsError(f"a burst (RABBIT_BURST) is a number of messages, from 1 to {MAX_BURST:.0f}")
     return float(rate), float(burst)
 
 
-def life(rate: float, burst: float) -> float:
+def max_token_age(rate: float, burst: float) -> float:
     """Return for how many seconds a token may be on its way to its use; 0: the burst is too small for that."""
-    seconds = min(LIFE_SECONDS, burst / 4 / rate, (burst - 1) / rate)
-    return seconds if seconds >= SHORTEST_LIFE else 0.0
+    seconds = min(MAX_TOKEN_AGE_SECONDS, burst / 4 / rate, (burst - 1) / rate)
+    return seconds if seconds >= MIN_TOKEN_AGE_SECONDS else 0.0
 
 
 def prefetch(rate: float, most: int) -> int:
@@ -315,23 +317,23 @@ def prefetch(rate: float, most: int) -> int:
     return max(1, min(most, math.ceil(rate * PREFETCH_SECONDS)))
 
 
-def _nap(seconds: float, left: float) -> float:
+def _sleep_seconds(seconds: float, left: float) -> float:
     return max(0.000001, min(seconds, left))  # so that no rounding makes a loop of no time at all
 
 
-def _alone(away: str | float) -> float:
+def _parse_fallback_rate(away: str | float) -> float:
     if away == WAIT:
         return 0.0
     try:
         rate = float(away)
     except ValueError:
         rate = math.nan
-    if not 0 < rate <= MOST_RATE:
+    if not 0 < rate <= MAX_RATE:
         raise SettingsError("while Redis is away (RABBIT_RATE_AWAY): wait, or a number of messages a second above 0")
     return rate
 
 
-def _redis_at(url: str) -> tuple[Any, tuple[type[Exception], ...], str]:
+def _redis_client(url: str) -> tuple[Any, tuple[type[Exception], ...], str]:
     """Return a client, the roots of its errors, and where the server is, for people: without the password."""
     try:
         import redis

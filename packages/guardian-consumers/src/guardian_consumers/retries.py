@@ -33,15 +33,15 @@ QUEUE = "consumer-queue"
 ERROR = "consumer-error"
 """The exception's class and text."""
 TRACEBACK = "consumer-traceback"
-AT = "consumer-failed-at"
+FAILED_AT = "consumer-failed-at"
 """Seconds since 1970, as a whole number."""
 MOVED = "consumer-moved"
 """True where the move between queues of priorities published it anew."""
-KEPT = "consumer-kept-"
+KEPT_PREFIX = "consumer-kept-"
 """Before the name of what was taken off: a property or header with which the broker would do something again."""
-MADE = "made-"
+GENERATED_ID_PREFIX = "made-"
 """How an id begins that was made of a message that had none."""
-DROPPED = "consumer-headers-dropped"
+HEADERS_DROPPED = "consumer-headers-dropped"
 """True where the headers were too long, or too odd, to be sent on with ours."""
 
 TRACEBACK_BYTES = 16_000
@@ -53,10 +53,10 @@ DELIVERY_LIMIT = 100
 """How often a quorum queue hands out a message before it is parked. RabbitMQ 3 counts what was given back untouched,
 too, as at the end of a process; RabbitMQ 4, by default, drops a message after 20 times."""
 
-_THE_BROKERS = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
+_BROKER_HEADERS = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
                 "x-last-death-exchange", "x-last-death-queue", "x-last-death-reason",
                 "x-delivery-count", "x-acquired-count")  # fmt: skip
-_ACTED_UPON = ("CC", "BCC", "x-delay")
+_INTERPRETED_HEADERS = ("CC", "BCC", "x-delay")
 
 
 def work_queue_arguments(queue_type: str, names: Names, queue: str) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def parked(delivery: Delivery, names: Names, error: BaseException, trace: str) -
 
 def moved(delivery: Delivery) -> Any:
     """Return the properties with which a message is moved, unhandled, to another queue."""
-    new, headers = _cleaned(delivery.properties)
+    new, headers = _sanitized(delivery.properties)
     exchange, routing_key = first_published(delivery)
     ours = {EXCHANGE: exchange, ROUTING_KEY: routing_key, MOVED: True}
-    return _fitted(new, headers, ours, message_id_of(delivery))
+    return _with_headers(new, headers, ours, message_id_of(delivery))
 
 
 def first_published(delivery: Delivery) -> tuple[str, str]:
@@ -129,10 +129,10 @@ def message_id_of(delivery: Delivery) -> str:
     if properties.message_id:
         return str(properties.message_id)
     said = repr((properties.timestamp, properties.correlation_id, properties.type, properties.app_id))
-    return MADE + hashlib.sha256(said.encode() + b"\0" + delivery.body).hexdigest()[:32]
+    return GENERATED_ID_PREFIX + hashlib.sha256(said.encode() + b"\0" + delivery.body).hexdigest()[:32]
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the exception's class and text."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -143,50 +143,50 @@ def in_words(error: BaseException) -> str:
 
 
 def _properties(delivery: Delivery, error: BaseException, trace: str) -> Any:
-    new, headers = _cleaned(delivery.properties)
+    new, headers = _sanitized(delivery.properties)
     if delivery.properties.expiration:
         # It would count again.
-        headers[KEPT + "expiration"], new.expiration = new.expiration, None
+        headers[KEPT_PREFIX + "expiration"], new.expiration = new.expiration, None
     exchange, routing_key = first_published(delivery)
     ours: dict[str, Any] = {
         EXCHANGE: exchange,
         ROUTING_KEY: routing_key,
         QUEUE: delivery.queue,
         ATTEMPTS: attempts_of(headers) + 1,
-        ERROR: _shortened(in_words(error), ERROR_BYTES),
-        AT: int(time.time()),
+        ERROR: _truncated(describe_error(error), ERROR_BYTES),
+        FAILED_AT: int(time.time()),
     }
     if trace:
-        ours[TRACEBACK] = _shortened(trace, TRACEBACK_BYTES)
-    return _fitted(new, headers, ours, message_id_of(delivery))
+        ours[TRACEBACK] = _truncated(trace, TRACEBACK_BYTES)
+    return _with_headers(new, headers, ours, message_id_of(delivery))
 
 
-def _cleaned(old: Any) -> tuple[Any, dict[str, Any]]:
+def _sanitized(old: Any) -> tuple[Any, dict[str, Any]]:
     """Return a copy of the properties, and of the headers, without what the broker would act upon or refuse."""
     new = copy(old)
-    headers = {name: value for name, value in (old.headers or {}).items() if name not in _THE_BROKERS}
-    for name in _ACTED_UPON:
+    headers = {name: value for name, value in (old.headers or {}).items() if name not in _BROKER_HEADERS}
+    for name in _INTERPRETED_HEADERS:
         if name in headers:
-            headers[KEPT + name] = headers.pop(name)
+            headers[KEPT_PREFIX + name] = headers.pop(name)
     if old.user_id:
-        headers[KEPT + "user_id"], new.user_id = old.user_id, None
+        headers[KEPT_PREFIX + "user_id"], new.user_id = old.user_id, None
     return new, headers
 
 
-def _fitted(new: Any, headers: dict[str, Any], ours: dict[str, Any], message_id: str) -> Any:
+def _with_headers(new: Any, headers: dict[str, Any], ours: dict[str, Any], message_id: str) -> Any:
     """Return the properties with these headers, and ours; without what can't be sent, and then with ours alone."""
     new.headers = {**headers, **ours}
     new.message_id = message_id
     new.delivery_mode = 2
-    if _can_be_sent(new):
+    if _is_encodable(new):
         return new
-    new.headers = {**ours, DROPPED: True}
-    if _can_be_sent(new):
+    new.headers = {**ours, HEADERS_DROPPED: True}
+    if _is_encodable(new):
         return new
     return pika.BasicProperties(headers=new.headers, message_id=new.message_id, delivery_mode=2)
 
 
-def _shortened(text: str, most: int) -> str:
+def _truncated(text: str, most: int) -> str:
     """Return at most so many bytes of a text: a fifth from its beginning, the rest from its end, where the cause is."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= most:
@@ -195,7 +195,7 @@ def _shortened(text: str, most: int) -> str:
     return f"{head.decode('utf-8', 'ignore')}\n[…]\n{tail.decode('utf-8', 'ignore')}"
 
 
-def _can_be_sent(properties: Any) -> bool:
+def _is_encodable(properties: Any) -> bool:
     """Whether pika can write them, which reads more than it writes, and whether they fit into a frame."""
     try:
         return sum(map(len, properties.encode())) <= HEADER_BYTES

@@ -14,7 +14,7 @@ from guardian_consumers.priority import BROKER, source_for
 from guardian_consumers.rate import WAIT, SharedTokenBucket, TokenBucket
 from guardian_consumers.source import Limiter, Source
 
-YOUNG, GROWN = 1, 20
+YOUNG_PREFETCH, GROWN_PREFETCH = 1, 20
 """The prefetch of a consumer that is young, and of one that has grown."""
 
 QUEUE_TYPES = ("classic", "quorum")
@@ -113,12 +113,16 @@ class Settings:
     @property
     def young_prefetch(self) -> int:
         """The prefetch with which the consumer starts."""
-        return {"young": YOUNG, "growing": YOUNG, "grown": GROWN}.get(str(self.prefetch)) or int(self.prefetch)
+        return {"young": YOUNG_PREFETCH, "growing": YOUNG_PREFETCH, "grown": GROWN_PREFETCH}.get(
+            str(self.prefetch)
+        ) or int(self.prefetch)
 
     @property
     def grown_prefetch(self) -> int:
         """The largest prefetch that it comes to."""
-        return {"young": YOUNG, "growing": GROWN, "grown": GROWN}.get(str(self.prefetch)) or int(self.prefetch)
+        return {"young": YOUNG_PREFETCH, "growing": GROWN_PREFETCH, "grown": GROWN_PREFETCH}.get(
+            str(self.prefetch)
+        ) or int(self.prefetch)
 
     def limiter(self, name: str) -> Limiter | None:
         """Return a new limiter for the ``rate``, by this name where none is set; None: there is no limit."""

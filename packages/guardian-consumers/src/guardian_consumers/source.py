@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from guardian_consumers.delivery import Delivery
-from guardian_consumers.names import Names, priority_queue, ranked_exchange
+from guardian_consumers.names import Names, priority_exchange, priority_queue
 
 OVERDUE_SECONDS = 240.0
 """For how long a message may wait here: a minute less than what a callback's time limit, 25 minutes, leaves of the
@@ -40,7 +40,7 @@ class PhysicalQueue:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Waiting(Protocol):
+class DeliveryBuffer(Protocol):
     """What arrived and no worker has taken yet, in memory.
 
     One thread puts, any number take and ask for the length; nothing here may block for long, or raise. A delivery that
@@ -58,7 +58,7 @@ class Waiting(Protocol):
 
 
 @runtime_checkable
-class Preferring(Protocol):
+class OverdueBuffer(Protocol):
     """A place in which a message may wait too long: while others are preferred to it, or while all threads are busy."""
 
     def overdue(self) -> Sequence[Delivery]:
@@ -83,7 +83,7 @@ class Source(Protocol):
         must be the same each time.
         """
 
-    def waiting(self) -> Waiting:
+    def create_buffer(self) -> DeliveryBuffer:
         """Return an empty place to wait in. Called once for each consumer."""
 
 
@@ -108,7 +108,7 @@ class Binding:
     key: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     to_exchange: bool = False
-    there: bool = True
+    present: bool = True
 
 
 @runtime_checkable
@@ -152,7 +152,7 @@ class PlainQueue:
 
     def queues(self, names: Names, prefetch: int) -> Sequence[PhysicalQueue]:
         """Return the one queue."""
-        return [PhysicalQueue(names.queue(self.key), self._keys(names), prefetch)]
+        return [PhysicalQueue(names.queue(self.key), self._routing_keys(names), prefetch)]
 
     def routes(self, names: Names) -> Iterable[Exchange | Binding]:
         """Return the bindings of the time when priorities were kept apart, which go: by them messages came twice.
@@ -160,20 +160,20 @@ class PlainQueue:
         One that was never there may be taken away all the same.
         """
         own = priority_queue(names.queue(self.key))
-        for key in self._keys(names):
-            yield Binding(names.exchange, ranked_exchange(names, self.key), key, to_exchange=True, there=False)
-            yield Binding(names.exchange, own, key, there=False)
+        for key in self._routing_keys(names):
+            yield Binding(names.exchange, priority_exchange(names, self.key), key, to_exchange=True, present=False)
+            yield Binding(names.exchange, own, key, present=False)
 
-    def _keys(self, names: Names) -> Sequence[str]:
+    def _routing_keys(self, names: Names) -> Sequence[str]:
         return [names.routing_key(key) for key in self.routing_keys or [self.key]]
 
-    def waiting(self) -> Waiting:
+    def create_buffer(self) -> DeliveryBuffer:
         """Return a first-in, first-out place."""
-        return InOrder()
+        return FifoBuffer()
 
 
-class InOrder:
-    """Waiting in the order of arrival."""
+class FifoBuffer:
+    """DeliveryBuffer in the order of arrival."""
 
     def __init__(self) -> None:
         self._deliveries: deque[Delivery] = deque()
@@ -193,7 +193,7 @@ class InOrder:
             return None
 
     def overdue(self) -> Sequence[Delivery]:
-        """Remove and return what has waited too long; see `Preferring`."""
+        """Remove and return what has waited too long; see `OverdueBuffer`."""
         since = time.monotonic() - OVERDUE_SECONDS
         found = []
         with suppress(IndexError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from guardian_consumers.errors import Hung
 from guardian_consumers.handler import Handler
 from guardian_consumers.message import Message
-from guardian_consumers.outcomes import TookTooLong
+from guardian_consumers.outcomes import TimeLimitExceeded
 
 if TYPE_CHECKING:
     from guardian_consumers.consumer import Consumer
@@ -41,14 +41,14 @@ class TimeLimit:
                 continue
             frame = sys._current_frames().get(thread)
             trace = "".join(traceback.format_stack(frame)) if frame else ""
-            error = TookTooLong(f"the callback did not return or acknowledge within {seconds:g} s")
+            error = TimeLimitExceeded(f"the callback did not return or acknowledge within {seconds:g} s")
             logger.error("%s: %r: %s; it is at:\n%s", self._name, message, error, trace)
             name = f"{self._name}-hung-{len(self.threads) + 1}"
             settling = threading.Thread(target=self._settle, args=(message, error, trace), name=name, daemon=True)
             self.threads[message] = settling
             settling.start()
 
-    def _settle(self, message: Message, error: TookTooLong, trace: str) -> None:
+    def _settle(self, message: Message, error: TimeLimitExceeded, trace: str) -> None:
         try:
             self._handler.failed(message, error, trace)
         except Exception as failure:
@@ -56,7 +56,7 @@ class TimeLimit:
             self._handler.worker_failed(failure)
         self._consumer.fail(Hung(f"{self._name}: {message!r}: {error}; start the process anew"))
 
-    def only_settled_run(self) -> bool:
+    def all_running_settled(self) -> bool:
         """Check, and return whether callbacks run, of which all messages are settled for the limit."""
         self.check()
         threads = [self.threads.get(message) for message, _ in list(self._handler.running.values())]

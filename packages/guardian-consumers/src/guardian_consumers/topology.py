@@ -15,17 +15,17 @@ from guardian_consumers.source import Binding, Exchange, PhysicalQueue, Routed, 
 def declare(link: Link, channel: Any, settings: Settings, source: Source, queues: Sequence[PhysicalQueue]) -> Steps:
     """Declare and bind all of it over this channel."""
     names = settings.names
-    link.doing = f"the exchange {names.exchange}"
+    link.current_step = f"the exchange {names.exchange}"
     yield declare_exchange(channel, names.exchange)
     for queue in queues:
         for name, arguments, routing_keys in _with_delays(settings, queue):
-            link.doing = f"the queue {name}"
+            link.current_step = f"the queue {name}"
             yield partial(channel.queue_declare, name, durable=True, arguments=arguments)
             for key in routing_keys:
                 yield partial(channel.queue_bind, name, names.exchange, key)
     if isinstance(source, Routed):
         for route in source.routes(names):
-            link.doing, step = _routing(channel, route)
+            link.current_step, step = _routing(channel, route)
             yield step
 
 
@@ -47,6 +47,6 @@ def _routing(channel: Any, route: Exchange | Binding) -> tuple[str, Callable[...
         step = partial(channel.exchange_declare, route.name, route.kind, durable=True, arguments=route.arguments)
         return f"the exchange {route.name}", step
     kind = "exchange" if route.to_exchange else "queue"
-    method = getattr(channel, f"{kind}_{'bind' if route.there else 'unbind'}")
+    method = getattr(channel, f"{kind}_{'bind' if route.present else 'unbind'}")
     step = partial(method, route.to, route.exchange, route.key, arguments=route.arguments)
     return f"the binding of {route.to} to {route.exchange}", step

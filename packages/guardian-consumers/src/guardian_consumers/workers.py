@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from guardian_consumers.connection import ConsumerConnection
 from guardian_consumers.delivery import Delivery
-from guardian_consumers.source import Limiter, Waiting
+from guardian_consumers.source import DeliveryBuffer, Limiter
 
 logger = logging.getLogger(__name__)
 
-LIMITER_SECONDS = 0.5
+LIMITER_TIMEOUT_SECONDS = 0.5
 """Timeout of one call to the limiter: how late a worker may notice the shutdown."""
 
 
@@ -41,7 +41,7 @@ class RateLimited:
         with self._lock:
             if not len(self):
                 return None
-            seconds = self._limiter.take(LIMITER_SECONDS)
+            seconds = self._limiter.take(LIMITER_TIMEOUT_SECONDS)
             if seconds > 0:
                 if seconds > self._hold_seconds and not self._connection.paused:
                     self._connection.set_paused(True)
@@ -65,7 +65,7 @@ class Workers:
     def __init__(
         self,
         threads: int,
-        waiting: Waiting | RateLimited,
+        waiting: DeliveryBuffer | RateLimited,
         handle: Callable[[Delivery], None],
         name: str,
         failed: Callable[[BaseException], None] = lambda error: None,
@@ -107,8 +107,8 @@ class Workers:
                 self._idle.pop().release()
 
     def wait(self, until: float | None, give_up: Callable[[], bool]) -> bool:
-        """After `end`: wait for the threads to finish; see `joined`."""
-        return joined(self._started, until, give_up)
+        """After `end`: wait for the threads to finish; see `join_threads`."""
+        return join_threads(self._started, until, give_up)
 
     def _run(self) -> None:
         try:
@@ -139,7 +139,7 @@ class Workers:
             self._handle(delivery)
 
 
-def joined(threads: Sequence[threading.Thread], until: float | None, give_up: Callable[[], bool]) -> bool:
+def join_threads(threads: Sequence[threading.Thread], until: float | None, give_up: Callable[[], bool]) -> bool:
     """Wait for these threads to finish; return False if they haven't by this moment, or if ``give_up()``."""
     for thread in threads:
         while thread.is_alive():
