@@ -78,7 +78,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
 
     def save_model(self, request: HttpRequest, obj: Application, form: Any, change: bool) -> None:
         """Create the application."""
-        obj.pk = applications.create_application(obj.name, visitor(request)).pk
+        obj.pk = applications.create_application(obj.name, current_operator(request)).pk
 
     def response_add(
         self, request: HttpRequest, obj: Application, post_url_continue: str | None = None
@@ -89,7 +89,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
     @admin.action(description="Make a key for the selected application", permissions=["manage"])
     def create_key(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
         """Create a key for one application after confirmation, and show it."""
-        found = list(chosen(self, request, queryset))
+        found = list(chosen_rows(self, request, queryset))
         if len(found) > 1:
             self.message_user(request, "A key is shown once: choose one application at a time.", messages.ERROR)
             return None
@@ -112,7 +112,7 @@ class ApplicationAdmin(ReadOnlyAdmin):
     @admin.action(description="Remove the selected applications", permissions=["manage"])
     def remove(self, request: HttpRequest, queryset: QuerySet[Application]) -> HttpResponse | None:
         """Delete the applications without queues after confirmation."""
-        found = list(chosen(self, request, queryset))
+        found = list(chosen_rows(self, request, queryset))
         if is_confirmed(request):
             apply_to_each(
                 self,
@@ -134,8 +134,8 @@ class ApplicationAdmin(ReadOnlyAdmin):
 
 
 def _show_new_key(request: HttpRequest, application: Application) -> HttpResponse:
-    row, key = applications.create_key(application, visitor(request))
-    context = {"application": application, "row": row, "key": key, "address": absolute(f"/v1/{application.name}")}
+    row, key = applications.create_key(application, current_operator(request))
+    context = {"application": application, "row": row, "key": key, "address": absolute_url(f"/v1/{application.name}")}
     response = render(request, "message_store/key.html", context, status=201)
     response["Cache-Control"] = "no-store"
     return response
@@ -164,9 +164,11 @@ class ApplicationKeyAdmin(ReadOnlyAdmin):
     @admin.action(description="Revoke the selected keys", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApplicationKey]) -> HttpResponse | None:
         """Revoke the keys after confirmation."""
-        found = list(chosen(self, request, queryset).select_related("application"))
+        found = list(chosen_rows(self, request, queryset).select_related("application"))
         if is_confirmed(request):
-            apply_to_each(self, request, found, lambda key: applications.revoke_key(key, visitor(request)), "revoked")
+            apply_to_each(
+                self, request, found, lambda key: applications.revoke_key(key, current_operator(request)), "revoked"
+            )
             return None
         question = Confirmation(
             "revoke",

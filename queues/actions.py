@@ -205,7 +205,7 @@ def live(queue: Queue) -> Live:
     except BrokerError as error:
         logger.warning("Could not query %s in %s: %s", queue.name, queue.vhost, error)
         return state
-    depth = amqp.ask(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
+    depth = amqp.declare_passively(broker.amqp_url(), [(queue.vhost, queue.name)]).get((queue.vhost, queue.name))
     return state._replace(ready=depth.ready, consumers=depth.consumers) if depth else state
 
 
@@ -216,7 +216,7 @@ def _delete_on_broker(queue: Queue) -> None:
         if refused.status:
             raise
         try:  # a name like ".." is invalid in a URL
-            amqp.delete(broker.amqp_url(), queue.vhost, queue.name)
+            amqp.delete_queue(broker.amqp_url(), queue.vhost, queue.name)
         except AMQPError as error:
             raise Refused(f"{refused}; by AMQP: {error}", status=0, reason=str(error)) from error
         except OSError as error:

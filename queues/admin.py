@@ -132,7 +132,9 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
         """Set only the changed limits: other fields may have been written in the meantime."""
-        actions.set_limits(obj, visitor(request), **{name: form.cleaned_data[name] for name in form.changed_data})
+        actions.set_limits(
+            obj, current_operator(request), **{name: form.cleaned_data[name] for name in form.changed_data}
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         """Return all fields except the limits."""
@@ -215,7 +217,7 @@ class QueueAdmin(ReadOnlyAdmin):
     @admin.action(description="Mark as bounded again", permissions=["change"])
     def make_bounded(self, request: HttpRequest, queryset: QuerySet[Queue]) -> HttpResponse | None:
         """Mark the queues as bounded after confirmation: the next pass may delete them."""
-        queues = chosen(self, request, queryset)
+        queues = chosen_rows(self, request, queryset)
         if is_confirmed(request):
             self._limit(request, queues, "bounded again", unbounded=False)
             return None
@@ -230,7 +232,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def _limit(self, request: HttpRequest, queues: QuerySet[Queue], done: str, **limits: Any) -> None:
         chosen_queues = list(queues)
-        refused = actions.set_limits_of_all(chosen_queues, visitor(request), limits)
+        refused = actions.set_limits_of_all(chosen_queues, current_operator(request), limits)
         succeeded = [str(queue) for queue in chosen_queues if queue.pk not in refused]
         report_results(
             self,
@@ -305,7 +307,7 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[PulseUser]:
         """Annotate the number of queues."""
         existing = Queue.objects.exclude(state=Queue.State.GONE)
-        return super().get_queryset(request).annotate(number_of_queues=count(Queue, "pulse_user", existing))
+        return super().get_queryset(request).annotate(number_of_queues=count_related(Queue, "pulse_user", existing))
 
     @admin.display(ordering="number_of_queues")
     def queues(self, pulse_user: PulseUser) -> int:
@@ -315,7 +317,7 @@ class PulseUserWithQueuesAdmin(PulseUserAdmin):
     @admin.action(description="Remove the selected accounts from the broker", permissions=["change"])
     def remove(self, request: HttpRequest, queryset: QuerySet[PulseUser]) -> HttpResponse | None:
         """Remove the accounts with their queues and exchanges after confirmation."""
-        accounts = list(chosen(self, request, queryset))
+        accounts = list(chosen_rows(self, request, queryset))
         queues = sum(self.queues(account) for account in accounts)
         if len(accounts) > 1 and (refused := brake_refusal(queues)):
             self.message_user(request, refused, messages.ERROR)

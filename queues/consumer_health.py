@@ -155,7 +155,7 @@ def _count(lease: HeldLease) -> int:
     # If the check was turned off, that says nothing about the queues.
     stall_changes = _changed(before, after, "stalled_told_at") if settings.GUARDIAN_STALLED_MINUTES else set()
     gathered = _gather_facts(management, consumer_changes | stall_changes, now)
-    lease.keep()
+    lease.renew_if_due()
     notices: dict[tuple[int, bool], Notice] = {}
     for queue in gathered.queues:
         earlier, state, count = before[queue.id], after[queue.id], counted[queue.vhost, queue.name]

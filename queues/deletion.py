@@ -94,7 +94,7 @@ class Deletion:
         """
         recheck = Recheck([one for one in condemned if one.for_its_name], [], [])
         by_length = [one for one in condemned if not one.for_its_name]
-        depths = amqp.ask(self.amqp_url, [_store_principals(one.queue) for one in by_length])
+        depths = amqp.declare_passively(self.amqp_url, [_name(one.queue) for one in by_length])
         unclear: list[Condemned] = []
         for one in by_length:
             depth = depths.get(_name(one.queue))
@@ -289,7 +289,7 @@ class Deletion:
             if error.status:
                 return error
             try:  # a name like ".." is invalid in a URL; without AMQP such a queue could grow without a limit
-                amqp.delete(self.amqp_url, vhost, name)
+                amqp.delete_queue(self.amqp_url, vhost, name)
             except (OSError, AMQPError) as direct_error:
                 return Refused(f"{error}; by AMQP: {direct_error}", status=0, reason=str(direct_error))
         except BrokerError as error:
@@ -304,7 +304,7 @@ def _renew_until_deadline(lease: HeldLease, deadline: float) -> None:
         LeaseLost: the lease expired.
         BrokerUnavailable: the deadline has passed.
     """
-    lease.keep()
+    lease.renew_if_due()
     if time.monotonic() > deadline:
         raise BrokerUnavailable(f"the list took longer than {LIST_TIMEOUT_SECONDS} s; the broker is busy")
 

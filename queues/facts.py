@@ -104,7 +104,7 @@ def fetch_feeds(
 ) -> dict[QueueName, Feed]:
     """Return the feed of each of these queues. ``total_queues`` is the number of all queues."""
     with ContextThreadPool(1) as thread:  # both mostly wait for the broker
-        consumers_future = thread.submit(amqp.ask, amqp_url, queues)
+        consumers_future = thread.submit(amqp.declare_passively, amqp_url, queues)
         bindings = _fetch_bindings(
             management,
             queues,

@@ -147,7 +147,7 @@ def _compare(run: PassRun, listing: Snapshot, stored: dict[QueueName, StoredQueu
     observation = load(run, listing, stored)
     changes = compare(observation, run.rules, now=run.now, force=run.force)
     if changes.unconfirmed:
-        depths = amqp.ask(broker.amqp_url(), changes.unconfirmed)
+        depths = amqp.declare_passively(broker.amqp_url(), changes.unconfirmed)
         listing = with_exact_lengths(listing, changes.unconfirmed, depths, observation.stored)
         observation = replace(observation, snapshot=listing)
         changes = compare(observation, run.rules, now=run.now, force=run.force)

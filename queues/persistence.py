@@ -249,7 +249,7 @@ def _update_watch(
     """Write the state that the next pass needs."""
     state: dict[str, Any] = {
         "failures": 0,
-        "nodes": sorted(listing.nodes) if listing.steady else [],
+        "nodes": sorted(listing.nodes) if listing.nodes_unchanged else [],
         "listed_at": now,
         "short_lists": changes.short_lists,
         "unresponsive_since": None if listing.exact else (watch.unresponsive_since or now),

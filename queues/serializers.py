@@ -195,4 +195,4 @@ class ExchangeSerializer(serializers.Serializer[OwnExchange]):
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_url(self, exchange: OwnExchange) -> str:
         """Return the address with the name as a query parameter, as some proxies alter slashes in a path."""
-        return absolute(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
+        return absolute_url(f"{reverse('api-exchanges')}?{urlencode({'name': exchange.name})}")
