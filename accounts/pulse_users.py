@@ -5,7 +5,6 @@ the broker has the account. After a crash it stays not ready, until one of its o
 """
 
 import contextlib
-import logging
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from urllib.parse import unquote, urlsplit
@@ -31,8 +30,6 @@ from core.models import Removal
 from rabbit import names, permissions
 from rabbit.management import BrokerError, BrokerUnavailable, Connection, Management, NotOnBroker
 from rabbit.permissions import Permissions
-
-logger = logging.getLogger(__name__)
 
 MAX_OWNERS = 100
 

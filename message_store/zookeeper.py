@@ -6,7 +6,6 @@
 Names are percent-encoded.
 """
 
-import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
@@ -26,8 +25,6 @@ from message_store.partition_sharing import (
     Plan,
     plan_share,
 )
-
-logger = logging.getLogger(__name__)
 
 ROOT = "/guardian/workers"
 

@@ -5,7 +5,6 @@ within ``MOST_SECONDS``, whatever doesn't answer.
 """
 
 import ipaddress
-import logging
 import re
 import shlex
 import smtplib
@@ -47,8 +46,6 @@ from rabbit.permissions import allows
 from status import facts, rules
 from status.facts import Measurement
 from status.rules import Level, Rule, Verdict
-
-logger = logging.getLogger(__name__)
 
 MOST_SECONDS = 18.0
 """How long all of it may take."""
