@@ -415,7 +415,7 @@ def _as_administrator(management: Management, overview: Row, account: str) -> Fi
         by_amqp = unquote(over_amqp.username or "guest")
         if by_amqp != account:
             yield _permissions(management, by_amqp, vhosts, agents, over="AMQP")
-    yield from _findings(one.verdict for node in facts.ask_nodes(management) for one in facts.of_node(node))
+    yield from _findings(one.verdict for node in facts.fetch_nodes(management) for one in facts.measure_node(node))
 
 
 def _version(text: str) -> Finding:

@@ -1,7 +1,7 @@
-"""What is measured about the broker and about Guardian, in one place; ``rules.py`` judges it.
+"""Measurements of the broker and of Guardian. ``rules.py`` judges them.
 
-The database is read in a constant number of statements, the broker in three requests. The front page, ``doctor``,
-``/metrics`` and ``/readyz`` get their figures from here.
+The front page, ``doctor``, ``/metrics`` and ``/readyz`` get their values from here. They take a constant number of
+statements, and three requests to the broker.
 """
 
 import math
@@ -36,12 +36,12 @@ Report = TypeVar("Report", Pass, Sweep)
 PASSES_READ = 6
 SWEEPS_READ = 2
 
-TASK_QUEUE_PATIENCE_SECONDS = 2
+TASK_QUEUE_TIMEOUT_SECONDS = 2
 GIVEN_UP_WITHIN = timedelta(days=2)
 
 
 class Measurement(NamedTuple):
-    """A value that a rule judges, with the details of its sentence. The value is None where it isn't known."""
+    """A value for a rule, with the details for the rule's sentence. None: the value is unknown."""
 
     rule: Rule
     value: float | None
@@ -49,7 +49,7 @@ class Measurement(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What the rule says about it."""
+        """The rule's verdict on the value."""
         return self.rule.judge(self.value, settings, **self.details)
 
 
@@ -57,62 +57,66 @@ class Measurement(NamedTuple):
 
 
 def connect_to_task_queue() -> None:
-    """Connect to the task queue once. Raises whatever its transport raises."""
-    with current_app.connection_for_write(connect_timeout=TASK_QUEUE_PATIENCE_SECONDS) as connection:
-        connection.ensure_connection(max_retries=1, timeout=TASK_QUEUE_PATIENCE_SECONDS)
+    """Connect to the task queue.
+
+    Raises:
+        Exception: of the transport's types; the task queue can't be reached.
+    """
+    with current_app.connection_for_write(connect_timeout=TASK_QUEUE_TIMEOUT_SECONDS) as connection:
+        connection.ensure_connection(max_retries=1, timeout=TASK_QUEUE_TIMEOUT_SECONDS)
 
 
 # The broker
 
 
-def time_answer(ask: Callable[[], Answer], patience: float) -> tuple[Answer | None, Measurement]:
-    """Query the broker, and return its answer with the time that it took. Without an answer in time, this is None.
+def time_answer(request: Callable[[], Answer], timeout: float) -> tuple[Answer | None, Measurement]:
+    """Send a request to the broker. Return the answer and its duration; without an answer, None and infinity.
 
-    ``patience`` is the client's read timeout in seconds.
+    ``timeout`` is the client's read timeout in seconds. A request that timed out has at least this duration.
     """
     began = time.monotonic()
     try:
-        answer = ask()
+        answer = request()
     except BrokerError as error:
         timed_out = isinstance(error, BrokerUnavailable) and error.timed_out
-        seconds = max(time.monotonic() - began, patience) if timed_out else math.inf
+        seconds = max(time.monotonic() - began, timeout) if timed_out else math.inf
         return None, Measurement(rules.BROKER, seconds, {"error": readable(str(error))})
     return answer, Measurement(rules.BROKER, time.monotonic() - began)
 
 
 @dataclass(frozen=True)
 class BrokerFacts:
-    """What the broker says about itself. Without an answer there are no nodes, and ``overview`` is empty."""
+    """Measurements of the broker. Without an answer, ``nodes`` and ``overview`` are empty."""
 
     answer: Measurement
     nodes: Sequence[Node] = ()
     overview: Row = field(default_factory=dict)
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each fact."""
+        """Return the verdict on each measurement."""
         return [one.verdict for one in self.measurements()]
 
     def measurements(self) -> Iterator[Measurement]:
-        """Return what was measured."""
+        """Yield the measurements of the answer and of each node."""
         yield self.answer
         for node in self.nodes:
-            yield from of_node(node)
+            yield from measure_node(node)
 
 
 def measure_broker() -> BrokerFacts:
-    """Query the broker for its nodes, alarms and totals, for a page."""
-    patience = rules.BROKER_PATIENCE_SECONDS
+    """Request the broker's nodes, alarms and totals, with a page's timeout."""
+    timeout = rules.BROKER_TIMEOUT_SECONDS
 
-    def ask() -> tuple[list[Node], Row]:
-        client = broker.management(read_timeout=patience)
-        return ask_nodes(client), client.overview()
+    def request() -> tuple[list[Node], Row]:
+        client = broker.management(read_timeout=timeout)
+        return fetch_nodes(client), client.overview()
 
-    told, answer = time_answer(ask, patience)
-    return BrokerFacts(answer, *told) if told else BrokerFacts(answer)
+    fetched, answer = time_answer(request, timeout)
+    return BrokerFacts(answer, *fetched) if fetched else BrokerFacts(answer)
 
 
-def ask_nodes(management: Management) -> list[Node]:
-    """Return the nodes with their alarms, which the list of nodes lacks where the broker gathers no statistics."""
+def fetch_nodes(management: Management) -> list[Node]:
+    """Return the nodes with their alarms. The list of nodes lacks the alarms if the broker collects no statistics."""
     nodes, alarms = management.nodes(), management.alarms()
     return sorted(
         node._replace(
@@ -123,23 +127,23 @@ def ask_nodes(management: Management) -> list[Node]:
     )
 
 
-def of_node(node: Node) -> Iterator[Measurement]:
-    """Return what is measured of a node. Most of it is unknown while the node is stopped."""
-    about = {"node": readable(node.name)}
-    yield Measurement(rules.NODE_STOPPED, not node.running, about)
+def measure_node(node: Node) -> Iterator[Measurement]:
+    """Yield the measurements of a node. Most are unknown while the node is stopped."""
+    name = {"node": readable(node.name)}
+    yield Measurement(rules.NODE_STOPPED, not node.running, name)
     if node.running:
         lost = {"lost": ", ".join(map(readable, node.partitions))}
-        yield Measurement(rules.CLUSTER_SPLIT, bool(node.partitions), about | lost)
-        yield Measurement(rules.MEMORY_ALARM, node.mem_alarm, about)
-        yield Measurement(rules.DISK_ALARM, node.disk_alarm, about)
+        yield Measurement(rules.CLUSTER_SPLIT, bool(node.partitions), name | lost)
+        yield Measurement(rules.MEMORY_ALARM, node.mem_alarm, name)
+        yield Measurement(rules.DISK_ALARM, node.disk_alarm, name)
     alarmed = {rules.MEMORY: node.mem_alarm, rules.DISK: node.disk_alarm}
-    for one in shares_of_node(node):
-        if not alarmed.get(one.rule):  # the alarm is the worse verdict
-            yield one._replace(details=about | dict(one.details))
+    for one in measure_usage(node):
+        if not alarmed.get(one.rule):  # the alarm has a verdict of its own
+            yield one._replace(details=name | dict(one.details))
 
 
-def shares_of_node(node: Node) -> Iterator[Measurement]:
-    """Return how near the node is to its limits; the detail ``figures`` has the numbers."""
+def measure_usage(node: Node) -> Iterator[Measurement]:
+    """Yield a node's usage as a share of each limit. The detail ``figures`` has the numbers."""
     for rule, used, limit, figures in (
         (rules.MEMORY, node.mem_used, node.mem_limit, "{} of {}"),
         (rules.DISK, node.disk_free_limit, node.disk_free, "{1} free, at least {0} needed"),
@@ -157,10 +161,11 @@ def shares_of_node(node: Node) -> Iterator[Measurement]:
 
 
 class Outbox(NamedTuple):
-    """How many notifications are in which state.
+    """Numbers of notifications by state.
 
-    ``deferred`` of the unsent ones wait for the end of somebody's quiet hours. ``oldest`` is since when the first of
-    the others waits, with its last error. ``given_up`` are those of the last two days that were tried for a day.
+    - ``deferred``: unsent notifications that wait for the end of their recipient's quiet hours.
+    - ``given_up``: notifications of the last two days whose attempts failed for a day.
+    - ``oldest``, ``last_error``: the start of the longest wait, apart from deferred ones, and its last error.
     """
 
     due: int = 0
@@ -174,15 +179,19 @@ class Outbox(NamedTuple):
 
 
 class Removals(NamedTuple):
-    """How much is still to be removed from the broker, by its kind, and since when the oldest of it waits."""
+    """Numbers of pending removals from the broker by kind, and the creation time of the oldest."""
 
     numbers: Mapping[str, int] = {}
     oldest: datetime | None = None
 
 
+ACCOUNT = "account"
+"""The removal of a Pulse user, in addition to the kinds of ``Removal.Kind``."""
+
+
 @dataclass(frozen=True)
 class GuardianFacts:
-    """What the database knows of Guardian's work. ``passes`` and ``sweeps`` of each kind are the last, newest first."""
+    """Measurements of Guardian from the database. ``passes`` and ``sweeps`` are the last of each kind, newest first."""
 
     at: datetime
     watch: Watch
@@ -193,21 +202,21 @@ class GuardianFacts:
 
     @property
     def last_pass(self) -> Pass | None:
-        """The last pass that was recorded."""
+        """The last recorded pass."""
         return self.passes[0] if self.passes else None
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each fact."""
+        """Return the verdict on each measurement."""
         return [one.verdict for one in self.measurements()]
 
     def value(self, rule: Rule) -> float:
-        """Return what was measured for this rule; 0: nothing was."""
+        """Return the value measured for a rule; 0 if there is none."""
         return next((one.value or 0 for one in self.measurements() if one.rule is rule), 0)
 
     def measurements(self) -> Iterator[Measurement]:
-        """Return what was measured."""
-        yield from self._of_passes()
-        yield from self._of_watch()
+        """Yield the measurements of passes, sweeps, notifications and removals."""
+        yield from self._measure_passes()
+        yield from self._measure_state()
         for kind, rule in ((Sweep.Kind.ORPHANS, rules.ORPHANS_BRAKE), (Sweep.Kind.STALE, rules.STALE_BRAKE)):
             if last := next((sweep for sweep in self.sweeps if sweep.kind == kind), None):
                 yield Measurement(rule, last.found if last.brake_held else 0)
@@ -216,7 +225,7 @@ class GuardianFacts:
         yield Measurement(rules.NOTIFICATIONS_GIVEN_UP, self.outbox.given_up)
         yield Measurement(rules.REMOVALS, self._seconds_since(self.removals.oldest))
 
-    def _of_passes(self) -> Iterator[Measurement]:
+    def _measure_passes(self) -> Iterator[Measurement]:
         watch, last = self.watch, self.last_pass
         age = rules.PASS_AGE_IN_OUTAGE if watch.outage_since else rules.PASS_AGE
         yield Measurement(age, self._seconds_since(last.at) if last else math.inf)
@@ -236,28 +245,28 @@ class GuardianFacts:
             counted = watch.consumers_counted_at
             yield Measurement(rules.OTHER_TASKS, self._seconds_since(counted) if counted else math.inf)
 
-    def _of_watch(self) -> Iterator[Measurement]:
+    def _measure_state(self) -> Iterator[Measurement]:
         watch = self.watch
         number = released(watch, self.at)
         brake_since = None if number else watch.brake_since
         queues = rules.BRAKE_RELEASE.in_words(watch.braked)
-        yield self._lasts(rules.OUTAGE, watch.outage_since)
-        yield self._lasts(rules.BRAKE, brake_since, queues=queues)
+        yield self._ongoing(rules.OUTAGE, watch.outage_since)
+        yield self._ongoing(rules.BRAKE, brake_since, queues=queues)
         yield Measurement(rules.BRAKE_RELEASE, number, {"by": watch.released_by})
         yield Measurement(rules.SHORT_LISTS, watch.short_lists)
-        yield self._lasts(rules.REFUSED, watch.refused_since)
-        yield self._lasts(rules.UNRESPONSIVE, watch.unresponsive_since)
+        yield self._ongoing(rules.REFUSED, watch.refused_since)
+        yield self._ongoing(rules.UNRESPONSIVE, watch.unresponsive_since)
 
-    def _lasts(self, rule: Rule, since: datetime | None, **details: str) -> Measurement:
+    def _ongoing(self, rule: Rule, since: datetime | None, **details: str) -> Measurement:
         return Measurement(rule, since is not None, {"duration": duration(self._seconds_since(since)), **details})
 
     def _seconds_since(self, moment: datetime | None) -> float:
-        """Return the seconds since then; 0 where there is no such moment, or the clock was set back."""
+        """Return the seconds since then; 0 if there is no such time, or the clock was set back."""
         return max((self.at - moment).total_seconds(), 0.0) if moment else 0.0
 
 
 def measure_guardian(now: datetime) -> GuardianFacts:
-    """Read what the database knows of Guardian's work, in nine statements.
+    """Measure Guardian in nine statements.
 
     Raises:
         django.db.Error: the database can't be read.
@@ -274,7 +283,7 @@ def measure_guardian(now: datetime) -> GuardianFacts:
 
 
 def _readable(report: Report) -> Report:
-    """Return a report whose errors can be shown."""
+    """Make a report's errors safe to display."""
     report.errors = [readable(error) for error in report.errors]
     return report
 

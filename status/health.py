@@ -1,4 +1,4 @@
-"""Whether this process is alive, and whether it can do its work. Asked by machines."""
+"""``/healthz`` and ``/readyz``: is this process alive, and can it work?"""
 
 import logging
 from collections.abc import Callable
@@ -17,23 +17,23 @@ logger = logging.getLogger(__name__)
 @never_cache
 @require_safe
 def alive(request: HttpRequest) -> JsonResponse:
-    """Answer 200: the process answers."""
+    """Answer 200."""
     return JsonResponse({"status": "ok"})
 
 
 @never_cache
 @require_safe
 def ready(request: HttpRequest) -> JsonResponse:
-    """Answer 200 when the database, the task queue and the broker answer, else 503 and which of them doesn't."""
+    """Answer 200 if the database, the task queue and the broker answer, otherwise 503. The body says which do."""
     parts = {"database": _database, "task_queue": facts.connect_to_task_queue, "broker": _broker}
-    answers = {name: _answers(name, ask) for name, ask in parts.items()}
+    answers = {name: _answers(name, check) for name, check in parts.items()}
     return JsonResponse(answers, status=200 if all(answers.values()) else 503)
 
 
-def _answers(name: str, ask: Callable[[], object]) -> bool:
+def _answers(name: str, check: Callable[[], object]) -> bool:
     try:
-        ask()
-    except Exception as error:  # whatever a driver raises, the answer is "no"; the reason is for the log alone
+        check()
+    except Exception as error:  # drivers raise errors of any type; only the log has the reason
         logger.warning("Not ready: the %s does not answer: %s", name, error)
         return False
     return True
@@ -45,7 +45,7 @@ def _database() -> None:
 
 
 def _broker() -> None:
-    patience = rules.BROKER_PATIENCE_SECONDS
-    _, answer = facts.time_answer(lambda: broker.management(read_timeout=patience).whoami(), patience)
+    timeout = rules.BROKER_TIMEOUT_SECONDS
+    _, answer = facts.time_answer(lambda: broker.management(read_timeout=timeout).whoami(), timeout)
     if answer.verdict.is_wrong:
         raise ConnectionError(answer.verdict.sentence)

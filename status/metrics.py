@@ -1,7 +1,7 @@
-"""``/metrics``: what Prometheus reads.
+"""``/metrics``, for Prometheus.
 
-What the database knows is read from it at each scrape, so that every web process on every machine says the same. What
-only a process knows is counted there, and is in ``counters.py``. No queue and no person is named.
+Each scrape reads the metrics here from the database, so that all web processes on all machines return the same values.
+``counters.py`` has what processes count. Metrics name no queue and no person.
 """
 
 import logging
@@ -40,32 +40,32 @@ OWNERS = ("account", "agents", "nobody")
 
 
 class Families(Collector):
-    """Metrics that are read already, in the form that prometheus-client writes them from."""
+    """A collector of finished metrics, for prometheus-client's encoder."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> list[Metric]:
-        """Return them."""
+        """Return the metrics."""
         return self._families
 
 
 @never_cache
 @require_safe
 def scrape(request: HttpRequest) -> HttpResponse:
-    """Answer with all figures, in the form that is asked for; 503 where the database can't be read."""
+    """Answer with all metrics, in the requested format; 503 if the database can't be read."""
     try:
-        refused = _refusal(request)
-        if refused is not None:
-            return refused
+        refusal = _refusal(request)
+        if refusal is not None:
+            return refusal
         families = list(from_database())
     except Error as error:
         logger.warning("The metrics can't be read from the database: %s", error)
-        return _in_words("The database can't be read.", HTTPStatus.SERVICE_UNAVAILABLE)
+        return _plain_text("The database can't be read.", HTTPStatus.SERVICE_UNAVAILABLE)
     try:
         families += counters.collect()
-    except Exception as error:  # whatever is wrong with files: the rest is to be told all the same
-        logger.warning("What processes counted can't be read: %s: %s", type(error).__name__, error)
+    except Exception as error:  # the metrics from the database don't depend on the files
+        logger.warning("The processes' counters can't be read: %s: %s", type(error).__name__, error)
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     registry = CollectorRegistry()
     registry.register(Families(families))
@@ -73,43 +73,43 @@ def scrape(request: HttpRequest) -> HttpResponse:
 
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
-    """Return the answer to somebody who may not read; None: they may.
+    """Return a 401 or 403 for a client that may not read the metrics; None: it may.
 
-    Where GUARDIAN_METRICS_TOKEN is set, those may who present it, and operators.
+    If GUARDIAN_METRICS_TOKEN is set, only clients that present it may, and operators.
     """
     token = settings.GUARDIAN_METRICS_TOKEN
     if not token:
         return None
     scheme, _, presented = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
     if scheme.lower() == "bearer":
-        # WSGI hands a header's bytes over as Latin-1.
+        # WSGI decodes headers as Latin-1.
         if secrets.compare_digest(presented.strip().encode("latin-1", "replace"), token.encode()):
             return None
-        return _unknown("That is not GUARDIAN_METRICS_TOKEN.")
+        return _unauthorized("The bearer token is not GUARDIAN_METRICS_TOKEN.")
     try:
         by_token = TokenAuthentication().authenticate(cast(Request, request))
     except AuthenticationFailed as error:
-        return _unknown(str(error.detail))
+        return _unauthorized(str(error.detail))
     visitor = by_token[0] if by_token else request.user
     if not visitor.is_authenticated:
-        return _unknown("Present GUARDIAN_METRICS_TOKEN: Authorization: Bearer, and the token.")
+        return _unauthorized("Send GUARDIAN_METRICS_TOKEN in the header Authorization: Bearer TOKEN.")
     if not visitor.is_staff:
-        return _in_words("This is for operators.", HTTPStatus.FORBIDDEN)
+        return _plain_text("Only operators may read the metrics.", HTTPStatus.FORBIDDEN)
     return None
 
 
-def _unknown(why: str) -> HttpResponse:
-    answer = _in_words(why, HTTPStatus.UNAUTHORIZED)
-    answer["WWW-Authenticate"] = "Bearer"
-    return answer
+def _unauthorized(reason: str) -> HttpResponse:
+    response = _plain_text(reason, HTTPStatus.UNAUTHORIZED)
+    response["WWW-Authenticate"] = "Bearer"
+    return response
 
 
-def _in_words(text: str, status: HTTPStatus) -> HttpResponse:
+def _plain_text(text: str, status: HTTPStatus) -> HttpResponse:
     return HttpResponse(f"{text}\n", status=status, content_type="text/plain; charset=utf-8")
 
 
 def from_database() -> Iterator[Metric]:
-    """Return what the database knows, in a number of statements that doesn't grow with its rows.
+    """Yield the metrics from the database, in a constant number of statements.
 
     Raises:
         django.db.Error: the database can't be read.
@@ -124,24 +124,24 @@ def from_database() -> Iterator[Metric]:
 
 
 def _passes(guardian: GuardianFacts) -> Iterator[Metric]:
-    # Rows are pruned, and what was counted in them would go down then; the last one's number never does.
+    # The primary key never decreases, unlike the number of rows, which are pruned.
     last = guardian.last_pass
-    yield CounterMetricFamily("guardian_passes", "Passes that were recorded.", last.pk if last else 0)
+    yield CounterMetricFamily("guardian_passes", "Recorded passes.", last.pk if last else 0)
     at = last.at.timestamp() if last else 0
-    yield _gauge("guardian_last_pass_timestamp_seconds", "When the last pass began; 0: there was none.", at)
-    yield _gauge("guardian_last_pass_seconds", "How long the last pass took.", guardian.value(rules.PASS_SECONDS))
+    yield _gauge("guardian_last_pass_timestamp_seconds", "Start of the last pass; 0: there was none.", at)
+    yield _gauge("guardian_last_pass_seconds", "Duration of the last pass.", guardian.value(rules.PASS_SECONDS))
     listing = last.listing_seconds if last else 0
-    yield _gauge("guardian_last_pass_listing_seconds", "How long the broker took to list the queues for it.", listing)
+    yield _gauge("guardian_last_pass_listing_seconds", "Duration of the broker's list in the last pass.", listing)
     yield _gauge(
         "guardian_last_pass_errors",
-        "Errors of the last pass; 0 while an outage, the brake, a refusal, a short list or a queue explains them.",
+        "Errors of the last pass; 0 if an outage, the brake, a refusal, a short list or a stuck queue explains them.",
         guardian.value(rules.PASS_ERRORS),
     )
     poll = settings.GUARDIAN_POLL_SECONDS
     yield _gauge("guardian_poll_seconds", "GUARDIAN_POLL_SECONDS: the time between two passes.", poll)
     yield _gauge(
         "guardian_poll_max_seconds",
-        "GUARDIAN_POLL_MAX_SECONDS: the longest time between two passes while the broker is away.",
+        "GUARDIAN_POLL_MAX_SECONDS: the longest time between two passes during an outage.",
         settings.GUARDIAN_POLL_MAX_SECONDS,
     )
 
@@ -149,16 +149,16 @@ def _passes(guardian: GuardianFacts) -> Iterator[Metric]:
 def _broker(guardian: GuardianFacts) -> Iterator[Metric]:
     yield _gauge(
         "guardian_passes_failed_in_a_row",
-        "Passes in a row that could not ask the broker; 0: the last one could.",
+        "Consecutive passes that could not reach the broker.",
         guardian.watch.failures,
     )
-    for name, what, rule in (
-        ("guardian_outage", "1 while the broker can't be asked, else 0.", rules.OUTAGE),
-        ("guardian_brake_held", "1 while the brake blocks deletions and nobody released it, else 0.", rules.BRAKE),
-        ("guardian_deletions_refused", "1 while the broker refuses to delete a queue, else 0.", rules.REFUSED),
-        ("guardian_queue_unresponsive", "1 while a queue's process does not respond, else 0.", rules.UNRESPONSIVE),
+    for name, description, rule in (
+        ("guardian_outage", "1 while the broker can't be reached, otherwise 0.", rules.OUTAGE),
+        ("guardian_brake_held", "1 while the brake blocks deletions and is not released, otherwise 0.", rules.BRAKE),
+        ("guardian_deletions_refused", "1 while the broker refuses to delete a queue, otherwise 0.", rules.REFUSED),
+        ("guardian_queue_unresponsive", "1 while a queue's process does not respond, otherwise 0.", rules.UNRESPONSIVE),
     ):
-        yield _gauge(name, what, guardian.value(rule))
+        yield _gauge(name, description, guardian.value(rule))
 
 
 def _queues() -> Iterator[Metric]:
@@ -168,7 +168,7 @@ def _queues() -> Iterator[Metric]:
         default=Value("nobody"),
     )
     rows = list(
-        # Those that are there, by name: what isn't "gone" could not be looked up in the index.
+        # Name the states: a condition "not gone" would not use the index.
         Queue.objects.filter(state__in=STATES)
         .order_by()
         .values("state", whose=whose)
@@ -177,7 +177,7 @@ def _queues() -> Iterator[Metric]:
             all_ready=Sum("ready"),
             all_unacknowledged=Sum("unacknowledged"),
             longest=Max(F("ready") + F("unacknowledged")),
-            # Of a stream it never is known.
+            # A stream's length is always unknown.
             unknown=Count("id", filter=(Q(ready=None) | Q(unacknowledged=None)) & ~Q(type="stream")),
             stalled=Count("id", filter=STALLED),
         )
@@ -195,12 +195,10 @@ def _queues() -> Iterator[Metric]:
     longest = max((row["longest"] or 0 for row in rows), default=0)
     yield _gauge("guardian_longest_queue_messages", "Messages in the longest queue.", longest)
     unknown = sum(row["unknown"] for row in rows)
-    yield _gauge(
-        "guardian_queues_of_unknown_length", "Queues whose length the broker doesn't tell; no streams.", unknown
-    )
+    yield _gauge("guardian_queues_of_unknown_length", "Queues whose length is unknown, without streams.", unknown)
     yield _gauge(
         "guardian_queues_stalled",
-        "Queues whose consumers acknowledge nothing, for GUARDIAN_STALLED_MINUTES; where that is 0, nobody looks.",
+        "Queues whose consumers acknowledged nothing for GUARDIAN_STALLED_MINUTES; if that is 0, none is checked.",
         sum(row["stalled"] for row in rows),
     )
 
@@ -208,31 +206,29 @@ def _queues() -> Iterator[Metric]:
 def _outbox(guardian: GuardianFacts) -> Iterator[Metric]:
     yield _by_label(
         "guardian_notifications",
-        "Notifications in the outbox, for 90 days. Those that became pointless are among the failed.",
+        "Notifications in the outbox, which keeps them for 90 days. Outdated ones count as failed.",
         "state",
         Notification.State.values,
         guardian.outbox._asdict(),
     )
     yield _gauge(
         "guardian_notifications_given_up",
-        "Notifications given up in the last two days, after a day.",
+        "Notifications given up in the last two days, after a day of attempts.",
         guardian.value(rules.NOTIFICATIONS_GIVEN_UP),
     )
     yield _gauge(
         "guardian_oldest_notification_seconds",
-        "How long the oldest notification waits to be sent, without the quiet hours of whom it is for.",
+        "Age of the oldest unsent notification, without its recipient's quiet hours.",
         guardian.value(rules.NOTIFICATIONS_WAIT),
     )
 
 
 def _removals(guardian: GuardianFacts) -> Iterator[Metric]:
     counted = guardian.removals.numbers
-    yield _by_label(
-        "guardian_removals_pending", "What is still to go from the broker.", "kind", Removal.Kind.values, counted
-    )
+    yield _by_label("guardian_removals_pending", "Pending removals from the broker.", "kind", kinds, counted)
     yield _gauge(
         "guardian_oldest_removal_seconds",
-        "How long the oldest removal from the broker has waited.",
+        "Age of the oldest pending removal from the broker.",
         guardian.value(rules.REMOVALS),
     )
 
@@ -248,18 +244,18 @@ def _agents() -> Iterator[Metric]:
     yield queues
 
 
-def _gauge(name: str, what: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, what, value)
+def _gauge(name: str, description: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, description, value)
 
 
-def _by_label(name: str, what: str, label: str, there_are: Any, counted: Mapping[str, Any]) -> Metric:
-    """Return a number for each value of the label that there is, those that nothing has too."""
-    family = GaugeMetricFamily(name, what, labels=(label,))
-    for value in there_are:
+def _by_label(name: str, description: str, label: str, values: Any, counted: Mapping[str, Any]) -> Metric:
+    """Return a gauge with a number for each value of a label, including 0."""
+    family = GaugeMetricFamily(name, description, labels=(label,))
+    for value in values:
         family.add_metric((value,), counted.get(value, 0))
     return family
 
 
 def _counted(rows: QuerySet[Any], field: str) -> dict[str, int]:
-    """Return how many rows have each value of this field."""
+    """Return the number of rows for each value of a field."""
     return dict(rows.order_by().values_list(field).annotate(Count("pk")))

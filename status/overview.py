@@ -238,7 +238,7 @@ def show_node(node: Node) -> NodeShown:
         state = "the cluster is split"
     elif alarms:
         state = f"{' and '.join(alarms)} alarm"
-    gauges = {one.rule: _gauge(one) for one in facts.shares_of_node(node)}
+    gauges = {one.rule: _gauge(one) for one in facts.measure_usage(node)}
     for rule, alarm in ((rules.MEMORY, node.mem_alarm), (rules.DISK, node.disk_alarm)):
         if (gauge := gauges[rule]) and alarm:
             gauges[rule] = gauge._replace(level=Level.CRITICAL)

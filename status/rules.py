@@ -116,14 +116,14 @@ class Verdict(NamedTuple):
 
 # The broker
 
-BROKER_PATIENCE_SECONDS = 2.0
+BROKER_TIMEOUT_SECONDS = 2.0
 """The timeout of pages and ``/readyz`` for each answer of the broker. It equals the limit of a warning."""
 
 BROKER = Rule(
     name="broker",
     measures="time that the management API takes to answer",
     unit=Unit.SECONDS,
-    warning=BROKER_PATIENCE_SECONDS,
+    warning=BROKER_TIMEOUT_SECONDS,
     critical=lambda settings: settings.GUARDIAN_BROKER_TIMEOUT_SECONDS,
     sentence="The broker takes {value} or longer to answer.",
     never="The broker can't be queried: {error}",
