@@ -1,6 +1,6 @@
-"""The front page of the administration, and what operators do from it. What destroys shows first what it would do.
+"""The admin's front page and the actions on it. Actions that delete queues show a preview first.
 
-Every view here is the administration's: for operators alone, kept nowhere, and with the CSRF token.
+All views are for operators only, and have the admin's headers against caching and its CSRF protection.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,14 +34,14 @@ from status.rules import Level
 
 NAMES_SHOWN = 100
 
-DELETED_IN_A_SECOND = 200
-"""So many queues the broker deletes in a second, at least, as long as it is well."""
+DELETIONS_PER_SECOND = 200
+"""A healthy broker deletes at least this many queues a second."""
 
 View = Callable[[Request], HttpResponse]
 
 
 def operators_only(view: View) -> View:
-    """Let only operators in, as the administration does. A page that refreshes itself is loaded anew for others."""
+    """Restrict a view to operators, like the admin's own. An htmx request of anybody else reloads the whole page."""
     guarded = admin.site.admin_view(view)
 
     @wraps(view)
@@ -56,15 +56,15 @@ def operators_only(view: View) -> View:
 @operators_only
 @require_safe
 def front_page(request: Request) -> HttpResponse:
-    """Show how the broker and Guardian are, above Django's list; to htmx the figures alone."""
+    """Show the health of the broker and of Guardian above Django's list of models; to htmx, only the health."""
     context = {"title": "The broker and Guardian", "overview": overview.overview(timezone.now())}
     if request.htmx:
         return render(request, "admin/_overview.html", context)
     return admin.site.index(request, context)
 
 
-class Told(NamedTuple):
-    """What became of a deed: how well it went, in a sentence, what it did, what went wrong, and where to go on."""
+class Outcome(NamedTuple):
+    """The outcome of an action, for its page. ``did`` lists what it did; ``to`` is the name of a URL to continue at."""
 
     level: Level
     sentence: str
@@ -75,14 +75,14 @@ class Told(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Some queues, each with its name and its vhost, and how many more there are."""
+    """Names and vhosts of the first queues in a list, and the number of the others."""
 
     shown: Sequence[tuple[str, str]]
     more: int
 
 
 def names(queues: Sequence[dict[str, str]]) -> Names:
-    """Return the first of these queues as they can be shown."""
+    """Return the first ``NAMES_SHOWN`` of these queues."""
     shown = [(readable(one["queue"]), readable(one["vhost"])) for one in queues[:NAMES_SHOWN]]
     return Names(shown, len(queues) - len(shown))
 
@@ -93,26 +93,26 @@ def names(queues: Sequence[dict[str, str]]) -> Names:
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_pass(request: Request) -> HttpResponse:
-    """Run a pass now, and show what it did."""
-    told = None
+    """Run a pass now, and show its outcome."""
+    outcome = None
     if request.method == "POST":
         audit.note(request.user, "asked for a pass", None)
-        told = pass_in_words(monitor.run_pass())
-    return _page(request, "admin/operate/pass.html", "Run a pass now", told)
+        outcome = pass_outcome(monitor.run_pass())
+    return _page(request, "admin/operate/pass.html", "Run a pass now", outcome)
 
 
-def pass_in_words(report: pass_run.Report) -> Told:
-    """Return what became of a pass."""
+def pass_outcome(report: pass_run.Report) -> Outcome:
+    """Return the outcome of a pass."""
     errors = [readable(error) for error in report.errors]
     if report.another_pass:
-        what = "Another pass is being made right now, so nothing was done. It does the same."
-        return Told(Level.WARNING, what, errors=errors, status=HTTPStatus.CONFLICT)
+        sentence = "Another pass is being made right now, so nothing was done. It does the same."
+        return Outcome(Level.WARNING, sentence, errors=errors, status=HTTPStatus.CONFLICT)
     if report.away:
-        what = "The broker could not be asked, so nothing was done. Guardian tries again by itself."
-        return Told(Level.CRITICAL, what, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
+        sentence = "The broker could not be asked, so nothing was done. Guardian tries again by itself."
+        return Outcome(Level.CRITICAL, sentence, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
     if report.given_up:
-        what = "The pass took so long that its lease ran out. The next one goes on from there."
-        return Told(Level.CRITICAL, what, errors=errors)
+        sentence = "The pass took so long that its lease ran out. The next one goes on from there."
+        return Outcome(Level.CRITICAL, sentence, errors=errors)
     did = [
         f"{_queues(report.queues)} in {report.seconds:.2f} s; the list took {report.listing_seconds:.2f} s of it",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
@@ -120,7 +120,7 @@ def pass_in_words(report: pass_run.Report) -> Told:
         f"{report.deleted:,} deleted, {report.kept:,} kept after the second look",
     ]
     if report.brake_held:
-        return Told(
+        return Outcome(
             Level.WARNING,
             "The pass is done, and the brake held: too many queues would go at once.",
             did,
@@ -128,42 +128,44 @@ def pass_in_words(report: pass_run.Report) -> Told:
             to="operate_brake",
         )
     if errors:
-        return Told(Level.WARNING, "The pass is done, and not all went well.", did, errors)
-    return Told(Level.OK, "The pass is done.", did)
+        return Outcome(Level.WARNING, "The pass is done, and not all went well.", did, errors)
+    return Outcome(Level.OK, "The pass is done.", did)
 
 
-# What was shown, and is agreed to
+# Previews and their confirmation
 
-SHOWN_FOR_SECONDS = 600
-"""For so long an operator may agree to what a page showed."""
+QueueName = tuple[str, str]
+
+PREVIEW_SECONDS = 600
+"""A preview can be confirmed during this time."""
 
 
-class Agreed(forms.Form):
-    """What an operator agrees to: the key of what was shown, and whether the brake may be lifted for that."""
+class ConfirmationForm(forms.Form):
+    """The key of the confirmed preview, and whether to override the brake for it."""
 
     shown = forms.UUIDField()
     force = forms.BooleanField(required=False)
 
 
-def keep_shown(by: Owner, deed: str, what: Any) -> UUID:
-    """Keep what this operator is shown before a deed, and return the key for the form that agrees to it."""
+def store_preview(by: Owner, action: str, preview: Any) -> UUID:
+    """Store the preview of an action for this operator, and return its key for the form."""
     key = uuid4()
-    cache.set(_place(by, deed, key), what, SHOWN_FOR_SECONDS)
+    cache.set(_cache_key(by, action, key), preview, PREVIEW_SECONDS)
     return key
 
 
-def take_shown(by: Owner, deed: str, key: UUID) -> Any:
-    """Return what this operator was shown under this key, once; None: too long ago, agreed to already, or never."""
-    place = _place(by, deed, key)
-    what = cache.get(place)
-    return what if cache.delete(place) else None
+def pop_preview(by: Owner, action: str, key: UUID) -> Any:
+    """Return and delete the preview with this key; None: it expired, was confirmed already, or never existed."""
+    cache_key = _cache_key(by, action, key)
+    preview = cache.get(cache_key)
+    return preview if cache.delete(cache_key) else None
 
 
-def _place(by: Owner, deed: str, key: UUID) -> str:
-    return f"shown:{deed}:{by.pk}:{key.hex}"
+def _cache_key(by: Owner, action: str, key: UUID) -> str:
+    return f"shown:{action}:{by.pk}:{key.hex}"
 
 
-TOO_LATE = Told(
+EXPIRED = Outcome(
     Level.WARNING,
     "What you agreed to was shown too long ago, or was agreed to already, so nothing was done. This is how it is now.",
     status=HTTPStatus.CONFLICT,
@@ -180,48 +182,48 @@ def _pairs(queues: Sequence[dict[str, str]]) -> list[QueueName]:
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_brake(request: Request) -> HttpResponse:
-    """Show which queues the brake keeps, and let the next pass delete these, once an operator says so."""
+    """Show the queues that the brake blocks. On confirmation, release the brake for these queues."""
     template, title = "admin/operate/brake.html", "Release the brake"
-    told = None
+    outcome = None
     if request.method == "POST":
-        agreed = Agreed(request.POST)
-        if agreed.is_valid() and (queues := take_shown(request.user, "brake", agreed.cleaned_data["shown"])):
+        form = ConfirmationForm(request.POST)
+        if form.is_valid() and (queues := pop_preview(request.user, "brake", form.cleaned_data["shown"])):
             brake.release_brake(request.user, queues)
             if number := brake.brake().released:
                 messages.success(request, f"The next pass, within ten minutes, may delete {_queues(number)}.")
             else:
                 messages.warning(request, "The brake doesn't hold any more, so there was nothing to release.")
             return redirect("admin:index")
-        told = TOO_LATE
+        outcome = EXPIRED
     since = brake.brake().since
     if since is None:
-        return _page(request, template, title, told, is_free=True)
-    look = monitor.run_pass(dry_run=True, force=True)
-    if look.away:
-        return _page(request, template, title, pass_in_words(look))
+        return _page(request, template, title, outcome, is_free=True)
+    preview = monitor.run_pass(dry_run=True, force=True)
+    if preview.away:
+        return _page(request, template, title, pass_outcome(preview))
     context: dict[str, Any] = {
         "since": since,
-        "queues": names(look.condemned),
-        "number": len(look.condemned),
-        "kept": look.kept,
-        "limit": brake_limit(settings.GUARDIAN_DELETE_BRAKE, look.queues),
-        "errors": [readable(error) for error in look.errors],
+        "queues": names(preview.condemned),
+        "number": len(preview.condemned),
+        "kept": preview.kept,
+        "limit": brake_limit(settings.GUARDIAN_DELETE_BRAKE, preview.queues),
+        "errors": [readable(error) for error in preview.errors],
     }
-    if look.condemned:
-        context["key"] = keep_shown(request.user, "brake", _pairs(look.condemned))
-    return _page(request, template, title, told, **context)
+    if preview.condemned:
+        context["key"] = store_preview(request.user, "brake", _pairs(preview.condemned))
+    return _page(request, template, title, outcome, **context)
 
 
 # The clean-ups
 
 
 class CleanUp(NamedTuple):
-    """One of the two clean-ups, with what its page says. ``shown`` is what an operator who sees a look agrees to."""
+    """One of the two clean-ups, with the texts of its page. ``affected`` returns what a dry run's preview covers."""
 
     title: str
-    deed: str
-    do: Callable[..., reports.Report]
-    shown: Callable[[reports.Report], Iterable[Any]]
+    audited: str
+    run: Callable[..., reports.Report]
+    affected: Callable[[reports.Report], Iterable[Any]]
     about: str
 
 
@@ -230,7 +232,7 @@ CLEAN_UPS = {
         "Sweep orphans",
         "asked for a sweep of orphans",
         sweep.sweep_orphans,
-        lambda look: _pairs(look.would_delete + look.in_use),
+        lambda report: _pairs(report.would_delete + report.in_use),
         "It deletes the agents' queues that no registration stands for, and makes again those that are registered and "
         "missing. A queue is kept as long as somebody reads from it.",
     ),
@@ -238,7 +240,7 @@ CLEAN_UPS = {
         "Clean up stale subscriptions",
         "asked for a clean-up of stale subscriptions",
         stale.clean_up_stale,
-        lambda look: look.stale,
+        lambda report: report.stale,
         "It removes what the agents of owners without a live token registered, with its queues, and expired tokens.",
     ),
 }
@@ -247,54 +249,53 @@ CLEAN_UPS = {
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_orphans(request: Request) -> HttpResponse:
-    """Show what a sweep of orphans would do, and do that."""
+    """Show a preview of a sweep of orphans. On confirmation, run it."""
     return _clean_up(request, Sweep.Kind.ORPHANS)
 
 
 @operators_only
 @require_http_methods(["GET", "HEAD", "POST"])
 def operate_stale(request: Request) -> HttpResponse:
-    """Show what a clean-up of stale subscriptions would do, and do that."""
+    """Show a preview of a clean-up of stale subscriptions. On confirmation, run it."""
     return _clean_up(request, Sweep.Kind.STALE)
 
 
 def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
-    one, template = CLEAN_UPS[kind], "admin/operate/clean_up.html"
-    told = None
+    clean_up, template = CLEAN_UPS[kind], "admin/operate/clean_up.html"
+    outcome = None
     if request.method == "POST":
-        agreed = Agreed(request.POST)
-        shown = take_shown(request.user, kind.value, agreed.cleaned_data["shown"]) if agreed.is_valid() else None
-        if shown is not None:
-            force = agreed.cleaned_data["force"]
-            audit.note(request.user, one.deed, None, agreed_to=len(shown), force=force)
-            report = one.do(force=force, only=shown)
+        form = ConfirmationForm(request.POST)
+        confirmed = pop_preview(request.user, kind.value, form.cleaned_data["shown"]) if form.is_valid() else None
+        if confirmed is not None:
+            force = form.cleaned_data["force"]
+            audit.note(request.user, clean_up.audited, None, agreed_to=len(confirmed), force=force)
+            report = clean_up.run(force=force, only=confirmed)
             kept = {"in_use": names(report.in_use), "left_out": names(report.left_out)}
-            return _page(request, template, one.title, sweep_in_words(report), **kept)
-        told = TOO_LATE
-    look = one.do(dry_run=True)
-    if look.away:
-        return _page(request, template, one.title, sweep_in_words(look))
-    shown = frozenset(one.shown(look))
+            return _page(request, template, clean_up.title, sweep_outcome(report), **kept)
+        outcome = EXPIRED
+    preview = clean_up.run(dry_run=True)
+    if preview.away:
+        return _page(request, template, clean_up.title, sweep_outcome(preview))
     context: dict[str, Any] = {
-        "about": one.about,
-        "look": look,
-        "queues": names(look.would_delete),
-        "repairs": names(look.would_repair),
-        "in_use": names(look.in_use),
-        "takes": duration(max(1.0, look.seconds + look.found / DELETED_IN_A_SECOND)),
-        "errors": [readable(error) for error in look.errors],
+        "about": clean_up.about,
+        "look": preview,
+        "queues": names(preview.would_delete),
+        "repairs": names(preview.would_repair),
+        "in_use": names(preview.in_use),
+        "takes": duration(max(1.0, preview.seconds + preview.found / DELETIONS_PER_SECOND)),
+        "errors": [readable(error) for error in preview.errors],
     }
-    if look.found or look.repaired or look.logins or look.users or look.subscriptions or look.tokens:
-        context["key"] = keep_shown(request.user, kind.value, shown)
-    return _page(request, template, one.title, told, **context)
+    if preview.found or preview.repaired or preview.logins or preview.users or preview.subscriptions or preview.tokens:
+        context["key"] = store_preview(request.user, kind.value, frozenset(clean_up.affected(preview)))
+    return _page(request, template, clean_up.title, outcome, **context)
 
 
-def sweep_in_words(report: reports.Report) -> Told:
-    """Return what became of a clean-up."""
+def sweep_outcome(report: reports.Report) -> Outcome:
+    """Return the outcome of a clean-up."""
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:
-        what = "Another process is at it right now, so nothing was done here. Its report is on the front page soon."
-        return Told(Level.WARNING, what, status=HTTPStatus.CONFLICT)
+        sentence = "Another process is at it right now, so nothing was done here. Its report is on the front page soon."
+        return Outcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
     did = [f"{_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
         did += [f"{report.repaired:,} made again", f"{report.users:,} RabbitMQ users removed"]
@@ -303,26 +304,29 @@ def sweep_in_words(report: reports.Report) -> Told:
         did = [did[0], f"{report.subscriptions:,} subscriptions and consumers, {tokens}"]
     did.append(f"{report.seconds:.1f} s")
     if report.away:
-        what = "The broker could not be asked, or went away in the middle. What was begun goes on by itself."
-        return Told(Level.CRITICAL, what, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE)
+        sentence = "The broker could not be asked, or went away in the middle. What was begun goes on by itself."
+        return Outcome(Level.CRITICAL, sentence, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE)
     if report.given_up:
-        return Told(
+        return Outcome(
             Level.CRITICAL, "It took so long that its lease ran out. The next one goes on from there.", did, errors
         )
     if report.brake_held:
-        return Told(Level.WARNING, "The brake held: too many queues would go at once, so none did.", did, errors)
+        return Outcome(Level.WARNING, "The brake held: too many queues would go at once, so none did.", did, errors)
     if errors:
-        return Told(Level.WARNING, "It is done, and not all went well.", did, errors)
+        return Outcome(Level.WARNING, "It is done, and not all went well.", did, errors)
     if report.left_out:
-        return Told(Level.WARNING, "It is done, and what came since you were shown it was left alone. Look again.", did)
-    return Told(Level.OK, "It is done.", did)
+        return Outcome(
+            Level.WARNING, "It is done, and what came since you were shown it was left alone. Look again.", did
+        )
+    return Outcome(Level.OK, "It is done.", did)
 
 
 def _queues(number: int) -> str:
     return f"{number:,} queue{'' if number == 1 else 's'}"
 
 
-def _page(request: HttpRequest, template: str, title: str, told: Told | None = None, **context: Any) -> HttpResponse:
-    everywhere = admin.site.each_context(request)
-    status = told.status if told else HTTPStatus.OK
-    return TemplateResponse(request, template, {**everywhere, "title": title, "told": told, **context}, status=status)
+def _page(
+    request: HttpRequest, template: str, title: str, outcome: Outcome | None = None, **context: Any
+) -> HttpResponse:
+    context = {**admin.site.each_context(request), "title": title, "told": outcome, **context}
+    return TemplateResponse(request, template, context, status=outcome.status if outcome else HTTPStatus.OK)

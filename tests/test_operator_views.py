@@ -159,7 +159,7 @@ def test_what_was_shown_is_agreed_to_once_and_by_whom_it_was_shown_to(client, op
 
 
 def test_what_was_shown_too_long_ago_is_not_agreed_to(ops, braked, monkeypatch):
-    monkeypatch.setattr(views, "SHOWN_FOR_SECONDS", 0)
+    monkeypatch.setattr(views, "PREVIEW_SECONDS", 0)
     assert agree(ops, BRAKE).status_code == 409
     assert brake().released == 0
 
@@ -275,7 +275,7 @@ def test_stale_subscriptions_that_came_since_they_were_shown_stay(ops, agent):
 
 @pytest.mark.parametrize(("address", "kind"), [(ORPHANS, "orphans"), (STALE, "stale")])
 def test_beside_another_clean_up_nothing_is_done_and_that_is_said(ops, operator, guarded, address, kind):
-    shown = views.keep_shown(operator, kind, frozenset())
+    shown = views.store_preview(operator, kind, frozenset())
     with lease(kind):
         page = ops.post(address, {"shown": shown})
     assert (page.status_code, "Another process is at it right now" in words(page)) == (409, True)
