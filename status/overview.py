@@ -1,7 +1,7 @@
-"""The front page of the administration: are the broker and Guardian healthy, and the figures of both.
+"""The content of the admin's front page: the health of the broker and of Guardian, and figures of both.
 
-``overview`` gathers it in a fixed number of statements and three requests to the broker, which get little time: the
-page is needed most while the broker is in trouble. ``facts.py`` measures what ``rules.py`` judges.
+``overview`` collects it in a constant number of statements and three requests to the broker. Their timeout is short,
+because operators need the page most while the broker has problems. ``facts.py`` measures, ``rules.py`` judges.
 """
 
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ PAGES = {
     rules.ORPHANS_BRAKE.name: "operate_orphans",
     rules.STALE_BRAKE.name: "operate_stale",
 }
-"""Where something can be done about a verdict, by its rule: names of URLs."""
+"""Names of the URLs where an operator can act on a verdict, by the rule's name."""
 
 
 class Line(NamedTuple):
-    """A verdict as the page shows it. ``page`` is the name of the URL where something can be done; empty: none."""
+    """A verdict on the page. ``page`` is the name of the URL where the operator can act; empty: none."""
 
     level: Level
     sentence: str
@@ -51,14 +51,14 @@ class Line(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The answer to "is it healthy?": the worst line, and the others."""
+    """The worst verdict, and the others that are wrong."""
 
     worst: Line
     others: Sequence[Line] = ()
 
 
 class Gauge(NamedTuple):
-    """How near a figure is to its limit, in percent of a bar's width, and in words."""
+    """A value's share of its limit: in percent of a bar's width, and in words."""
 
     full: float
     words: str
@@ -66,7 +66,7 @@ class Gauge(NamedTuple):
 
 
 class NodeShown(NamedTuple):
-    """A node as the page shows it. A gauge is None where the node doesn't tell; ``uptime`` is in words."""
+    """A node on the page. A gauge is None if its value is unknown; ``uptime`` is in words."""
 
     name: str
     state: str
@@ -78,7 +78,7 @@ class NodeShown(NamedTuple):
 
 
 class RemovalsShown(NamedTuple):
-    """What is still to be removed from the broker: the oldest of it with its last error."""
+    """Pending removals from the broker: the oldest with their last errors, and Pulse users by name."""
 
     waiting: int
     lasts: str
@@ -86,10 +86,7 @@ class RemovalsShown(NamedTuple):
 
 
 class QueueLine(NamedTuple):
-    """A queue in a list: its bar in percent of the longest one's, its figure in words, and what more there is to say.
-
-    ``state`` is that of its row.
-    """
+    """A queue in a list. ``full`` is its bar in percent of the longest bar; ``figure`` and ``more`` are in words."""
 
     uuid: UUID
     name: str
@@ -103,19 +100,19 @@ class QueueLine(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Queues that share a fault of their name or owner: how many, and the longest of them."""
+    """Queues with the same fault, such as a wrong name: their number, and the longest of them."""
 
     number: int
     shown: Sequence[QueueLine]
 
     @property
     def more(self) -> int:
-        """How many aren't shown."""
+        """The number of queues that aren't shown."""
         return self.number - len(self.shown)
 
 
 class Gap(NamedTuple):
-    """A time without a pass: its place in the chart, in percent of the width, and how long it was, in words."""
+    """A gap between passes: its position and width in percent of the chart, and its duration in words."""
 
     left: float
     width: float
@@ -133,7 +130,7 @@ class Passes(NamedTuple):
 
 @dataclass(frozen=True)
 class Overview:
-    """All that the front page shows."""
+    """The content of the front page."""
 
     at: datetime
     broker: Summary
@@ -150,14 +147,14 @@ class Overview:
     longest: Sequence[QueueLine]
     growing: Sequence[QueueLine]
     stalled: Named | None
-    """Those whose consumers have stalled; None: nobody looks."""
+    """Queues whose consumers have stalled; None: the check is off."""
     unowned: Named
     misnamed: Named
     unpatterned: Named
 
 
 def overview(now: datetime) -> Overview:
-    """Gather the front page. Where the broker doesn't answer it says so, and the rest is there all the same."""
+    """Collect the content of the front page. If the broker doesn't answer, only the broker's part is missing."""
     cluster = facts.measure_broker()
     guardian = facts.measure_guardian(now)
     unowned, misnamed, unpatterned = _unowned()
@@ -187,14 +184,14 @@ def overview(now: datetime) -> Overview:
 
 
 def of_broker(cluster: BrokerFacts) -> Summary:
-    """Say whether the broker is healthy."""
+    """Return the summary of the broker's health."""
     nodes = f"{len(cluster.nodes)} node{' runs' if len(cluster.nodes) == 1 else 's run'}"
     version = readable(str(cluster.overview.get("rabbitmq_version", "")))
     return _summary(cluster.verdicts(), f"The broker is healthy: {nodes} RabbitMQ {version}, without an alarm.")
 
 
 def of_guardian(guardian: GuardianFacts) -> Summary:
-    """Say whether Guardian is healthy."""
+    """Return the summary of Guardian's health."""
     healthy = "Guardian is healthy."
     if last := guardian.last_pass:
         ago = duration((guardian.at - last.at).total_seconds())
@@ -204,7 +201,7 @@ def of_guardian(guardian: GuardianFacts) -> Summary:
 
 
 def _summary(verdicts: Sequence[Verdict], healthy: str) -> Summary:
-    """Return what is wrong, the worst first, or that all is healthy."""
+    """Return the wrong verdicts, the worst first, or the line ``healthy``."""
     lines = [
         Line(one.level, one.sentence, one.next_step, PAGES.get(one.rule.name, "")) for one in verdicts if one.is_wrong
     ]
@@ -215,21 +212,21 @@ def _summary(verdicts: Sequence[Verdict], healthy: str) -> Summary:
 # The broker
 
 
-def _totals(told: Row) -> list[tuple[str, int]]:
-    """Return the figures of the whole broker that it tells, each with the word for one of what it counts."""
+def _totals(overview: Row) -> list[tuple[str, int]]:
+    """Return the broker's totals, each with the singular noun of what it counts."""
     wanted = (
         ("object_totals", "queues", "queue"),
         ("queue_totals", "messages", "message"),
         ("object_totals", "connections", "connection"),
         ("object_totals", "consumers", "consumer"),
     )
-    of: dict[str, Any] = {group: told[group] for group, _, _ in wanted if isinstance(told.get(group), dict)}
-    figures = [(words, of.get(group, {}).get(key)) for group, key, words in wanted]
-    return [(words, figure) for words, figure in figures if isinstance(figure, int)]
+    groups: dict[str, Any] = {name: overview[name] for name, _, _ in wanted if isinstance(overview.get(name), dict)}
+    totals = [(noun, groups.get(name, {}).get(key)) for name, key, noun in wanted]
+    return [(noun, total) for noun, total in totals if isinstance(total, int)]
 
 
 def show_node(node: Node) -> NodeShown:
-    """Return what the page shows of a node."""
+    """Return a node for the page."""
     alarms = [name for name, raised in (("memory", node.mem_alarm), ("disk", node.disk_alarm)) if raised]
     state = "runs, no alarm"
     if not node.running:
@@ -279,7 +276,7 @@ def _removals(guardian: GuardianFacts) -> RemovalsShown:
 def _passes(now: datetime) -> Passes | None:
     """Return the passes of the last hour as a chart; None: there were none.
 
-    In an outage passes wait longer, so a gap is what is too long in an outage.
+    A gap is longer than the limit during an outage, when passes are less frequent.
     """
     began = now - CHART_SPAN.duration
     rows = Pass.objects.filter(at__gt=began, at__lte=now).order_by("at").values_list("at", "seconds")
@@ -288,11 +285,11 @@ def _passes(now: datetime) -> Passes | None:
 
 
 def chart_of_passes(
-    passes: Sequence[tuple[datetime, float]], began: datetime, ended: datetime, most: timedelta
+    passes: Sequence[tuple[datetime, float]], began: datetime, ended: datetime, max_gap: timedelta
 ) -> Passes | None:
-    """Return the chart of these passes, given by their beginnings and seconds, the oldest first; None: there are none.
+    """Return the chart of these passes (start, seconds), the oldest first; None: there are none.
 
-    There is a gap where it is longer than ``most`` from one to the next, or since the last.
+    The chart has a gap where more than ``max_gap`` lies between two passes, or after the last one.
     """
     milliseconds = [(at, round(seconds * 1000)) for at, seconds in passes]
     chart = charts.chart(milliseconds, began, ended, Thresholds(1, 1), has_maximum=False)
@@ -308,7 +305,7 @@ def chart_of_passes(
             f"from {since:%H:%M} on for {duration((until - since).total_seconds())}",
         )
         for since, until in moments
-        if until - since > most
+        if until - since > max_gap
     ]
     return Passes(chart, gaps, len(passes), max(seconds for _, seconds in passes))
 
@@ -317,7 +314,7 @@ def chart_of_passes(
 
 
 def _states() -> list[tuple[str, str, int]]:
-    """Return the states that queues are in, each with its words and the number of them."""
+    """Return the states of queues, each with its label and the number of queues."""
     numbers = dict.fromkeys(Queue.State.values, 0)
     for group in count_by_state(Queue.objects.all()):
         numbers[group.state] += group.number
@@ -325,21 +322,26 @@ def _states() -> list[tuple[str, str, int]]:
     return [(state.value, str(state.label), numbers[state]) for state in worst_first]
 
 
-def _there() -> QuerySet[Queue]:
+def _queues_of_known_length() -> QuerySet[Queue]:
     return Queue.objects.exclude(state=GONE).filter(ready__isnull=False, unacknowledged__isnull=False)
 
 
 def _longest() -> list[QueueLine]:
-    rows = _there().annotate(messages=LENGTH).filter(messages__gt=0).order_by("-messages", "name", "vhost")
+    rows = (
+        _queues_of_known_length()
+        .annotate(messages=LENGTH)
+        .filter(messages__gt=0)
+        .order_by("-messages", "name", "vhost")
+    )
     queues = list(rows.select_related("pulse_user", "owner")[:QUEUES_SHOWN])
     most = max((queue.length or 0 for queue in queues), default=0)
     return [
-        _line(queue, (queue.length or 0) / most, f"{queue.length:,} messages", _of_its_maximum(queue))
+        _line(queue, (queue.length or 0) / most, f"{queue.length:,} messages", _share_of_maximum(queue))
         for queue in queues
     ]
 
 
-def _of_its_maximum(queue: Queue) -> str:
+def _share_of_maximum(queue: Queue) -> str:
     if queue.unbounded or queue.exclusive or queue.registered:
         return "never deleted for its length"
     maximum = thresholds.of_queue(queue).max
@@ -347,14 +349,14 @@ def _of_its_maximum(queue: Queue) -> str:
 
 
 def _growing(now: datetime) -> list[QueueLine]:
-    """Return the queues that grow fastest, by the pace that messages about them tell. Two statements.
+    """Return the fastest growing queues, with the same rate as in notifications, in two statements.
 
-    The first sample of each is found by its index: there may be a hundred of each queue in that time.
+    Subqueries find the first sample by its index, because a queue may have a hundred samples in that time.
     """
     since = now - timedelta(seconds=growth.WINDOW_SECONDS)
     samples = QueueSample.objects.filter(queue=OuterRef("pk"), at__gte=since).order_by("at")
     rows = (
-        _there()
+        _queues_of_known_length()
         .order_by()
         .annotate(
             messages=LENGTH,
@@ -364,18 +366,18 @@ def _growing(now: datetime) -> list[QueueLine]:
     )
     grown = rows.filter(messages__gt=F("first_length")).values_list("id", "first_at", "first_length", "messages")
     lengths = {id_: [(at, first), (now, length)] for id_, at, first, length in grown}
-    paces = {id_: found.per_second for id_, both in lengths.items() if (found := growth.growth(both, 0)) is not None}
-    fastest = sorted(paces, key=lambda id_: (-paces[id_], id_))[:QUEUES_SHOWN]
+    rates = {id_: found.per_second for id_, both in lengths.items() if (found := growth.growth(both, 0)) is not None}
+    fastest = sorted(rates, key=lambda id_: (-rates[id_], id_))[:QUEUES_SHOWN]
     queues = Queue.objects.select_related("pulse_user", "owner").in_bulk(fastest)
-    most = paces[fastest[0]] if fastest else 0.0
+    most = rates[fastest[0]] if fastest else 0.0
     return [
-        _line(queue, paces[id_] / most, rate_in_words(paces[id_]), _until_its_maximum(queue, lengths[id_]))
+        _line(queue, rates[id_] / most, rate_in_words(rates[id_]), _time_to_maximum(queue, lengths[id_]))
         for id_ in fastest
         if (queue := queues.get(id_)) is not None
     ]
 
 
-def _until_its_maximum(queue: Queue, lengths: Sequence[tuple[datetime, int]]) -> str:
+def _time_to_maximum(queue: Queue, lengths: Sequence[tuple[datetime, int]]) -> str:
     length = lengths[-1][1]
     if queue.unbounded or queue.exclusive or queue.registered:
         return f"{length:,} by now, and never deleted for its length"
@@ -386,7 +388,7 @@ def _until_its_maximum(queue: Queue, lengths: Sequence[tuple[datetime, int]]) ->
 
 
 def _stalled(now: datetime) -> Named:
-    """Return the queues whose consumers have stalled, those first that have for longest. Two statements."""
+    """Return the queues whose consumers have stalled, the longest stalled first, in two statements."""
     rows = Queue.objects.filter(STALLED)
     longest_first = rows.order_by(F("stalled_since").asc(nulls_last=True), "name", "vhost")
     queues = longest_first.select_related("pulse_user", "owner")[:NAMES_SHOWN]
@@ -401,20 +403,20 @@ def _stalled_line(queue: Queue, now: datetime) -> QueueLine:
 
 
 def _unowned() -> tuple[Named, Named, Named]:
-    """Return the queues without an owner, and of them the misnamed and the unpatterned ones. Two statements.
+    """Return the queues without an owner, and of these the misnamed and the unpatterned ones, in two statements.
 
-    The first reads only what it takes to tell them apart: there may be all the queues that the broker has.
+    The first statement reads only a few columns, because it may return all queues of the broker.
     """
     rows = Queue.objects.exclude(state=GONE).filter(pulse_user=None, owner=None)
-    everything: list[int] = []
+    all_ids: list[int] = []
     by_kind: dict[NameKind, list[int]] = {}
     longest_first = rows.order_by(LENGTH.desc(nulls_last=True), "name")
     for id_, name, vhost, registered in longest_first.values_list("id", "name", "vhost", "registered"):
-        everything.append(id_)
-        # Elsewhere names say nothing. And whose name is that of a user who isn't there follows the pattern.
+        all_ids.append(id_)
+        # Names matter only in this vhost. A name with a user who does not exist follows the pattern.
         if vhost == settings.GUARDIAN_PULSE_VHOST and not registered:
             by_kind.setdefault(kind_of_queue(name), []).append(id_)
-    named = [everything, by_kind.get(NameKind.MISNAMED, []), by_kind.get(NameKind.UNPATTERNED, [])]
+    named = [all_ids, by_kind.get(NameKind.MISNAMED, []), by_kind.get(NameKind.UNPATTERNED, [])]
     queues = Queue.objects.in_bulk({id_ for ids in named for id_ in ids[:NAMES_SHOWN]})
     unowned, misnamed, unpatterned = (
         Named(len(ids), [_unowned_line(queues[id_]) for id_ in ids[:NAMES_SHOWN] if id_ in queues]) for ids in named
