@@ -2,12 +2,12 @@ from django.apps import AppConfig
 
 
 class StatusConfig(AppConfig):
-    """Is the broker healthy, and is Guardian?"""
+    """The health of the broker and of Guardian."""
 
     name = "status"
 
     def ready(self) -> None:
-        """Count passes and sweeps, and the calls to the broker."""
+        """Count passes, sweeps and requests to the broker."""
         from django.db.models.signals import post_save
 
         from core import broker

@@ -1,7 +1,6 @@
-"""What ``manage.py doctor`` looks at: everything that Guardian needs, each with what was found and what to do about it.
+"""The checks of ``manage.py doctor``: everything that Guardian needs, each with a finding and advice.
 
-Nothing is changed by looking, and no mail is sent. What has to be waited for is asked side by side, and all is over
-within ``MOST_SECONDS``, whatever doesn't answer.
+The checks change nothing and send no mail. They run in parallel, and all end within ``TIMEOUT_SECONDS``.
 """
 
 import ipaddress
@@ -47,21 +46,23 @@ from status import facts, rules
 from status.facts import Measurement
 from status.rules import Level, Rule, Verdict
 
-MOST_SECONDS = 18.0
-"""How long all of it may take."""
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 18.0
+"""For all checks together."""
 
 BROKER_SECONDS = 4.0
-"""How long one answer of the management API may take."""
+"""The timeout of each answer of the management API."""
 
 OLDEST_RABBITMQ = (3, 10)
 ON_THIS_MACHINE = "this machine"
 AMQP = ("amqp", "amqps", "pyamqp")
-ALWAYS_THERE = ("queue/alice/builds", "subscription_0_order", "consumer_0", "amq.default", "exchange/alice/events")
-"""What Guardian's account has to be allowed, on each guarded vhost: names of each kind."""
+SAMPLE_NAMES = ("queue/alice/builds", "subscription_0_order", "consumer_0", "amq.default", "exchange/alice/events")
+"""A name of each kind. The permissions of Guardian's account must match all of them on each guarded vhost."""
 
 
 class Status(StrEnum):
-    """How it stands with something. A warning lets Guardian work; a problem doesn't, or not as it should."""
+    """The status of a finding. With a warning, Guardian works; with a problem, it does not work correctly."""
 
     OK = "ok"
     WARNING = "warning"
@@ -69,7 +70,7 @@ class Status(StrEnum):
 
 
 class Finding(NamedTuple):
-    """What was found about one thing, and what to do about it; nothing, where all is right."""
+    """The result of a check. ``advice`` is empty if the status is OK."""
 
     name: str
     status: Status
@@ -83,7 +84,7 @@ STATUSES = {Level.OK: Status.OK, Level.WARNING: Status.WARNING, Level.CRITICAL: 
 
 
 def _findings(verdicts: Iterable[Verdict]) -> Findings:
-    """Return what the rules say: a finding for each wrong fact, and one for each rule by which all is healthy."""
+    """Yield a finding for each wrong verdict, and one for each rule without a wrong verdict."""
     by_rule: dict[Rule, list[Verdict]] = {}
     for verdict in verdicts:
         by_rule.setdefault(verdict.rule, []).append(verdict)
@@ -100,7 +101,7 @@ def _finding(verdict: Verdict, name: str = "") -> Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything, and return what was found. It raises nothing."""
+    """Run all checks, and return their findings. Raise no errors."""
     parts = (
         ("settings", _settings),
         ("database", _database),
@@ -110,41 +111,40 @@ def examine() -> list[Finding]:
         ("broker clock", _broker_clock),
         ("mail server", _mail_server),
     )
-    looks = [_Look(name, look) for name, look in parts]
-    until = time.monotonic() + MOST_SECONDS
-    for look in looks:
-        look.start()
-    return [_without_passwords(finding) for look in looks for finding in look.found_by(until)]
+    checks = [_Check(name, check) for name, check in parts]
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    for check in checks:
+        check.start()
+    return [_without_passwords(finding) for check in checks for finding in check.found_by(deadline)]
 
 
-class _Look(threading.Thread):
-    """Looks at one part, beside the others. It is left behind where it takes too long."""
+class _Check(threading.Thread):
+    """Checks one part. If it takes too long, it is abandoned."""
 
-    def __init__(self, part: str, look: Callable[[], Findings]) -> None:
+    def __init__(self, part: str, check: Callable[[], Findings]) -> None:
         super().__init__(daemon=True)
         self._part = part
-        self._look = look
+        self._check = check
         self._found: list[Finding] = []
 
     def run(self) -> None:
         try:
-            for finding in self._look():
+            for finding in self._check():
                 self._found.append(finding)
-        except Exception as error:  # whatever it is: the other parts are to be told all the same
-            found = f"it could not be looked at: {type(error).__name__}: {_words(error)}"
-            self._found.append(Finding(self._part, Status.PROBLEM, found, "See the rest first; it may be the cause."))
+        except Exception as error:  # one failed check must not hide the findings of others
+            found = f"the check failed: {type(error).__name__}: {_words(error)}"
+            advice = "Look at the other findings first; one of them may be the cause."
+            self._found.append(Finding(self._part, Status.PROBLEM, found, advice))
         finally:
             connection.close()
 
-    def found_by(self, until: float) -> list[Finding]:
-        """Return what was found until then, with a finding that says so where that isn't all."""
-        self.join(max(until - time.monotonic(), 0))
+    def found_by(self, deadline: float) -> list[Finding]:
+        """Return the findings until the deadline, with another one if the check has not finished."""
+        self.join(max(deadline - time.monotonic(), 0))
         found = list(self._found)
         if self.is_alive():
-            what = f"no answer within {MOST_SECONDS:g} s"
-            found.append(
-                Finding(self._part, Status.PROBLEM, what, "See that it runs, and that no firewall is between.")
-            )
+            advice = "Check that it runs, and that no firewall blocks it."
+            found.append(Finding(self._part, Status.PROBLEM, f"no answer within {TIMEOUT_SECONDS:g} s", advice))
         return found
 
 
@@ -157,7 +157,7 @@ def _settings() -> Findings:
         status = Status.PROBLEM if message.level >= ERROR else Status.WARNING
         yield Finding("settings", status, str(message.msg), str(message.hint or "See .env.example."))
     if not messages:
-        yield Finding("settings", Status.OK, "what can be seen of them without asking anybody is all right")
+        yield Finding("settings", Status.OK, "they are valid, as far as Guardian can check them alone")
     yield _debug()
     yield from _secret_key()
     yield from _base_url()
@@ -166,7 +166,7 @@ def _settings() -> Findings:
 
 def _debug() -> Finding:
     if settings.DEBUG:
-        advice = "In production leave DEBUG off: with it, errors show the settings to everybody."
+        advice = "Turn DEBUG off in production: with it, error pages show the settings to everybody."
         return Finding("debug", Status.WARNING, "DEBUG is on", advice)
     return Finding("debug", Status.OK, "DEBUG is off")
 
@@ -175,39 +175,41 @@ def _secret_key() -> Findings:
     try:
         key = settings.SECRET_KEY
     except ImproperlyConfigured:
-        return  # it is empty, and the settings' findings have it
+        return  # it is empty, which the findings of "settings" report
     if settings.DEBUG or (len(key) >= 40 and len(set(key)) > 5):
         yield Finding("secret key", Status.OK, "SECRET_KEY is set")
     else:
-        advice = "Set it to a random text of 40 characters and more. Whoever guesses it can sign in as anybody."
+        advice = "Set it to a random text of 40 characters or more. Anybody who guesses it can sign in as any user."
         yield Finding("secret key", Status.WARNING, "SECRET_KEY is short, or has few different characters", advice)
 
 
 def _base_url() -> Findings:
     url = urlsplit(settings.GUARDIAN_BASE_URL)
     if not url.hostname:
-        return  # the settings' findings have it
+        return  # the findings of "settings" report it
     if not _is_allowed(split_domain_port(url.netloc)[0]):
-        advice = "Name it there, or leave ALLOWED_HOSTS out: each request is answered with 400 as it is."
-        found = f"ALLOWED_HOSTS doesn't have {url.hostname}, the host of GUARDIAN_BASE_URL"
+        advice = "Add the host to ALLOWED_HOSTS, or leave ALLOWED_HOSTS out. Until then each request gets a 400."
+        found = f"ALLOWED_HOSTS lacks {url.hostname}, the host of GUARDIAN_BASE_URL"
         yield Finding("address", Status.PROBLEM, found, advice)
         return
     is_local = _is_local(url.hostname)
     if settings.DEBUG or (url.scheme == "https" and not is_local):
         yield Finding("address", Status.OK, f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}")
     elif is_local:
-        found = f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}, which leads others to their own machines"
-        yield Finding(
-            "address", Status.WARNING, found, "Set it to the address that people use; links in mails have it."
-        )
+        found = f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}, which works on this machine only"
+        advice = "Set it to the address that people use: links in mails begin with it."
+        yield Finding("address", Status.WARNING, found, advice)
     else:
-        found = f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}: passwords and tokens are sent in clear"
-        advice = "Put a proxy that ends TLS in front, and write https://; redirects, HSTS and Secure cookies follow."
+        found = f"GUARDIAN_BASE_URL is {settings.GUARDIAN_BASE_URL}: passwords and tokens are sent unencrypted"
+        advice = (
+            "Run Guardian behind a proxy that terminates TLS, and set an https:// address. This also turns on "
+            "redirects, HSTS and Secure cookies."
+        )
         yield Finding("address", Status.WARNING, found, advice)
 
 
 def _is_allowed(host: str) -> bool:
-    """Return whether Django answers a request for this host."""
+    """Return whether Django accepts requests for this host."""
     return validate_host(host, settings.ALLOWED_HOSTS) or (settings.DEBUG and not settings.ALLOWED_HOSTS)
 
 
@@ -219,20 +221,19 @@ def _var_folder() -> Finding:
             file.write(b"x")
     except OSError as error:
         found = f"GUARDIAN_VAR_DIR ({folder}) can't be written: {error.strerror}"
-        return Finding(
-            "folder", Status.PROBLEM, found, "Give it to the account that Guardian runs as, with space left."
-        )
+        advice = "Make the folder writable for the account that runs Guardian, and free space on its disk."
+        return Finding("folder", Status.PROBLEM, found, advice)
     return Finding("folder", Status.OK, f"GUARDIAN_VAR_DIR ({folder}) can be written")
 
 
-# The database, and what its rows tell
+# The database, and the measurements in it
 
 
 def _database() -> Findings:
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
-            yield _kind_of_database()
+            yield _database_version()
             if connection.vendor == "sqlite":
                 cursor.execute("PRAGMA journal_mode")
                 yield _journal(str(cursor.fetchone()[0]))
@@ -245,16 +246,16 @@ def _database() -> Findings:
         if pending.status is Status.OK:
             yield from _rows()
     except Error as error:
-        advice = "See that it runs, and DATABASE_URL with its account and password. Nothing works without it."
+        advice = "Check that it runs, and the account and the password in DATABASE_URL. Nothing works without it."
         yield Finding("database", Status.PROBLEM, f"it can't be used: {str(error).strip()}", advice)
 
 
-def _kind_of_database() -> Finding:
+def _database_version() -> Finding:
     version = ".".join(map(str, connection.get_database_version()))
     if connection.vendor == "sqlite":
         found = f"SQLite {version}, {connection.settings_dict['NAME']}"
         if not settings.DEBUG:
-            advice = "With several workers or machines use PostgreSQL: SQLite has one writer at a time, on one machine."
+            advice = "Use PostgreSQL for several workers or machines: SQLite has one writer at a time, on one machine."
             return Finding("database", Status.WARNING, found, advice)
         return Finding("database", Status.OK, found)
     return Finding("database", Status.OK, f"PostgreSQL {version} on {connection.settings_dict['HOST'] or 'a socket'}")
@@ -263,8 +264,8 @@ def _kind_of_database() -> Finding:
 def _journal(mode: str) -> Finding:
     if mode == "wal":
         return Finding("database journal", Status.OK, "WAL: readers and the writer don't wait for each other")
-    advice = "See that its folder is on a local disk and can be written; WAL can't be had on a network's."
-    return Finding("database journal", Status.PROBLEM, f"the journal is '{mode}' where WAL is due", advice)
+    advice = "Put its folder on a local disk and make it writable: WAL doesn't work on a network's disk."
+    return Finding("database journal", Status.PROBLEM, f"the journal is '{mode}' instead of WAL", advice)
 
 
 def _pending_migrations() -> Finding:
@@ -276,7 +277,7 @@ def _pending_migrations() -> Finding:
         return Finding("migrations", Status.OK, "none is pending")
     names = ", ".join(str(migration) for migration in pending[:3])
     found = f"{len(pending)} pending: {names}{', …' if len(pending) > 3 else ''}"
-    return Finding("migrations", Status.PROBLEM, found, "Run manage.py migrate. What the rows say was not looked at.")
+    return Finding("migrations", Status.PROBLEM, found, "Run manage.py migrate. Checks of the rows were skipped.")
 
 
 def _rows() -> Findings:
@@ -288,13 +289,13 @@ def _rows() -> Findings:
 
 def _operators() -> Finding:
     if Owner.objects.filter(is_staff=True, is_active=True).exists():
-        return Finding("operators", Status.OK, "there is an operator who can sign in")
+        return Finding("operators", Status.OK, "an operator can sign in")
     advice = "Run manage.py create_owner you@example.org --operator, and manage.py login_link you@example.org."
-    return Finding("operators", Status.WARNING, "no owner is an operator, so nobody can do anything in /admin/", advice)
+    return Finding("operators", Status.WARNING, "no owner is an operator, so nobody can use /admin/", advice)
 
 
 def _leases(now: datetime) -> Iterator[Measurement]:
-    """Return how long ago the leases expired that nobody released; 0: there is none."""
+    """Yield the time since each unreleased lease expired; 0: there is none."""
     expired = Lease.objects.filter(holder__isnull=False, expires_at__lt=Now()).order_by("expires_at")
     yield Measurement(rules.LEASE, 0)
     for lease in expired[:5]:
@@ -307,17 +308,19 @@ def _leases(now: datetime) -> Iterator[Measurement]:
 def _task_queue() -> Findings:
     several = settings.CELERY_BROKER_URL.split(";")
     if not all(map(split_address, several)):
-        return  # the settings' findings have it
+        return  # the findings of "settings" report it
     url = urlsplit(several[0])
     if url.scheme == "memory":
-        advice = "Set CELERY_BROKER_URL to redis://host:6379/0, or leave it out: a folder does on one machine."
-        found = "CELERY_BROKER_URL is memory://, which no other process sees, so that workers get nothing"
+        advice = (
+            "Set CELERY_BROKER_URL to redis://host:6379/0. On one machine you can leave it out: a folder is enough."
+        )
+        found = "CELERY_BROKER_URL is memory://, which other processes can't see, so workers get no tasks"
         yield Finding("task queue", Status.PROBLEM, found, advice)
         return
     try:
         facts.connect_to_task_queue()
-    except Exception as error:  # whatever the transport raises
-        advice = "See that it runs, and CELERY_BROKER_URL. Without it nothing is handed to workers; passes stop."
+    except Exception as error:  # transports raise errors of any type
+        advice = "Check that it runs, and CELERY_BROKER_URL. Without it workers get no tasks, and passes stop."
         yield Finding("task queue", Status.PROBLEM, f"it does not answer: {_words(error)}", advice)
         return
     is_folder = url.scheme == "filesystem"
@@ -328,27 +331,27 @@ def _task_queue() -> Findings:
 
 def _is_not_guarded(url: str) -> Finding:
     name = "task queue apart"
-    # Where it is no address, the settings' findings have it.
+    # The findings of "settings" report an invalid address.
     if urlsplit(url).scheme not in AMQP or not settings.RABBIT_URL or split_address(settings.RABBIT_URL) is None:
-        return Finding(name, Status.OK, "it isn't the RabbitMQ that is guarded")
-    advice = "Under a resource alarm that broker blocks everybody who publishes, Guardian too. Use Redis."
+        return Finding(name, Status.OK, "it is not the guarded RabbitMQ")
+    advice = "Use Redis. Under a resource alarm the guarded broker blocks all publishers, including Guardian."
     same = _addresses(url) & _addresses(settings.RABBIT_URL)
     if same:
-        found = f"it is the RabbitMQ that is guarded: both are at {min(same)}"
+        found = f"it is the guarded RabbitMQ: both are at {min(same)}"
         return Finding(name, Status.PROBLEM, found, advice)
     try:
         tasks, guarded = checkup.server_properties(url), checkup.server_properties(settings.RABBIT_URL)
     except OSError as error:
         return Finding(name, Status.WARNING, f"it could not be compared with the guarded RabbitMQ: {error}", advice)
     if tasks.cluster and tasks.cluster == guarded.cluster:
-        found = f"it is the RabbitMQ that is guarded: both say that they are the cluster '{tasks.cluster}'"
-        advice += " If they are two, give them names: rabbitmqctl set_cluster_name NAME"
+        found = f"it is the guarded RabbitMQ: both have the cluster name '{tasks.cluster}'"
+        advice += " If these are two clusters, give them different names: rabbitmqctl set_cluster_name NAME"
         return Finding(name, Status.PROBLEM, found, advice)
-    return Finding(name, Status.OK, f"it is another RabbitMQ than the one that is guarded ('{tasks.cluster}')")
+    return Finding(name, Status.OK, f"it is another RabbitMQ ('{tasks.cluster}') than the guarded one")
 
 
 def _addresses(url: str) -> set[str]:
-    """Return where this leads to, each as address and port, all names of this machine as one."""
+    """Return the IP addresses and the port of a URL. All loopback addresses are the same."""
     parts = urlsplit(url)
     port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
     try:
@@ -370,13 +373,13 @@ def _is_local(host: str) -> bool:
 
 def _broker() -> Findings:
     if not settings.RABBITMQ_MANAGEMENT_URL:
-        return  # the settings' findings have it
+        return  # the findings of "settings" report it
     try:
         management = Management(settings.RABBITMQ_MANAGEMENT_URL, read_timeout=BROKER_SECONDS)
     except ValueError as error:
         advice = "Write it as http://user:password@host:15672."
-        why = str(error).partition("; write ")[0]  # which the advice says
-        yield Finding("broker", Status.PROBLEM, f"RABBITMQ_MANAGEMENT_URL can't be used: {why}", advice)
+        reason = str(error).partition("; write ")[0]  # the advice repeats the rest
+        yield Finding("broker", Status.PROBLEM, f"RABBITMQ_MANAGEMENT_URL can't be used: {reason}", advice)
         return
     with closing(management):
         account, answer = facts.time_answer(management.whoami, BROKER_SECONDS)
@@ -392,9 +395,9 @@ def _broker() -> Findings:
                 cluster = overview.get("cluster_name")
                 yield Finding("broker", Status.OK, f"RabbitMQ {version} answers, cluster '{cluster}'")
             yield _version(version)
-            tagged = _tag(account.name, account.tags)
-            yield tagged
-            if tagged.status is Status.OK:
+            tag = _tag(account.name, account.tags)
+            yield tag
+            if tag.status is Status.OK:
                 yield from _as_administrator(management, overview, account.name)
         except BrokerError as error:
             yield Finding("broker", Status.PROBLEM, str(error), rules.BROKER.next_step)
@@ -403,18 +406,18 @@ def _broker() -> Findings:
 def _as_administrator(management: Management, overview: Row, account: str) -> Findings:
     yield _statistics(overview)
     agents, has_agents = _agents()
-    if "listeners" in overview:  # not without statistics
+    if "listeners" in overview:  # it is missing if the broker collects no statistics
         yield _stomp(overview, has_agents)
-    there = {vhost.name: vhost.running for vhost in management.vhosts()}
+    existing = {vhost.name: vhost.running for vhost in management.vhosts()}
     guarded = pass_run.guarded_vhosts(agents)
-    yield _vhosts(there, guarded, agents)
-    vhosts = [vhost for vhost in guarded or there if vhost in there]
+    yield _vhosts(existing, guarded, agents)
+    vhosts = [vhost for vhost in guarded or existing if vhost in existing]
     yield _permissions(management, account, vhosts, agents)
     over_amqp = split_address(settings.RABBIT_URL)
     if over_amqp is not None and over_amqp.hostname:
-        by_amqp = unquote(over_amqp.username or "guest")
-        if by_amqp != account:
-            yield _permissions(management, by_amqp, vhosts, agents, over="AMQP")
+        amqp_account = unquote(over_amqp.username or "guest")
+        if amqp_account != account:
+            yield _permissions(management, amqp_account, vhosts, agents, over="AMQP")
     yield from _findings(one.verdict for node in facts.fetch_nodes(management) for one in facts.measure_node(node))
 
 
@@ -422,7 +425,7 @@ def _version(text: str) -> Finding:
     oldest = ".".join(map(str, OLDEST_RABBITMQ))
     numbers = re.match(r"(\d+)\.(\d+)", text)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST_RABBITMQ:
-        advice = f"Guardian works with RabbitMQ {oldest} and later: older ones give no complete list that is cheap."
+        advice = f"Upgrade to RabbitMQ {oldest} or later: older versions have no cheap complete list of queues."
         return Finding("broker version", Status.PROBLEM, f"RabbitMQ {text} is not supported", advice)
     return Finding("broker version", Status.OK, f"RabbitMQ {text}; {oldest} and later are supported")
 
@@ -438,25 +441,25 @@ def _tag(account: str, tags: Iterable[str]) -> Finding:
 def _statistics(overview: Row) -> Finding:
     if overview.get("disable_stats") is True:
         advice = (
-            "Take management.disable_stats and management_agent.disable_metrics_collector out of rabbitmq.conf. "
-            "Lengths are known without statistics; consumers, connections, memory, disk and plugins are not."
+            "Remove management.disable_stats and management_agent.disable_metrics_collector from rabbitmq.conf. "
+            "Without statistics Guardian knows lengths, but not consumers, connections, memory, disk and plugins."
         )
-        return Finding("broker statistics", Status.WARNING, "the broker gathers no statistics", advice)
-    return Finding("broker statistics", Status.OK, "the broker gathers them")
+        return Finding("broker statistics", Status.WARNING, "the broker collects no statistics", advice)
+    return Finding("broker statistics", Status.OK, "the broker collects statistics")
 
 
 def _stomp(overview: Row, has_agents: bool) -> Finding:
-    spoken = {str(listener.get("protocol")) for listener in overview.get("listeners") or ()}
-    stomp = sorted(one for one in spoken if "stomp" in one)
+    protocols = {str(listener.get("protocol")) for listener in overview.get("listeners") or ()}
+    stomp = sorted(protocol for protocol in protocols if "stomp" in protocol)
     if stomp:
         return Finding("broker plugins", Status.OK, f"management; for agents {', '.join(stomp)}")
     found = "neither rabbitmq_web_stomp nor rabbitmq_stomp is enabled, so no agent can connect"
-    advice = "Run: rabbitmq-plugins enable rabbitmq_web_stomp. Without agents it isn't needed."
+    advice = "Run: rabbitmq-plugins enable rabbitmq_web_stomp. Without agents you don't need it."
     return Finding("broker plugins", Status.PROBLEM if has_agents else Status.WARNING, found, advice)
 
 
 def _agents() -> tuple[set[str], bool]:
-    """Return the agents' vhosts, and whether agents registered anything. Where rows can't be read there are none."""
+    """Return the agents' vhosts, and whether agents registered queues; none if the database can't be read."""
     try:
         has_agents = EventSubscription.objects.exists() or Consumer.objects.exists()
         return set(registered.agent_vhosts()), has_agents
@@ -464,23 +467,23 @@ def _agents() -> tuple[set[str], bool]:
         return set(), False
 
 
-def _vhosts(there: dict[str, bool], guarded: list[str] | None, agents: set[str]) -> Finding:
+def _vhosts(existing: dict[str, bool], guarded: list[str] | None, agents: set[str]) -> Finding:
     wanted = list(dict.fromkeys([*(guarded or ()), settings.GUARDIAN_PULSE_VHOST]))
-    missing = [vhost for vhost in wanted if vhost not in there]
+    missing = [vhost for vhost in wanted if vhost not in existing]
     if by_setting := [vhost for vhost in missing if vhost not in agents]:
         found = f"not on the broker: {_names(by_setting)}"
         advice = "Correct GUARDIAN_VHOSTS or GUARDIAN_PULSE_VHOST, or run: rabbitmqctl add_vhost NAME"
         return Finding("vhosts", Status.PROBLEM, found, advice)
     if missing:
         advice = (
-            "They are owners' agents'. The next sweep makes them again; manage.py cleanup_orphan_queues does it now."
+            "They belong to agents. The next sweep creates them again; manage.py cleanup_orphan_queues does it now."
         )
         return Finding("vhosts", Status.WARNING, f"not on the broker: {_names(missing)}", advice)
-    if stopped := [vhost for vhost in guarded or there if not there[vhost]]:
-        advice = "Lists of their queues are short meanwhile. See the nodes, or run: rabbitmqctl restart_vhost"
+    if stopped := [vhost for vhost in guarded or existing if not existing[vhost]]:
+        advice = "Start the stopped nodes, or run: rabbitmqctl restart_vhost. Until then lists lack some of the queues."
         return Finding("vhosts", Status.WARNING, f"not running on every node: {_names(stopped)}", advice)
-    number = len(there) if guarded is None else len(guarded)
-    return Finding("vhosts", Status.OK, f"all {number} that are guarded are there and run")
+    number = len(existing) if guarded is None else len(guarded)
+    return Finding("vhosts", Status.OK, f"all {number} guarded vhosts exist and run")
 
 
 def _permissions(
@@ -490,18 +493,18 @@ def _permissions(
     try:
         granted = management.permissions_of(account)
     except NotOnBroker:
-        advice = "See what it may do where it is kept, such as LDAP: Guardian needs everything on the guarded vhosts."
+        advice = "Check its permissions where they are kept, such as in LDAP. Guardian needs all on the guarded vhosts."
         return Finding(name, Status.WARNING, f"'{account}' is none of RabbitMQ's own accounts", advice)
     lacking = [
         vhost
         for vhost in dict.fromkeys([*vhosts, *(vhost for vhost in agents if vhost in granted)])
-        if vhost not in granted or not all(allows(one, name) for one in granted[vhost] for name in ALWAYS_THERE)
+        if vhost not in granted or not all(allows(one, sample) for one in granted[vhost] for sample in SAMPLE_NAMES)
     ]
     if not lacking:
         return Finding(name, Status.OK, f"'{account}' may do everything on the guarded vhosts")
-    what = "queues there are listed, and can't be deleted" if over == "HTTP" else "events can't be published there"
+    effect = "queues there are listed, but can't be deleted" if over == "HTTP" else "events can't be published there"
     advice = f"Run: rabbitmqctl set_permissions -p {_quoted(lacking[0])} {_quoted(account)} '.*' '.*' '.*'"
-    return Finding(name, Status.PROBLEM, f"'{account}' may not do everything on {_names(lacking)}: {what}", advice)
+    return Finding(name, Status.PROBLEM, f"'{account}' may not do everything on {_names(lacking)}: {effect}", advice)
 
 
 def _broker_over_amqp() -> Findings:
@@ -509,31 +512,31 @@ def _broker_over_amqp() -> Findings:
     url = settings.RABBIT_URL.rstrip("/")
     parts = split_address(url)
     if parts is None or parts.scheme not in ("amqp", "amqps"):
-        return  # the settings' findings have it
+        return  # the findings of "settings" report it
     try:
-        said = checkup.server_properties(url)
+        server = checkup.server_properties(url)
         vhosts = (pass_run.guarded_vhosts(_agents()[0]) or [settings.GUARDIAN_PULSE_VHOST])[:20]
         refused = {vhost: reason for vhost in vhosts if (reason := _refused(url, vhost))}
     except OSError as error:
-        advice = "See RABBIT_URL, its port (5672, or 5671 for amqps) and the firewall. Events can't be published."
-        yield Finding(name, Status.PROBLEM, f"nobody answers there: {error or 'no answer in time'}", advice)
+        advice = "Check RABBIT_URL, its port (5672, or 5671 for amqps) and the firewall. Events can't be published."
+        yield Finding(name, Status.PROBLEM, f"it does not answer: {error or 'no answer in time'}", advice)
         return
     if refused:
         reason = next(iter(refused.values()))
         advice = (
-            "See the account and the password in RABBIT_URL, and its permissions. Without it lengths are less exact."
+            "Check the account and the password in RABBIT_URL, and its permissions. Lengths are less exact without."
         )
-        yield Finding(name, Status.PROBLEM, f"it can't enter {_names(refused)}: {reason}", advice)
+        yield Finding(name, Status.PROBLEM, f"Guardian can't connect to {_names(refused)}: {reason}", advice)
         return
-    yield Finding(name, Status.OK, f"{said.product} {said.version} lets Guardian in")
+    yield Finding(name, Status.OK, f"{server.product} {server.version} accepts Guardian's login")
     cluster = _cluster_by_http()
-    if cluster and said.cluster and cluster != said.cluster:
-        found = f"RABBIT_URL leads to the cluster '{said.cluster}', and RABBITMQ_MANAGEMENT_URL to '{cluster}'"
-        yield Finding("one broker", Status.PROBLEM, found, "Both have to lead to the broker that is guarded.")
+    if cluster and server.cluster and cluster != server.cluster:
+        found = f"RABBIT_URL leads to the cluster '{server.cluster}', and RABBITMQ_MANAGEMENT_URL to '{cluster}'"
+        yield Finding("one broker", Status.PROBLEM, found, "Set both to addresses of the guarded broker.")
 
 
 def _refused(url: str, vhost: str) -> str:
-    """Return why Guardian can't ask for a queue there over AMQP; empty: it can."""
+    """Return why Guardian can't connect to a vhost over AMQP; empty: it can."""
     try:
         checkup.check_vhost(url, vhost)
     except amqp.AMQPError as error:
@@ -542,7 +545,7 @@ def _refused(url: str, vhost: str) -> str:
 
 
 def _cluster_by_http() -> str:
-    """Return the name of the cluster whose management API is asked; empty: it doesn't say, which others tell of."""
+    """Return the cluster's name by the management API; empty: no answer, which the check of the broker reports."""
     try:
         with closing(Management(settings.RABBITMQ_MANAGEMENT_URL, read_timeout=BROKER_SECONDS)) as management:
             return str(management.overview().get("cluster_name") or "")
@@ -556,18 +559,18 @@ def _broker_clock() -> Findings:
             before = timezone.now()
             at_broker = management.clock()
     except (BrokerError, ValueError):
-        return  # that the broker doesn't answer is told already
+        return  # the check of the broker reports it
     if at_broker is not None:
         yield _clock("broker clock", at_broker, before)
 
 
 def _clock(name: str, theirs: datetime, before: datetime) -> Finding:
-    """Compare a clock with this machine's, which showed ``before`` when it was asked for, and now when it answered."""
+    """Compare a clock with this machine's, which showed ``before`` before the request."""
     after = timezone.now()
-    # Told in whole seconds, it may be one behind.
-    apart = max(before - theirs - timedelta(seconds=1), theirs - after, timedelta(0))
+    # The broker's time is in whole seconds, so it may be one second behind.
+    difference = max(before - theirs - timedelta(seconds=1), theirs - after, timedelta(0))
     way = "behind" if theirs < before else "ahead of"
-    return _finding(Measurement(rules.CLOCK, apart.total_seconds(), {"way": way}).verdict, name)
+    return _finding(Measurement(rules.CLOCK, difference.total_seconds(), {"way": way}).verdict, name)
 
 
 # Mail
@@ -577,7 +580,8 @@ def _mail_server() -> Findings:
     if not settings.EMAIL_BACKEND.endswith("smtp.EmailBackend"):
         found = f"no mail server is set; mails go to {settings.EMAIL_BACKEND.split('.')[-2]}"
         status = Status.OK if settings.DEBUG else Status.WARNING
-        yield Finding("mail server", status, found, "" if settings.DEBUG else "Set EMAIL_URL, or nobody is told.")
+        advice = "" if settings.DEBUG else "Set EMAIL_URL: without it nobody is notified."
+        yield Finding("mail server", status, found, advice)
         return
     where = f"{settings.EMAIL_HOST}, port {settings.EMAIL_PORT}"
     try:
@@ -586,13 +590,13 @@ def _mail_server() -> Findings:
         server.close()
     except smtplib.SMTPAuthenticationError as error:
         found = f"{where}: it refuses the account ({error.smtp_code})"
-        yield Finding("mail server", Status.PROBLEM, found, "See the account and the password in EMAIL_URL.")
-    except (OSError, ValueError) as error:  # ValueError: a host name that is none
-        advice = "See that it runs, and EMAIL_URL. Mails are kept and tried again for a day."
+        yield Finding("mail server", Status.PROBLEM, found, "Check the account and the password in EMAIL_URL.")
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name
+        advice = "Check that it runs, and EMAIL_URL. Guardian keeps mails and tries to send them for a day."
         yield Finding("mail server", Status.PROBLEM, f"{where}: {_words(error) or 'no answer in time'}", advice)
     else:
-        as_whom = "and takes the account" if settings.EMAIL_HOST_USER else "without an account"
-        yield Finding("mail server", Status.OK, f"{where} answers, {as_whom}")
+        login = "and accepts the account" if settings.EMAIL_HOST_USER else "without an account"
+        yield Finding("mail server", Status.OK, f"{where} answers, {login}")
 
 
 # Words
@@ -605,21 +609,21 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name of the broker's as it can stand in a command, whatever it is."""
+    """Return a broker's name quoted for a shell command."""
     return shlex.quote(readable(name))
 
 
 def _words(error: Exception) -> str:
-    """Return what an error says. What is said of a value that can't be read has it, and it may be of a password."""
-    is_of_a_value = isinstance(error, ValueError) and not isinstance(error, OSError)
-    return "it can't be read" if is_of_a_value else str(error)
+    """Return an error's text. A ValueError may quote a part of a password, so its text is replaced."""
+    quotes_value = isinstance(error, ValueError) and not isinstance(error, OSError)
+    return "it can't be read" if quotes_value else str(error)
 
 
 def _without_passwords(finding: Finding) -> Finding:
-    """Return it without what is secret, whoever put that into the text of an error. The advice is Guardian's own."""
+    """Return a finding without secrets, which texts of errors may contain. The advice never contains any."""
     found = finding.found
     for password in sorted(_passwords(), key=len, reverse=True):
-        # A short one may be in the middle of any word.
+        # A short password may be a part of any word.
         pattern = re.escape(password) if len(password) > 5 else rf"(?<!\w){re.escape(password)}(?!\w)"
         found = re.sub(pattern, "…", found)
     found = readable(" ".join(mask_secrets(found).split()))
@@ -627,10 +631,10 @@ def _without_passwords(finding: Finding) -> Finding:
 
 
 def _passwords() -> set[str]:
-    """Return the passwords in the settings, as they are written and as they are meant, but for those of a default."""
+    """Return the passwords in the settings, percent-encoded and decoded, except those that equal the user's name."""
     found = {str(settings.DATABASES["default"].get("PASSWORD") or ""), settings.EMAIL_HOST_PASSWORD or ""}
     for url in (settings.RABBITMQ_MANAGEMENT_URL, settings.RABBIT_URL, *settings.CELERY_BROKER_URL.split(";")):
         user, _, written = url.partition("://")[2].rpartition("@")[0].partition(":")
-        if written != user:  # as guest's is, which is all over the findings as a name
+        if written != user:  # such as guest's, because findings contain the name
             found |= {written, unquote(written)}
     return found - {""}

@@ -1,11 +1,11 @@
-"""Where people and machines see how Guardian and the broker are."""
+"""URLs of the health of Guardian and the broker, for people and machines."""
 
 from django.urls import URLPattern, URLResolver, path
 
 from status import health, metrics, views
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    path("admin/", views.front_page),  # in place of Django's own, whose name it has: admin:index
+    path("admin/", views.front_page),  # replaces Django's own, which keeps its name: admin:index
     path("admin/operate/pass/", views.operate_pass, name="operate_pass"),
     path("admin/operate/brake/", views.operate_brake, name="operate_brake"),
     path("admin/operate/orphans/", views.operate_orphans, name="operate_orphans"),

@@ -357,7 +357,7 @@ def test_the_task_queue_is_the_guarded_broker(good, settings, broker, scheme):
 def test_the_task_queue_is_the_guarded_broker_by_another_name(good, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         finding = doctor._is_not_guarded(proxy.url(broker.amqp_url))
-    assert (finding.status, "both say that they are the cluster" in finding.found) == (Status.PROBLEM, True)
+    assert (finding.status, "both have the cluster name" in finding.found) == (Status.PROBLEM, True)
 
 
 def test_a_task_queue_that_speaks_amqp_and_does_not_answer_can_not_be_compared(good):
@@ -549,10 +549,10 @@ def test_what_goes_wrong_with_a_value_is_told_without_the_value(monkeypatch):
         int("hunter2")
         yield
 
-    look = doctor._Look("task queue", fails)
+    look = doctor._Check("task queue", fails)
     look.start()
     (finding,) = look.found_by(time.monotonic() + 5)
-    assert finding.found == "it could not be looked at: ValueError: it can't be read"
+    assert finding.found == "the check failed: ValueError: it can't be read"
 
 
 @pytest.mark.parametrize("password", ["abc", "secret-word", "se cret", "a.c"])
@@ -621,8 +621,8 @@ def test_a_folder_that_can_not_be_made_and_a_dsn_that_is_none_are_told_with_ever
     assert answer.returncode == 1
     told = [(check["name"], check["found"]) for check in json.loads(answer.stdout)["checks"]]
     assert ("settings", "SENTRY_DSN is not the address of a project.") in told
-    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: it is a number.") in told
-    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: it is a whole number.") in told
+    assert ("settings", "GUARDIAN_POLL_SECONDS can't be read: write a number.") in told
+    assert ("settings", "GUARDIAN_MAX_QUEUE_LENGTH can't be read: write a whole number.") in told
     assert {"folder", "database"} <= {name for name, status in statuses(answer).items() if status == "problem"}
 
 
@@ -685,14 +685,14 @@ def test_what_hangs_beyond_all_bounds_is_left_behind(monkeypatch, settings):
         monkeypatch.setattr(doctor, name, lambda: iter(()))
     monkeypatch.setattr(doctor, "_mail_server", hangs)
     monkeypatch.setattr(doctor, "_task_queue", fails)
-    monkeypatch.setattr(doctor, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", 0.5)
     began = time.monotonic()
     findings = doctor.examine()
     assert time.monotonic() - began < 2
     told = [(finding.status, finding.found) for finding in findings if finding.name in ("mail server", "task queue")]
     assert told == [
         ("ok", "was seen"),
-        ("problem", "it could not be looked at: RuntimeError: amqp://guest:…@host"),
+        ("problem", "the check failed: RuntimeError: amqp://guest:…@host"),
         ("ok", "was seen"),
         ("problem", "no answer within 0.5 s"),
     ]

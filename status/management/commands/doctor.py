@@ -7,32 +7,31 @@ from django.core.management.base import BaseCommand
 from status import doctor
 from status.doctor import Finding, Status
 
-ALL_RIGHT, PROBLEMS = 0, 1
+NO_PROBLEMS, PROBLEMS = 0, 1
 
 
 class Command(BaseCommand):
-    """Look at everything that Guardian needs."""
+    """Check everything that Guardian needs."""
 
-    help = "Look at everything that Guardian needs, and say what is wrong and what to do about it."
-    requires_system_checks = []  # what is wrong with the settings is to be told like everything else
+    help = "Check everything that Guardian needs: settings, database, task queue, broker, mail. Print advice."
+    requires_system_checks = []  # doctor reports the system checks' messages itself
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the options."""
+        """Add the options."""
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print what was found, and end with 0, or with 1 where there is a problem. Warnings are none."""
+        """Print the findings. Exit with 1 if there is a problem; a warning is none."""
         findings = doctor.examine()
         problems = [finding for finding in findings if finding.status is Status.PROBLEM]
         if options["json"]:
             checks = [finding._asdict() for finding in findings]
             self.stdout.write(json.dumps({"ok": not problems, "checks": checks}, indent=2, ensure_ascii=False))
         else:
-            self.stdout.write(self._in_words(findings))
-        raise SystemExit(PROBLEMS if problems else ALL_RIGHT)
+            self.stdout.write(self._as_text(findings))
+        raise SystemExit(PROBLEMS if problems else NO_PROBLEMS)
 
-    def _in_words(self, findings: list[Finding]) -> str:
-        """Return it as a person reads it: what is wrong stands out by its word, with colours or without."""
+    def _as_text(self, findings: list[Finding]) -> str:
         marks = {
             Status.OK: self.style.SUCCESS("ok     "),
             Status.WARNING: self.style.WARNING("WARNING"),
