@@ -1,4 +1,4 @@
-"""The REST API's schema: for programs, and as a page of Swagger UI."""
+"""The REST API's schema as a file, and as a page of Swagger UI."""
 
 from functools import cache
 from typing import Any
@@ -15,19 +15,19 @@ from rest_framework.response import Response
 
 
 class Schema(SpectacularAPIView):
-    """The schema for programs, in YAML or JSON."""
+    """The schema in YAML or JSON."""
 
     schema = None
 
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Show it. Everybody may read it: there is no secret in it."""
+        """Return the schema. It contains no secret, so everybody may read it."""
         renderer: Any = request.accepted_renderer
         named = {"Content-Disposition": f'inline; filename="Guardian.{renderer.format}"'}
         kind = renderer.media_type
         return HttpResponse(_rendered(kind), content_type=f"{kind}; charset=utf-8", headers=named)
 
     def handle_exception(self, exc: Exception) -> Response:
-        """Tell what went wrong in JSON, whatever form the schema was asked for in."""
+        """Return errors in JSON, whatever format the client requested."""
         self.request.accepted_renderer = JSONRenderer()
         self.request.accepted_media_type = JSONRenderer.media_type
         return super().handle_exception(exc)
@@ -42,9 +42,9 @@ def _rendered(kind: str) -> bytes:
 
 @cache
 def schema() -> dict[str, Any]:
-    """Return the schema, which is what the code says: it doesn't change while it runs."""
-    described: dict[str, Any] = SchemaGenerator().get_schema(public=True)  # type: ignore[no-untyped-call]
-    return described
+    """Return the schema. It is cached, because it depends on the code alone."""
+    generated: dict[str, Any] = SchemaGenerator().get_schema(public=True)  # type: ignore[no-untyped-call]
+    return generated
 
 
 page = require_safe(
@@ -54,4 +54,4 @@ page = require_safe(
         )
     )
 )
-"""Show the schema to people. Everybody may read it: there is no secret in it."""
+"""Show the schema as a page. It contains no secret, so everybody may read it."""

@@ -1,4 +1,4 @@
-"""The REST API's table of contents, under ``/api/``. A UUID in a path is taken with or without dashes."""
+"""URLs of the REST API, under ``/api/``. UUIDs in paths may have dashes."""
 
 from django.urls import URLPattern, URLResolver, path, re_path
 
@@ -10,15 +10,15 @@ from notifications import api
 from queues import api as queues
 
 
-def identities(under: str, name: str | None = None) -> list[URLPattern]:
-    """Return where agents introduce themselves and register. Older ones ask at one address, newer ones at another."""
+def identities(prefix: str, name: str | None = None) -> list[URLPattern]:
+    """Return the URLs of agent identities under a prefix. Older agents use one prefix, newer ones another."""
     view = agents.AgentIdentities
     return [
-        path(under, view.as_view({"get": "list", "post": "create"})),
-        path(f"{under}<str:uuid>/", view.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}), name=name),
-        path(f"{under}<str:uuid>/register_event_subscription/", view.as_view({"post": "register_event_subscription"})),
-        path(f"{under}<str:uuid>/register_queue/", view.as_view({"post": "register_queue"})),
-        path(f"{under}<str:uuid>/create_queue/", view.as_view({"post": "create_queue"})),
+        path(prefix, view.as_view({"get": "list", "post": "create"})),
+        path(f"{prefix}<str:uuid>/", view.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}), name=name),
+        path(f"{prefix}<str:uuid>/register_event_subscription/", view.as_view({"post": "register_event_subscription"})),
+        path(f"{prefix}<str:uuid>/register_queue/", view.as_view({"post": "register_queue"})),
+        path(f"{prefix}<str:uuid>/create_queue/", view.as_view({"post": "create_queue"})),
     ]
 
 
@@ -95,8 +95,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
         agents.SubscriptionQueues.as_view({"get": "retrieve", "delete": "destroy"}),
         name="api-event-subscription-queue",
     ),
-    # What this is
+    # Schema
     path("schema/", api_docs.Schema.as_view(), name="api-schema"),
     path("docs/", api_docs.page, name="api-docs"),
-    re_path(r"^", UnknownAddress.as_view()),  # whatever comes then, line breaks too, with a slash at its end or without
+    re_path(r"^", UnknownAddress.as_view()),  # any other path, including line breaks, with or without a trailing slash
 ]

@@ -1,4 +1,4 @@
-"""What a reader gets instead of a page: never a stack trace, always the next step."""
+"""Error responses: they name the next step, and contain no stack trace."""
 
 import logging
 import sys
@@ -23,40 +23,42 @@ from rabbit.management import BrokerError
 logger = logging.getLogger(__name__)
 
 READ_ONLY = "25006"
-"""How PostgreSQL calls it that nothing may be written, as on a standby."""
+"""PostgreSQL's error code if the database is read-only, such as a standby."""
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Answer 500, or 503 where it is the database's doing: to programs as a problem (RFC 9457).
+    """Answer 500, or 503 if the database is unavailable.
 
-    To clients of the message store it is in their own form.
+    The body is a page, problem details (RFC 9457) for the REST API, or an error in the message store's format.
     """
-    if _is_database_away(sys.exception()):
-        return _database_away(request)
-    detail = f"This is a mistake of Guardian's. Its operators find it in the log under {tracing.current()}."
+    if _is_database_unavailable(sys.exception()):
+        return _database_unavailable(request)
+    detail = (
+        f"This is an error in Guardian. Send its operators this id, which they find in the log: {tracing.current()}."
+    )
     if request.path.startswith("/v1/"):
         return error_answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"server": detail})
     if request.path.startswith("/api/"):
         return _problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, detail)
-    page = loader.render_to_string("500.html", {"request_id": tracing.current()})  # Django's own knows nothing
+    page = loader.render_to_string("500.html", {"request_id": tracing.current()})  # Django's page lacks the id
     return HttpResponseServerError(page)
 
 
-def _is_database_away(error: BaseException | None) -> bool:
-    """Return whether the database did not answer, or did not take what was to be written: it may in a while."""
+def _is_database_unavailable(error: BaseException | None) -> bool:
+    """Return whether the database did not answer, or is read-only or locked. A retry may succeed."""
     if isinstance(error, InternalError):
         return getattr(error.__cause__, "pgcode", None) == READ_ONLY
-    # "no such table" and "no such column" are what SQLite says of our own mistakes.
+    # SQLite raises OperationalError for errors in our SQL too: "no such table", "no such column".
     return isinstance(error, OperationalError | InterfaceError) and not str(error).startswith("no such ")
 
 
-def _database_away(request: HttpRequest) -> HttpResponse:
+def _database_unavailable(request: HttpRequest) -> HttpResponse:
     detail = "The database can't be used at the moment. Try again in a minute."
     if request.path.startswith("/v1/"):
         answer = error_answer(HTTPStatus.SERVICE_UNAVAILABLE, {"storage": detail})
     elif request.path.startswith("/api/"):
         answer = _problem(request, HTTPStatus.SERVICE_UNAVAILABLE, detail)
-    else:  # without the request, whose session is in the database
+    else:  # render without the request, because its session is in the database
         page = loader.render_to_string("503_database.html")
         answer = HttpResponse(page, status=HTTPStatus.SERVICE_UNAVAILABLE)
     answer["Retry-After"] = RETRY_AFTER_SECONDS
@@ -64,16 +66,16 @@ def _database_away(request: HttpRequest) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Answer 400 to what no view has seen, such as a wrong Host, to programs as ``server_error`` does."""
+    """Answer 400 to a request that Django refuses before the view, such as one with a wrong Host."""
     if request.path.startswith(("/v1/", "/api/")):
-        return refused(request, HTTPStatus.BAD_REQUEST, "The request can't be used; its headers may be wrong.")
+        return refused(request, HTTPStatus.BAD_REQUEST, "The request is invalid. Check its headers, such as Host.")
     return defaults.bad_request(request, exception)
 
 
 def refused(request: HttpRequest, status: HTTPStatus, detail: str, field: str = "request") -> HttpResponse:
-    """Answer with this status to what no view is to see, to programs as ``server_error`` does.
+    """Refuse a request before the view, in the same formats as ``server_error``.
 
-    ``field`` is what clients of the message store find the text under.
+    ``field`` is the key of the text in the message store's format.
     """
     if request.path.startswith("/v1/"):
         return error_answer(status, {field: detail})
@@ -89,41 +91,41 @@ def _problem(request: HttpRequest, status: HTTPStatus, detail: str) -> HttpRespo
 
 
 class UnknownAddress(APIView):
-    """The answer to addresses of the API that lead nowhere."""
+    """Answers requests to unknown URLs of the API."""
 
     schema = None
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Refuse visitors without a name first, as everywhere.
+        """Refuse the request, except a GET without a trailing slash. Check authentication first, like all endpoints.
 
         Raises:
-            NotFound: to all others, but for a GET without the slash.
+            NotFound: there is no such URL.
         """
         super().initial(request, *args, **kwargs)
         if request.path.endswith("/"):
-            raise NotFound("There is nothing at this address.")
-        if request.method not in ("GET", "HEAD"):  # most clients would follow a redirect with a GET
-            raise NotFound("There is nothing at this address. All addresses here end in a slash.")
+            raise NotFound("There is nothing at this URL.")
+        if request.method not in ("GET", "HEAD"):  # most clients follow a redirect with a GET
+            raise NotFound("There is nothing at this URL. All URLs of the API end in a slash.")
 
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        """Lead to the address with the slash."""
+        """Redirect to the URL with a trailing slash."""
         location = request.get_full_path(force_append_slash=True)
         return Response(status=HTTPStatus.MOVED_PERMANENTLY, headers={"Location": location})
 
 
 class BrokerErrors:
-    """Middleware: a page that couldn't do without the broker says so with 503, whatever the view forgot."""
+    """Middleware: answer 503 if a view raises an error of the broker."""
 
     def __init__(self, get_response: Any) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Pass on."""
+        """Return the view's response."""
         response: HttpResponse = self.get_response(request)
         return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Answer 503 where the broker didn't do what it was asked to."""
+        """Answer 503 to an error of the broker."""
         if not isinstance(exception, BrokerError):
             return None
         logger.error("%s %s: %s", request.method, request.path, exception)
