@@ -1,4 +1,4 @@
-"""How the REST API describes itself, in OpenAPI."""
+"""The REST API's description in OpenAPI."""
 
 from http import HTTPStatus
 from typing import Any
@@ -12,7 +12,7 @@ from core.rest import PROBLEM, problem_details
 
 PROBLEM_SCHEMA = {
     "type": "object",
-    "description": "What went wrong, as problem details (RFC 9457).",
+    "description": "An error as problem details (RFC 9457).",
     "properties": {
         "type": {"type": "string", "format": "uri-reference"},
         "title": {"type": "string"},
@@ -26,8 +26,8 @@ MESSAGES = {"type": "array", "items": {"type": "string"}}
 FIELD_ERRORS_SCHEMA = {
     "type": "object",
     "description": (
-        "What is wrong with each field or parameter. Of a list, the errors stand by their positions in it, and where "
-        "there are objects in the list, by their fields."
+        "The errors of each field or parameter. The errors of a list are keyed by position, and those of objects in a "
+        "list by position and field."
     ),
     "additionalProperties": {
         "oneOf": [
@@ -45,7 +45,7 @@ FIELD_ERRORS_SCHEMA = {
 
 
 def add_errors(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """Add to the finished schema what errors look like, for drf-spectacular's ``POSTPROCESSING_HOOKS``."""
+    """Add the schemas of errors. This is one of drf-spectacular's ``POSTPROCESSING_HOOKS``."""
     result["components"]["schemas"] |= {"FieldErrors": FIELD_ERRORS_SCHEMA, "Problem": PROBLEM_SCHEMA}
     return result
 
@@ -54,44 +54,44 @@ METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def order_methods(result: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-    """Order the methods of each path in the finished schema. drf-spectacular gives them in a random order."""
+    """Sort the methods of each path. drf-spectacular's order is random."""
     for path, operations in result["paths"].items():
         result["paths"][path] = {method: operations[method] for method in METHODS if method in operations}
     return result
 
 
-WHEN = {
-    400: ("The body, a field or a parameter can't be used.", "The body isn't JSON: unexpected end of data."),
-    401: ("No token, and no session; or the token is unknown, revoked or has run out.", "Invalid token."),
+ERRORS = {
+    400: ("The body, a field or a parameter is invalid.", "The body isn't JSON: unexpected end of data."),
+    401: ("There is no token and no session, or the token is unknown, revoked or expired.", "Invalid token."),
     403: (
-        "It isn't allowed: nobody has vouched for you, it is for operators, it needs a token and not a session, or a "
-        "session's request has no CSRF token.",
+        "You may not do this: nobody has vouched for you, it is for operators, it needs a token instead of a session, "
+        "or a session's request has no CSRF token.",
         "Nobody has vouched for you yet.",
     ),
-    404: ("It isn't there, or isn't yours.", "There is nothing at this address."),
-    408: ("The body didn't come in time.", "The body didn't come in time."),
-    409: ("It can't be done as things stand; the detail says why.", "The broker refuses this: the queue is in use."),
-    411: ("The body comes in chunks, without a Content-Length.", "Send the body with a Content-Length, not in chunks."),
+    404: ("It does not exist, or is not yours.", "There is nothing at this URL."),
+    408: ("The body timed out.", "The body timed out."),
+    409: ("It conflicts with the current state; the detail says why.", "The broker refuses this: the queue is in use."),
+    411: ("The body is chunked, without a Content-Length.", "Send the body with a Content-Length, not in chunks."),
     413: ("The body is too large.", "The body is too large."),
     415: ("The body isn't declared as application/json.", 'Unsupported media type "text/plain" in request.'),
     429: (
-        "It was done too often, or too many wrong tokens came from this address.",
+        "You exceeded a rate limit, or too many wrong tokens came from your address.",
         "Too many wrong tokens and keys: the limit is 30 within a minute. Wait 34 seconds.",
     ),
     503: (
-        "The broker can't be asked; try again later. The detail says where the outcome is unknown.",
+        "Guardian can't reach the broker; try again later. The detail says if the outcome is unknown.",
         "Guardian can't reach the broker at the moment.",
     ),
 }
 
-RESULT_COUNT = {"description": "How many there are on all pages.", "schema": {"type": "integer"}, "required": True}
+RESULT_COUNT = {"description": "The number of results on all pages.", "schema": {"type": "integer"}, "required": True}
 LINK = {
-    "description": "The addresses of other pages: first, prev, next and last, as RFC 8288 has it.",
+    "description": "Links to other pages (RFC 8288): first, prev, next and last.",
     "schema": {"type": "string"},
     "required": True,
 }
 NO_STORE = {
-    "description": "no-store: a secret is in it, which is shown this once.",
+    "description": "no-store: the response contains a secret, which is shown only once.",
     "schema": {"type": "string", "enum": ["no-store"]},
     "required": True,
 }
@@ -106,9 +106,9 @@ AUTHENTICATE = {
 class Schema(AutoSchema):
     """The description of an endpoint.
 
-    Its summary and description are its docstring. To the answers that ``extend_schema`` names, those are added that
-    follow from what it is: who may ask, what it reads, whether it is a list. What an error looks like is the same
-    everywhere, so that naming its status is enough.
+    The summary and the description are the docstring. Statuses of errors that follow from the endpoint's permissions,
+    parameters and pagination are added to those of ``extend_schema``. All errors have the same schemas, so
+    ``extend_schema`` names only their statuses.
     """
 
     def get_summary(self) -> str | None:
@@ -124,12 +124,12 @@ class Schema(AutoSchema):
         return summary.replace("\n", " ").rstrip("."), " ".join(rest.split())
 
     def _get_response_bodies(self, direction: Any = "response") -> dict[str, Any]:
-        answers = super()._get_response_bodies(direction)
-        for status in self._that_follow():
-            answers.setdefault(str(status), self._error(str(status)))
-        return dict(sorted(answers.items()))
+        responses = super()._get_response_bodies(direction)
+        for status in self._implied_errors():
+            responses.setdefault(str(status), self._error(str(status)))
+        return dict(sorted(responses.items()))
 
-    def _that_follow(self) -> list[int]:
+    def _implied_errors(self) -> list[int]:
         statuses = []
         if AllowAny not in self.view.permission_classes:
             statuses += [401, 429]
@@ -152,20 +152,20 @@ class Schema(AutoSchema):
     ) -> dict[str, Any]:
         if int(status_code) >= 400:
             return self._error(status_code)
-        answer: dict[str, Any] = super()._get_response_for_code(  # type: ignore[no-untyped-call]
+        response: dict[str, Any] = super()._get_response_for_code(  # type: ignore[no-untyped-call]
             serializer, status_code, media_types, direction
         )
-        answer["description"] = answer["description"] or HTTPStatus(int(status_code)).phrase
-        return answer
+        response["description"] = response["description"] or HTTPStatus(int(status_code)).phrase
+        return response
 
     def _error(self, status: str) -> dict[str, Any]:
-        when, detail = WHEN[int(status)]
+        description, detail = ERRORS[int(status)]
         example = problem_details(HTTPStatus(int(status)), detail, self.path)
         content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}}
         if status == "400":
             content["application/json"] = {"schema": {"$ref": "#/components/schemas/FieldErrors"}}
         headers = self._get_response_headers_for_code(status)
-        return {"description": when, "content": content, **({"headers": headers} if headers else {})}
+        return {"description": description, "content": content, **({"headers": headers} if headers else {})}
 
     def _get_response_headers_for_code(self, status_code: str, direction: Any = "response") -> dict[str, Any]:
         headers: dict[str, Any] = super()._get_response_headers_for_code(status_code, direction)
@@ -183,14 +183,14 @@ class Schema(AutoSchema):
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """How a token is presented."""
+    """The authentication by token."""
 
     target_class = "accounts.authentication.TokenAuthentication"
     name = "tokenAuth"
     priority = 1
 
     def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:
-        """Return it as the schema says it."""
+        """Return its description for the schema."""
         definition: dict[str, Any] = build_bearer_security_scheme_object("Authorization", "Token")
-        definition["description"] = "`Token`, a space, and a token made at `/tokens/` or with POST `/api/tokens/`."
+        definition["description"] = "`Token`, a space, and a token from `/tokens/` or POST `/api/tokens/`."
         return definition

@@ -15,7 +15,9 @@ def identities(prefix: str, name: str | None = None) -> list[URLPattern]:
     view = agents.AgentIdentities
     return [
         path(prefix, view.as_view({"get": "list", "post": "create"})),
-        path(f"{prefix}<str:uuid>/", view.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}), name=name),
+        path(
+            f"{prefix}<str:uuid>/", view.as_view({"get": "retrieve", "put": "update", "delete": "destroy"}), name=name
+        ),
         path(f"{prefix}<str:uuid>/register_event_subscription/", view.as_view({"post": "register_event_subscription"})),
         path(f"{prefix}<str:uuid>/register_queue/", view.as_view({"post": "register_queue"})),
         path(f"{prefix}<str:uuid>/create_queue/", view.as_view({"post": "create_queue"})),

@@ -1,4 +1,4 @@
-"""Middleware: what is refused at the door, before or behind every view: bodies without an end, and guessed keys."""
+"""Middleware that limits the size and duration of request bodies, and the rate of wrong tokens."""
 
 import logging
 from collections.abc import Callable
@@ -17,65 +17,65 @@ from guardian_site.errors import refused
 logger = logging.getLogger(__name__)
 
 WRONG_KEYS = limits.RateLimit("wrong tokens and keys", 30, 60)
-"""From one address. A right one is never held up: somebody else at the same address may have sent the wrong ones."""
+"""From one address. A right token is never refused: another client may have the same address."""
 
 View = Callable[[HttpRequest], HttpResponse]
 
 
 class BodyLimits:
-    """A body larger than any form's is not read, and one that doesn't come in is waited for only so long.
+    """Middleware: refuse a body that is too large or too slow.
 
-    Otherwise anybody could fill the disk with files that no form asks for, or hold all threads. The API of the message
-    store has bounds of its own.
+    Otherwise anybody could fill the disk with uploaded files, or block all threads. The message store's API has its own
+    limits.
     """
 
     def __init__(self, get_response: View) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Read the body, and pass on."""
+        """Read the whole body, then call the view."""
         length = request.META.get("CONTENT_LENGTH") or ""
         if request.path.startswith("/v1/") or not (length.isascii() and length.isdecimal()):
             return self.get_response(request)
         if int(length) > (settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0):
             return refused(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large.")
-        with limit_body_time(request.META.get("gunicorn.socket")) as is_late:
+        with limit_body_time(request.META.get("gunicorn.socket")) as timed_out:
             try:
-                came = len(request.body)  # Django keeps it
+                received = len(request.body)  # Django caches the body
             except UnreadablePostError:
-                return refused(request, HTTPStatus.REQUEST_TIMEOUT, "The body didn't come in time, or broke off.")
-            if is_late():
-                return refused(request, HTTPStatus.REQUEST_TIMEOUT, "The body didn't come in time.")
-        if came < int(length):
-            return refused(request, HTTPStatus.BAD_REQUEST, "The body broke off.")
+                return refused(request, HTTPStatus.REQUEST_TIMEOUT, "The body timed out, or is incomplete.")
+            if timed_out():
+                return refused(request, HTTPStatus.REQUEST_TIMEOUT, "The body timed out.")
+        if received < int(length):
+            return refused(request, HTTPStatus.BAD_REQUEST, "The body is shorter than its Content-Length.")
         return self.get_response(request)
 
 
 class WrongKeyLimit:
-    """Whoever presents one wrong token or key after the other is told to wait, in place of that it is wrong."""
+    """Middleware: answer 429 instead of 401 to a client that sends many wrong tokens or keys."""
 
     def __init__(self, get_response: View) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Pass on, and count what was wrong."""
+        """Count the response if it is a 401."""
         response = self.get_response(request)
         if response.status_code != HTTPStatus.UNAUTHORIZED or "HTTP_AUTHORIZATION" not in request.META:
             return response
         try:
-            limits.consume(WRONG_KEYS, _place(request))
+            limits.consume(WRONG_KEYS, _client(request))
         except limits.RateLimitExceeded as error:
             response = refused(request, HTTPStatus.TOO_MANY_REQUESTS, str(error), "rate")
             response["Retry-After"] = str(error.seconds)
         except DatabaseError as error:
-            logger.warning("A wrong key could not be counted: %s", error)
+            logger.warning("A wrong token could not be counted: %s", error)
         return response
 
 
-def _place(request: HttpRequest) -> str:
-    """Return what wrong keys are counted by: the client's address, of IPv6 its network.
+def _client(request: HttpRequest) -> str:
+    """Return the client's address, for IPv6 its network.
 
-    Where fewer proxies are named than GUARDIAN_PROXIES says, it is that of who is connected.
+    If X-Forwarded-For has fewer proxies than GUARDIAN_PROXIES, return the address of the connection.
     """
     try:
         return client_network(request)

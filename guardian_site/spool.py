@@ -1,7 +1,7 @@
-"""Celery's tasks in a folder, for an installation without Redis: kombu's transport, with files that appear whole.
+"""A folder as Celery's broker, for installations without Redis: kombu's transport, but with atomic writes.
 
-Kombu opens the file that readers look for, and then writes into it. A worker that looks in between takes an empty file,
-can't read it as JSON, and ends (celery/kombu, issue 1551).
+Kombu creates a file and then writes to it. A worker that reads it before the write finds no JSON and exits
+(celery/kombu, issue 1551).
 """
 
 import os
@@ -16,33 +16,33 @@ from kombu.utils.json import dumps
 
 
 class Channel(filesystem.Channel):
-    """Writes a message, and the table of an exchange, under a name of no meaning, and then gives it its own."""
+    """Writes messages, and tables of exchanges, to temporary files, and then renames them."""
 
     def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:  # type: ignore[override]
         folder = Path(self.data_folder_out)
-        # Kombu's own pattern: sorted by name is sorted by time, and what follows the first dot is the queue.
+        # Kombu's format: names sort by time, and the queue follows the first dot.
         name = f"{round(time.monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
-        unfinished = _written(folder, dumps(payload))
-        unfinished.rename(folder / name)
+        temporary = _write_temporary(folder, dumps(payload))
+        temporary.rename(folder / name)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         file: Path = self._exchange_file(exchange)  # type: ignore[attr-defined]
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
-            empty = _written(file.parent, "[]")
-            with suppress(FileExistsError):  # another process was first, and its table has something in it already
+            empty = _write_temporary(file.parent, "[]")
+            with suppress(FileExistsError):  # another process created the table, which may have entries already
                 os.link(empty, file)
             empty.unlink()
         super()._queue_bind(exchange, routing_key, pattern, queue)
 
 
 class Transport(filesystem.Transport):
-    """What ``CELERY_BROKER_URL=filesystem://`` uses here."""
+    """The transport for ``CELERY_BROKER_URL=filesystem://``."""
 
     Channel = Channel
 
 
-def _written(folder: Path, text: str) -> Path:
+def _write_temporary(folder: Path, text: str) -> Path:
     path = folder / f"{uuid.uuid4()}.unfinished"
     try:
         path.write_text(text)
