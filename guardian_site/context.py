@@ -9,12 +9,12 @@ from message_store.views import has_something_to_see
 
 
 def navigation(request: HttpRequest) -> dict[str, Any]:
-    """Return what every page needs: how one may sign in, where the reader is, and what the reader may do."""
+    """Return the context of all pages: how to sign in, the current section, and what the user may do."""
     return {
         "oidc_name": settings.OIDC_NAME if settings.OIDC_ISSUER else "",
         "section": request.path.split("/")[1],
-        # A static file that isn't there has a request without anybody.
+        # The request of a missing static file has no user.
         "may_vouch": hasattr(request, "user") and vouching.may_vouch(request.user),
-        # Looked up only by the navigation, and there only for somebody who is signed in.
+        # Lazy: only the navigation of a signed-in user needs it.
         "sees_message_store": SimpleLazyObject(lambda: has_something_to_see(request.user)),
     }

@@ -1,6 +1,6 @@
-"""What the log says and in which form, and what is kept out of it.
+"""Formats of the log, and the access log. Neither contains secrets.
 
-A line, or with ``LOG_FORMAT=json`` an object, for each record. Both have the id of ``guardian_site.tracing``.
+Each record is a line, or with ``LOG_FORMAT=json`` an object. Both contain the id of ``guardian_site.tracing``.
 """
 
 import logging
@@ -22,28 +22,28 @@ from rabbit.management import Call
 FORMATS = ("line", "json")
 
 FIELDS = ("method", "path", "status", "outcome", "milliseconds", "owner")
-"""What a record may have beside its message, in JSON. What libraries add may be anything, whole requests included."""
+"""Extra fields of a record in JSON. All others are left out: libraries add anything, even whole requests."""
 
 QUIET_PATHS = ("/healthz", "/readyz", "/metrics")
-"""Machines ask for these every few seconds."""
+"""Machines request these every few seconds, so they are logged at DEBUG."""
 
 requests = logging.getLogger("guardian.requests")
 broker = logging.getLogger("guardian.broker")
 
 
-# Whoever may name a queue must not be able to write a line of the log, or to speak to the terminal that shows it.
+# A name of a queue must not be able to forge a log line, or to control the terminal that shows the log.
 _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(9), *range(11, 32), *range(127, 160))}
 _CONTROLS |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 class LineFormatter(logging.Formatter):
-    """A line for each record; a traceback follows in lines of its own, which begin with spaces."""
+    """Formats a record as a line, followed by the indented lines of its traceback."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s%(id)s: %(message)s")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its name in logging
-        """Return the line itself."""
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides logging's method
+        """Return the line without the traceback."""
         request_id = tracing.current()
         record.id = f" [{request_id}]" if request_id else ""
         return super().formatMessage(record)
@@ -54,7 +54,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JSONLinesFormatter(JsonFormatter):
-    """An object for each record, on one line."""
+    """Formats a record as a JSON object on one line."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -65,38 +65,38 @@ class JSONLinesFormatter(JsonFormatter):
         )
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
-        """Return what is written of a record: what is known here, without secrets, and the id."""
-        known = ("time", "level", "logger", "process", "message", *FIELDS, "exception", "stack")
+        """Return the request id and the allowed fields, without secrets."""
+        allowed = ("time", "level", "logger", "process", "message", *FIELDS, "exception", "stack")
         request_id = tracing.current()
-        written: dict[str, Any] = {"request_id": request_id} if request_id else {}
-        for name in known:
+        masked: dict[str, Any] = {"request_id": request_id} if request_id else {}
+        for name in allowed:
             if (value := log_data.get(name)) is not None:
-                written[name] = mask_all_secrets(value)
-        return written
+                masked[name] = mask_all_secrets(value)
+        return masked
 
 
 def _as_text(value: Any) -> str:
-    """Return what JSON has no form for."""
+    """Return text for a value that JSON has no type for."""
     return value.isoformat() if isinstance(value, datetime) else mask_secrets(str(value))
 
 
 class AccessLog:
-    """Middleware: a line for each request, with its path and without its query. It stands right behind the id's."""
+    """Middleware: log each request with its path, but without its query. It follows ``tracing.RequestId``."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Pass on, and log."""
+        """Log the request and its response."""
         began = time.perf_counter()
         response = self.get_response(request)
         fields = {
             "method": request.method,
-            # Here already, for those who take records before they are written, as Sentry does.
+            # Mask here and not only in the formatter, because Sentry reads the record itself.
             "path": mask_secrets(iri_to_uri(request.path)),
             "status": response.status_code,
             "milliseconds": round((time.perf_counter() - began) * 1000, 1),
-            "owner": _who(request),
+            "owner": _owner_uuid(request),
         }
         is_quiet = request.path in QUIET_PATHS or request.path.startswith(settings.STATIC_URL)
         level = logging.DEBUG if is_quiet else logging.INFO
@@ -105,8 +105,8 @@ class AccessLog:
         return response
 
 
-def _who(request: HttpRequest) -> str | None:
-    """Return the UUID of whoever asked, where the view wanted to know; to find out for the log alone costs a query."""
+def _owner_uuid(request: HttpRequest) -> str | None:
+    """Return the signed-in owner's UUID, if the view has loaded the owner. Loading it for the log costs a query."""
     user = getattr(request, "user", None)
     if user is None or (isinstance(user, SimpleLazyObject) and not hasattr(request, "_cached_user")):
         return None
@@ -114,7 +114,7 @@ def _who(request: HttpRequest) -> str | None:
 
 
 def log_call(call: Call) -> None:
-    """Log a call to the broker. What failed is told by whoever made it, too, with what follows from it."""
+    """Log a request to the broker at DEBUG. The caller logs its failure too, with the consequences."""
     if broker.isEnabledFor(logging.DEBUG):
         fields = {**call._asdict(), "milliseconds": round(call.seconds * 1000, 1)}
         broker.debug("%(method)s %(path)s: %(outcome)s in %(milliseconds)g ms", fields, extra=fields)

@@ -1,7 +1,6 @@
-"""Errors of views, tasks and commands, reported to Sentry where ``SENTRY_DSN`` names one.
+"""Reports errors of views, tasks and commands to Sentry, if ``SENTRY_DSN`` is set.
 
-They are sent by a thread of their own: a Sentry that is away or slow keeps nobody waiting, and what it didn't get is
-dropped.
+A separate thread sends the events, so a slow or unavailable Sentry delays nothing. Unsent events are dropped.
 """
 
 from typing import Any
@@ -20,23 +19,23 @@ from core.masking import mask_all_secrets
 from guardian_site import tracing
 
 SHUTDOWN_SECONDS = 2
-"""How long a process that ends may wait for what is still to be sent."""
+"""The timeout for sending the remaining events when a process ends."""
 
 NEVER_SENT = ("data", "cookies", "query_string")
-"""What of a request is left out."""
+"""Parts of a request that are removed from events."""
 
 
 def is_dsn(text: str) -> bool:
-    """Return whether this is the address of a project of Sentry's."""
+    """Return whether a text is the address of a Sentry project."""
     try:
         Dsn(text)
-    except ValueError:  # its own BadDsn is one, and so is what urllib says of a port
+    except ValueError:  # Sentry's BadDsn, or urllib's error for an invalid port
         return False
     return True
 
 
 def start(dsn: str) -> None:
-    """Report errors from now on. An address that is none is left to the system checks, which refuse it."""
+    """Start reporting errors. Ignore an invalid DSN: the system checks refuse it."""
     if not is_dsn(dsn):
         return
     sentry_sdk.init(
@@ -46,12 +45,12 @@ def start(dsn: str) -> None:
         max_request_body_size="never",
         include_local_variables=False,
         shutdown_timeout=SHUTDOWN_SECONDS,
-        # Errors are all that is sent.
+        # Send errors only.
         auto_session_tracking=False,
         send_client_reports=False,
         enable_metrics=False,
         enable_backpressure_handling=False,
-        # No others: they would send what commands were called with, and mark the requests to webhooks.
+        # Other integrations would send commands' arguments, and add headers to requests to webhooks.
         default_integrations=False,
         auto_enabling_integrations=False,
         trace_propagation_targets=[],
@@ -67,7 +66,7 @@ def start(dsn: str) -> None:
 
 
 def clean(event: Event, hint: Hint) -> Event:
-    """Return an event with the id of what was being done, and without secrets."""
+    """Return an event with the request id and without secrets."""
     request: Any = event.get("request", {})
     for name in NEVER_SENT:
         request.pop(name, None)

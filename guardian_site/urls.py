@@ -1,4 +1,4 @@
-"""The table of contents of the site."""
+"""URLs of the site."""
 
 from django.contrib import admin
 from django.urls import include, path
@@ -15,7 +15,7 @@ urlpatterns = [
     path("api/", include("guardian_site.api_urls")),
     path("v1/", include("message_store.urls")),
     path("message-store/", include("message_store.page_urls")),
-    path("admin/login/", signin.admin_login),  # nobody has a password
+    path("admin/login/", signin.admin_login),  # owners have no password
     path("", include("status.urls")),
     path("admin/", admin.site.urls),
 ]

@@ -7,5 +7,5 @@ from accounts.models import PulseUser
 
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    """Say what this is, and what to do first."""
+    """Show the home page."""
     return render(request, "home.html", {"has_account": PulseUser.objects.seen_by(request.user).exists()})

@@ -1,4 +1,4 @@
-"""What gunicorn serves: ``gunicorn guardian_site.wsgi``."""
+"""The WSGI application: ``gunicorn guardian_site.wsgi``."""
 
 import os
 
@@ -9,11 +9,11 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guardian_site.settings")
 
 
 class Request(WSGIRequest):
-    """A request in UTF-8, whatever charset it names: some that Python knows are none of text, and reading fails."""
+    """A request that Django always decodes as UTF-8, because some of Python's codecs don't decode to text."""
 
     @property
     def encoding(self) -> None:
-        """None, by which Django reads UTF-8. What it sets is left."""
+        """None, so that Django uses UTF-8. Setting it has no effect."""
 
     @encoding.setter
     def encoding(self, charset: str | None) -> None:
