@@ -1,4 +1,4 @@
-"""System checks: what can be wrong with the settings, told before it goes wrong at three in the morning."""
+"""System checks of the settings."""
 
 import json
 import os
@@ -23,22 +23,21 @@ from queues.thresholds import POLICIES
 
 _IN_PASSWORDS = "In a user or password write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25."
 
-LONGEST_QUEUE = 255
-"""Characters of a queue's name, at most."""
+MAX_QUEUE_NAME_LENGTH = 255
 
 SEARCH_SECONDS = 3
-"""For so long the names may be searched that the expression of ignored queues is tried with."""
+"""The timeout for searching the sample names with GUARDIAN_IGNORED_QUEUES."""
 
 NAMESPACE_POLICIES = ("report", "delete-misnamed", "delete-unpatterned")
 SNAPSHOTS = ("management", "prometheus")
 
 REMOVED_SETTINGS = {"GUARDIAN_SHARD_BY_VHOST": "To make a pass cheaper, set GUARDIAN_SNAPSHOT=prometheus."}
-"""Settings that no longer exist, by name, and a sentence that says what replaces each."""
+"""Settings that no longer exist, each with a sentence about its replacement."""
 
 
 @register()
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Return everything that is wrong with Guardian's settings."""
+    """Return all errors and warnings about Guardian's settings."""
     return [
         *_unreadable(),
         *_removed(),
@@ -56,21 +55,23 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Che
 
 
 def _unreadable() -> Iterable[CheckMessage]:
-    for name, why in settings.UNREADABLE.items():
+    for name, reason in settings.UNREADABLE.items():
         yield Error(
-            f"{name} can't be read: {why.rstrip('.')}.", hint="See .env.example for what it says.", id="guardian.E015"
+            f"{name} can't be read: {reason.rstrip('.')}.",
+            hint="See its description in .env.example.",
+            id="guardian.E015",
         )
 
 
 def _removed() -> Iterable[CheckMessage]:
     for name, replacement in REMOVED_SETTINGS.items():
-        if name in os.environ:  # settings.py has added what .env says
+        if name in os.environ:  # settings.py has added the variables of .env
             yield Error(f"{name} was removed.", hint=f"Delete it. {replacement}", id="guardian.E021")
 
 
 def _secrets() -> Iterable[CheckMessage]:
     if not _value("SECRET_KEY"):
-        yield Error("SECRET_KEY is empty.", hint="Set it to a long random text; it has no default.", id="guardian.E001")
+        yield Error("SECRET_KEY is empty.", hint="Set it to a long random text.", id="guardian.E001")
     for name, form in (
         ("RABBITMQ_MANAGEMENT_URL", "http://user:password@host:15672"),
         ("RABBIT_URL", "amqp://user:password@host:5672"),
@@ -92,11 +93,11 @@ def _addresses() -> Iterable[CheckMessage]:
             continue
         parts = split_address(_value(name))
         if parts is None or parts.scheme not in schemes or not parts.hostname:
-            # The value may hold a password, so it isn't repeated.
+            # Don't repeat the value: it may contain a password.
             yield Error(
-                f"{name} is not an address.",
+                f"{name} is not a valid URL.",
                 hint=(
-                    f"It begins with {' or '.join(f'{scheme}://' for scheme in schemes)} and names a host. "
+                    f"Begin it with {' or '.join(f'{scheme}://' for scheme in schemes)}, and name a host. "
                     f"{_IN_PASSWORDS}"
                 ),
                 id="guardian.E002",
@@ -105,20 +106,20 @@ def _addresses() -> Iterable[CheckMessage]:
         parts = split_address(url)
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             yield Error(
-                "GUARDIAN_PROMETHEUS_URLS has something that is not an address.",
-                hint=f"Such as http://rabbit-1:15692,http://rabbit-2:15692. {_IN_PASSWORDS}",
+                "GUARDIAN_PROMETHEUS_URLS contains an invalid URL.",
+                hint=f"Write it like http://rabbit-1:15692,http://rabbit-2:15692. {_IN_PASSWORDS}",
                 id="guardian.E002",
             )
 
 
 def _task_queue() -> Iterable[CheckMessage]:
-    # Celery's form for several, as of sentinels: with semicolons.
+    # Celery separates several URLs by semicolons.
     several = settings.CELERY_BROKER_URL.split(";")
     addresses = [parts for url in several if (parts := split_address(url)) is not None]
     if len(addresses) < len(several) or not addresses[0].scheme:
         yield Error(
-            "CELERY_BROKER_URL is not an address.",
-            hint=f"For Redis: redis://host:6379/0. {_IN_PASSWORDS}",
+            "CELERY_BROKER_URL is not a valid URL.",
+            hint=f"For Redis write redis://host:6379/0. {_IN_PASSWORDS}",
             id="guardian.E003",
         )
         return
@@ -131,36 +132,40 @@ def _task_queue() -> Iterable[CheckMessage]:
         yield Error(
             "CELERY_BROKER_URL is the RabbitMQ that Guardian guards.",
             hint=(
-                "Under a memory or disk alarm that broker blocks everybody who publishes, Celery too, so Guardian "
-                "would stand still when it is needed most. Use Redis, or leave it empty for the file system."
+                "Use Redis, or leave it empty for the file system. Under a memory or disk alarm, the guarded broker "
+                "blocks all publishers, including Celery, and Guardian would stop when you need it most."
             ),
             id="guardian.E004",
         )
 
 
 def _lengths() -> Iterable[CheckMessage]:
-    warn, most = settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH
-    if warn < 1:
+    warn_length, max_length = settings.GUARDIAN_WARN_QUEUE_LENGTH, settings.GUARDIAN_MAX_QUEUE_LENGTH
+    if warn_length < 1:
         yield Error(
-            f"GUARDIAN_WARN_QUEUE_LENGTH is {warn}.", hint="It is a number of messages, 1 at least.", id="guardian.E005"
+            f"GUARDIAN_WARN_QUEUE_LENGTH is {warn_length}.",
+            hint="Set it to a number of messages, 1 or more.",
+            id="guardian.E005",
         )
-    if warn >= most:
+    if warn_length >= max_length:
         yield Error(
-            f"GUARDIAN_WARN_QUEUE_LENGTH ({warn}) is not below GUARDIAN_MAX_QUEUE_LENGTH ({most}).",
-            hint="A queue would be deleted before its owner is warned. Lower the first or raise the second.",
+            f"GUARDIAN_WARN_QUEUE_LENGTH ({warn_length}) is not below GUARDIAN_MAX_QUEUE_LENGTH ({max_length}).",
+            hint="Lower the first or raise the second. Otherwise queues are deleted before their owners are warned.",
             id="guardian.E006",
         )
-    owners_most = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
-    if owners_most < 0 or 0 < owners_most <= warn:
+    owners_max_length = settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH
+    if owners_max_length < 0 or 0 < owners_max_length <= warn_length:
         yield Error(
-            f"GUARDIAN_OWNERS_MAX_QUEUE_LENGTH is {owners_most}.",
-            hint=f"It is above GUARDIAN_WARN_QUEUE_LENGTH ({warn}), or 0: owners set no maximum.",
+            f"GUARDIAN_OWNERS_MAX_QUEUE_LENGTH is {owners_max_length}.",
+            hint=(
+                f"Set it above GUARDIAN_WARN_QUEUE_LENGTH ({warn_length}), or to 0 if owners may set no deletion limit."
+            ),
             id="guardian.E017",
         )
     if settings.GUARDIAN_DELETE_BRAKE < 0:
         yield Error(
             f"GUARDIAN_DELETE_BRAKE is {settings.GUARDIAN_DELETE_BRAKE}.",
-            hint="It is the number of queues that may be deleted at once, 0 at least.",
+            hint="Set it to the number of queues that one pass may delete, 0 or more.",
             id="guardian.E007",
         )
 
@@ -182,13 +187,11 @@ def _choices() -> Iterable[CheckMessage]:
     if guarded and "*" not in guarded and settings.GUARDIAN_PULSE_VHOST not in guarded:
         yield checks.Warning(
             f"GUARDIAN_VHOSTS leaves out GUARDIAN_PULSE_VHOST ('{settings.GUARDIAN_PULSE_VHOST}').",
-            hint="The queues of the Pulse users are not guarded. Name it there too.",
+            hint="Add it: without it the queues of Pulse users are not guarded.",
             id="guardian.W003",
         )
     if "*" in settings.GUARDIAN_VHOSTS and len(settings.GUARDIAN_VHOSTS) > 1:
-        yield Error(
-            "GUARDIAN_VHOSTS has a * beside other names.", hint="Use * alone for all vhosts.", id="guardian.E010"
-        )
+        yield Error("GUARDIAN_VHOSTS has a * and other names.", hint="Use * alone for all vhosts.", id="guardian.E010")
 
 
 _SEARCH = """
@@ -200,17 +203,17 @@ for name in names:
 
 
 def _ignored_queues(pattern: str) -> Iterable[CheckMessage]:
-    """Return what is wrong with the regular expression, beside its form also whether it ends.
+    """Check the regular expression: its syntax, and its run time.
 
-    Whoever may make a queue chooses its name, and one that a careless expression can be read into in very many ways
-    would stop the pass that looks at it. So names are tried that are made of what stands in the expression.
+    Clients choose the names of queues. Some names make a careless expression backtrack for hours, which would stop the
+    passes. So search sample names that are composed of parts of the expression.
     """
     try:
         re.compile(pattern)
     except re.error as error:
         yield Error(
             f"GUARDIAN_IGNORED_QUEUES is not a regular expression: {error}.",
-            hint="It names the queues that are left alone, such as ^(amq\\.gen|test-). Empty: none.",
+            hint="Set it to an expression for queues to ignore, such as ^(amq\\.gen|test-), or leave it empty.",
             id="guardian.E009",
         )
         return
@@ -219,7 +222,7 @@ def _ignored_queues(pattern: str) -> Iterable[CheckMessage]:
     words = {"", *re.findall(r"[\w/.-]+", pattern)}
     repeated = {*pattern, *words, *re.findall(r"\w+", pattern), "a", "0"} - {""}
     names = [
-        f"{word}{part * LONGEST_QUEUE}"[: LONGEST_QUEUE - 2] + end
+        f"{word}{part * MAX_QUEUE_NAME_LENGTH}"[: MAX_QUEUE_NAME_LENGTH - 2] + end
         for word in sorted(words)
         for part in sorted(repeated)
         for end in ("!", "\n!")
@@ -235,15 +238,15 @@ def _ignored_queues(pattern: str) -> Iterable[CheckMessage]:
     except subprocess.TimeoutExpired:
         yield checks.Warning(
             "GUARDIAN_IGNORED_QUEUES takes too long on some names.",
-            hint="A queue of such a name would stop the guarding. Repeat nothing in what is repeated, as (a+)+ does.",
+            hint="Avoid nested repetition, such as (a+)+. A queue of such a name would stop Guardian's passes.",
             id="guardian.W006",
         )
 
 
 def _bounds() -> Iterable[CheckMessage]:
-    for name, least, most in (
+    for name, minimum, maximum in (
         ("GUARDIAN_POLL_SECONDS", 0.1, 3600),
-        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass waits that long several times within its lease of 90 s
+        ("GUARDIAN_BROKER_TIMEOUT_SECONDS", 0.1, 20),  # a pass may wait several timeouts within its lease of 90 s
         ("GUARDIAN_QUIET_SECONDS", 0, 604_800),
         ("GUARDIAN_FORGET_DAYS", 1, 3650),
         ("MESSAGE_STORE_MAX_BODY", 1, 1 << 27),
@@ -252,23 +255,23 @@ def _bounds() -> Iterable[CheckMessage]:
         ("GUARDIAN_NO_CONSUMER_MINUTES", 0, 525_600),
         ("GUARDIAN_STALLED_MINUTES", 0, 525_600),
     ):
-        if not least <= _value(name) <= most:
-            hint = f"It is {least} at least, and {most} at most."
+        if not minimum <= _value(name) <= maximum:
+            hint = f"Set it to a number from {minimum} to {maximum}."
             yield Error(f"{name} is {_value(name)}.", hint=hint, id="guardian.E011")
     if settings.GUARDIAN_POLL_MAX_SECONDS < settings.GUARDIAN_POLL_SECONDS:
         yield Error(
             "GUARDIAN_POLL_MAX_SECONDS is below GUARDIAN_POLL_SECONDS.",
-            hint="It is the longest wait between passes while the broker is away.",
+            hint="Raise the first: it is the longest wait between passes during an outage of the broker.",
             id="guardian.E013",
         )
 
 
 def _people() -> Iterable[CheckMessage]:
-    # A host without a dot is all right here, which Django's validator refuses: a machine's own name is one.
+    # Django's validator refuses hosts without a dot, such as a machine's own name.
     if not re.fullmatch(r"[^@\s]+@[A-Za-z0-9.-]*[A-Za-z0-9]", parseaddr(settings.DEFAULT_FROM_EMAIL)[1]):
         yield Error(
-            f"DEFAULT_FROM_EMAIL is '{settings.DEFAULT_FROM_EMAIL}', which has no e-mail address in it.",
-            hint="Such as: Guardian <guardian@example.org>.",
+            f"DEFAULT_FROM_EMAIL is '{settings.DEFAULT_FROM_EMAIL}', which contains no e-mail address.",
+            hint="Write it like Guardian <guardian@example.org>.",
             id="guardian.E016",
         )
     for address in settings.GUARDIAN_OPERATOR_EMAILS:
@@ -282,8 +285,8 @@ def _people() -> Iterable[CheckMessage]:
             )
     if not settings.GUARDIAN_OPERATOR_EMAILS:
         yield checks.Warning(
-            "GUARDIAN_OPERATOR_EMAILS is empty: nobody hears of an outage, or of queues without an owner.",
-            hint="Name one address at least.",
+            "GUARDIAN_OPERATOR_EMAILS is empty: nobody is notified of outages and of queues without an owner.",
+            hint="Add at least one address.",
             id="guardian.W002",
         )
 
@@ -293,20 +296,20 @@ def _signing_in() -> Iterable[CheckMessage]:
         if not re.fullmatch(r"[^\s@*/:.,;]+(\.[^\s@*/:.,;]+)*", domain):
             yield Error(
                 f"GUARDIAN_VOUCHED_DOMAINS has '{domain}', which is not a domain.",
-                hint="It is what stands after the @ of an address, such as example.org. Name each subdomain.",
+                hint="Write the part of an address after the @, such as example.org. Add each subdomain.",
                 id="guardian.E018",
             )
     if settings.OIDC_ISSUER:
         for name in ("OIDC_CLIENT_ID", "OIDC_CLIENT_SECRET"):
             if not _value(name):
                 yield Error(
-                    f"{name} is empty, and OIDC_ISSUER is set.",
-                    hint="The issuer gives both when Guardian is registered there, or else leave OIDC_ISSUER empty.",
+                    f"{name} is empty, but OIDC_ISSUER is set.",
+                    hint="Register Guardian with the issuer to get an id and a secret, or leave OIDC_ISSUER empty.",
                     id="guardian.E019",
                 )
     elif settings.OIDC_VOUCHED_GROUPS:
         yield checks.Warning(
-            "OIDC_VOUCHED_GROUPS is set, and OIDC_ISSUER is empty: nobody is in a group.",
+            "OIDC_VOUCHED_GROUPS is set, but OIDC_ISSUER is empty: nobody is in a group.",
             hint="Set OIDC_ISSUER, or leave OIDC_VOUCHED_GROUPS empty.",
             id="guardian.W004",
         )
@@ -316,7 +319,7 @@ def _metrics() -> Iterable[CheckMessage]:
     if settings.GUARDIAN_BASE_URL.startswith("https://") and not settings.GUARDIAN_METRICS_TOKEN:
         yield checks.Warning(
             "GUARDIAN_METRICS_TOKEN is empty: /metrics is open to everybody.",
-            hint="It names nobody, but tells how many queues there are. Set a long random text, for Prometheus too.",
+            hint="Set it to a long random text, here and in Prometheus. The metrics name nobody, but count queues.",
             id="guardian.W005",
         )
 
@@ -324,13 +327,13 @@ def _metrics() -> Iterable[CheckMessage]:
 def _reports() -> Iterable[CheckMessage]:
     if not settings.SENTRY_DSN:
         return
-    from guardian_site import sentry  # nobody else has to wait for it
+    from guardian_site import sentry  # a slow import
 
     if not sentry.is_dsn(settings.SENTRY_DSN):
-        # The key in it is a secret, so it isn't repeated.
+        # Don't repeat the value: it contains a secret key.
         yield Error(
             "SENTRY_DSN is not the address of a project.",
-            hint="Sentry shows it in the project's settings: https://key@host/number.",
+            hint="Copy it from the project's settings in Sentry: https://key@host/number.",
             id="guardian.E020",
         )
 
@@ -338,7 +341,7 @@ def _reports() -> Iterable[CheckMessage]:
 def _value(name: str) -> Any:
     try:
         return getattr(settings, name)
-    except ImproperlyConfigured:  # as Django says of an empty SECRET_KEY
+    except ImproperlyConfigured:  # Django raises it for an empty SECRET_KEY
         return ""
 
 

@@ -1,7 +1,7 @@
-"""Guardian's settings. Every one comes from the environment, or from ``.env`` beside ``manage.py``.
+"""Guardian's settings, from the environment or from ``.env`` beside ``manage.py``.
 
-``.env.example`` lists them with a line of explanation each. What can be wrong with them is told by the
-system checks in ``guardian_site/checks.py``, so nothing here raises.
+``.env.example`` explains each of them. The system checks in ``guardian_site/checks.py`` report errors, so this module
+raises none.
 """
 
 import os
@@ -21,62 +21,62 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 environ.Env.read_env(BASE_DIR / ".env")
 
-# The settings whose values can't be read, and why. Here their defaults hold, and the system checks refuse to go on.
+# Settings with values that can't be parsed, and the reasons. They get their defaults, and the system checks fail.
 UNREADABLE: dict[str, str] = {}
 
 
 def read(name: str, cast: Callable[..., Any], default: Any) -> Any:
-    """Return this setting as ``cast``, one of django-environ's readers, makes it of the text."""
+    """Return a setting. ``cast`` is one of django-environ's parsers, or one of the functions below."""
     try:
         return cast(name, default=default)
     except (ValueError, ImproperlyConfigured) as error:
-        # What can't be read of an address may be a part of its password; of a number it isn't what stands there.
-        number = "it is a whole number" if cast == env.int else "it is a number" if cast == env.float else ""
-        UNREADABLE[name] = "it is no such address" if name.endswith("_URL") else number or str(error)
+        # An error about a URL may quote a part of its password.
+        number = "write a whole number" if cast == env.int else "write a number" if cast == env.float else ""
+        UNREADABLE[name] = "it is not a valid URL" if name.endswith("_URL") else number or str(error)
         return cast("NO_SUCH_SETTING", default=default)
 
 
 def items(name: str, default: list[str]) -> list[str]:
-    """Return the items of this setting, which commas separate, with or without spaces."""
+    """Return the items of a comma-separated setting, without spaces around them."""
     return [item.strip() for item in env.list(name, default=default)]
 
 
-def level(name: str, default: str) -> str:
-    """Return a level of logging."""
+def log_level(name: str, default: str) -> str:
+    """Return the name of a log level."""
     value: str = env.str(name, default=default).upper()
     if value not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
-        raise ValueError("it is DEBUG, INFO, WARNING or ERROR")
+        raise ValueError("write DEBUG, INFO, WARNING or ERROR")
     return value
 
 
-def address(name: str, default: str) -> str:
-    """Return an address without a slash at its end."""
+def url(name: str, default: str) -> str:
+    """Return a URL without a trailing slash."""
     value: str = env.str(name, default=default).rstrip("/")
     urlsplit(value)
     return value
 
 
 def host_of(url: str) -> str:
-    """Return the host name of an address as a request names it: an IPv6 address in brackets."""
+    """Return a URL's host as in a Host header: an IPv6 address has brackets."""
     host = urlsplit(url).hostname or "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
 def database(name: str, default: str) -> dict[str, Any]:
-    """Return Django's settings of the database at this address."""
+    """Return Django's settings for a database's URL."""
     settings: dict[str, Any] = env.db_url(name, default=default)
     if settings.get("ENGINE") not in ("django.db.backends.sqlite3", "django.db.backends.postgresql"):
-        raise ValueError("it begins with sqlite:/// or postgres://")
+        raise ValueError("begin it with sqlite:/// or postgres://")
     if "postgresql" in settings["ENGINE"] and "@" in settings["NAME"]:
-        raise ValueError("its password has a slash, which ends the host and is to be written as %2F")
+        raise ValueError("write a slash in the password as %2F")
     return settings
 
 
 def mail_server(name: str, default: str) -> dict[str, Any]:
-    """Return Django's settings of the mail server at this address."""
+    """Return Django's settings for a mail server's URL."""
     settings: dict[str, Any] = env.email_url(name, default=default)
     if settings["EMAIL_BACKEND"].endswith("smtp.EmailBackend") and "@" in settings.get("EMAIL_FILE_PATH", ""):
-        raise ValueError("its password has a slash, which ends the host and is to be written as %2F")
+        raise ValueError("write a slash in the password as %2F")
     return settings
 
 
@@ -91,7 +91,7 @@ RABBITMQ_MANAGEMENT_URL = env.str(
 )
 RABBIT_URL = env.str("RABBIT_URL", default="amqp://guest:guest@127.0.0.1:5672" if DEBUG else "")
 
-# What is guarded, and how. The rules that these feed are in queues/ and notifications/.
+# Guarded queues, for the rules in queues/ and notifications/.
 GUARDIAN_VHOSTS = items("GUARDIAN_VHOSTS", [])
 GUARDIAN_PULSE_VHOST = env.str("GUARDIAN_PULSE_VHOST", default="/")
 GUARDIAN_POLL_SECONDS = read("GUARDIAN_POLL_SECONDS", env.float, 5.0)
@@ -111,34 +111,34 @@ GUARDIAN_STALLED_MINUTES = read("GUARDIAN_STALLED_MINUTES", env.int, 0)
 GUARDIAN_SNAPSHOT = env.str("GUARDIAN_SNAPSHOT", default="management")
 GUARDIAN_PROMETHEUS_URLS = items("GUARDIAN_PROMETHEUS_URLS", [])
 
-# Who may use the broker, and what owners may do by themselves. The rules that these feed are in accounts/.
+# Access to the broker, and owners' rights, for the rules in accounts/.
 GUARDIAN_VOUCHED_DOMAINS = [domain.lower() for domain in items("GUARDIAN_VOUCHED_DOMAINS", [])]
 GUARDIAN_OWNERS_MAY_VOUCH = env.bool("GUARDIAN_OWNERS_MAY_VOUCH", default=False)
 GUARDIAN_RESERVED_USERS = items("GUARDIAN_RESERVED_USERS", ["guest", "admin"])
 GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = read("GUARDIAN_OWNERS_MAX_QUEUE_LENGTH", env.int, 0)
 GUARDIAN_CHANNELS_MAY_BE_PRIVATE = env.bool("GUARDIAN_CHANNELS_MAY_BE_PRIVATE", default=False)
 
-# How often. The rules that these feed are in core/limits.py and where it is called.
+# Rate limits. See core/limits.py and its callers.
 GUARDIAN_EVENTS_PER_MINUTE = read("GUARDIAN_EVENTS_PER_MINUTE", env.int, 6000)
 MESSAGE_STORE_POSTS_PER_MINUTE = read("MESSAGE_STORE_POSTS_PER_MINUTE", env.int, 60_000)
 
 # The web.
-GUARDIAN_BASE_URL = read("GUARDIAN_BASE_URL", address, "http://127.0.0.1:8000")
+GUARDIAN_BASE_URL = read("GUARDIAN_BASE_URL", url, "http://127.0.0.1:8000")
 ALLOWED_HOSTS = items("ALLOWED_HOSTS", [host_of(GUARDIAN_BASE_URL)])
 _HTTPS = GUARDIAN_BASE_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = ["://".join(urlsplit(GUARDIAN_BASE_URL)[:2])] if "://" in GUARDIAN_BASE_URL else []
 SECURE_SSL_REDIRECT = SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _HTTPS
-SECURE_REDIRECT_EXEMPT = [r"^(healthz|readyz|metrics)$"]  # what asks from inside the machine speaks plain HTTP
+SECURE_REDIRECT_EXEMPT = [r"^(healthz|readyz|metrics)$"]  # local health checks use plain HTTP
 SECURE_HSTS_SECONDS = 31_536_000 if _HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = _HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _HTTPS else None
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
-CSRF_COOKIE_HTTPONLY = True  # forms have it in them, and no script of ours reads it
+CSRF_COOKIE_HTTPONLY = True  # forms contain the token, and no script reads the cookie
 SESSION_ENGINE = "accounts.sessions"
 
-# Signing in by OpenID Connect; without an issuer there is none.
-OIDC_ISSUER = read("OIDC_ISSUER", address, "")
+# Sign-in by OpenID Connect. Without an issuer it is off.
+OIDC_ISSUER = read("OIDC_ISSUER", url, "")
 OIDC_CLIENT_ID = env.str("OIDC_CLIENT_ID", default="")
 OIDC_CLIENT_SECRET = env.str("OIDC_CLIENT_SECRET", default="")
 OIDC_NAME = env.str("OIDC_NAME", default="single sign-on")
@@ -198,7 +198,7 @@ MIDDLEWARE = [
     "guardian_site.errors.BrokerErrors",
 ]
 
-# Nothing inline, and nothing from anywhere else. Chromium holds the redirect that follows a form against form-action.
+# No inline content, and none from other sites. Chromium applies form-action to a form's redirect too.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [NONE],
@@ -232,11 +232,11 @@ TEMPLATES = [
     },
 ]
 
-# The database. On SQLite: WAL, so that readers and the writer don't wait for each other, and IMMEDIATE, because a
-# transaction that reads first and writes later is otherwise refused under a second writer, whatever the timeout.
+# The database. SQLite uses WAL, so that readers and the writer don't wait for each other. It uses IMMEDIATE, because a
+# transaction that reads first and writes later fails if there is another writer, whatever the timeout.
 DATABASES = {"default": read("DATABASE_URL", database, f"sqlite:///{VAR_DIR / 'guardian.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    with suppress(OSError):  # that it can't be opened there is told by whoever opens it
+    with suppress(OSError):  # opening the database reports the error
         VAR_DIR.mkdir(parents=True, exist_ok=True)
     DATABASES["default"].setdefault("OPTIONS", {}).update(
         timeout=30,
@@ -246,17 +246,16 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 else:
     DATABASES["default"].setdefault("OPTIONS", {}).setdefault("connect_timeout", 5)
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-# A new connection for each request costs more than most requests: closing the last one to SQLite moves its log over.
+# A new connection costs more than most requests: when the last connection closes, SQLite checkpoints its WAL.
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# What is counted in what is limited, such as attempts to sign in. In the database, since all processes of all machines
-# must count together.
+# Counts for limits, such as of attempts to sign in. The cache is in the database, so that all processes share them.
 CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.db.DatabaseCache",
         "LOCATION": "guardian_cache",
-        # Past these, entries are thrown out before their time: whoever tries many addresses must not get that far.
+        # More entries are evicted before they expire. It is high, so that nobody can evict counts with many addresses.
         "OPTIONS": {"MAX_ENTRIES": 100_000},
     },
 }
@@ -264,11 +263,11 @@ CACHES = {
 AUTH_USER_MODEL = "accounts.Owner"
 KNOX_TOKEN_MODEL = "accounts.AuthToken"  # noqa: S105 - a model, not a password
 AUDITLOG_LOGENTRY_MODEL = "accounts.AuditEntry"
-AUDITLOG_CID_GETTER = "guardian_site.tracing.current"  # the id that the lines of the log have
-AUDITLOG_USE_FK_STRING_REPRESENTATION = True  # so that an entry says who and what it was after these are gone
-# They make their own tables of tokens and of entries, swapped or not, which nothing would use.
+AUDITLOG_CID_GETTER = "guardian_site.tracing.current"  # the id in log lines
+AUDITLOG_USE_FK_STRING_REPRESENTATION = True  # entries keep the names of deleted objects
+# Don't create knox's and auditlog's own tables, which the swapped models replace.
 MIGRATION_MODULES = {"knox": None, "auditlog": None}
-# For the passwords of RabbitMQ accounts; people sign in without one.
+# For passwords of RabbitMQ accounts. Owners sign in without a password.
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in (
@@ -279,7 +278,7 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
-# Signing in: by a code sent by e-mail, or by OpenID Connect. accounts/signin.py has what is ours of it.
+# Sign-in by a code in an e-mail, or by OpenID Connect. Guardian's part is in accounts/signin.py.
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "queues"
@@ -291,11 +290,11 @@ ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*"]
 ACCOUNT_LOGIN_BY_CODE_ENABLED = True
 ACCOUNT_LOGIN_BY_CODE_TIMEOUT = 600
-ACCOUNT_EMAIL_VERIFICATION = "none"  # a sign-in proves the address already
-ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # there are none: the first sign-in makes the owner
-# Codes asked for: from one address of the net, and for one e-mail address.
+ACCOUNT_EMAIL_VERIFICATION = "none"  # a sign-in verifies the address
+ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False  # the first sign-in creates the owner
+# Requests for codes, for each IP address and each e-mail address.
 ACCOUNT_RATE_LIMITS = {"request_login_code": "20/m/ip,200/h/ip,3/m/key,10/h/key"}
-# So many proxies in front add to X-Forwarded-For; before what they add stands whatever a client likes to say.
+# The number of proxies that append to X-Forwarded-For. A client can forge the part before theirs.
 ALLAUTH_TRUSTED_PROXY_COUNT = read("GUARDIAN_PROXIES", env.int, 1 if _HTTPS else 0)
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Guardian] "
 SOCIALACCOUNT_ADAPTER = "accounts.signin.SocialAccountAdapter"
@@ -316,7 +315,7 @@ SOCIALACCOUNT_PROVIDERS = {
     },
 }
 
-# What the REST API speaks, and how it describes itself. core/rest.py and api_schema.py say why.
+# The REST API. See core/rest.py and api_schema.py.
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "accounts.authentication.TokenAuthentication",
@@ -335,13 +334,13 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "TITLE": "Guardian",
     "DESCRIPTION": (
-        "Accounts, queues and agents on a shared RabbitMQ. Present a token, `Authorization: Token KEY`, or the session "
-        "of a browser that is signed in. Lists are plain arrays, in pages: `X-Result-Count` says how many there are, "
-        "`Link` where the other pages are. A UUID is 32 hex digits; in a path it may have dashes."
+        "Accounts, queues and agents on a shared RabbitMQ. Authenticate with a token, `Authorization: Token KEY`, or "
+        "with the session of a signed-in browser. Lists are paginated arrays: `X-Result-Count` has the number of "
+        "results, and `Link` the URLs of other pages. A UUID has 32 hex digits; in a path it may have dashes."
     ),
     "VERSION": "1",
     "SCHEMA_PATH_PREFIX": "/api",
-    "SORT_OPERATIONS": False,  # but as in the table of contents
+    "SORT_OPERATIONS": False,  # keep the order of api_urls.py
     "ENUM_NAME_OVERRIDES": {"ObjectTypeEnum": "agents.models.ObjectType"},
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
@@ -349,9 +348,9 @@ SPECTACULAR_SETTINGS = {
         "guardian_site.api_schema.order_methods",
     ],
     "SERVE_INCLUDE_SCHEMA": False,
-    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],  # there is no secret in it
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],  # the schema contains no secret
     "SWAGGER_UI_DIST": "SIDECAR",
-    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "supportedSubmitMethods": []},  # a page to read, not to delete from
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "supportedSubmitMethods": []},  # the page sends no requests
 }
 
 LANGUAGE_CODE = "en-gb"
@@ -360,27 +359,27 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-WHITENOISE_ALLOW_ALL_ORIGINS = False  # nobody else's page needs them
-WHITENOISE_USE_FINDERS = True  # static files are served as they lie, without a collectstatic step
+WHITENOISE_ALLOW_ALL_ORIGINS = False  # other sites don't need the static files
+WHITENOISE_USE_FINDERS = True  # serve static files without collectstatic
 
-# Mail. A mail server that accepts and says nothing must not hold the sender for ever.
+# Mail. The timeout is for mail servers that accept a connection and don't answer.
 EMAIL_TIMEOUT = 10
 vars().update(read("EMAIL_URL", mail_server, "consolemail://" if DEBUG else "smtp://127.0.0.1:25"))
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", default="guardian@localhost")
 
-# Celery. Its broker is never the RabbitMQ that is guarded: under a resource alarm every publisher there is blocked.
+# Celery. Its broker is never the guarded RabbitMQ, which blocks all publishers under a resource alarm.
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="filesystem://")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TIMEZONE = "UTC"
 CELERY_TASK_PUBLISH_RETRY = False
-# However long the task queue is away, workers and beat come back to it by themselves.
+# Workers and beat reconnect without a limit of attempts.
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
-# What a worker takes beside what it is at waits for that. A task counts as done once it is begun: what a killed worker
-# had in hand is found by the next one, as rows say what is to be done, and a task that kills workers comes once.
+# A prefetched task would wait for the running one. Tasks are acknowledged when they start: rows record what is to be
+# done, so the next task finishes the work of a killed worker, and a task that kills its worker is not delivered again.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
-# Passes have a queue, and in the Procfile a worker, of their own: whatever telling people waits for, guarding goes on.
-# A worker that isn't told which takes both.
+# Passes have their own queue, and a worker of their own in the Procfile, so that notifying never delays them. A worker
+# without -Q consumes both queues.
 CELERY_TASK_QUEUES = [Queue(name, routing_key=name) for name in ("celery", "guarding")]
 CELERY_TASK_ROUTES = {"queues.tasks.monitor_queues": {"queue": "guarding"}}
 if CELERY_BROKER_URL.startswith("filesystem:"):
@@ -397,9 +396,9 @@ if CELERY_BROKER_URL.startswith("filesystem:"):
     }
     os.environ.setdefault("TMPDIR", str(_folders["tmp"]))
 else:
-    # Without these, a Redis that accepts and says nothing holds whoever hands over a task for over 20 seconds.
+    # Without these, a Redis that accepts a connection and doesn't answer blocks the publisher of a task for over 20 s.
     CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_timeout": 2, "socket_connect_timeout": 2, "max_retries": 0}
-    with suppress(OSError):  # beat alone keeps a file there; the others need no place to write
+    with suppress(OSError):  # only beat needs the folder
         (VAR_DIR / "celery").mkdir(parents=True, exist_ok=True)
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celery" / "beat-schedule")
 CELERY_BEAT_SCHEDULE = {
@@ -412,7 +411,7 @@ CELERY_BEAT_SCHEDULE = {
     "pruning": {"task": "queues.tasks.prune", "schedule": 600, "options": {"expires": 600}},
     "consumers": {"task": "queues.tasks.count_consumers", "schedule": 60, "options": {"expires": 60}},
     "weekly": {"task": "queues.tasks.tell_the_week", "schedule": 3600, "options": {"expires": 3600}},
-    # What runs that seldom isn't put off by restarts: beat's file keeps when it last ran.
+    # Restarts don't delay these rare tasks: beat's schedule file stores their last run.
     "orphans": {"task": "agents.tasks.sweep_orphans", "schedule": 21_600, "options": {"expires": 21_600}},
     "stale": {"task": "agents.tasks.clean_up_stale", "schedule": 86_400, "options": {"expires": 86_400}},
     "removals": {"task": "core.tasks.finish_removals", "schedule": 60, "options": {"expires": 60}},
@@ -425,15 +424,15 @@ CELERY_BEAT_SCHEDULE = {
     "expired-messages": {"task": "message_store.tasks.remove_expired", "schedule": 60, "options": {"expires": 60}},
 }
 
-# Queues over HTTP.
+# The message store.
 MESSAGE_STORE = env.str("MESSAGE_STORE", default="database")
 MESSAGE_STORE_MAX_BODY = read("MESSAGE_STORE_MAX_BODY", env.int, 1_048_576)
 ZOOKEEPER_HOSTS = env.str("ZOOKEEPER_HOSTS", default="")
 
-# What is told to machines: /metrics, the logs, Sentry.
+# Monitoring: /metrics, logs, Sentry.
 GUARDIAN_METRICS_TOKEN = env.str("GUARDIAN_METRICS_TOKEN", default="")
 LOG_FORMAT = env.str("LOG_FORMAT", default="line")
-LOG_LEVEL = read("LOG_LEVEL", level, "INFO")
+LOG_LEVEL = read("LOG_LEVEL", log_level, "INFO")
 SENTRY_DSN = env.str("SENTRY_DSN", default="")
 
 LOGGING = {
@@ -448,15 +447,15 @@ LOGGING = {
     },
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
-        # These bring handlers of their own, and everything would be said twice.
-        "django": {"handlers": [], "level": "INFO" if LOG_LEVEL == "DEBUG" else "NOTSET"},  # not every statement
+        # Remove the handlers of these two, so that no line is logged twice.
+        "django": {"handlers": [], "level": "INFO" if LOG_LEVEL == "DEBUG" else "NOTSET"},  # DEBUG logs all SQL
         "gunicorn.error": {"handlers": [], "propagate": True, "level": "NOTSET"},
-        # guardian.requests has a line for each request already.
+        # guardian.requests logs each request.
         "django.request": {"level": "ERROR"},
         "django.server": {"handlers": [], "level": "CRITICAL"},
         "httpcore": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
-        "pika": {"level": "CRITICAL"},  # what goes wrong is told by the code that called it, once
-        "kombu.connection": {"level": "ERROR"},  # a file system has no host name, and that is all right
+        "pika": {"level": "CRITICAL"},  # the callers log its errors
+        "kombu.connection": {"level": "ERROR"},  # it warns that filesystem:// has no host
     },
 }

@@ -598,8 +598,8 @@ def test_settings_that_can_not_be_read_are_told_with_everything_else(tmp_path):
     assert answer.returncode == 1
     for words in (
         "SECRET_KEY is empty", "GUARDIAN_MAX_QUEUE_LENGTH can't be read", "DATABASE_URL can't be read",
-        "RABBITMQ_MANAGEMENT_URL is not an address", "RABBIT_URL is not an address", "EMAIL_URL can't be read",
-        "GUARDIAN_IGNORED_QUEUES is not a regular expression", "GUARDIAN_BASE_URL is not an address",
+        "RABBITMQ_MANAGEMENT_URL is not a valid URL", "RABBIT_URL is not a valid URL", "EMAIL_URL can't be read",
+        "GUARDIAN_IGNORED_QUEUES is not a regular expression", "GUARDIAN_BASE_URL is not a valid URL",
     ):  # fmt: skip
         assert re.search(rf"^PROBLEM  settings +{re.escape(words)}", answer.stdout, re.M), words
     assert re.search(r"^PROBLEM  task queue ", answer.stdout, re.M)
@@ -631,7 +631,7 @@ def test_an_address_that_a_password_spoils_is_not_looked_at(setting, tmp_path):
     scheme = "postgres" if setting == "DATABASE_URL" else "smtp"
     environment = {"GUARDIAN_VAR_DIR": str(tmp_path), setting: f"{scheme}://guardian:12345/hunter2@127.0.0.1/x"}
     answer = doctor_of(environment)
-    assert f"{setting} can't be read: it is no such address" in answer.stdout
+    assert f"{setting} can't be read: it is not a valid URL" in answer.stdout
     assert "12345" not in answer.stdout + answer.stderr
     assert "hunter2" not in answer.stdout + answer.stderr
 
