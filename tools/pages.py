@@ -18,10 +18,10 @@ KINDS = {
     "float": "number",
     "str": "text",
     "items": "list, with commas",
-    "address": "address",
+    "url": "address",
     "database": "address",
     "email_url": "address",
-    "level": "text",
+    "log_level": "text",
 }
 """What a setting's reader takes, in words."""
 
