@@ -61,7 +61,7 @@ class HeldLease:
         return self._write(self._free())
 
     def renew(self) -> None:
-        """Make the lease last its whole length again.
+        """Extend the lease to its whole length.
 
         Raises:
             LeaseLost: it expired; do not act.

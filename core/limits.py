@@ -25,9 +25,12 @@ WINDOW_NAMES = {60: "a minute", 3600: "an hour"}
 
 @dataclass(frozen=True)
 class RateLimit:
-    """At most ``max_count`` actions in a window of ``seconds``, for each client; 0: no limit. ``what`` names them."""
+    """At most ``max_count`` actions in a window of ``seconds``, for each client; 0: no limit.
 
-    what: str
+    ``actions`` names them in the plural, such as "events".
+    """
+
+    actions: str
     max_count: int
     seconds: int
 
@@ -37,14 +40,14 @@ class RateLimitExceeded(Exception):
 
     def __init__(self, limit: RateLimit, seconds: int) -> None:
         super().__init__(
-            f"Too many {limit.what}: the limit is {limit.max_count} within {WINDOW_NAMES[limit.seconds]}. "
+            f"Too many {limit.actions}: the limit is {limit.max_count} within {WINDOW_NAMES[limit.seconds]}. "
             f"Wait {seconds} seconds."
         )
         self.seconds = seconds
 
 
 _left: dict[tuple[str, str], tuple[int, int]] = {}
-"""The window and the remaining actions of this process's share, by what is limited and the client."""
+"""The window and the remaining actions of this process's share, by ``RateLimit.actions`` and client."""
 _lock = threading.Lock()
 
 
@@ -62,17 +65,17 @@ def consume(limit: RateLimit, client: str) -> None:
     size = _reserve_share(limit, client, window)
     if size > 1:
         with _lock:
-            share_window, left = _left.get((limit.what, client), (window, 0))
-            _left[limit.what, client] = (window, size - 1 + (left if share_window == window else 0))
+            share_window, left = _left.get((limit.actions, client), (window, 0))
+            _left[limit.actions, client] = (window, size - 1 + (left if share_window == window else 0))
 
 
 def _use_share(limit: RateLimit, client: str, window: int) -> bool:
     """Use one action of this process's share, and return whether one was left."""
     with _lock:
-        share_window, left = _left.get((limit.what, client), (window, 0))
+        share_window, left = _left.get((limit.actions, client), (window, 0))
         if share_window != window or not left:
             return False
-        _left[limit.what, client] = (window, left - 1)
+        _left[limit.actions, client] = (window, left - 1)
         return True
 
 
@@ -84,7 +87,7 @@ def _reserve_share(limit: RateLimit, client: str, window: int) -> int:
         OperationalError: the database can't be written.
     """
     size = max(1, limit.max_count // SHARES)
-    name = f"limit:{limit.what.replace(' ', '-')}:{client}:{window}"
+    name = f"limit:{limit.actions.replace(' ', '-')}:{client}:{window}"
     shares = {f"{name}:{begin}": min(size, limit.max_count - begin) for begin in range(0, limit.max_count, size)}
     reserved = cache.get_many(shares)
     for key, share in shares.items():

@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 
-class Schema(SpectacularAPIView):
+class SchemaView(SpectacularAPIView):
     """The schema in YAML or JSON."""
 
     schema = None
@@ -35,7 +35,7 @@ class Schema(SpectacularAPIView):
 
 @cache
 def _rendered(kind: str) -> bytes:
-    renderer = next(one for one in Schema.renderer_classes if one.media_type == kind)
+    renderer = next(one for one in SchemaView.renderer_classes if one.media_type == kind)
     rendered: Any = renderer().render(schema(), renderer_context={})
     return bytes(rendered)
 

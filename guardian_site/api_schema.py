@@ -103,7 +103,7 @@ AUTHENTICATE = {
 }
 
 
-class Schema(AutoSchema):
+class EndpointSchema(AutoSchema):
     """The description of an endpoint.
 
     The summary and the description are the docstring. Statuses of errors that follow from the endpoint's permissions,

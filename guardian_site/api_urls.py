@@ -98,7 +98,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
         name="api-event-subscription-queue",
     ),
     # Schema
-    path("schema/", api_docs.Schema.as_view(), name="api-schema"),
+    path("schema/", api_docs.SchemaView.as_view(), name="api-schema"),
     path("docs/", api_docs.page, name="api-docs"),
     re_path(r"^", UnknownAddress.as_view()),  # any other path, including line breaks, with or without a trailing slash
 ]

@@ -328,7 +328,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PAGINATION_CLASS": "core.rest.HeaderPagination",
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
     "DEFAULT_METADATA_CLASS": "core.rest.MethodsMetadata",
-    "DEFAULT_SCHEMA_CLASS": "guardian_site.api_schema.Schema",
+    "DEFAULT_SCHEMA_CLASS": "guardian_site.api_schema.EndpointSchema",
     "EXCEPTION_HANDLER": "core.rest.exception_handler",
 }
 SPECTACULAR_SETTINGS = {

@@ -99,7 +99,7 @@ class Depth(NamedTuple):
     node: str
 
 
-class Page(NamedTuple):
+class NodeMetrics(NamedTuple):
     """A node's metrics: the depths of the queues whose leader it is.
 
     ``skipped`` counts queues with a quote or a backslash in the name of the queue or its vhost. RabbitMQ 3.10 does not
@@ -111,7 +111,7 @@ class Page(NamedTuple):
     skipped: int
 
 
-def parse_page(text: str) -> Page:
+def parse_metrics(text: str) -> NodeMetrics:
     """Parse a page of ``/metrics/detailed?family=queue_coarse_metrics``.
 
     Raises:
@@ -138,7 +138,7 @@ def parse_page(text: str) -> Page:
         unacknowledged
     ):
         raise MalformedResponse("the queues' metrics have another format than RabbitMQ's")
-    return Page(node, depths, skipped)
+    return NodeMetrics(node, depths, skipped)
 
 
 def _is_ambiguous(line: str) -> bool:
@@ -183,7 +183,7 @@ class Endpoint:
             max_bytes=MAX_RESPONSE_BYTES,
         )
 
-    def read(self, vhosts: Sequence[str] = ()) -> Page:
+    def read(self, vhosts: Sequence[str] = ()) -> NodeMetrics:
         """Return this node's metrics of the queues in these vhosts; without any, in all vhosts.
 
         Raises:
@@ -196,7 +196,7 @@ class Endpoint:
         try:
             answer = self._send(f"{self._prefix}{PATH}?family={FAMILY}{query}")
             outcome = "failed"
-            page = self._page(answer)
+            page = self._parse(answer)
             outcome = "ok"
             return page
         finally:
@@ -213,11 +213,11 @@ class Endpoint:
         except TooLarge as error:
             raise MalformedResponse(f"{self._where}: the metrics have more than {MAX_RESPONSE_BYTES} bytes") from error
 
-    def _page(self, answer: Answer) -> Page:
+    def _parse(self, answer: Answer) -> NodeMetrics:
         if answer.status != 200:
             raise MalformedResponse(f"{self._where}: answered {answer.status} instead of 200")
         try:
-            return parse_page(answer.body.decode())
+            return parse_metrics(answer.body.decode())
         except (UnicodeDecodeError, MalformedResponse) as error:
             raise MalformedResponse(f"{self._where}: {error}") from error
 
@@ -267,8 +267,8 @@ class Scrape(NamedTuple):
         between_requests()
         lost = gone - found.keys()
         depths = {} if keep_stored_lengths else self.depths
-        queues = [_measured(key, row, depths.get(key)) for key, row in stored.items() if key not in lost]
-        queues += [_measured(key, found[key], self.depths[key]) for key in new if key in found]
+        queues = [_with_depth(key, row, depths.get(key)) for key, row in stored.items() if key not in lost]
+        queues += [_with_depth(key, found[key], self.depths[key]) for key in new if key in found]
         nodes_unchanged = members(management) == (self.nodes, self.down)
         return Snapshot(queues, {}, self.nodes, self.down, nodes_unchanged, True, [], [], self.seconds, lagging=True)
 
@@ -291,7 +291,7 @@ def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, 
     return {key: one for key, one in zip(queues, found, strict=True) if one is not None}
 
 
-def _measured(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQueue:
+def _with_depth(key: QueueName, row: QueueFields, depth: Depth | None) -> ListedQueue:
     """Return a queue with its stored fields, and the length and the node from the metrics, if there are any."""
     ready, unacknowledged, node = depth or (row.ready, row.unacknowledged, row.node)
     if row.type == "stream":
@@ -372,11 +372,11 @@ class Prometheus:
         named_vhosts = vhosts if vhosts is not None and len(vhosts) <= MAX_VHOSTS_IN_QUERY else ()
         began = time.monotonic()
         with ContextThreadPool(MAX_CONCURRENT_REQUESTS) as threads:
-            answers = list(threads.map(lambda endpoint: _page_or_error(endpoint, named_vhosts), endpoints))
+            answers = list(threads.map(lambda endpoint: _metrics_or_error(endpoint, named_vhosts), endpoints))
         seconds = time.monotonic() - began
         between_requests()
         # Ignore the pages of another cluster's nodes.
-        pages = {answer.node: answer for answer in answers if isinstance(answer, Page) and answer.node in nodes}
+        pages = {answer.node: answer for answer in answers if isinstance(answer, NodeMetrics) and answer.node in nodes}
         if nodes - pages.keys():
             self._found = (frozenset(), [])  # look up the endpoints again
             errors = [str(answer) for answer in answers if isinstance(answer, BrokerError)]
@@ -416,7 +416,7 @@ class Prometheus:
             return [self._endpoints[url] for url in urls]
 
 
-def _page_or_error(endpoint: Endpoint, vhosts: Sequence[str]) -> Page | BrokerError:
+def _metrics_or_error(endpoint: Endpoint, vhosts: Sequence[str]) -> NodeMetrics | BrokerError:
     try:
         return endpoint.read(vhosts)
     except BrokerError as error:

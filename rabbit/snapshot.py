@@ -1,4 +1,4 @@
-"""A list of the broker's queues at one moment, with what limits its reliability."""
+"""A list of the broker's queues at one moment, and how far to trust it."""
 
 import time
 from collections import deque
@@ -73,7 +73,7 @@ class ListedQueue(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A list of queues, with what limits its reliability.
+    """A list of queues, and how far to trust it.
 
     - ``unlisted``: the reason for each vhost that could not be listed. Its queues are missing here, but not gone.
     - ``nodes``, ``down``: the cluster's running nodes and its other nodes.

@@ -1,7 +1,7 @@
 """``/metrics``, for Prometheus.
 
 Each scrape reads the metrics here from the database, so that all web processes on all machines return the same values.
-``counters.py`` has what processes count. Metrics name no queue and no person.
+``counters.py`` has the counters of processes. Metrics name no queue and no person.
 """
 
 import logging

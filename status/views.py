@@ -63,7 +63,7 @@ def front_page(request: Request) -> HttpResponse:
     return admin.site.index(request, context)
 
 
-class Outcome(NamedTuple):
+class ActionOutcome(NamedTuple):
     """The outcome of an action, for its page. ``did`` lists what it did; ``to`` is the name of a URL to continue at."""
 
     level: Level
@@ -101,18 +101,18 @@ def operate_pass(request: Request) -> HttpResponse:
     return _page(request, "admin/operate/pass.html", "Run a pass now", outcome)
 
 
-def pass_outcome(report: pass_run.Report) -> Outcome:
+def pass_outcome(report: pass_run.Report) -> ActionOutcome:
     """Return the outcome of a pass."""
     errors = [readable(error) for error in report.errors]
     if report.another_pass:
         sentence = "Another pass is being made right now, so nothing was done. It does the same."
-        return Outcome(Level.WARNING, sentence, errors=errors, status=HTTPStatus.CONFLICT)
+        return ActionOutcome(Level.WARNING, sentence, errors=errors, status=HTTPStatus.CONFLICT)
     if report.away:
         sentence = "The broker could not be asked, so nothing was done. Guardian tries again by itself."
-        return Outcome(Level.CRITICAL, sentence, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return ActionOutcome(Level.CRITICAL, sentence, errors=errors, status=HTTPStatus.SERVICE_UNAVAILABLE)
     if report.given_up:
         sentence = "The pass took so long that its lease ran out. The next one goes on from there."
-        return Outcome(Level.CRITICAL, sentence, errors=errors)
+        return ActionOutcome(Level.CRITICAL, sentence, errors=errors)
     did = [
         f"{_queues(report.queues)} in {report.seconds:.2f} s; the list took {report.listing_seconds:.2f} s of it",
         f"{report.new:,} new, {report.changed:,} changed, {report.gone:,} gone",
@@ -120,7 +120,7 @@ def pass_outcome(report: pass_run.Report) -> Outcome:
         f"{report.deleted:,} deleted, {report.kept:,} kept after the second look",
     ]
     if report.brake_held:
-        return Outcome(
+        return ActionOutcome(
             Level.WARNING,
             "The pass is done, and the brake held: too many queues would go at once.",
             did,
@@ -128,8 +128,8 @@ def pass_outcome(report: pass_run.Report) -> Outcome:
             to="operate_brake",
         )
     if errors:
-        return Outcome(Level.WARNING, "The pass is done, and not all went well.", did, errors)
-    return Outcome(Level.OK, "The pass is done.", did)
+        return ActionOutcome(Level.WARNING, "The pass is done, and not all went well.", did, errors)
+    return ActionOutcome(Level.OK, "The pass is done.", did)
 
 
 # Previews and their confirmation
@@ -165,7 +165,7 @@ def _cache_key(by: Owner, action: str, key: UUID) -> str:
     return f"shown:{action}:{by.pk}:{key.hex}"
 
 
-EXPIRED = Outcome(
+EXPIRED = ActionOutcome(
     Level.WARNING,
     "What you agreed to was shown too long ago, or was agreed to already, so nothing was done. This is how it is now.",
     status=HTTPStatus.CONFLICT,
@@ -290,12 +290,12 @@ def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
     return _page(request, template, clean_up.title, outcome, **context)
 
 
-def sweep_outcome(report: reports.Report) -> Outcome:
+def sweep_outcome(report: reports.Report) -> ActionOutcome:
     """Return the outcome of a clean-up."""
     errors = [readable(error) for error in report.errors]
     if report.another_sweep:
         sentence = "Another process is at it right now, so nothing was done here. Its report is on the front page soon."
-        return Outcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
+        return ActionOutcome(Level.WARNING, sentence, status=HTTPStatus.CONFLICT)
     did = [f"{_queues(report.deleted)} deleted of {report.seen:,}", f"{report.kept:,} kept"]
     if report.kind == Sweep.Kind.ORPHANS:
         did += [f"{report.repaired:,} made again", f"{report.users:,} RabbitMQ users removed"]
@@ -305,20 +305,24 @@ def sweep_outcome(report: reports.Report) -> Outcome:
     did.append(f"{report.seconds:.1f} s")
     if report.away:
         sentence = "The broker could not be asked, or went away in the middle. What was begun goes on by itself."
-        return Outcome(Level.CRITICAL, sentence, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE)
+        return ActionOutcome(
+            Level.CRITICAL, sentence, did if report.seen else (), errors, HTTPStatus.SERVICE_UNAVAILABLE
+        )
     if report.given_up:
-        return Outcome(
+        return ActionOutcome(
             Level.CRITICAL, "It took so long that its lease ran out. The next one goes on from there.", did, errors
         )
     if report.brake_held:
-        return Outcome(Level.WARNING, "The brake held: too many queues would go at once, so none did.", did, errors)
+        return ActionOutcome(
+            Level.WARNING, "The brake held: too many queues would go at once, so none did.", did, errors
+        )
     if errors:
-        return Outcome(Level.WARNING, "It is done, and not all went well.", did, errors)
+        return ActionOutcome(Level.WARNING, "It is done, and not all went well.", did, errors)
     if report.left_out:
-        return Outcome(
+        return ActionOutcome(
             Level.WARNING, "It is done, and what came since you were shown it was left alone. Look again.", did
         )
-    return Outcome(Level.OK, "It is done.", did)
+    return ActionOutcome(Level.OK, "It is done.", did)
 
 
 def _queues(number: int) -> str:
@@ -326,7 +330,7 @@ def _queues(number: int) -> str:
 
 
 def _page(
-    request: HttpRequest, template: str, title: str, outcome: Outcome | None = None, **context: Any
+    request: HttpRequest, template: str, title: str, outcome: ActionOutcome | None = None, **context: Any
 ) -> HttpResponse:
     context = {**admin.site.each_context(request), "title": title, "told": outcome, **context}
     return TemplateResponse(request, template, context, status=outcome.status if outcome else HTTPStatus.OK)

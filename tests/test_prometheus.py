@@ -35,15 +35,15 @@ WHOLE = page(("/", "jobs", 3, 1), ("é\u2028", "} 5", 0, 7))
 
 
 def test_a_page_says_which_node_it_is_of_and_the_lengths_of_its_queues():
-    read = prometheus.parse_page(WHOLE)
+    read = prometheus.parse_metrics(WHOLE)
     assert read.node == "rabbit@here"
     assert read.depths == {("/", "jobs"): (3, 1, "rabbit@here"), ("é\u2028", "} 5"): (0, 7, "rabbit@here")}
-    assert prometheus.parse_page(page()).depths == {}
+    assert prometheus.parse_metrics(page()).depths == {}
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", 'a",queue="b', 'x"} 7', "a\\nb"])
 def test_a_name_of_which_nobody_can_tell_where_it_ends_is_left_out(name):
-    read = prometheus.parse_page(page(("/", "jobs", 3, 1), ("/", name, 9, 9)))
+    read = prometheus.parse_metrics(page(("/", "jobs", 3, 1), ("/", name, 9, 9)))
     assert (read.depths.keys(), read.skipped) == ({("/", "jobs")}, 1)
     assert prometheus.has_ambiguous_name("/", name)
     assert not prometheus.has_ambiguous_name("/", "jobs")
@@ -52,7 +52,7 @@ def test_a_name_of_which_nobody_can_tell_where_it_ends_is_left_out(name):
 @pytest.mark.parametrize("end", range(0, len(WHOLE), 7))
 def test_a_page_that_was_cut_anywhere_is_none(end):
     with pytest.raises(MalformedResponse):
-        prometheus.parse_page(WHOLE[:end])
+        prometheus.parse_metrics(WHOLE[:end])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_page_that_was_cut_anywhere_is_none(end):
 def test_a_page_of_another_shape_is_none(text):
     assert text != WHOLE
     with pytest.raises(MalformedResponse):
-        prometheus.parse_page(text)
+        prometheus.parse_metrics(text)
 
 
 # Passes
