@@ -83,7 +83,7 @@ class QueueFields(Protocol):
         """Unacknowledged messages; None: unknown."""
 
 
-class StoredQueue(QueueFields, Protocol):
+class StoredRow(QueueFields, Protocol):
     """A stored row of a queue."""
 
     @property
@@ -130,9 +130,9 @@ def parse_metrics(text: str) -> NodeMetrics:
     if lines[0] != len(ready):
         skipped = sum(_is_ambiguous(line) for line in text.split("\n") if line.startswith(f"{READY}{{"))
     depths = {
-        (vhost, name): Depth(int(waiting), int(out), node)
-        for (vhost, name, waiting), (vhost_again, name_again, out) in zip(ready, unacknowledged, strict=False)
-        if name == name_again and vhost == vhost_again
+        (vhost, name): Depth(int(ready_count), int(unacked_count), node)
+        for (vhost, name, ready_count), (vhost_2, name_2, unacked_count) in zip(ready, unacknowledged, strict=False)
+        if name == name_2 and vhost == vhost_2
     }
     if lines != [len(ready) + skipped, len(unacknowledged) + skipped] or not len(depths) == len(ready) == len(
         unacknowledged
@@ -237,7 +237,7 @@ class Scrape(NamedTuple):
     def to_snapshot(
         self,
         management: Management,
-        stored: Mapping[QueueName, StoredQueue],
+        stored: Mapping[QueueName, StoredRow],
         is_ignored: Callable[[str, str], bool],
         between_requests: Callable[[], None],
         *,
@@ -256,21 +256,31 @@ class Scrape(NamedTuple):
             BrokerError: a queue could not be looked up.
         """
         new = {key for key in self.depths.keys() - stored.keys() if all(map(is_storable, key)) and not is_ignored(*key)}
-        gone = {
+        missing = {
             key
             for key in stored.keys() - self.depths.keys()
             if (not has_ambiguous_name(*key) or stored[key].misses) and not is_ignored(*key)
         }
-        if not self.depths or len(new) + len(gone) > MAX_LOOKUPS:
-            raise ListNeeded(f"{len(new)} queues are new, and {len(gone)} have no metrics")
-        found = _look_up(management, new | gone)
+        if not self.depths or len(new) + len(missing) > MAX_LOOKUPS:
+            raise ListNeeded(f"{len(new)} queues are new, and {len(missing)} have no metrics")
+        found = _look_up(management, new | missing)
         between_requests()
-        lost = gone - found.keys()
+        gone = missing - found.keys()
         depths = {} if keep_stored_lengths else self.depths
-        queues = [_with_depth(key, row, depths.get(key)) for key, row in stored.items() if key not in lost]
+        queues = [_with_depth(key, row, depths.get(key)) for key, row in stored.items() if key not in gone]
         queues += [_with_depth(key, found[key], self.depths[key]) for key in new if key in found]
-        nodes_unchanged = members(management) == (self.nodes, self.down)
-        return Snapshot(queues, {}, self.nodes, self.down, nodes_unchanged, True, [], [], self.seconds, lagging=True)
+        return Snapshot(
+            queues=queues,
+            unlisted={},
+            nodes=self.nodes,
+            down=self.down,
+            nodes_unchanged=members(management) == (self.nodes, self.down),
+            exact=True,
+            unreadable=[],
+            missing_vhosts=[],
+            seconds=self.seconds,
+            lagging=True,
+        )
 
 
 def _look_up(management: Management, queues: set[QueueName]) -> dict[QueueName, ListedQueue]:
@@ -331,7 +341,7 @@ class Prometheus:
         self,
         management: Management,
         vhosts: Sequence[str] | None,
-        stored: Mapping[QueueName, StoredQueue],
+        stored: Mapping[QueueName, StoredRow],
         is_ignored: Callable[[str, str], bool],
         between_requests: Callable[[], None] = lambda: None,
         *,
