@@ -63,7 +63,7 @@ class Lock(HeldLease):
         """Check that this process has the lock, and will have it for the duration of a request.
 
         Raises:
-            LockTaken: another process has it, and may have created an account or vhost of this name.
+            LockTaken: the lock expired. Another owner may have an account or vhost of this name now.
         """
         if time.monotonic() - self._written_at < RENEW_INTERVAL_SECONDS:
             is_ours = self._mine().exists()
