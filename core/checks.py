@@ -8,10 +8,10 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 
-STARTED_ANEW = ("accounts", "queues", "message_store")
+APPS_WITH_NEW_MIGRATIONS = ("accounts", "queues", "message_store")
 """The apps whose old migrations version 1 replaced."""
 
-REMEDY = (
+OLD_DATABASE_REMEDY = (
     "Create an empty database, set DATABASE_URL to it, and run manage.py migrate. Then run manage.py adopt_broker to "
     "adopt the broker's accounts; the next pass lists the queues. Create tokens and channels again."
 )
@@ -23,7 +23,7 @@ def check_version(
 ) -> list[CheckMessage]:
     """Refuse a database that was created before version 1."""
     return [
-        Error("This database was created before version 1 of Guardian.", hint=REMEDY, id="guardian.E022")
+        Error("This database was created before version 1 of Guardian.", hint=OLD_DATABASE_REMEDY, id="guardian.E022")
         for alias in databases or ()
         if is_older_than_version_1(connections[alias])
     ]
@@ -32,4 +32,4 @@ def check_version(
 def is_older_than_version_1(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a migration that ``0001_version_1`` replaced was applied to the database."""
     applied = MigrationRecorder(connection).applied_migrations()
-    return any((app, "0001_initial") in applied for app in STARTED_ANEW)
+    return any((app, "0001_initial") in applied for app in APPS_WITH_NEW_MIGRATIONS)

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from core.models import Lease
 
-SECONDS = 90.0
+LEASE_SECONDS = 90.0
 """The length of a lease without renewal: longer than any step of a pass between two renewals."""
 
 CLOCK_SLACK_SECONDS = 60
@@ -30,7 +30,7 @@ class LeaseLost(Exception):
     """The lease expired, such as after a long pause of the process. Another process may have it, so stop the work."""
 
 
-def is_held(seconds: float = SECONDS) -> Q:
+def is_held(seconds: float = LEASE_SECONDS) -> Q:
     """Return the condition that a process has a lease of this length."""
     return Q(holder__isnull=False, expires_at__gt=Now(), expires_at__lte=Now() + max_remaining(seconds))
 
@@ -47,7 +47,7 @@ def max_remaining(length: float) -> timedelta:
 class HeldLease:
     """A lease that this process has."""
 
-    def __init__(self, name: str, seconds: float = SECONDS) -> None:
+    def __init__(self, name: str, seconds: float = LEASE_SECONDS) -> None:
         self.name = name
         self.holder = uuid.uuid4()
         self._seconds = seconds

@@ -13,7 +13,7 @@ from typing import Any
 from django.core.cache import cache
 from django.db import OperationalError
 
-SHARES = 100
+SHARES_PER_WINDOW = 100
 """The approximate number of shares in a window. A higher limit is not exact: a process may keep an unused share."""
 
 RETRY_SECONDS = 0.3
@@ -86,7 +86,7 @@ def _reserve_share(limit: RateLimit, client: str, window: int) -> int:
         RateLimitExceeded: no share is left.
         OperationalError: the database can't be written.
     """
-    size = max(1, limit.max_count // SHARES)
+    size = max(1, limit.max_count // SHARES_PER_WINDOW)
     name = f"limit:{limit.actions.replace(' ', '-')}:{client}:{window}"
     shares = {f"{name}:{begin}": min(size, limit.max_count - begin) for begin in range(0, limit.max_count, size)}
     reserved = cache.get_many(shares)

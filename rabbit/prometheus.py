@@ -42,8 +42,8 @@ MAX_VHOSTS_IN_QUERY = 3
 MAX_CONCURRENT_REQUESTS = 8
 
 READY, UNACKNOWLEDGED = "rabbitmq_detailed_queue_messages_ready", "rabbitmq_detailed_queue_messages_unacked"
-PLAIN = r'\{vhost="([^"\\\n]*)",queue="([^"\\\n]*)"\} (\d{1,18})(?=\n)'
-SAMPLES = {name: re.compile(f"\n{name}{PLAIN}") for name in (READY, UNACKNOWLEDGED)}
+SAMPLE_PATTERN = r'\{vhost="([^"\\\n]*)",queue="([^"\\\n]*)"\} (\d{1,18})(?=\n)'
+SAMPLES = {name: re.compile(f"\n{name}{SAMPLE_PATTERN}") for name in (READY, UNACKNOWLEDGED)}
 IDENTITY = re.compile(r'rabbitmq_identity_info\{[^\n]*?rabbitmq_node="([^"\\\n]+)"')
 
 

@@ -34,7 +34,7 @@ from accounts.models import Owner
 from agents import registered
 from agents.models import Consumer, EventSubscription
 from core.addresses import split_address
-from core.checks import REMEDY, is_older_than_version_1
+from core.checks import OLD_DATABASE_REMEDY, is_older_than_version_1
 from core.masking import mask_secrets
 from core.models import Lease
 from queues import pass_run
@@ -270,7 +270,9 @@ def _journal(mode: str) -> Finding:
 
 def _pending_migrations() -> Finding:
     if is_older_than_version_1(connection):
-        return Finding("migrations", Status.PROBLEM, "this database was created before version 1 of Guardian", REMEDY)
+        return Finding(
+            "migrations", Status.PROBLEM, "this database was created before version 1 of Guardian", OLD_DATABASE_REMEDY
+        )
     executor = MigrationExecutor(connection)
     pending = [migration for migration, _ in executor.migration_plan(executor.loader.graph.leaf_nodes())]
     if not pending:

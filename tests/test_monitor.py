@@ -260,7 +260,7 @@ def test_while_another_process_is_at_it_nothing_is_done(amqp):
 
 def test_a_lease_that_another_took_a_moment_later_than_was_asked_for_it_is_not_free(guarded):
     """PostgreSQL's time of a statement that had to wait for another's row is before that other's."""
-    expires_at = Now() + timedelta(seconds=leases.SECONDS + 1)
+    expires_at = Now() + timedelta(seconds=leases.LEASE_SECONDS + 1)
     Lease.objects.create(name=monitor.LEASE, holder=uuid.uuid4(), expires_at=expires_at)
     assert monitor.run_pass().another_pass
 

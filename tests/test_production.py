@@ -285,8 +285,8 @@ def seconds(text):
 def test_a_pass_and_a_request_have_time_to_end():
     from core import leases
 
-    assert seconds(OURS["guard"]["stop_grace_period"]) > leases.SECONDS
-    assert seconds(OURS["worker"]["stop_grace_period"]) > leases.SECONDS
+    assert seconds(OURS["guard"]["stop_grace_period"]) > leases.LEASE_SECONDS
+    assert seconds(OURS["worker"]["stop_grace_period"]) > leases.LEASE_SECONDS
     assert seconds(OURS["web"]["stop_grace_period"]) > 30  # gunicorn's graceful timeout
 
 
@@ -371,8 +371,8 @@ def test_a_unit_is_hardened_and_stops_in_peace(path):
 def test_a_unit_lets_a_pass_and_a_request_end():
     from core import leases
 
-    assert int(unit("guardian-guard@.service")["Service"]["TimeoutStopSec"]) > leases.SECONDS
-    assert int(unit("guardian-worker@.service")["Service"]["TimeoutStopSec"]) > leases.SECONDS
+    assert int(unit("guardian-guard@.service")["Service"]["TimeoutStopSec"]) > leases.LEASE_SECONDS
+    assert int(unit("guardian-worker@.service")["Service"]["TimeoutStopSec"]) > leases.LEASE_SECONDS
     assert int(unit("guardian-web@.service")["Service"]["TimeoutStopSec"]) > 30
 
 
