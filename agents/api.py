@@ -1,6 +1,6 @@
-"""The REST API that agents register by, and by which events are published to them.
+"""The REST API by which agents register and events are published.
 
-What may be done is decided by the functions it calls. Unchanged agents speak this: what they read is not to be changed.
+The functions it calls check what the user may do. Released agents use this API: do not change what they read.
 """
 
 from http import HTTPStatus
@@ -49,42 +49,42 @@ Row = TypeVar("Row", bound=Model)
 
 
 def presented_token(request: Request, owner_id: int) -> PresentedToken:
-    """Return the token that the request came with. It becomes the password by which the agent of this owner reads.
+    """Return the token of the request, which becomes the broker password of this owner's agent.
 
     Raises:
-        PermissionDenied: the visitor is somebody else, or there is no token.
+        PermissionDenied: the user is not this owner, or the request has no token.
     """
     if owner_id != request.user.pk:
         raise PermissionDenied(
-            "Only its owner can register here, not an operator either: "
-            "the token presented becomes the password by which the owner's agent reads."
+            "Only the owner can register here, and operators can't do it either: "
+            "the token of the request becomes the password by which the owner's agent logs in to the broker."
         )
     if not isinstance(request.auth, AuthToken):
         raise PermissionDenied(
-            "Present a token, not a session: it becomes the password by which your agent logs in to the broker."
+            "Use a token, not a session: it becomes the password by which your agent logs in to the broker."
         )
     return PresentedToken(request.auth, presented_key(request))
 
 
 def source_ip_of(request: Request) -> str | None:
-    """Return the address that the request came from, as attempts at signing in are counted; None: not known."""
+    """Return the client's address, as for sign-in rate limits, or None if it is unknown."""
     try:
         found = AccountAdapter().get_client_ip(request._request)
     except ImproperlyConfigured:  # fewer proxies than GUARDIAN_PROXIES says
         return None
-    return found.partition("%")[0] or None  # no column takes the interface of a link-local address
+    return found.partition("%")[0] or None  # the column can't store the interface of a link-local address
 
 
 class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Row]):
-    """Rows that are listed, and shown at their UUID."""
+    """Lists rows, and shows a row by its UUID."""
 
     lookup_field = "uuid"
 
     def get_object(self) -> Row:
-        """Return the one that the path names.
+        """Return the row with the UUID in the path.
 
         Raises:
-            Http404: the visitor sees none of that UUID, or it isn't written as one.
+            Http404: the user may see no such row, or the UUID is malformed.
         """
         try:
             identities.read_uuid(self.kwargs["uuid"])
@@ -94,15 +94,15 @@ class ByUUID(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Ro
 
 
 class RemovableByUUID(ByUUID[Row]):
-    """Rows that are removed, too, with what they stand for."""
+    """Lists, shows and removes rows. Removing a row removes its queues and logins on the broker."""
 
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove it."""
+        """Remove the row."""
         deletions.delete(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
     def created_or_found(self, serializer: type[Serializer[Any]], row: Model, new: bool = True) -> Response:
-        """Return what was made, or was there."""
+        """Return 201 for a new row, 200 for an existing one."""
         data = serializer(row, context=self.get_serializer_context()).data
         if not new:
             return Response(data)
@@ -110,52 +110,52 @@ class RemovableByUUID(ByUUID[Row]):
         return Response(data, HTTPStatus.CREATED, headers=headers)
 
     def filter_queryset(self, queryset: QuerySet[Row, Any]) -> QuerySet[Row, Any]:
-        """Filter the list alone."""
+        """Filter only lists."""
         return super().filter_queryset(queryset) if self.action == "list" else queryset
 
 
 class IdentityFilter(FilterSet):  # type: ignore[misc]  # the library has no types
-    """By name: an agent looks for itself before it introduces itself."""
+    """Filters by name. Agents look for their own identity before they create it."""
 
-    name = CharFilter(label="The whole name of one of your own.", strip=False)
+    name = CharFilter(label="The exact name of one of your own identities.", strip=False)
 
     class Meta:
         model = AgentIdentity
         fields: list[str] = []
 
     def filter_queryset(self, queryset: QuerySet[AgentIdentity]) -> QuerySet[AgentIdentity]:
-        """Return those of this name. They are the visitor's own, so that an operator's agent takes no other's."""
+        """Return the user's own identities of this name, so that an operator's agent doesn't use another's identity."""
         if "name" not in self.data:
             return queryset
         return queryset.filter(name=self.form.cleaned_data["name"], owner=self.request.user.pk)
 
 
 class AgentIdentities(RemovableByUUID[AgentIdentity]):
-    """Agents: your own, and all to operators."""
+    """Identities of agents: your own; for operators, all."""
 
     serializer_class = AgentIdentitySerializer
     filterset_class = IdentityFilter
 
     def get_queryset(self) -> QuerySet[AgentIdentity]:
-        """Return those that the visitor sees."""
+        """Return the identities that the user may see."""
         return AgentIdentity.objects.seen_by(self.request.user).select_related("owner", "offering")
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List agents.
+        """List your agent identities.
 
-        Your own; to operators all, and with a name their own of that name.
+        Operators see all identities; if they filter by name, only their own.
         """
         return super().list(request, *args, **kwargs)
 
     def retrieve(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """Show an agent as it introduced itself."""
+        """Show an agent identity."""
         return super().retrieve(request, *args, **kwargs)
 
     @extend_schema(request=NewAgentIdentitySerializer, responses={201: AgentIdentitySerializer})
     def create(self, request: Request) -> Response:
-        """Introduce an agent.
+        """Create an agent identity.
 
-        It is for one offering, and has a name of its own there.
+        An identity belongs to one offering. Its name is unique among your identities for the offering.
         """
         vouching.require_vouched(request.user)
         body = self._introduced(request, request.user)
@@ -166,10 +166,10 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
 
     @extend_schema(request=NewAgentIdentitySerializer, responses=AgentIdentitySerializer)
     def update(self, request: Request, uuid: str) -> Response:
-        """Introduce an agent anew.
+        """Update an agent identity.
 
-        Offering and name are needed; what else is left out stays. The content of the configuration file is its owner's
-        alone: from an operator, who isn't told it, it is taken as left out.
+        Offering and name are required. Other fields that you leave out keep their values. Operators can neither read
+        nor change the content of the configuration file.
         """
         identity = self.get_object()
         body = self._introduced(request, identity.owner)
@@ -180,9 +180,9 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         return Response(self.get_serializer(self.get_object()).data)
 
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove an agent.
+        """Remove an agent identity.
 
-        Its subscriptions and its consumer go with it, with their queues and logins on the broker.
+        Its subscriptions and its consumer are removed too, with their queues and logins on the broker.
         """
         return super().destroy(request, uuid)
 
@@ -193,8 +193,8 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
     def register_event_subscription(self, request: Request, uuid: str) -> Response:
         """Subscribe an agent to events of one type.
 
-        An agent has one subscription for each type. 201: it is new. 200: it was there. The token presented becomes its
-        password on the broker.
+        An agent has one subscription for each type. 201: the subscription is new. 200: it exists already. The token of
+        the request becomes its password on the broker.
         """
         identity, presented = self._registering(request)
         body = read(NewAgentSubscriptionSerializer, request)
@@ -212,9 +212,10 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         responses={201: ConsumerQueueSerializer, 200: ConsumerQueueSerializer, 409: None, 503: None},
     )
     def register_queue(self, request: Request, uuid: str) -> Response:
-        """Give an agent its one queue, for events of all the types that it wants.
+        """Register the consumer queue of an agent, for events of several or all types.
 
-        201: it is new. 200: it was there. The token presented becomes the password of `rmq_username` on the broker.
+        201: the queue is new. 200: it exists already. The token of the request becomes the password of `rmq_username`
+        on the broker.
         """
         identity, presented = self._registering(request)
         body = read(NewConsumerSerializer, request)
@@ -226,10 +227,10 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
     )
     def create_queue(self, request: Request, uuid: str) -> Response:
-        """Give an agent a queue for events of one type.
+        """Create a queue of an agent for events of one type.
 
-        As POST `/api/event-subscriptions/{uuid}/create_queue/`, through the agent's subscription for that type, which
-        is made where there is none.
+        Like POST `/api/event-subscriptions/{uuid}/create_queue/` with the agent's subscription for that type, which is
+        created if it doesn't exist.
         """
         identity = self.get_object()
         presented = presented_token(request, identity.owner_id)
@@ -244,10 +245,10 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
 
     def _registering(self, request: Request) -> tuple[AgentIdentity, PresentedToken]:
-        """Return the agent that the path names, and the token that is presented for it.
+        """Return the identity in the path, and the token of the request.
 
         Raises:
-            PermissionDenied: the visitor can't register it, or may no longer subscribe to its offering.
+            PermissionDenied: the user can't register for it, or may no longer subscribe to its offering.
         """
         identity = self.get_object()
         presented = presented_token(request, identity.owner_id)
@@ -264,18 +265,18 @@ class AgentIdentities(RemovableByUUID[AgentIdentity]):
 
 
 class EventSubscriptions(RemovableByUUID[EventSubscription]):
-    """Event subscriptions: your own, and all to operators."""
+    """Event subscriptions: your own; for operators, all."""
 
     serializer_class = EventSubscriptionSerializer
 
     def get_queryset(self) -> QuerySet[EventSubscription]:
-        """Return those that the visitor sees."""
+        """Return the subscriptions that the user may see."""
         return EventSubscription.objects.seen_by(self.request.user).select_related("owner")
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List event subscriptions, the newest first.
+        """List your event subscriptions, newest first.
 
-        Your own; to operators all.
+        Operators see all subscriptions.
         """
         return super().list(request, *args, **kwargs)
 
@@ -289,7 +290,7 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
     def create(self, request: Request) -> Response:
         """Subscribe to events.
 
-        The token presented becomes the subscription's password on the broker.
+        The token of the request becomes the subscription's password on the broker.
         """
         vouching.require_vouched(request.user)
         presented = presented_token(request, request.user.pk)
@@ -318,10 +319,10 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         responses={201: SubscriptionQueueSerializer, 200: SubscriptionQueueSerializer, 409: None, 503: None},
     )
     def create_queue(self, request: Request, uuid: str) -> Response:
-        """Give a subscription its queue for the events of one type about one offering.
+        """Create the queue of a subscription for events of one type about one offering.
 
-        To be called before the agent reads from it, so that the queue has the right arguments. 201: it is new. 200: it
-        was there. The token presented becomes the subscription's password on the broker.
+        Call this before the agent reads from the queue, so that the queue has the right arguments. 201: the queue is
+        new. 200: it exists already. The token of the request becomes the subscription's password on the broker.
         """
         subscription = self.get_object()
         presented = presented_token(request, subscription.owner_id)
@@ -332,24 +333,24 @@ class EventSubscriptions(RemovableByUUID[EventSubscription]):
         return self.created_or_found(SubscriptionQueueSerializer, queue, new)
 
     def _check_offerings(self, owner: Owner, uuids: set[UUID]) -> None:
-        """Make sure that this owner may subscribe to all of them, in one statement where it is so."""
+        """Check that this owner may subscribe to all these offerings, normally in one statement."""
         usable = Offering.objects.subscribed_by(owner).filter(uuid__in=uuids)
         for uuid in uuids.difference(usable.values_list("uuid", flat=True)):
             identities.subscribable_offering(owner, uuid)
 
 
 class StrictUUIDFilter(UUIDFilter):  # type: ignore[misc]  # the library has no types
-    """By a UUID, written as in a body."""
+    """Filters by a UUID in the notation that bodies have."""
 
     field_class = StrictUUIDFormField
 
 
 class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library has no types
-    """By subscription, offering and object type."""
+    """Filters by subscription, offering and object type."""
 
-    event_subscription_uuid = StrictUUIDFilter(field_name="subscription__uuid", label="Of one subscription.")
-    offering_uuid = StrictUUIDFilter(field_name="offering__uuid", label="About one offering.")
-    object_type = ChoiceFilter(choices=ObjectType.choices, label="Of one type.")
+    event_subscription_uuid = StrictUUIDFilter(field_name="subscription__uuid", label="UUID of a subscription.")
+    offering_uuid = StrictUUIDFilter(field_name="offering__uuid", label="UUID of an offering.")
+    object_type = ChoiceFilter(choices=ObjectType.choices, label="Object type.")
 
     class Meta:
         model = SubscriptionQueue
@@ -357,19 +358,19 @@ class SubscriptionQueueFilter(FilterSet):  # type: ignore[misc]  # the library h
 
 
 class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
-    """Queues of event subscriptions: your own, and all to operators."""
+    """Queues of event subscriptions: your own; for operators, all."""
 
     serializer_class = SubscriptionQueueSerializer
     filterset_class = SubscriptionQueueFilter
 
     def get_queryset(self) -> QuerySet[SubscriptionQueue]:
-        """Return those that the visitor sees."""
+        """Return the queues that the user may see."""
         return SubscriptionQueue.objects.seen_by(self.request.user).select_related("subscription", "offering")
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the queues of event subscriptions, the newest first.
+        """List the queues of your event subscriptions, newest first.
 
-        Your own; to operators all.
+        Operators see all queues.
         """
         return super().list(request, *args, **kwargs)
 
@@ -378,23 +379,23 @@ class SubscriptionQueues(RemovableByUUID[SubscriptionQueue]):
         return super().retrieve(request, *args, **kwargs)
 
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove the queue of an event subscription, with all that is in it."""
+        """Remove the queue of an event subscription, with its messages."""
         return super().destroy(request, uuid)
 
 
 class Consumers(RemovableByUUID[Consumer]):
-    """Agents' consumer queues: your own, and all to operators."""
+    """Consumer queues of agents: your own; for operators, all."""
 
     serializer_class = ConsumerSerializer
 
     def get_queryset(self) -> QuerySet[Consumer]:
-        """Return those that the visitor sees."""
+        """Return the consumers that the user may see."""
         return Consumer.objects.seen_by(self.request.user).select_related("identity__offering")
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List the consumer queues of agents, the newest first.
+        """List the consumer queues of your agents, newest first.
 
-        Your own; to operators all.
+        Operators see all consumer queues.
         """
         return super().list(request, *args, **kwargs)
 
@@ -403,18 +404,18 @@ class Consumers(RemovableByUUID[Consumer]):
         return super().retrieve(request, *args, **kwargs)
 
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Remove the consumer queue of an agent, with all that is in it, and its login on the broker."""
+        """Remove the consumer queue of an agent, with its messages and its login on the broker."""
         return super().destroy(request, uuid)
 
 
 class Offerings(ByUUID[Offering]):
-    """What events are about: those that you may subscribe or publish to, and all to operators."""
+    """Offerings that you may subscribe or publish to; for operators, all."""
 
     serializer_class = OfferingSerializer
     filter_backends = []
 
     def get_queryset(self) -> QuerySet[Offering]:
-        """Return those that the visitor sees."""
+        """Return the offerings that the user may see."""
         visitor, this = self.request.user, OuterRef("pk")
         seen = Offering.objects.seen_by(visitor).annotate(
             may_subscribe=Exists(Offering.objects.subscribed_by(visitor).filter(pk=this)),
@@ -423,9 +424,9 @@ class Offerings(ByUUID[Offering]):
         return seen.prefetch_related("members", "publishers") if visitor.is_staff else seen
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
-        """List offerings.
+        """List the offerings that you may subscribe or publish to.
 
-        Those that you may subscribe or publish to; to operators all.
+        Operators see all offerings.
         """
         return super().list(request, *args, **kwargs)
 
@@ -435,10 +436,10 @@ class Offerings(ByUUID[Offering]):
 
     @extend_schema(request=NewEventSerializer, responses={200: PublishedSerializer, 503: None})
     def publish(self, request: Request, uuid: str) -> Response:
-        """Publish an event of an offering to all agents that are registered for it.
+        """Publish an event of an offering to all agents that registered for it.
 
-        For its publishers. The answer counts the queues that took it. 503 where the outcome is unknown: repeat it with
-        the message id that the detail names, so that agents can drop what they have already.
+        For the offering's publishers. The response counts the queues that got the event. 503 means that the outcome is
+        unknown. Repeat the request with the message id in the detail, so that agents can drop duplicates.
         """
         offering = self.get_object()
         body = read(NewEventSerializer, request)
