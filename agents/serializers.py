@@ -1,6 +1,6 @@
-"""What the REST API tells and takes about agents, their subscriptions and queues, and offerings.
+"""Serializers of agents, their subscriptions and queues, and offerings.
 
-The fields of identities, subscriptions and their queues are those that agents in the field read.
+Released agents read the fields of identities, subscriptions and their queues: do not change them.
 """
 
 import re
@@ -110,21 +110,23 @@ _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(?![0-9])")
 
 
 def compatibility(version: str) -> Compatibility:
-    """Return whether an agent of this version works with Guardian: those that were tried, and newer ones of 1.x.
+    """Return whether an agent of this version works with Guardian.
 
-    Of all others nobody knows; none is known not to work, so that none is called incompatible.
+    1.x versions from the oldest tested one are compatible. All others are unknown; none is known to be incompatible.
     """
     match = _VERSION.match(version)
     if match is None:
-        return Compatibility("unknown", "The agent tells no version that can be read.")
+        return Compatibility("unknown", "The agent has not sent a valid version.")
     found = tuple(int(part or 0) for part in match.groups())
     if found[0] == OLDEST_TESTED_VERSION[0] and found >= OLDEST_TESTED_VERSION:
         return Compatibility("compatible", "Agents of version 1.0.5 and newer 1.x work with Guardian.")
-    return Compatibility("unknown", "Guardian was tried with agents of version 1.0.5 and newer 1.x, not with this one.")
+    return Compatibility(
+        "unknown", "Guardian was tested with agents of version 1.0.5 and newer 1.x, not with this one."
+    )
 
 
 def identity_url(identity: AgentIdentity) -> str:
-    """Return where an identity is read."""
+    """Return the URL of an identity."""
     return object_url("api-agent-identity", identity.uuid)
 
 
@@ -132,13 +134,13 @@ def identity_url(identity: AgentIdentity) -> str:
 
 
 class StrictUUIDField(serializers.UUIDField):
-    """A UUID in a body."""
+    """A UUID in a body: 32 hex digits, with or without dashes."""
 
     def to_internal_value(self, data: Any) -> uuid.UUID:
-        """Return it.
+        """Return the UUID.
 
         Raises:
-            ValidationError: it isn't written as one.
+            ValidationError: the UUID is malformed.
         """
         try:
             return identities.read_uuid(data)
@@ -147,13 +149,13 @@ class StrictUUIDField(serializers.UUIDField):
 
 
 class StrictUUIDFormField(forms.UUIDField):
-    """A UUID that a list is filtered by."""
+    """A UUID in a filter: 32 hex digits, with or without dashes."""
 
     def to_python(self, value: Any) -> Any:
-        """Return the UUID; None: there is no filter.
+        """Return the UUID, or None without a filter.
 
         Raises:
-            ValidationError: it isn't written as one.
+            ValidationError: the UUID is malformed.
         """
         if value in self.empty_values:
             return None
@@ -164,26 +166,26 @@ class StrictUUIDFormField(forms.UUIDField):
 
 
 class VerbatimField(serializers.CharField):
-    """A name or a text, kept as it stands: agents look for what they sent."""
+    """A text that is stored unchanged, because agents look for the text that they sent."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(trim_whitespace=False, **kwargs)
 
 
 class ObjectTypeField(serializers.ChoiceField):
-    """What an event is about. ``agents.identities.check_object_type`` says what is one."""
+    """An object type, validated by ``agents.identities.check_object_type``."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(choices=ObjectType.choices, **kwargs)
 
     def to_internal_value(self, data: Any) -> str:
-        """Return it.
+        """Return the object type.
 
         Raises:
             ValidationError: there is no such type.
         """
         if not isinstance(data, str) or len(data) > MAX_NAME_LENGTH:
-            raise serializers.ValidationError("This is no object type.")
+            raise serializers.ValidationError("This is not an object type.")
         try:
             return identities.check_object_type(data)
         except identities.NoSuchObjectType as error:
@@ -191,16 +193,18 @@ class ObjectTypeField(serializers.ChoiceField):
 
 
 class BoundedListField(serializers.ListField):
-    """A list of which no element is looked at where there are too many."""
+    """A list whose length is checked before its elements."""
 
     def to_internal_value(self, data: Any) -> list[Any]:
         """Return the elements.
 
         Raises:
-            ValidationError: it is no list, or too long, or an element can't be used.
+            ValidationError: the value is no list, too long, or has an invalid element.
         """
         if isinstance(data, list) and self.max_length is not None and len(data) > self.max_length:
-            raise serializers.ValidationError(f"These are {len(data)}; {self.max_length} are allowed.")
+            raise serializers.ValidationError(
+                f"The list has {len(data)} elements; at most {self.max_length} are allowed."
+            )
         found: list[Any] = super().to_internal_value(data)
         return found
 
@@ -209,14 +213,14 @@ class ConfigField(VerbatimField):
     """The text of a configuration file."""
 
     def to_internal_value(self, data: Any) -> str:
-        """Return it.
+        """Return the text.
 
         Raises:
-            ValidationError: it is no text, or too long.
+            ValidationError: the value is no text, or too long.
         """
         text: str = super().to_internal_value(data)
         if len(text.encode()) > MAX_CONFIG_BYTES:
-            raise serializers.ValidationError(f"This is longer than {MAX_CONFIG_BYTES} bytes.")
+            raise serializers.ValidationError(f"The text is longer than {MAX_CONFIG_BYTES} bytes.")
         return text
 
 
@@ -224,7 +228,7 @@ class ConfigField(VerbatimField):
 
 
 class DependencySerializer(serializers.Serializer[Any]):
-    """A package that an agent is made of."""
+    """A package that an agent depends on."""
 
     package = VerbatimField(max_length=MAX_NAME_LENGTH)
     version = VerbatimField(max_length=MAX_VERSION_LENGTH, allow_blank=True)
@@ -239,17 +243,17 @@ class CompatibilitySerializer(serializers.Serializer[Compatibility]):
 
 @extend_schema_serializer(examples=[OpenApiExample("An agent", IDENTITY, response_only=True)])
 class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
-    """An agent, as it introduced itself for one offering."""
+    """An agent's identity for one offering."""
 
     uuid = HexUUIDField()
     url = HexURLField(view_name="api-agent-identity")
     offering = HexUUIDField(source="offering.uuid")
     created_by = HexUUIDField(source="owner.uuid")
-    services = serializers.SerializerMethodField(help_text="None: Guardian keeps no account of them.")
+    services = serializers.SerializerMethodField(help_text="Always empty: Guardian doesn't store services.")
     compatibility = serializers.SerializerMethodField()
     dependencies = DependencySerializer(many=True, read_only=True)
-    config_file_content = serializers.SerializerMethodField(help_text="Told to its owner alone.")
-    last_restarted = serializers.SerializerMethodField(help_text="Where the agent didn't tell: when it was created.")
+    config_file_content = serializers.SerializerMethodField(help_text="Only the owner can read it.")
+    last_restarted = serializers.SerializerMethodField(help_text="The creation time if the agent sent none.")
 
     class Meta:
         model = AgentIdentity
@@ -258,21 +262,21 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
 
     @extend_schema_field({"type": "array", "items": {"type": "object"}, "maxItems": 0})
     def get_services(self, identity: AgentIdentity) -> list[Any]:
-        """Return those that are kept: none."""
+        """Return an empty list."""
         return []
 
     @extend_schema_field(CompatibilitySerializer)
     def get_compatibility(self, identity: AgentIdentity) -> dict[str, str]:
-        """Return whether it works with Guardian, by its version."""
+        """Return whether the agent's version works with Guardian."""
         return compatibility(identity.version)._asdict()
 
     def get_config_file_content(self, identity: AgentIdentity) -> str:
-        """Return the file's text to its owner, nothing to others: there may be secrets in it."""
+        """Return the file's text for its owner, "" for others, because it may contain secrets."""
         return identities.read_config(identity) if identity.owner == self.context["request"].user else ""
 
     @extend_schema_field(serializers.DateTimeField())
     def get_last_restarted(self, identity: AgentIdentity) -> str:
-        """Return when. It is never null: the agents' client reads a time there, or fails."""
+        """Return the time of the last restart. Never null, because the agents' client requires a time."""
         return str(serializers.DateTimeField().to_representation(identity.last_restarted or identity.created))
 
 
@@ -291,38 +295,36 @@ class AgentIdentitySerializer(serializers.ModelSerializer[AgentIdentity]):
     ]
 )
 class NewAgentIdentitySerializer(serializers.Serializer[Any]):
-    """How an agent introduces itself."""
+    """A new or updated agent identity."""
 
     offering = StrictUUIDField(help_text="The UUID of an offering that you may subscribe to.")
-    name = VerbatimField(max_length=MAX_NAME_LENGTH, help_text="One of its own for each offering.")
+    name = VerbatimField(max_length=MAX_NAME_LENGTH, help_text="Unique among your identities for the offering.")
     version = VerbatimField(required=False, allow_null=True, allow_blank=True, max_length=MAX_VERSION_LENGTH)
     dependencies = BoundedListField(child=DependencySerializer(), required=False, max_length=MAX_DEPENDENCIES)
     config_file_path = VerbatimField(required=False, allow_null=True, allow_blank=True, max_length=MAX_TEXT_LENGTH)
     config_file_content = ConfigField(
-        required=False, allow_null=True, allow_blank=True, help_text="65536 bytes at most. It is kept sealed."
+        required=False, allow_null=True, allow_blank=True, help_text="At most 65536 bytes. Stored encrypted."
     )
-    last_restarted = serializers.DateTimeField(
-        required=False, allow_null=True, help_text="In UTC, where it names no time zone."
-    )
+    last_restarted = serializers.DateTimeField(required=False, allow_null=True, help_text="Without a time zone, UTC.")
 
     def validate_name(self, name: str) -> str:
-        """Return it.
+        """Return the name.
 
         Raises:
-            ValidationError: there is nothing to be seen in it.
+            ValidationError: the name is blank.
         """
         if not name.strip():
             raise serializers.ValidationError("This field may not be blank.")
         return name
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return what the body says; a text that is null is an empty one."""
+        """Return the values, with null texts replaced by empty ones."""
         texts = ("version", "config_file_path", "config_file_content")
         return attrs | {name: attrs[name] or "" for name in texts if name in attrs}
 
 
 class NewAgentSubscriptionSerializer(serializers.Serializer[Any]):
-    """What an agent wants to hear of."""
+    """A subscription of an agent."""
 
     observable_object_type = ObjectTypeField()
     description = VerbatimField(required=False, allow_blank=True, max_length=MAX_TEXT_LENGTH)
@@ -332,30 +334,30 @@ class NewAgentSubscriptionSerializer(serializers.Serializer[Any]):
     examples=[OpenApiExample("Two types", {"object_types": ["order", "user_role"]}, request_only=True)]
 )
 class NewConsumerSerializer(serializers.Serializer[Any]):
-    """What an agent wants to hear of, in its one queue."""
+    """The consumer queue of an agent."""
 
     object_types = BoundedListField(
         child=ObjectTypeField(),
         required=False,
         max_length=MAX_OBSERVED_OBJECTS,
-        help_text="None of them: all types. Left out: those that it gets already; all, where the queue is new.",
+        help_text="An empty list: all types. Left out: unchanged, or all types for a new queue.",
     )
 
     def validate_object_types(self, object_types: list[str]) -> list[str]:
-        """Return each once."""
+        """Return the types without duplicates."""
         return list(dict.fromkeys(object_types))
 
 
 class ObservableTypesField(serializers.ListField):
-    """The types that a consumer queue gets."""
+    """The object types of a consumer queue."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(child=serializers.CharField(), source="object_types", help_text="None: all.", **kwargs)
+        super().__init__(child=serializers.CharField(), source="object_types", help_text="Empty: all types.", **kwargs)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A consumer queue", CONSUMER_QUEUE, response_only=True)])
 class ConsumerQueueSerializer(serializers.ModelSerializer[Consumer]):
-    """The one queue of an agent, and by which name it logs in to the broker. The password is the token presented."""
+    """The consumer queue of an agent, and its login on the broker. The password is the token of the last request."""
 
     observable_object_types = ObservableTypesField(read_only=True)
 
@@ -367,7 +369,7 @@ class ConsumerQueueSerializer(serializers.ModelSerializer[Consumer]):
 
 @extend_schema_serializer(examples=[OpenApiExample("A consumer", CONSUMER, response_only=True)])
 class ConsumerSerializer(ConsumerQueueSerializer):
-    """The one queue of an agent, and whether it is on the broker."""
+    """The consumer queue of an agent, and its state."""
 
     uuid = HexUUIDField()
     url = HexURLField(view_name="api-agent-consumer")
@@ -381,7 +383,7 @@ class ConsumerSerializer(ConsumerQueueSerializer):
 
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_agent_identity(self, consumer: Consumer) -> str:
-        """Return where its agent is read."""
+        """Return the URL of the agent's identity."""
         return identity_url(consumer.identity)
 
 
@@ -389,25 +391,27 @@ class ConsumerSerializer(ConsumerQueueSerializer):
 
 
 class ObservableObjectSerializer(serializers.Serializer[Any]):
-    """What a subscription is about."""
+    """An object that a subscription observes."""
 
     object_type = ObjectTypeField()
     object_id = serializers.IntegerField(required=False, min_value=-MAX_ID - 1, max_value=MAX_ID)
-    offering_uuid = StrictUUIDField(required=False, format="hex", help_text="Of an offering that you may subscribe to.")
+    offering_uuid = StrictUUIDField(
+        required=False, format="hex", help_text="UUID of an offering that you may subscribe to."
+    )
 
 
 @extend_schema_serializer(examples=[OpenApiExample("A subscription", SUBSCRIPTION, response_only=True)])
 class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]):
-    """What an owner's agent wants to hear of. Its UUID, in hex, is the name by which it logs in to the broker."""
+    """An event subscription. Its UUID, in hex, is the name of its login on the broker."""
 
     uuid = HexUUIDField()
     url = HexURLField(view_name="api-event-subscription")
-    user = serializers.SerializerMethodField(help_text="Where its owner is read.")
-    user_uuid = HexUUIDField(source="owner.uuid", help_text="The name of the vhost that its queues lie in.")
+    user = serializers.SerializerMethodField(help_text="URL of the owner.")
+    user_uuid = HexUUIDField(source="owner.uuid", help_text="Also the name of the vhost of its queues.")
     user_username = serializers.CharField(source="owner.email", read_only=True)
     user_full_name = serializers.CharField(source="owner.full_name", read_only=True)
     source_ip = serializers.IPAddressField(
-        read_only=True, allow_null=True, help_text="Where it was registered from; null: unknown."
+        read_only=True, allow_null=True, help_text="The client's address at registration; null if unknown."
     )
     observable_objects = serializers.SerializerMethodField()
 
@@ -418,7 +422,7 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
 
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_user(self, subscription: EventSubscription) -> str:
-        """Return an address that the visitor may read: its owner as themselves, operators the owner's."""
+        """Return a URL of the owner that the user may read: ``me`` for the owner, the owner's page for operators."""
         owner = subscription.owner
         if owner == self.context["request"].user:
             return absolute_url(reverse("api-me"))
@@ -426,7 +430,7 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
 
     @extend_schema_field(ObservableObjectSerializer(many=True))
     def get_observable_objects(self, subscription: EventSubscription) -> list[dict[str, Any]]:
-        """Return its list; of an identity's subscription, which has none, the one type that it is for."""
+        """Return the observed objects. An identity's subscription stores none, so return its object type."""
         if subscription.object_type and not subscription.observable_objects:
             return [{"object_type": subscription.object_type}]
         objects: list[dict[str, Any]] = subscription.observable_objects
@@ -446,7 +450,7 @@ class EventSubscriptionSerializer(serializers.ModelSerializer[EventSubscription]
     ]
 )
 class NewEventSubscriptionSerializer(serializers.Serializer[Any]):
-    """What is to be heard of."""
+    """A new event subscription."""
 
     description = VerbatimField(required=False, allow_blank=True, max_length=MAX_TEXT_LENGTH)
     observable_objects = BoundedListField(
@@ -460,7 +464,7 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
 
     uuid = HexUUIDField()
     url = HexURLField(view_name="api-event-subscription-queue")
-    event_subscription = serializers.SerializerMethodField(help_text="Where its subscription is read.")
+    event_subscription = serializers.SerializerMethodField(help_text="URL of its subscription.")
     event_subscription_uuid = HexUUIDField(source="subscription.uuid")
     offering_uuid = HexUUIDField(source="offering.uuid")
 
@@ -471,7 +475,7 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
 
     @extend_schema_field({"type": "string", "format": "uri"})
     def get_event_subscription(self, queue: SubscriptionQueue) -> str:
-        """Return the address of its subscription."""
+        """Return the URL of its subscription."""
         return object_url("api-event-subscription", queue.subscription.uuid)
 
 
@@ -479,10 +483,10 @@ class SubscriptionQueueSerializer(serializers.ModelSerializer[SubscriptionQueue]
     examples=[OpenApiExample("Orders", {"offering_uuid": OFFERING, "object_type": "order"}, request_only=True)]
 )
 class NewSubscriptionQueueSerializer(serializers.Serializer[Any]):
-    """Whose events, and of which type, a queue is for."""
+    """A new queue of a subscription."""
 
-    offering_uuid = StrictUUIDField(help_text="Of an offering that you may subscribe to.")
-    object_type = ObjectTypeField(help_text="Any type, whatever the subscription's own list says.")
+    offering_uuid = StrictUUIDField(help_text="UUID of an offering that you may subscribe to.")
+    object_type = ObjectTypeField(help_text="Any type, including types that the subscription doesn't list.")
 
 
 # Offerings
@@ -490,17 +494,19 @@ class NewSubscriptionQueueSerializer(serializers.Serializer[Any]):
 
 @extend_schema_serializer(examples=[OpenApiExample("An offering", THE_OFFERING, response_only=True)])
 class OfferingSerializer(serializers.ModelSerializer[Offering]):
-    """What events are about."""
+    """An offering."""
 
     uuid = HexUUIDField()
     url = HexURLField(view_name="api-offering")
-    may_subscribe = serializers.BooleanField(read_only=True, help_text="Whether your agents may have its events.")
+    may_subscribe = serializers.BooleanField(
+        read_only=True, help_text="Whether your agents may subscribe to its events."
+    )
     may_publish = serializers.BooleanField(read_only=True, help_text="Whether you may publish its events.")
     members = serializers.SerializerMethodField(
-        help_text="Whose agents may have its events, by e-mail address. Null: you are no operator."
+        help_text="E-mail addresses of owners whose agents may subscribe. Null unless you are an operator."
     )
     publishers = serializers.SerializerMethodField(
-        help_text="Who may publish its events, by e-mail address. Null: you are no operator."
+        help_text="E-mail addresses of owners who may publish. Null unless you are an operator."
     )
 
     class Meta:
@@ -509,16 +515,16 @@ class OfferingSerializer(serializers.ModelSerializer[Offering]):
         read_only_fields = fields
 
     def get_members(self, offering: Offering) -> list[str] | None:
-        """Return their addresses to operators."""
+        """Return the members' addresses for operators, else None."""
         return _addresses(offering.members.all()) if self.context["request"].user.is_staff else None
 
     def get_publishers(self, offering: Offering) -> list[str] | None:
-        """Return their addresses to operators."""
+        """Return the publishers' addresses for operators, else None."""
         return _addresses(offering.publishers.all()) if self.context["request"].user.is_staff else None
 
 
 def _addresses(owners: Any) -> list[str]:
-    """Return addresses in order. Sorted here: another order of the database's would not use what was fetched before."""
+    """Return the sorted addresses. Sorting in the database would ignore the prefetched rows."""
     people: list[Owner] = list(owners)
     return sorted(owner.email for owner in people)
 
@@ -527,14 +533,14 @@ def _addresses(owners: Any) -> list[str]:
     examples=[OpenApiExample("An order", {"object_type": "order", "payload": {"order_uuid": UUID}}, request_only=True)]
 )
 class NewEventSerializer(serializers.Serializer[Any]):
-    """An event to be published."""
+    """A new event."""
 
     object_type = ObjectTypeField()
     payload = serializers.DictField(
         help_text="A JSON object. object_type, offering_uuid and schema_version are added at its top level."
     )
     message_id = StrictUUIDField(
-        required=False, help_text="The one of a first try whose outcome is unknown. Left out: a new one."
+        required=False, help_text="To repeat a request with an unknown outcome, its message id. Default: a new id."
     )
 
 
@@ -548,10 +554,10 @@ class NewEventSerializer(serializers.Serializer[Any]):
     ]
 )
 class PublishedSerializer(serializers.Serializer[Any]):
-    """What became of an event, in queues."""
+    """The result of publishing an event, in numbers of queues."""
 
-    message_id = serializers.CharField(help_text="By which agents can tell that they have had it.")
-    delivered = serializers.IntegerField(help_text="Queues that have it.")
-    skipped = serializers.IntegerField(help_text="Queues that are not ready, or whose owner may not have it any more.")
-    rejected = serializers.IntegerField(help_text="Queues that are full; the dead-letter queue has it.")
+    message_id = serializers.CharField(help_text="By which agents recognize duplicates.")
+    delivered = serializers.IntegerField(help_text="Queues that got the event.")
+    skipped = serializers.IntegerField(help_text="Queues that are not ready, or whose owner may no longer subscribe.")
+    rejected = serializers.IntegerField(help_text="Full queues. The event is in the dead-letter queue.")
     gone = serializers.IntegerField(help_text="Queues that the broker has lost.")

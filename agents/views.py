@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 AGENTS_PER_PAGE = 20
 QUEUES_SHOWN = 50
-"""Of one agent; a subscription may have any number."""
+"""Of one agent."""
 OFFERINGS_SHOWN = 50
 MAX_SEARCH_LENGTH = 255
 
@@ -40,14 +40,14 @@ Removable = AgentIdentity | EventSubscription | Consumer
 
 
 class LiveConnections(NamedTuple):
-    """That a RabbitMQ user is connected: how often, and since when at the longest, where the broker tells."""
+    """The live connections of a RabbitMQ user: their number, and the oldest one's start if the broker reports it."""
 
     number: int
     since: datetime | None
 
 
 class QueueRow(NamedTuple):
-    """A registered queue; ``row`` is None where the monitor has not seen it, or sees it no more."""
+    """A registered queue. ``row`` is None if no pass has listed the queue, or it is gone."""
 
     object_type: str
     offering: Offering
@@ -57,7 +57,7 @@ class QueueRow(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What logs in to read queues: a consumer or a subscription. ``online`` is None where it isn't connected."""
+    """A consumer or subscription, which logs in to read queues. ``online`` is None if it isn't connected."""
 
     row: EventSubscription | Consumer
     is_consumer: bool
@@ -68,7 +68,7 @@ class Reader(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """An identity with all that reads for it; without one it is a subscription that stands by itself."""
+    """An identity with its readers, or a subscription without an identity."""
 
     identity: AgentIdentity | None
     owner: Owner
@@ -81,11 +81,11 @@ class Agent(NamedTuple):
 @signed_in
 @require_safe
 def subscriptions_page(request: Request) -> HttpResponse:
-    """Show the visitor's agents with what they subscribed to, to an operator everybody's."""
+    """List the visitor's agents with their subscriptions; for operators, all agents."""
     search = request.GET.get("search", "").replace("\0", "").strip()[:MAX_SEARCH_LENGTH]
     page = Paginator(_entries(request.user, search), AGENTS_PER_PAGE).get_page(request.GET.get("page"))
-    everywhere = None if request.user.is_staff else request.user.uuid.hex
-    clients, trouble = _clients(everywhere) if page.object_list else ([], "")
+    vhost = None if request.user.is_staff else request.user.uuid.hex
+    clients, trouble = _clients(vhost) if page.object_list else ([], "")
     agents = _agents(page.object_list, clients)
     readers = [reader for agent in agents for reader in agent.readers]
     offerings = list(Offering.objects.subscribed_by(request.user)[: OFFERINGS_SHOWN + 1])
@@ -110,7 +110,7 @@ def subscriptions_page(request: Request) -> HttpResponse:
 
 
 def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:
-    """Return what the pages are made of: identities, and subscriptions without one, by owner and name."""
+    """Return the entries of the list: identities, and subscriptions without one, ordered by owner and name."""
     identities = AgentIdentity.objects.seen_by(visitor)
     alone = EventSubscription.objects.seen_by(visitor).filter(identity=None)
     if search:
@@ -139,7 +139,7 @@ def _entries(visitor: Owner, search: str) -> QuerySet[Any, dict[str, Any]]:
 
 
 def _uuids_in(text: str) -> list[UUID]:
-    """Return the UUIDs that a text is or, as the name of a registered queue, has in it."""
+    """Return the UUIDs in a text, which may be a UUID or the name of a registered queue."""
     found = []
     for word in text.replace("_", " ").split():
         try:
@@ -150,7 +150,7 @@ def _uuids_in(text: str) -> list[UUID]:
 
 
 def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
-    """Return what is connected to a vhost (None: to any), by one request; None, and why, where it isn't known."""
+    """Return the connections to a vhost (None: all vhosts), or None and an error text. One request to the broker."""
     try:
         return broker.management().clients(vhost), ""
     except NotOnBroker:
@@ -160,7 +160,7 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
 
 
 def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:
-    """Return what a page shows, by a number of statements that doesn't grow with it."""
+    """Return the agents of a page, with a constant number of statements."""
     keys = [(bool(entry["alone"]), entry["pk"]) for entry in entries]
     if not keys:
         return []
@@ -194,8 +194,8 @@ def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None)
 def _readers(
     consumers: Sequence[Consumer], subscriptions: Sequence[EventSubscription], clients: Sequence[Client] | None
 ) -> list[Reader]:
-    """Return consumers and subscriptions with their queues, two statements, whatever their number."""
-    # Numbered within an agent, so that one with hundreds of queues doesn't fill the page.
+    """Return consumers and subscriptions with their queues, in two statements."""
+    # Limit the queues of each agent, so that one agent doesn't fill the page.
     agent = Coalesce("subscription__identity_id", -F("subscription_id"))
     registered = (
         SubscriptionQueue.objects.filter(subscription__in=subscriptions)
@@ -224,11 +224,11 @@ def _readers(
 
 
 def _observed_types(subscription: EventSubscription) -> list[str]:
-    """Return what a subscription says that it is about."""
+    """Return the object types of a subscription."""
     if subscription.object_type:
         return [subscription.object_type]
-    told = [one.get("object_type") for one in subscription.observable_objects if isinstance(one, dict)]
-    return list(dict.fromkeys(str(name) for name in told if name))
+    types = [one.get("object_type") for one in subscription.observable_objects if isinstance(one, dict)]
+    return list(dict.fromkeys(str(name) for name in types if name))
 
 
 def _queue_row(
@@ -239,7 +239,7 @@ def _queue_row(
 
 
 def _rows_by_name(names: Sequence[str]) -> dict[tuple[str, str], Row]:
-    """Return these queues as a list shows them, those that are there, by vhost and name. They have UUIDs in them."""
+    """Return the table rows of these queues, if they are stored, by vhost and name. Their names contain UUIDs."""
     found = Queue.objects.filter(name__in=names).exclude(state=Queue.State.GONE).select_related("pulse_user")
     return {(queue.vhost, queue.name): _row(queue) for queue in found} if names else {}
 
@@ -263,9 +263,9 @@ def _live_connections(clients: Iterable[Client]) -> dict[tuple[str, str], LiveCo
 
 
 class RemovalEffect(NamedTuple):
-    """What goes with a row: queues and how many messages are in them, RabbitMQ users, and their connections.
+    """What is deleted with a row: queues, the number of their messages, RabbitMQ users, and their connections.
 
-    ``messages`` is None where it isn't known of every queue, ``connections`` where the broker could not be asked.
+    ``messages`` is None if the length of a queue is unknown, ``connections`` if the broker is unreachable.
     """
 
     queues: list[str]
@@ -303,14 +303,14 @@ def consumer_remove(request: Request, uuid: UUID) -> HttpResponse:
 
 
 def _messages_in(queues: Sequence[tuple[str, str]]) -> int | None:
-    """Return how many messages are in these queues, given as (vhost, name); None where it isn't known of every one.
+    """Return the number of messages in these queues, given as (vhost, name), or None if a length is unknown.
 
-    What the last pass didn't see the broker is asked now, by one connection for a vhost.
+    The lengths of queues that the last pass did not list are requested now, with one connection for each vhost.
     """
     rows = _rows_by_name([name for _, name in queues])
     lengths = {name: row.queue.length for name, row in rows.items() if row.queue.length is not None}
     depths = amqp.declare_passively(broker.amqp_url(), [queue for queue in queues if queue not in lengths])
-    # Who reads may hold messages that aren't acknowledged, which are not counted here.
+    # A queue with consumers may have unacknowledged messages, which are not counted here.
     lengths |= {name: depth.ready for name, depth in depths.items() if not depth.consumers}
     return sum(lengths[queue] for queue in queues) if lengths.keys() >= set(queues) else None
 
@@ -324,7 +324,7 @@ def _remove(
     kind: str,
     name: str,
 ) -> HttpResponse:
-    """Say what goes, and remove it. Where messages are lost by it, its name is to be typed first."""
+    """Show what is deleted with a row, and delete it. If messages are lost, the name must be typed."""
     registered = SubscriptionQueue.objects.filter(subscription__in=subscriptions).values_list("vhost", "queue_name")
     named = [*((one.vhost, one.queue_name) for one in consumers), *registered]
     queues = [queue_name for _, queue_name in named]
@@ -335,7 +335,7 @@ def _remove(
         form = NameForm(name, request.POST if request.method == "POST" else None)
     if request.method == "POST" and (form is None or form.is_valid()):
         deletions.delete(row)
-        logger.info("By hand: %s removed the %s %s of %s", request.user, kind, name, owner)
+        logger.info("%s removed the %s %s of %s", request.user, kind, name, owner)
         if Removal.objects.filter(name__in=[*queues, *users]).exists():
             messages.warning(
                 request,
@@ -352,7 +352,7 @@ def _remove(
         types = row.object_types
     clients, trouble = _clients(owner.uuid.hex)
     connected = None if clients is None else sum(client.user in users for client in clients)
-    goes = RemovalEffect([readable(queue) for queue in queues], messages_in_them, users, connected)
+    effect = RemovalEffect([readable(queue) for queue in queues], messages_in_them, users, connected)
     return render(
         request,
         "subscriptions/remove.html",
@@ -362,7 +362,7 @@ def _remove(
             "types": types,
             "name": name,
             "owner": owner,
-            "goes": goes,
+            "goes": effect,
             "form": form,
             "trouble": trouble,
         },
