@@ -1,4 +1,4 @@
-"""Offerings, agents, and what they registered, in the administration."""
+"""The admin of offerings, agents, and the subscriptions and queues that they registered."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -21,35 +21,36 @@ from queues.admin import brake_refusal
 
 
 class RemovingAdmin(AuditedAdmin):
-    """What may have agents' registrations below it, which go from the broker with it.
+    """The admin of a model whose rows may have registrations, which are removed from the broker with the row.
 
-    ``queues_below`` are the models that stand for queues which go with it, and the way from each to it.
+    ``queues_below`` maps each model of a queue that is removed with a row to its lookup of that row.
     """
 
     queues_below: Mapping[type[Model], str]
 
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
-        """Remove it."""
+        """Delete the row and record what to remove from the broker."""
         deletions.delete(obj)
         self._tell_what_follows(request)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Remove them."""
+        """Delete the rows and record what to remove from the broker."""
         deletions.delete(queryset)
         self._tell_what_follows(request)
 
     @admin.action(description="Delete the selected %(verbose_name_plural)s", permissions=["delete"])
     def delete_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        """Ask, and remove them, as far as the brake allows so many queues at once."""
-        these = list(queryset.values_list("pk", flat=True))
-        if len(these) > 1 and (refused := brake_refusal(self._queues_of(these))):
+        """Delete the selected rows after confirmation, if the brake allows that many queues."""
+        keys = list(queryset.values_list("pk", flat=True))
+        if len(keys) > 1 and (refused := brake_refusal(self._queues_of(keys))):
             self.message_user(request, refused, messages.ERROR)
             return None
         return cast("HttpResponse | None", delete_selected(self, request, queryset))
 
     def _queues_of(self, rows: Sequence[int]) -> int:
         return sum(
-            model._default_manager.filter(**{f"{way}__in": rows}).count() for model, way in self.queues_below.items()
+            model._default_manager.filter(**{f"{lookup}__in": rows}).count()
+            for model, lookup in self.queues_below.items()
         )
 
     def _tell_what_follows(self, request: HttpRequest) -> None:
@@ -59,12 +60,12 @@ class RemovingAdmin(AuditedAdmin):
 
 @admin.register(Owner)
 class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
-    """Owners, with what their agents registered."""
+    """Owners, with the registrations of their agents."""
 
     queues_below = {SubscriptionQueue: "subscription__owner", Consumer: "identity__owner"}
 
     def delete_model(self, request: HttpRequest, obj: Model) -> None:
-        """Remove one, unless they have become an account's owner since they were allowed to be removed."""
+        """Delete an owner, unless the owner got a RabbitMQ account since the permission was checked."""
         with transaction.atomic():
             vouching.lock_existing([owner := cast("Owner", obj)])
             if owner.pulse_users.exists():
@@ -76,7 +77,7 @@ class OwnerWithAgentsAdmin(RemovingAdmin, OwnerAdmin):
 class OfferingAdmin(RemovingAdmin):
     """Offerings: who may subscribe to their events, and who may publish them.
 
-    Deleting one takes the agents' identities and queues for it along, from the broker too.
+    Deleting an offering also deletes the agents' identities and queues for it, here and on the broker.
     """
 
     queues_below = {SubscriptionQueue: "offering", Consumer: "identity__offering"}
@@ -89,7 +90,7 @@ class OfferingAdmin(RemovingAdmin):
     readonly_fields = ["uuid", "created"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Offering]:
-        """Count what agents have of each, without a statement for each."""
+        """Add the numbers of agents and queues, in the same query."""
         offerings: QuerySet[Offering] = super().get_queryset(request)
         return offerings.annotate(
             number_of_agents=count_related(AgentIdentity, "offering"),
@@ -99,37 +100,37 @@ class OfferingAdmin(RemovingAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Offering], search_term: str
     ) -> tuple[QuerySet[Offering], bool]:
-        """Find one by its UUID in any of its forms, too."""
+        """Search by UUID too, in any notation."""
         found, may_have_duplicates = super().get_search_results(request, queryset, search_term)
         return _or_by_uuid(found, queryset, search_term), may_have_duplicates
 
     @admin.display(description="agents")
     def agents(self, offering: Offering) -> int:
-        """Return how many agents introduced themselves for it."""
+        """Return the number of agents' identities for it."""
         return cast(int, offering.number_of_agents)  # type: ignore[attr-defined]
 
     @admin.display(description="subscription queues")
     def queues(self, offering: Offering) -> int:
-        """Return how many subscriptions have a queue for it."""
+        """Return the number of subscription queues for it."""
         return cast(int, offering.number_of_queues)  # type: ignore[attr-defined]
 
 
 class RegisteredAdmin(RemovingAdmin, RemovableAdmin):
-    """What agents registered. It may be deleted, and what it stands for on the broker goes with it."""
+    """The admin of rows that agents registered. Deleting a row removes its queues and logins from the broker."""
 
     actions = ["delete_selected"]
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find one by its UUID in any of its forms, too."""
+        """Search by UUID too, in any notation."""
         found, may_have_duplicates = super().get_search_results(request, queryset, search_term)
         return _or_by_uuid(found, queryset, search_term), may_have_duplicates
 
 
 @admin.register(AgentIdentity)
 class AgentIdentityAdmin(RegisteredAdmin):
-    """Agents. Their configuration may have secrets in it, and isn't shown."""
+    """Agents' identities. The configuration is not shown, because it may contain secrets."""
 
     queues_below = {SubscriptionQueue: "subscription__identity", Consumer: "identity"}
     list_display = ["name", "owner", "offering", "version", "last_restarted", "created"]
@@ -170,7 +171,7 @@ class SubscriptionQueueAdmin(RegisteredAdmin):
 
     @admin.display(ordering="subscription__owner__email")
     def owner(self, queue: SubscriptionQueue) -> str:
-        """Return whose it is."""
+        """Return the owner's address."""
         return queue.subscription.owner.email
 
 
@@ -190,13 +191,13 @@ class ConsumerAdmin(RegisteredAdmin):
 
     @admin.display(ordering="identity__owner__email")
     def owner(self, consumer: Consumer) -> str:
-        """Return whose it is."""
+        """Return the owner's address."""
         return consumer.identity.owner.email
 
 
 @admin.register(AgentVhost)
 class AgentVhostAdmin(DeletedWithOwnerAdmin):
-    """The vhosts of owners' agents. One goes with its owner."""
+    """The vhosts of owners' agents. A vhost is deleted with its owner."""
 
     list_display = ["name", "owner", "ready", "created"]
     list_filter = ["ready"]
@@ -206,7 +207,7 @@ class AgentVhostAdmin(DeletedWithOwnerAdmin):
 
 @admin.register(Removal)
 class RemovalAdmin(ReadOnlyAdmin):
-    """What is still to go from the broker. What stays here for long says why in its last error."""
+    """What is still to be removed from the broker. ``last_error`` says why an old removal is pending."""
 
     list_display = ["name", "kind", "vhost", "created", "due_at", "attempts", "last_error"]
     list_filter = ["kind", "created"]
@@ -215,7 +216,7 @@ class RemovalAdmin(ReadOnlyAdmin):
 
 @admin.register(Sweep)
 class SweepAdmin(ReadOnlyAdmin):
-    """The reports of the two clean-ups."""
+    """The reports of sweeps and clean-ups."""
 
     list_display = [
         "at", "kind", "seen", "found", "deleted", "kept", "repaired", "subscriptions", "tokens", "brake_held",

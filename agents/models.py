@@ -1,4 +1,4 @@
-"""Offerings, agents, and what agents registered."""
+"""Offerings, agents, and the subscriptions and queues that agents registered."""
 
 import uuid
 from typing import Any, Self
@@ -17,7 +17,7 @@ def _hex() -> str:
 
 
 class ObjectType(models.TextChoices):
-    """What an event is about. These are the types that agents know."""
+    """The object types of events that released agents know."""
 
     CALL = "call"
     COURSE_ACCOUNT = "course_account"
@@ -40,41 +40,41 @@ class ObjectType(models.TextChoices):
 
 
 class OfferingQuerySet(models.QuerySet["Offering"]):
-    """Offerings, as different people may use them."""
+    """Offerings."""
 
     def subscribed_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
-        """Return those whose events this visitor's agents may have: an operator all, an owner as a member."""
+        """Return the offerings that this visitor's agents may subscribe to: all for operators, else as a member."""
         return visible_to(self, visitor, models.Q(members=visitor.pk))
 
     def published_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
-        """Return those that this visitor may publish events of: an operator all, an owner as a publisher."""
+        """Return the offerings that this visitor may publish to: all for operators, else as a publisher."""
         return visible_to(self, visitor, models.Q(publishers=visitor.pk))
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> "OfferingQuerySet":
-        """Return those that this visitor may subscribe to or publish to."""
+        """Return the offerings that this visitor may subscribe or publish to."""
         found = visible_to(self, visitor, models.Q(members=visitor.pk) | models.Q(publishers=visitor.pk))
         return found if visitor.is_staff else found.distinct()
 
 
 def check_offering_name(name: str) -> None:
-    """Make sure that an offering can have this name.
+    """Check the name of an offering.
 
     Raises:
-        ValidationError: it can't.
+        ValidationError: the name is invalid.
     """
     check_line(name, MAX_OFFERING_NAME_LENGTH)
 
 
 class Offering(models.Model):
-    """What events are about: agents subscribe to it, others publish to it."""
+    """A topic of events. Agents of its members subscribe to it; its publishers publish to it."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True)
     name = models.CharField(max_length=MAX_OFFERING_NAME_LENGTH, validators=[check_offering_name])
     members = models.ManyToManyField(
-        Owner, blank=True, related_name="offerings", help_text="Whose agents may have its events."
+        Owner, blank=True, related_name="offerings", help_text="Owners whose agents may subscribe to its events."
     )
     publishers = models.ManyToManyField(
-        Owner, blank=True, related_name="published_offerings", help_text="Who may publish its events."
+        Owner, blank=True, related_name="published_offerings", help_text="Owners who may publish its events."
     )
     created = models.DateTimeField(auto_now_add=True)
 
@@ -88,11 +88,11 @@ class Offering(models.Model):
 
 
 class AgentVhost(models.Model):
-    """The vhost of an owner's agents, named after the owner. It goes with the owner."""
+    """The vhost of an owner's agents, named after the owner's UUID. It is deleted with the owner."""
 
     owner = models.OneToOneField(Owner, on_delete=models.CASCADE, related_name="agent_vhost")
     name = models.CharField(max_length=255, unique=True)
-    ready = models.BooleanField(default=False, help_text="Whether the broker has it, with its dead-letter queue.")
+    ready = models.BooleanField(default=False, help_text="Whether the broker has the vhost and its dead-letter queue.")
     created = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
@@ -100,29 +100,26 @@ class AgentVhost(models.Model):
 
 
 class RegisteredQuerySet(models.QuerySet[Any]):
-    """What agents registered, as different people see it."""
+    """Rows that agents registered."""
 
     def seen_by(self, visitor: Owner | AnonymousUser) -> Self:
-        """Return what this visitor may see: an operator all, an owner their own, nobody else any."""
+        """Return the rows that this visitor may see."""
         return visible_to(self, visitor, models.Q((self.model.OWNER_FIELD, visitor.pk)))
 
 
 class AgentIdentity(models.Model):
-    """An agent, as it introduces itself for one offering."""
+    """An agent's identity for one offering."""
 
     OWNER_FIELD = "owner"
-    """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="agent_identities")
     offering = models.ForeignKey(Offering, on_delete=models.CASCADE, related_name="agent_identities")
     name = models.CharField(max_length=255)
     version = models.CharField(max_length=100, blank=True)
-    dependencies = models.JSONField(default=list, help_text="[{package, version}], as the agent tells them.")
+    dependencies = models.JSONField(default=list, help_text="[{package, version}], as sent by the agent.")
     config_file_path = models.CharField(max_length=500, blank=True)
-    sealed_config = models.TextField(
-        blank=True, editable=False, help_text="There may be secrets in it, so it is sealed."
-    )
+    sealed_config = models.TextField(blank=True, editable=False, help_text="Encrypted, because it may contain secrets.")
     last_restarted = models.DateTimeField(null=True, blank=True)
     created = models.DateTimeField(auto_now_add=True)
     modified = models.DateTimeField(auto_now=True)
@@ -141,7 +138,7 @@ class AgentIdentity(models.Model):
 
 
 class Login(models.Model):
-    """What may log in to the broker to read an owner's queues: a RabbitMQ user whose password is a token."""
+    """A RabbitMQ user that reads an owner's queues. Its password is a token of the owner."""
 
     token = models.ForeignKey(
         AuthToken,
@@ -149,7 +146,7 @@ class Login(models.Model):
         editable=False,
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text="The one that is the password, as far as is known. Empty: it has none.",
+        help_text="The token that is the password, as far as known. Empty: there is no password.",
     )
     next_token = models.ForeignKey(
         AuthToken,
@@ -157,10 +154,10 @@ class Login(models.Model):
         editable=False,
         on_delete=models.SET_NULL,
         related_name="+",
-        help_text="The one that is about to be the password, and may be already.",
+        help_text="The token that is being set as the password. The broker may have it already.",
     )
     password_set = models.BooleanField(
-        default=False, editable=False, help_text="Whether the broker has that password and the permissions."
+        default=False, editable=False, help_text="Whether the broker has the password and the permissions."
     )
     created = models.DateTimeField(auto_now_add=True)
     modified = models.DateTimeField(auto_now=True)
@@ -170,10 +167,9 @@ class Login(models.Model):
 
 
 class EventSubscription(Login):
-    """What an owner's agent wants to hear of. Its RabbitMQ user is named after its UUID, and reads its queues."""
+    """A subscription of an owner's agent. Its RabbitMQ user is named after its UUID, and reads its queues."""
 
     OWNER_FIELD = "owner"
-    """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE, related_name="event_subscriptions")
@@ -181,11 +177,14 @@ class EventSubscription(Login):
         AgentIdentity, null=True, blank=True, on_delete=models.CASCADE, related_name="event_subscriptions"
     )
     object_type = models.CharField(
-        max_length=40, blank=True, choices=ObjectType.choices, help_text="An identity has one subscription for each."
+        max_length=40,
+        blank=True,
+        choices=ObjectType.choices,
+        help_text="An identity has one subscription for each type.",
     )
     description = models.CharField(max_length=500, blank=True)
     observable_objects = models.JSONField(default=list, help_text="[{object_type, object_id?, offering_uuid?}]")
-    source_ip = models.GenericIPAddressField(null=True, blank=True, help_text="Where it was registered from.")
+    source_ip = models.GenericIPAddressField(null=True, blank=True, help_text="The client's address at registration.")
 
     objects = RegisteredQuerySet.as_manager()
 
@@ -205,22 +204,21 @@ class EventSubscription(Login):
 
     @property
     def permissions(self) -> Permissions:
-        """What its RabbitMQ user may do in the vhost of its owner's agents."""
+        """The permissions of its RabbitMQ user in the vhost of its owner's agents."""
         return for_subscription(self.uuid.hex)
 
 
 class Registration(models.TextChoices):
-    """Whether a registered queue is on the broker."""
+    """Whether a registered queue exists on the broker."""
 
     CREATING = "creating", "being made"
     READY = "ready", "ready"
 
 
 class SubscriptionQueue(models.Model):
-    """The queue of one subscription for the events of one type about one offering."""
+    """The queue of one subscription for events of one type about one offering."""
 
     OWNER_FIELD = "subscription__owner"
-    """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     subscription = models.ForeignKey(EventSubscription, on_delete=models.CASCADE, related_name="queues")
@@ -253,19 +251,18 @@ class SubscriptionQueue(models.Model):
 
     @property
     def login(self) -> EventSubscription:
-        """What logs in to read it."""
+        """The login that reads it."""
         return self.subscription
 
 
 class Consumer(Login):
-    """The one queue of an agent that reads everything from one: its types, its RabbitMQ user, its queue."""
+    """An agent that reads all its events from one queue: its object types, its RabbitMQ user and its queue."""
 
     OWNER_FIELD = "identity__owner"
-    """The way from it to its owner."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     identity = models.OneToOneField(AgentIdentity, on_delete=models.CASCADE, related_name="consumer")
-    object_types = models.JSONField(default=list, help_text="The types that it gets; none: all.")
+    object_types = models.JSONField(default=list, help_text="The types of its events. Empty: all types.")
     rmq_username = models.CharField(max_length=32, unique=True, default=_hex, editable=False)
     vhost = models.CharField(max_length=255)
     queue_name = models.CharField(max_length=255)
@@ -287,35 +284,35 @@ class Consumer(Login):
 
     @property
     def login(self) -> "Consumer":
-        """What logs in to read it: itself."""
+        """The login that reads it: the consumer itself."""
         return self
 
     @property
     def permissions(self) -> Permissions:
-        """What its RabbitMQ user may do in the vhost of its owner's agents."""
+        """The permissions of its RabbitMQ user in the vhost of its owner's agents."""
         return for_consumer(self.uuid.hex)
 
 
 class Sweep(models.Model):
-    """The report of one sweep of orphans, or of one clean-up of stale subscriptions. Old ones are pruned."""
+    """The report of a sweep of orphans or a clean-up of stale subscriptions. Old reports are pruned."""
 
     class Kind(models.TextChoices):
-        """Which."""
+        """The kind of report."""
 
         ORPHANS = "orphans", "queues that no registration stands for"
         STALE = "stale", "subscriptions whose owner has no live token"
 
     kind = models.CharField(max_length=10, choices=Kind.choices)
-    at = models.DateTimeField(help_text="When it began.")
-    seen = models.PositiveIntegerField(default=0, help_text="Queues on the broker, in the agents' vhosts.")
-    found = models.PositiveIntegerField(default=0, help_text="Queues to be deleted.")
-    deleted = models.PositiveIntegerField(default=0, help_text="Queues.")
-    kept = models.PositiveIntegerField(default=0, help_text="Orphans that somebody reads from.")
-    repaired = models.PositiveIntegerField(default=0, help_text="Queues that were made again.")
-    subscriptions = models.PositiveIntegerField(default=0, help_text="Stale subscriptions and consumers that went.")
-    tokens = models.PositiveIntegerField(default=0, help_text="Expired tokens whose rows went.")
+    at = models.DateTimeField(help_text="The start.")
+    seen = models.PositiveIntegerField(default=0, help_text="Queues in the agents' vhosts on the broker.")
+    found = models.PositiveIntegerField(default=0, help_text="Queues to delete.")
+    deleted = models.PositiveIntegerField(default=0, help_text="Deleted queues.")
+    kept = models.PositiveIntegerField(default=0, help_text="Orphans in use, which were kept.")
+    repaired = models.PositiveIntegerField(default=0, help_text="Queues that were declared again.")
+    subscriptions = models.PositiveIntegerField(default=0, help_text="Removed stale subscriptions and consumers.")
+    tokens = models.PositiveIntegerField(default=0, help_text="Removed expired tokens.")
     brake_held = models.BooleanField(default=False)
-    errors = models.JSONField(default=list, help_text="In words.")
+    errors = models.JSONField(default=list, help_text="Sentences.")
     seconds = models.FloatField(default=0)
 
     class Meta:
