@@ -7,8 +7,8 @@ class AgentsConfig(AppConfig):
     name = "agents"
 
     def ready(self) -> None:
-        """Listen to deletions of what stands for something on the broker, and tell passes what is registered."""
-        # Models can't be imported before. The receivers in deletions.py keep queues from being left on the broker.
+        """Connect the receivers, and register handlers and providers with lower packages."""
+        # Models can't be imported earlier. The receivers in deletions.py keep queues from being left on the broker.
         from agents import deletions, kinds, receivers, removals  # noqa: F401
         from agents.registered import RegisteredByAgents
         from agents.reports import old_reports

@@ -1,4 +1,4 @@
-"""What a sweep sees: the lists of the broker first, then the rows."""
+"""The snapshot that a sweep works on: lists of the broker, then rows of the database."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from rabbit.snapshot import ListedName
 
 
 class Registered(NamedTuple):
-    """A registered queue, as its row says. ``model`` and ``id`` are the row's."""
+    """The row of a registered queue. ``model`` and ``id`` identify the row."""
 
     model: type[SubscriptionQueue] | type[Consumer]
     id: int
@@ -25,10 +25,11 @@ class Registered(NamedTuple):
 
 
 class BrokerView(NamedTuple):
-    """What a sweep sees: queues and rows. The queues were listed first, so that what came in between has its row.
+    """The queues on the broker and the rows. The queues are listed first, so that a queue created meanwhile has a row.
 
-    ``unlisted`` are the vhosts that could not be listed. ``incomplete_reason`` says why the list may lack queues of any vhost,
-    and a queue be there that the broker says isn't; empty: no reason. ``nodes_unchanged``: the nodes were the same throughout.
+    ``unlisted`` are the vhosts that could not be listed. ``incomplete_reason`` says why the list may lack queues of any
+    vhost, and why the broker may wrongly answer that a queue doesn't exist; "" if the list is complete.
+    ``nodes_unchanged``: the same nodes were running before and after listing.
     """
 
     management: Management
@@ -44,31 +45,29 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
     """List the broker, then read the rows.
 
     Raises:
-        BrokerError: nothing could be listed, or the list can't be believed.
+        BrokerError: nothing could be listed, or the list is not trustworthy.
     """
-    keep = lease.renew_if_due if lease else lambda: None
+    renew = lease.renew_if_due if lease else lambda: None
     management = broker.management()
     before = registered.agent_vhosts()
     snapshot.require_administrator(management)
     members = snapshot.members(management)
-    keep()
-    there, unlisted = snapshot.list_names(management, list(before), keep) if before else ([], {})
-    keep()
+    renew()
+    listed, unlisted = snapshot.list_names(management, list(before), renew) if before else ([], {})
+    renew()
     nodes_unchanged = snapshot.members(management) == members
     for vhost, reason in unlisted.items():
         report.add_error(f"vhost '{vhost}' could not be listed: {reason}")
-    incomplete_reason = (
-        "the nodes of the cluster changed meanwhile, and with them the list" if not nodes_unchanged else ""
-    )
+    incomplete_reason = "the nodes of the cluster changed while the queues were listed" if not nodes_unchanged else ""
     if nodes_unchanged and members[1]:
         incomplete_reason = (
-            f"a node is down ({', '.join(sorted(members[1]))}), and its queues can't be told from deleted ones"
+            f"a node is down ({', '.join(sorted(members[1]))}), so its queues can't be distinguished from deleted ones"
         )
     rows = {(row.vhost, row.name): row for row in _registered_rows()}
     after = registered.agent_vhosts()
     return BrokerView(
         management,
-        {(queue.vhost, queue.name): queue for queue in there},
+        {(queue.vhost, queue.name): queue for queue in listed},
         rows,
         {vhost: owner for vhost, owner in after.items() if vhost in before},
         unlisted,
@@ -78,7 +77,7 @@ def observe(report: Report, lease: HeldLease | None) -> BrokerView:
 
 
 def _registered_rows() -> Iterator[Registered]:
-    """Read what stands for a queue, also where that is being made. Two statements."""
+    """Yield the rows of registered queues, including queues that are being created. Two statements."""
     columns = ("id", "vhost", "queue_name", "state")
     models: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
     for model in models:

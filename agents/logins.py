@@ -1,4 +1,4 @@
-"""RabbitMQ users that no login stands for, and passwords that are no longer certain."""
+"""Reconcile the logins of agents with the users of the broker, in a sweep."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,13 +25,13 @@ _CONSUMER_READ_PATTERN = re.compile(re.escape(for_consumer("*").read).replace(re
 def reconcile_logins(
     report: Report, view: BrokerView, lease: HeldLease | None, force: bool, condemned: Collection[QueueName]
 ) -> None:
-    """Hold the logins against the broker's users, both ways; without a lease, look and decide only.
+    """Delete users without a login, and record logins that the broker lacks. Without a lease, only report them.
 
-    The rows are read first of all, for what they lack: what has its password then has its user and its permission
-    afterwards. They are read again after the list, for what stands for a user: it has its row before it is made.
+    Logins are read before the users are listed: a login that has its password then also has its user in the list. They
+    are read again after the list: every user in the list was created after its row.
 
-    ``condemned`` are the queues that were to be deleted. Whoever reads from another one that no registration stands for,
-    or from one that was kept, keeps the user to read it by.
+    ``condemned`` are the queues selected for deletion. Users that may read other unregistered queues, or a queue that
+    was kept, are not deleted.
     """
     if report.away:
         return
@@ -47,17 +47,17 @@ def reconcile_logins(
             users, permissions, view.vhosts, view.queues.keys() - view.rows.keys() - (set(condemned) - kept)
         )
         if unused:
-            # As for queues: what was removed meanwhile is gone by now.
-            there = {user.name for user in view.management.users()}
-            unused = [name for name in unused if name in there]
+            # As for queues: users that were being removed while they were listed are gone now.
+            remaining = {user.name for user in view.management.users()}
+            unused = [name for name in unused if name in remaining]
     except BrokerError as error:
         report.add_error(f"the users could not be listed: {error}")
         return
     limit = deletion_limit(len(unused) + len(logins))
     if len(unused) > limit and not force:
         report.add_error(
-            f"{len(unused)} RabbitMQ users are named as an agent's login and have none here, which is more than the "
-            f"brake allows ({limit}), so none was deleted; look, then use --force"
+            f"{len(unused)} RabbitMQ users have the name of an agent's login but no login here. The brake allows "
+            f"{limit} deletions, so none was deleted. Check them, then use --force"
         )
     elif lease is None:
         report.users = len(unused)
@@ -66,7 +66,7 @@ def reconcile_logins(
 
 
 class _Login(NamedTuple):
-    """A login whose password is said to be on the broker, and what it may do in the vhost of its owner's agents."""
+    """A login whose password the broker should have, with its permissions in the vhost of its owner's agents."""
 
     model: type[EventSubscription] | type[Consumer]
     id: int
@@ -76,7 +76,7 @@ class _Login(NamedTuple):
 
 
 def _logins() -> list[_Login]:
-    """Return the logins whose password the broker has, as far as is known. Two statements."""
+    """Return the logins whose password the broker should have, in two statements."""
     subscribed = EventSubscription.objects.filter(password_set=True).order_by()
     consuming = Consumer.objects.filter(password_set=True).order_by()
     return [
@@ -95,7 +95,7 @@ def _forget_passwords(
     permissions: Mapping[str, Mapping[str, Permissions]],
     lease: HeldLease | None,
 ) -> None:
-    """Note of each login that the broker lacks its user or its permission: the next registration makes these anew."""
+    """Clear ``password_set`` of logins whose user or permissions the broker lacks. The next registration sets them."""
     lacking: dict[type[EventSubscription] | type[Consumer], list[tuple[int]]] = {}
     for login in logins:
         if login.name not in users or permissions.get(login.name, {}).get(login.vhost) != login.permissions:
@@ -114,13 +114,13 @@ def _unused_users(
     vhosts: Collection[str],
     remaining: Iterable[QueueName],
 ) -> list[str]:
-    """Return the users that look as a login's do, and that nothing stands for. Four statements at most.
+    """Return the users that look like an agent's login and have no row, in at most four statements.
 
-    One without any permission may be somebody else's, and can do nothing. One that may read from a queue that is
-    ``remaining`` is needed for that.
+    Users without permissions are kept: they may be somebody else's, and can do nothing. Users that may read a queue in
+    ``remaining`` are kept too.
     """
     names = {user.name for user in users if not user.tags and is_agents_login(user.name) and permissions.get(user.name)}
-    # First what a row stands for, which is nearly all of them: a comparison of patterns costs more than a row.
+    # Exclude users with rows first. They are nearly all, and comparing patterns costs more than reading rows.
     if names:
         names -= {uuid.hex for uuid in EventSubscription.objects.order_by().values_list("uuid", flat=True)}
         names -= set(Consumer.objects.order_by().values_list("rmq_username", flat=True))
@@ -145,7 +145,7 @@ def _unused_users(
 
 
 def _has_login_permissions(name: str, granted: Permissions) -> bool:
-    """Return whether these permissions are of the shape that a login of this name has."""
+    """Return whether these are the permissions of an agent's login of this name."""
     if granted == for_subscription(name):
         return True
     reads_one = _CONSUMER_READ_PATTERN.fullmatch(granted.read) is not None
@@ -153,7 +153,7 @@ def _has_login_permissions(name: str, granted: Permissions) -> bool:
 
 
 def _remove_users(report: Report, names: Sequence[str], lease: HeldLease) -> None:
-    """Delete these users, decided and written first, as with queues."""
+    """Record the removal of these users, then delete them, in batches."""
     for batch in batches(names):
         with transaction.atomic():
             lease.renew()

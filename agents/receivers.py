@@ -1,4 +1,4 @@
-"""What is audited of offerings, and what happens when an owner goes whose agents have a vhost."""
+"""The audited fields of offerings, and a lock for the deletion of an owner with an agents' vhost."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ audit.watch(Offering, ("name", "uuid"), many_to_many=("members", "publishers"))
 
 @receiver(pre_delete, sender=AgentVhost)
 def lock_owner(sender: object, instance: AgentVhost, **_: Any) -> None:
-    """Lock an owner whose agents' vhost is going, which it does with the owner, before what is theirs is changed.
+    """Lock the owner before the rows that are deleted with the owner, of which the vhost is one.
 
-    A pass locks owners first, too, and then the queues that it writes down as theirs: neither waits for the other, and
-    no queue comes to belong to an owner who is gone.
+    A pass also locks owners first, and then the queues that it assigns to them. The same order prevents deadlocks, and
+    the lock prevents a queue from being assigned to a deleted owner.
     """
     Owner.objects.select_for_update().filter(pk=instance.owner_id).first()

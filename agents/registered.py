@@ -1,4 +1,4 @@
-"""Which queues agents registered, for the passes over all queues."""
+"""The queues that agents registered, for the monitor's passes."""
 
 from collections.abc import Collection
 
@@ -9,9 +9,9 @@ from rabbit import names
 
 
 def registered_queues() -> dict[tuple[str, str], int]:
-    """Return the queues that agents registered, as (vhost, name), and whose they are, by the owner's id.
+    """Return the owner's id of each queue that agents registered, by (vhost, name), in three statements.
 
-    The dead-letter queues of their vhosts are among them. In three statements.
+    The dead-letter queues of the agents' vhosts are included.
     """
     queues = SubscriptionQueue.objects.order_by().values_list("vhost", "queue_name", "subscription__owner_id")
     consumers = Consumer.objects.order_by().values_list("vhost", "queue_name", "identity__owner_id")
@@ -20,20 +20,20 @@ def registered_queues() -> dict[tuple[str, str], int]:
 
 
 def agent_vhosts() -> dict[str, int]:
-    """Return the vhosts of agents that the broker has, and whose they are, by the owner's id. In one statement."""
+    """Return the owner's id of each agents' vhost that the broker has, in one statement."""
     return dict(AgentVhost.objects.filter(ready=True).values_list("name", "owner_id"))
 
 
 def mark_vanished(names: Collection[tuple[str, str]]) -> None:
-    """Note that the broker has these registered queues, given as (vhost, name), no longer. In two statements.
+    """Record that the broker has lost these registered queues, given as (vhost, name), in two statements.
 
-    They are being made again, by the agent's next call or the sweep.
+    The agent's next request or a sweep declares them again.
     """
     _set_state(names, Registration.READY, Registration.CREATING)
 
 
 def mark_returned(names: Collection[tuple[str, str]]) -> None:
-    """Note that the broker has these registered queues, given as (vhost, name), again. In two statements."""
+    """Record that the broker has these registered queues, given as (vhost, name), again, in two statements."""
     _set_state(names, Registration.CREATING, Registration.READY)
 
 
@@ -46,7 +46,7 @@ def _set_state(names: Collection[tuple[str, str]], before: Registration, after: 
 
 
 class RegisteredByAgents:
-    """What a pass has to know of agents' queues: see ``queues.registered.RegisteredQueues``."""
+    """The provider of agents' queues for passes: see ``queues.registered.RegisteredQueues``."""
 
     vhosts = staticmethod(agent_vhosts)
     queues = staticmethod(registered_queues)

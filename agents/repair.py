@@ -1,4 +1,4 @@
-"""Declaring registered queues and vhosts again that the broker has lost."""
+"""Declare registered queues and vhosts again that the broker has lost."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_TIMEOUTS = 3
-"""After so many repairs that the broker didn't answer in time, it is away."""
+"""After this many timed-out repairs, the broker counts as unreachable."""
 
 
 def repair(
@@ -29,7 +29,7 @@ def repair(
     vhosts_without_dlq: Sequence[str],
     lease: HeldLease,
 ) -> None:
-    """Make again what the broker lacks. One that fails doesn't stop the others; a broker that is away does."""
+    """Declare missing vhosts and queues again. Continue after failures, unless the broker is unreachable."""
     timeouts = 0
     steps: Iterable[tuple[str, Callable[[], None]]] = chain(
         (
@@ -43,17 +43,17 @@ def repair(
         try:
             declare()
         except (BrokerError, PermissionDenied, ObjectDoesNotExist) as error:
-            # The latter two: its owner may not use the broker any more, or is gone.
-            report.add_error(f"{what} could not be made recreate: {error}")
+            # The latter two: the owner may not use the broker any more, or was deleted.
+            report.add_error(f"{what} could not be declared again: {error}")
             if isinstance(error, BrokerUnavailable):
-                # Else one vhost alone is busy, or doesn't run.
+                # Other errors concern one vhost, which is busy or down.
                 timeouts += error.timed_out
                 if error.never_reached or timeouts == MAX_TIMEOUTS:
                     report.away = True
                     return
         else:
             report.repaired += 1
-            logger.info("%s was made again", what)
+            logger.info("%s was declared again", what)
 
 
 def _redeclare(row: SubscriptionQueue | Consumer, management: Management) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Reports of sweeps and clean-ups: one at a time, by a lease, with the brake, and notifications to operators."""
+"""Sweeps and clean-ups: their lease, the brake, their reports, and notifications to operators."""
 
 import hashlib
 import logging
@@ -32,27 +32,26 @@ T = TypeVar("T")
 KEEP_REPORTS = timedelta(days=90)
 
 REGISTRATION_GRACE = timedelta(minutes=1)
-"""A registration younger than this may be under way, and is left to whoever is at it."""
+"""A younger registration may still be in progress, and is left alone."""
 
 BATCH_SIZE = 500
-"""So many queues are deleted, or owners and tokens looked at, between two renewals of the lease."""
+"""Queues, subscriptions or tokens that are removed between two renewals of the lease."""
 
 MAX_ERRORS = 50
-"""Errors that the report keeps. The log has them all."""
+"""Errors in the report. The log has them all."""
 
 MAX_ORPHANS_NAMED = 20
-"""Orphans in use that a message names. The command names them all."""
+"""Orphans in use that a notification names. The command names them all."""
 
 
 @dataclass
 class Report:
-    """What one sweep or clean-up did. The names are those of ``agents.models.Sweep``, and of ``--json``.
+    """The report of a sweep or clean-up. Its fields are those of ``agents.models.Sweep`` and of ``--json``.
 
-    Of a dry run the numbers are what would be done. ``in_use`` are the orphans that were kept: somebody reads from
-    them, or the broker can't tell. ``logins`` is how many the broker lacked, or their permissions; the next
-    registration makes them. ``users`` is how many RabbitMQ users went that no login stands for. ``stale`` are the
-    subscriptions and consumers that are to go, by their UUIDs in hex. ``left_out`` are queues that are to go too and
-    were not agreed to.
+    In a dry run the numbers say what would be done. ``in_use``: orphans that were kept, because they have consumers or
+    the broker can't tell. ``logins``: logins whose user or permissions the broker lacked; the next registration
+    creates them. ``users``: deleted RabbitMQ users without a login. ``stale``: stale subscriptions and consumers, by
+    their UUIDs in hex. ``left_out``: queues that would be deleted too, but were not confirmed.
     """
 
     kind: str
@@ -82,11 +81,11 @@ class Report:
     told: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in the form that ``--json`` prints."""
+        """Return the report as ``--json`` prints it."""
         return {**asdict(self), "at": self.at.isoformat()}
 
     def add_error(self, error: str) -> None:
-        """Keep an error, in words, and log it; once, though it may be found twice."""
+        """Add an error, a sentence, and log it. Ignore duplicates."""
         if error in self.errors:
             return
         logger.warning("%s: %s", self.kind, error)
@@ -95,12 +94,12 @@ class Report:
 
 
 def old_reports(now: datetime) -> QuerySet[Sweep]:
-    """Return the reports that are not kept any longer."""
+    """Return the reports to prune."""
     return Sweep.objects.filter(at__lt=now - KEEP_REPORTS)
 
 
 def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], force: bool) -> Report:
-    """Run a sweep or a clean-up under its lease and store its report; a dry run needs no lease and stores none."""
+    """Run a sweep or a clean-up under its lease and store its report. A dry run takes no lease and stores no report."""
     began = time.monotonic()
     if report.dry_run:
         do(report, None, force)
@@ -124,7 +123,7 @@ def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], fo
     report.seconds = time.monotonic() - began
     if not report.another_sweep:
         logger.info(
-            "%s%s: %d queues seen, %d to be deleted, %d deleted, %d kept, %d made again, %d errors, in %.1f s",
+            "%s%s: %d queues listed, %d to delete, %d deleted, %d kept, %d declared again, %d errors, in %.1f s",
             report.kind,
             " (dry run)" if report.dry_run else "",
             *(report.seen, report.found, report.deleted, report.kept, report.repaired),
@@ -134,31 +133,31 @@ def run(report: Report, do: Callable[[Report, HeldLease | None, bool], None], fo
 
 
 def deletion_limit(seen: int) -> int:
-    """Return how many queues, or users, may be deleted at once where so many were seen."""
+    """Return how many of this number of queues, or users, the brake allows to delete."""
     return brake_limit(settings.GUARDIAN_DELETE_BRAKE, seen)
 
 
 def apply_brake(report: Report, force: bool) -> None:
-    """Note whether so many queues may be deleted at once."""
+    """Set ``brake_held`` and add an error if the brake blocks the deletion."""
     limit = deletion_limit(report.seen)
     if report.found > limit and not force:
         report.brake_held = True
         report.add_error(
-            f"the brake holds: {report.found} of {report.seen} queues are to be deleted, and at most {limit} may be; "
-            "look, then use --force"
+            f"the brake blocks the deletion of {report.found} of {report.seen} queues; at most {limit} are allowed. "
+            "Check them, then use --force"
         )
 
 
 def save_report(report: Report) -> None:
-    """Keep the report as a row, with the messages about it."""
+    """Store the report and the notifications about it."""
     report.told += enqueue.enqueue(list(_new_notices(report)), report.at)
     names = [one.name for one in Sweep._meta.get_fields() if one.name != "id"]
     Sweep.objects.create(**{name: getattr(report, name) for name in names})
 
 
 def _new_notices(report: Report) -> Iterator[Notice]:
-    """Return what the operators have not been told yet: that the brake holds, and that orphans are in use."""
-    # One that saw nothing says nothing: the broker was away.
+    """Yield notices to operators if the brake newly blocks, or other orphans than before are in use."""
+    # Ignore reports without queues: the broker was unreachable.
     earlier = Sweep.objects.filter(kind=report.kind).exclude(seen=0)
     if report.brake_held:
         before = earlier.first()
@@ -172,11 +171,12 @@ def _new_notices(report: Report) -> Iterator[Notice]:
     if report.in_use and report.kind == Sweep.Kind.ORPHANS:
         names = sorted((one["vhost"], one["queue"]) for one in report.in_use)
         digest = hashlib.sha256(repr(names).encode()).hexdigest()
-        told = Notification.objects.filter(kind=kinds.ORPHANS_IN_USE).order_by("-id").first()
-        is_news = told is None or told.facts["digest"] != digest
-        if told is not None and not is_news:
-            is_news = earlier.filter(at__gt=told.created, kept=0, brake_held=False, errors=[]).exists()
-        if is_news:
+        last = Notification.objects.filter(kind=kinds.ORPHANS_IN_USE).order_by("-id").first()
+        is_new = last is None or last.facts["digest"] != digest
+        if last is not None and not is_new:
+            # The orphans were gone in a complete sweep since, and are back.
+            is_new = earlier.filter(at__gt=last.created, kept=0, brake_held=False, errors=[]).exists()
+        if is_new:
             facts = {
                 "count": len(names),
                 "orphans": report.in_use[:MAX_ORPHANS_NAMED],
@@ -187,12 +187,12 @@ def _new_notices(report: Report) -> Iterator[Notice]:
 
 
 def queue_as_json(name: QueueName) -> dict[str, str]:
-    """Return a queue's name in the form that reports have."""
+    """Return a queue's name as it appears in reports."""
     return {"vhost": name[0], "queue": name[1]}
 
 
 def batches(items: Sequence[T]) -> Iterator[list[T]]:
-    """Return these in lists of at most ``BATCH_SIZE``."""
+    """Yield the items in lists of at most ``BATCH_SIZE``."""
     rest = iter(items)
     while batch := list(islice(rest, BATCH_SIZE)):
         yield batch

@@ -1,4 +1,4 @@
-"""The clean-up of subscriptions whose owner has no live token, and of expired tokens."""
+"""The clean-up of subscriptions whose owner has no valid token, and of expired tokens."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -19,18 +19,19 @@ from rabbit.names import QueueName
 
 
 def clean_up_stale(*, force: bool = False, dry_run: bool = False, only: Collection[str] | None = None) -> Report:
-    """Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired.
+    """Remove the subscriptions and consumers of owners without a valid token, and expired tokens.
 
-    Identities stay. What goes from the broker goes as with any other removal. ``force`` lifts the brake; ``dry_run``
-    looks, and changes nothing. ``only`` are the subscriptions and consumers, by their UUIDs in hex, that somebody has
-    agreed to: no other is removed. Expired tokens go anyhow. Where another process is at it, the report says so.
+    Identities stay. Queues and logins are removed from the broker as in any other removal. ``force`` ignores the
+    brake. ``dry_run`` changes nothing. ``only`` are the confirmed subscriptions and consumers, by their UUIDs in hex;
+    no others are removed. Expired tokens are removed in any case. If another process runs a clean-up, the report says
+    so.
     """
     confirmed = None if only is None else frozenset(only)
     return run(Report(Sweep.Kind.STALE.value, timezone.now(), dry_run), partial(_clean_up, only=confirmed), force)
 
 
 def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Collection[str] | None) -> None:
-    """Clean up under this lease; without one, look and decide only."""
+    """Clean up under this lease. Without a lease, only report what would be done."""
     owners = list(_stale_owners().values_list("email", flat=True))
     subscribed = SubscriptionQueue.objects.filter(subscription__owner__in=_stale_owners())
     consuming = Consumer.objects.filter(identity__owner__in=_stale_owners())
@@ -76,25 +77,25 @@ def _clean_up(report: Report, lease: HeldLease | None, force: bool, *, only: Col
 
 
 def _owners_without_token() -> QuerySet[Owner]:
-    """Return the owners that no token in force speaks for."""
-    in_force = AuthToken.objects.filter(user=OuterRef("pk")).exclude(removals.is_expired())
-    return Owner.objects.filter(~Exists(in_force))
+    """Return the owners without a valid token."""
+    valid = AuthToken.objects.filter(user=OuterRef("pk")).exclude(removals.is_expired())
+    return Owner.objects.filter(~Exists(valid))
 
 
 def _stale_owners() -> QuerySet[Owner]:
-    """Return those of them who have subscriptions or consumers."""
+    """Return the owners without a valid token who have subscriptions or consumers."""
     subscribed = EventSubscription.objects.filter(owner=OuterRef("pk"))
     consuming = Consumer.objects.filter(identity__owner=OuterRef("pk"))
     return _owners_without_token().filter(Exists(subscribed) | Exists(consuming))
 
 
 def _remove_subscriptions(report: Report, these: Mapping[str, int], lease: HeldLease) -> None:
-    """Remove these subscriptions and consumers, given as UUIDs with their owners, unless one has a token by now."""
+    """Remove these subscriptions and consumers, given as UUIDs with their owners, unless the owner has a token now."""
     gone: Counter[str] = Counter()
     with transaction.atomic():
         lease.renew()
-        # Whoever makes a token locks its owner, too. Looked at in a statement of its own: on PostgreSQL the one that
-        # waits for a lock doesn't see what was written meanwhile.
+        # Creating a token locks its owner, too. The tokens are read in a second statement: on PostgreSQL, a statement
+        # that waits for a lock doesn't see rows that were inserted meanwhile.
         locked = list(
             Owner.objects.select_for_update(no_key=True)
             .filter(pk__in=set(these.values()))

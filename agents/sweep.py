@@ -1,6 +1,6 @@
 """The sweep: delete agents' queues without a registration, and declare registered queues again that are missing.
 
-``sweep_orphans`` is what the Celery task, the page and the command call. It deletes under the brake.
+The Celery task, the page and the command call ``sweep_orphans``. Its deletions are subject to the brake.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,11 +26,11 @@ from rabbit.snapshot import ListedName
 
 
 def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collection[QueueName] | None = None) -> Report:
-    """Delete the queues in the agents' vhosts that no registration stands for, and make again what is missing there.
+    """Delete queues without a registration in the agents' vhosts, and declare missing registered queues again.
 
-    An orphan that somebody reads from is kept, and the operators hear of it. ``force`` deletes that too, and lifts the
-    brake; ``dry_run`` looks, and changes nothing. ``only`` are the queues, by vhost and name, that somebody has confirmed
-    to: no other is deleted. Where another process is at it, the report says so.
+    Orphans in use are kept, and operators are notified. ``force`` deletes these too, and ignores the brake.
+    ``dry_run`` changes nothing. ``only`` are the confirmed queues, by vhost and name; no others are deleted. If another
+    process runs a sweep, the report says so.
     """
     confirmed = None if only is None else frozenset(only)
     return run(Report(Sweep.Kind.ORPHANS.value, timezone.now(), dry_run), partial(_sweep, only=confirmed), force)
@@ -40,16 +40,16 @@ def sweep_orphans(*, force: bool = False, dry_run: bool = False, only: Collectio
 
 
 def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collection[QueueName] | None) -> None:
-    """Sweep under this lease; without one, look and decide only."""
+    """Sweep under this lease. Without a lease, only report what would be done."""
     try:
         view = observe(report, lease)
         orphans = _select_confirmed(report, _orphans(report, view), only)
         if len(orphans) > deletion_limit(len(view.queues)) and not force:
-            # What was removed while it was listed was there, and has neither a row nor a Removal any more. It is gone
-            # by now, and no reason for the brake to hold. Under the brake it costs a DELETE that is answered 404.
+            # A queue that was removed while it was listed looks like an orphan: it has neither a row nor a Removal. It
+            # must not trigger the brake, so list again. Below the limit it only costs a DELETE that returns 404.
             view = observe(report, lease)
-            at_first = {(queue.vhost, queue.name) for queue in orphans}
-            orphans = [queue for queue in _orphans(report, view) if (queue.vhost, queue.name) in at_first]
+            first_orphans = {(queue.vhost, queue.name) for queue in orphans}
+            orphans = [queue for queue in _orphans(report, view) if (queue.vhost, queue.name) in first_orphans]
     except BrokerError as error:
         report.away = True
         report.add_error(str(error))
@@ -65,11 +65,11 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
         else:
             _record_kept(report, (queue.vhost, queue.name))
             report.add_error(
-                f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, of which the broker can't tell in "
-                "time whether anybody reads from it; see for yourself, then use --force"
+                f"{readable(queue.name)} in {queue.vhost} is a {queue.type} queue, and the broker reports its "
+                "consumers too late. Check that it has none, then use --force"
             )
     if names and view.incomplete_reason:
-        report.add_error(f"{view.incomplete_reason}; nothing is deleted, the next sweep looks again")
+        report.add_error(f"{view.incomplete_reason}; no queue is deleted until the next sweep")
         names = []
     if lease is None:
         _preview(report, names, force)
@@ -88,7 +88,7 @@ def _sweep(report: Report, lease: HeldLease | None, force: bool, *, only: Collec
 
 
 def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
-    """Return the queues that no row stands for. What is being removed already has its reason to be there."""
+    """Return the queues without a row, except those that are being removed already."""
     orphans = [
         queue
         for name, queue in view.queues.items()
@@ -96,15 +96,15 @@ def _orphans(report: Report, view: BrokerView) -> list[ListedName]:
     ]
     leaving = pending() if orphans else set()
     for queue in orphans:
-        if "\0" in queue.name:  # which no database keeps
-            report.add_error(f"{readable(queue.name)} in {queue.vhost} can't be deleted from here; use rabbitmqctl")
+        if "\0" in queue.name:  # the database can't store NULs
+            report.add_error(f"Guardian can't delete {readable(queue.name)} in {queue.vhost}; use rabbitmqctl")
     return sorted(queue for queue in orphans if "\0" not in queue.name and (queue.vhost, queue.name) not in leaving)
 
 
 def _select_confirmed(
     report: Report, orphans: list[ListedName], only: Collection[QueueName] | None
 ) -> list[ListedName]:
-    """Return those of them that somebody has confirmed to; None: all. The others are noted."""
+    """Return the confirmed orphans (None: all), and report the others as ``left_out``."""
     if only is None:
         return orphans
     report.left_out = [
@@ -114,9 +114,9 @@ def _select_confirmed(
 
 
 def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consumer]:
-    """Return what is ready without its queue, and what was left in the making: whole rows, in two statements at most.
+    """Return the rows whose queue is missing or whose registration is unfinished, in at most two statements.
 
-    What came in after the list was taken isn't in that, and is too young to be among these.
+    Rows younger than ``REGISTRATION_GRACE`` are left out: their queues may have been created after the list.
     """
     if not view.nodes_unchanged:
         return []
@@ -134,7 +134,7 @@ def _missing(view: BrokerView, at: datetime) -> list[SubscriptionQueue | Consume
 
 
 def _vhosts_without_dlq(view: BrokerView) -> list[str]:
-    """Return the vhosts that lack their dead-letter queue, or aren't there at all."""
+    """Return the vhosts that lack their dead-letter queue, or don't exist."""
     if not view.nodes_unchanged:
         return []
     return [
@@ -143,7 +143,7 @@ def _vhosts_without_dlq(view: BrokerView) -> list[str]:
 
 
 def _preview(report: Report, names: Sequence[QueueName], force: bool) -> None:
-    """Say which of these would be deleted, and which kept."""
+    """Report which of these queues would be deleted, and which kept."""
     depths = {} if force else amqp.declare_passively(broker.amqp_url(), names)
     for name in names:
         if name in depths and depths[name].consumers:
@@ -153,7 +153,7 @@ def _preview(report: Report, names: Sequence[QueueName], force: bool) -> None:
 
 
 def _remove(report: Report, names: Sequence[QueueName], lease: HeldLease, force: bool) -> None:
-    """Delete these: decided and written first, so that what a crash leaves is finished as any other removal."""
+    """Record the removal of these queues, then delete them, in batches. After a crash, the removals are resumed."""
     for batch in batches(names):
         with transaction.atomic():
             lease.renew()

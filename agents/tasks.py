@@ -1,4 +1,4 @@
-"""What Celery runs. Each task calls the function that a command calls too, and holds no rule."""
+"""Celery tasks. Each calls the same function as a command, and contains no rule."""
 
 from celery import shared_task
 
@@ -7,7 +7,7 @@ from agents import removals, stale, sweep
 
 @shared_task
 def sweep_orphans() -> None:
-    """Delete the agents' queues that no registration stands for, and make again those that are missing."""
+    """Delete agents' queues without a registration, and declare missing registered queues again."""
     sweep.sweep_orphans()
 
 
