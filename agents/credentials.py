@@ -1,7 +1,8 @@
 """The password of a login is the token presented last.
 
-Only the broker stores it; the row says which token it is. Before the request to the broker, that token is stored as the
-next one, beside the current one: until the answer arrives the password may be either, so revoking either takes it.
+Only the broker stores it; the row refers to the token. Before the request to the broker, the token is stored as
+``next_token``, beside the current one. Until the answer arrives, the password may be either token, so revoking either
+one resets the password.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +21,11 @@ from core.models import Removal
 from rabbit.management import BrokerUnavailable, Management
 
 PASSWORD_FIELDS = ["token", "next_token", "password_set"]
-"""The fields that say which token is a login's password."""
+"""The fields that describe a login's password."""
 
 
 class PresentedToken(NamedTuple):
-    """The token that a request came with. ``key`` is the token itself, and secret."""
+    """The token of a request. ``key`` is the plaintext token, a secret."""
 
     token: AuthToken
     key: str
@@ -38,27 +39,27 @@ def _is_granted(login: EventSubscription | Consumer, presented: PresentedToken) 
 
 
 def grant_login(login: EventSubscription | Consumer, presented: PresentedToken, management: Management) -> None:
-    """Make the presented token the password of a login, which may read its own queues and nothing else.
+    """Make the presented token the password of a login, which may only read its own queues.
 
     Raises:
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the login was removed meanwhile.
-        BrokerError: the broker is away or refuses, or another request takes too long over this login.
+        BrokerError: the broker is unreachable or refuses, or another request is changing this login for too long.
     """
-    # Read now: the vhost may have been lost since, and with it all permissions there.
+    # Read again: creating a lost vhost again clears password_set of its logins.
     login.refresh_from_db(fields=PASSWORD_FIELDS)
     if _is_granted(login, presented):
         return
     username = login.rmq_username
     rows = type(login)._default_manager.filter(pk=login.pk)
     try:
-        with locks.lock(username, wait=records.WAIT_SECONDS) as ours:
+        with locks.lock(username, wait=records.WAIT_SECONDS) as lock:
             login.refresh_from_db(fields=PASSWORD_FIELDS)
             if _is_granted(login, presented):
                 return
             _record_next_token(login, presented.token)
             try:
-                _put_user(login, presented, ours.renewing_client(management))
+                _put_user(login, presented, lock.renewing_client(management))
             finally:
                 if not rows.exists():
                     # Its user was removed with it, maybe before the broker created it.
@@ -66,36 +67,36 @@ def grant_login(login: EventSubscription | Consumer, presented: PresentedToken, 
             is_set = _record_token(rows, presented.token)
             login.refresh_from_db(fields=PASSWORD_FIELDS)
     except locks.LockTaken as error:
-        raise Busy(f"The login '{username}' is being changed by another request; ask again") from error
+        raise Busy(f"The login '{username}' is being changed by another request; try again") from error
     if not is_set:
         if AuthToken.objects.filter(pk=presented.token.pk).exists():
-            raise Busy(f"The login '{username}' was changed by another request; ask again")
+            raise Busy(f"The login '{username}' was changed by another request; try again")
         raise _revoked()
 
 
 def _record_next_token(login: EventSubscription | Consumer, token: AuthToken) -> None:
-    """Write down which token is about to be the password, so that revoking it from now on takes the password along.
+    """Store the next token before it becomes the password, so that revoking it resets the password.
 
-    The one that is the password stays written down until the broker has the next one.
+    The current token stays stored until the broker has the next one.
     """
     with transaction.atomic():
         if not _lock_token(token):
             raise _revoked()
         type(login)._default_manager.filter(pk=login.pk).update(next_token=token)
         if login.next_token_id not in (None, token.pk):
-            # Nobody knows whether the broker has that one, which is written down nowhere from now on.
+            # The broker may have the previous next token as the password, and the row no longer refers to it.
             removals.schedule_password_reset(login.rmq_username)
 
 
 def _record_token(rows: QuerySet[Any], token: AuthToken) -> bool:
-    """Write down that this token is the password now; False where it was revoked or has expired meanwhile."""
+    """Record that this token is the password now. Return False if it was revoked or another request replaced it."""
     with transaction.atomic():
         _lock_token(token)
         return bool(rows.filter(next_token=token).update(token=token, next_token=None, password_set=True))
 
 
 def _lock_token(token: AuthToken) -> bool:
-    """Lock a token before the logins that it is given to, so that it isn't revoked in between; False: it is gone."""
+    """Lock a token, to prevent its revocation, before locking its logins. Return False if it doesn't exist."""
     return AuthToken.objects.select_for_update(no_key=True).filter(pk=token.pk).first() is not None
 
 
@@ -111,4 +112,4 @@ def _put_user(login: EventSubscription | Consumer, presented: PresentedToken, ma
 
 
 def _revoked() -> PermissionDenied:
-    return PermissionDenied("The token was revoked meanwhile. Make another on the page Tokens.")
+    return PermissionDenied("The token was revoked meanwhile. Create another on the page Tokens.")

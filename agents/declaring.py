@@ -1,4 +1,4 @@
-"""Declaring the queues of agents with the right arguments."""
+"""Declare the queues of agents with the right arguments."""
 
 import logging
 from typing import Any
@@ -10,11 +10,11 @@ logger = logging.getLogger(__name__)
 
 
 def declare_or_replace(vhost: str, name: str, wanted: Any, management: Management) -> bool:
-    """Make a queue; one that is there with other arguments is replaced where it is empty and nobody uses it.
+    """Declare a queue, and return whether it is new. Replace a queue with other arguments if it is empty and unused.
 
     Raises:
-        Refused: it can't be replaced; the text says which argument is what, and what it should be.
-        NotOnBroker: no such vhost.
+        Refused: the queue can't be replaced; the text names the arguments, their values and the expected values.
+        NotOnBroker: there is no such vhost.
     """
     try:
         return management.declare_queue(vhost, name, wanted)
@@ -23,11 +23,11 @@ def declare_or_replace(vhost: str, name: str, wanted: Any, management: Managemen
     try:
         management.delete_queue(vhost, name, if_empty=True, if_unused=True)
     except NotOnBroker:
-        logger.info("The queue '%s' in '%s' went by itself", name, vhost)
+        logger.info("The queue '%s' in '%s' was deleted meanwhile", name, vhost)
     except Refused as error:
         raise _not_replaced(vhost, name, wanted, different, error, management) from error
     else:
-        logger.info("The queue '%s' in '%s' had other arguments, was empty and unused, and is made anew", name, vhost)
+        logger.info("Replacing the queue '%s' in '%s': it had other arguments and was empty and unused", name, vhost)
     return management.declare_queue(vhost, name, wanted)
 
 
@@ -48,8 +48,8 @@ def _not_replaced(
         differences = [arguments.Difference(different.argument, different.found, different.wanted)]
     how = "; ".join(f"{one.argument} is {_shown(one.found)} and should be {_shown(one.wanted)}" for one in differences)
     reason = (
-        f"the queue '{name}' is there with other arguments: {how or different.reason}. It is not replaced, since it "
-        f"has messages or is used ({kept.reason}); delete it there, or stop what uses it, and ask again"
+        f"the queue '{name}' exists with other arguments: {how or different.reason}. It was not replaced, because it "
+        f"has messages or consumers ({kept.reason}); delete it on the broker, or stop its consumers, and try again"
     )
     return Refused(f"vhost '{vhost}': {reason}", status=different.status, reason=reason)
 

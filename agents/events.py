@@ -1,6 +1,6 @@
-"""Publishing an event: to every agent that registered for its offering and its type, and what became of it.
+"""Publish an event to every agent that registered for its offering and object type.
 
-Nothing of an event is kept here. What didn't reach a queue is counted in the answer and in the queue's events.
+Guardian doesn't store events. Deliveries that failed are counted in the response and in the queue's history.
 """
 
 import json
@@ -30,16 +30,16 @@ from rabbit.publishing import Message, OutcomeUnknown, Result
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-"""Of what Guardian adds to the payload."""
+"""The version of the fields that Guardian adds to the payload."""
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
-"""How large an event may be, as JSON."""
+"""Of the payload as JSON."""
 
 FOLD_INTERVAL = timedelta(minutes=1)
-"""What happens to one queue again within this time is counted in the event that is there."""
+"""Failed deliveries to one queue within this time are counted in one event of its history."""
 
 MAX_QUEUES_LOGGED = 10
-"""Queues that one line of the log names."""
+"""Queues named in one log line."""
 
 BEING_CREATED = "it is still being created"
 NOT_ALLOWED = "its owner may not have this offering's events any more"
@@ -47,11 +47,11 @@ NOT_THERE = "the broker doesn't have it"
 FULL = "it is full"
 
 Undelivered = tuple[QueueEvent.Kind, str]
-"""What is noted of a queue that an event didn't reach, and why."""
+"""The kind of a failed delivery to a queue, and the reason."""
 
 
 class InvalidPayload(ValueError):
-    """The payload can't be published. The text says why, in a sentence for the person who sent it."""
+    """The payload is invalid. The text says why, in a sentence for the publisher."""
 
 
 class InvalidMessageId(ValueError):
@@ -60,11 +60,11 @@ class InvalidMessageId(ValueError):
 
 @dataclass(frozen=True)
 class Published:
-    """What became of an event, as numbers of queues.
+    """The result of publishing an event, in numbers of queues.
 
-    ``delivered``: these have it. ``skipped``: registered, and not ready, or of an owner who may not have it any more.
-    ``rejected``: full; the broker puts it into the dead-letter queue of their vhost. ``gone``: ready here, and not on
-    the broker. The message id is 32 hex digits.
+    ``delivered``: got the event. ``skipped``: not ready, or the owner may no longer subscribe. ``rejected``: full; the
+    broker moved the event to the dead-letter queue of the vhost. ``gone``: ready here, but not on the broker. The
+    message id is 32 hex digits.
     """
 
     message_id: str
@@ -74,7 +74,7 @@ class Published:
     gone: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the REST API answers it."""
+        """Return the result as the REST API returns it."""
         return asdict(self)
 
 
@@ -85,20 +85,20 @@ def publish(
     by: Owner | None = None,
     message_id: str | uuid.UUID | None = None,
 ) -> Published:
-    """Publish an event of an offering to the agents that registered for this type; ``by`` None: Guardian itself.
+    """Publish an event of an offering to the agents that registered for this type. ``by`` None: Guardian itself.
 
-    Agents get the payload with ``object_type``, ``offering_uuid`` and ``schema_version``. Whoever publishes an event
-    again, because its outcome was unknown, gives its message id, so that agents can drop what they have had.
-    Call it outside of any transaction. It takes as many statements for one queue as for a thousand.
+    Agents get the payload with ``object_type``, ``offering_uuid`` and ``schema_version``. To repeat a call with an
+    unknown outcome, pass its message id, so that agents can drop duplicates. Do not call this in a transaction. The
+    number of statements doesn't depend on the number of queues.
 
     Raises:
         NotVouched: ``by`` may not use the broker.
         PermissionDenied: ``by`` may not publish events of this offering.
-        RateLimitExceeded: ``by`` published as many within the minute as they may.
+        RateLimitExceeded: ``by`` published too many events within the last minute.
         NoSuchObjectType: there is no such object type.
-        InvalidPayload: this can't be the payload.
-        InvalidMessageId: this can't be the message id.
-        OutcomeUnknown: some queues may have it; its ``results`` tell what is known.
+        InvalidPayload: the payload is invalid.
+        InvalidMessageId: the message id is invalid.
+        OutcomeUnknown: some queues may have the event; ``results`` contains the known outcomes.
         BrokerError: nothing was published.
     """
     if by is not None:
@@ -136,22 +136,22 @@ def publish(
 
 def _body(offering: Offering, object_type: str, payload: Mapping[str, Any]) -> bytes:
     if not isinstance(payload, Mapping):
-        raise InvalidPayload("The payload has to be a JSON object.")
+        raise InvalidPayload("The payload must be a JSON object.")
     added = {"object_type": object_type, "offering_uuid": offering.uuid.hex, "schema_version": SCHEMA_VERSION}
     for key, value in added.items():
         found = payload.get(key, value)
         same = _uuid_hex(found) if key == "offering_uuid" else found
         if type(same) is not type(value) or same != value:
             raise InvalidPayload(
-                f"The payload says that '{key}' is {reprlib.repr(found)}, but here it is {value!r}. Leave it out."
+                f"'{key}' is {reprlib.repr(found)} in the payload, but must be {value!r}. Leave it out."
             )
     try:
         body = json.dumps({**payload, **added}, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        # What JSON has no word for: NaN, half a surrogate pair, objects of Python's, an object inside itself.
-        raise InvalidPayload(f"The payload can't be written as JSON: {error}.") from error
+        # Not serializable: NaN, a lone surrogate, Python objects, circular references.
+        raise InvalidPayload(f"The payload can't be serialized as JSON: {error}.") from error
     if len(body) > MAX_PAYLOAD_BYTES:
-        raise InvalidPayload(f"The payload has {len(body):,} bytes as JSON; {MAX_PAYLOAD_BYTES:,} are allowed.")
+        raise InvalidPayload(f"The payload has {len(body):,} bytes as JSON; at most {MAX_PAYLOAD_BYTES:,} are allowed.")
     return body
 
 
@@ -160,12 +160,12 @@ def _message_id(given: str | uuid.UUID | None) -> str:
         return uuid.uuid4().hex
     found = _uuid_hex(str(given))
     if found is None:
-        raise InvalidMessageId("The message id has to be a UUID, with or without dashes.")
+        raise InvalidMessageId("The message id must be a UUID, with or without dashes.")
     return found
 
 
 def _uuid_hex(text: Any) -> str | None:
-    """Return a UUID, however it is written, as 32 hex digits; None: it is none."""
+    """Return a UUID in any notation as 32 hex digits, or None if the value is no UUID."""
     try:
         return uuid.UUID(text).hex if isinstance(text, str) else None
     except ValueError:
@@ -173,7 +173,7 @@ def _uuid_hex(text: Any) -> str | None:
 
 
 def _recipients(offering: Offering, object_type: str) -> tuple[list[QueueName], dict[QueueName, Undelivered]]:
-    """Return the queues that get the event, and those that would if they could."""
+    """Return the queues that get the event, and the skipped queues with their reasons."""
     queues = (
         SubscriptionQueue.objects.filter(offering=offering, object_type=object_type)
         .annotate(allowed=_may_subscribe("subscription__owner", offering))
@@ -198,7 +198,7 @@ def _recipients(offering: Offering, object_type: str) -> tuple[list[QueueName], 
 
 
 def _may_subscribe(owner: str, offering: Offering) -> "ExpressionWrapper[Q]":
-    """Return whether this owner may subscribe to the offering: ``Offering.objects.subscribed_by``, for many."""
+    """Return an expression for ``Offering.objects.subscribed_by``: whether the owner may subscribe to the offering."""
     members = Offering.members.through.objects.filter(offering=offering, owner=OuterRef(f"{owner}_id"))
     may = Q(**{f"{owner}__is_active": True}) & (Q(**{f"{owner}__is_staff": True}) | Q(Exists(members)))
     return ExpressionWrapper(may, output_field=BooleanField())
@@ -213,7 +213,7 @@ def _undelivered(results: Mapping[QueueName, Result]) -> dict[QueueName, Undeliv
 
 
 def _log(offering: Offering, object_type: str, message_id: str, counted: Mapping[QueueName, Undelivered]) -> None:
-    """Write a line for each reason, with the queues that it holds for."""
+    """Write a log line for each reason, with its queues."""
     for kind, why in sorted(set(counted.values())):
         names = [f"{name} in {vhost}" for (vhost, name), found in counted.items() if found == (kind, why)]
         more = f" and {len(names) - MAX_QUEUES_LOGGED} more" if len(names) > MAX_QUEUES_LOGGED else ""
@@ -224,17 +224,17 @@ def _log(offering: Offering, object_type: str, message_id: str, counted: Mapping
 
 
 def _count_undelivered(offering: Offering, counted: Mapping[QueueName, Undelivered]) -> None:
-    """Count in the queues' events what didn't reach them: one event a minute for each queue and kind."""
+    """Count failed deliveries in the queues' histories: one event a minute for each queue and kind."""
     if not counted:
         return
     try:
         with transaction.atomic():
-            # Two that publish at once would otherwise both write the first. A queue belongs to one offering.
+            # Otherwise two concurrent publishers would both insert the first event. A queue belongs to one offering.
             list(Offering.objects.select_for_update(no_key=True).order_by().filter(pk=offering.pk).values_list("pk"))
             _write(counted)
     except DatabaseError:
-        # The agents have the event; to answer that it failed would have it published again.
-        logger.exception("Could not count what the event did not reach.")
+        # The agents have the event. Reporting a failure would make the publisher repeat it.
+        logger.exception("Could not count the failed deliveries of an event")
 
 
 def _write(counted: Mapping[QueueName, Undelivered]) -> None:

@@ -1,4 +1,4 @@
-"""Identities of agents, and the names that registrations are requested by: UUIDs, offerings and object types."""
+"""Identities of agents, and the validation of UUIDs, offerings and object types in requests."""
 
 import logging
 import re
@@ -22,19 +22,19 @@ _UUID = re.compile("[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-
 
 
 class NoSuchOffering(ValueError):
-    """There is no such offering, or it isn't one that the owner's agents may subscribe to."""
+    """There is no such offering, or the owner's agents may not subscribe to it."""
 
 
 class NoSuchObjectType(ValueError):
-    """Events have no such object type."""
+    """There is no such object type."""
 
 
 class IdentityExists(ValueError):
-    """The owner has an identity of that name for that offering."""
+    """The owner already has an identity of this name for this offering."""
 
 
 class IdentityDetails(TypedDict, total=False):
-    """What an agent tells of itself beside its name and its offering."""
+    """The optional fields of an identity that an agent sends."""
 
     version: str
     dependencies: Sequence[dict[str, str]]
@@ -44,19 +44,20 @@ class IdentityDetails(TypedDict, total=False):
 
 
 class IdentityChanges(IdentityDetails, total=False):
-    """All that an agent can change of its identity."""
+    """All fields of an identity that an agent can change."""
 
     name: str
     offering: Offering
 
 
 def read_uuid(text: Any) -> uuids.UUID:
-    """Return the UUID that this text is: 32 hex digits, with the four dashes in their places or without any.
+    """Return the UUID in this text: 32 hex digits, with all four dashes in their places or without dashes.
 
-    Python and Django take numbers, braces, a prefix and dashes anywhere, too, by which a mistake names something else.
+    Python and Django also accept numbers, braces, prefixes and misplaced dashes, which can turn a mistake into another
+    valid UUID.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the text is malformed.
     """
     if not isinstance(text, str) or _UUID.fullmatch(text) is None:
         raise ValueError("A UUID is 32 hex digits, with or without its four dashes.")
@@ -67,7 +68,7 @@ def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
     """Return the offering with this UUID, with or without dashes.
 
     Raises:
-        NoSuchOffering: it isn't there, or isn't the owner's to subscribe to.
+        NoSuchOffering: it doesn't exist, or the owner may not subscribe to it.
     """
     try:
         wanted = uuid if isinstance(uuid, uuids.UUID) else read_uuid(uuid)
@@ -80,30 +81,30 @@ def subscribable_offering(owner: Owner, uuid: str | uuids.UUID) -> Offering:
 
 
 def _no_such_offering() -> NoSuchOffering:
-    return NoSuchOffering("There is no such offering, or your agents may not have its events.")
+    return NoSuchOffering("There is no such offering, or your agents may not subscribe to it.")
 
 
 def check_object_type(object_type: str) -> str:
     """Return this object type.
 
     Raises:
-        NoSuchObjectType: it isn't one.
+        NoSuchObjectType: there is no such object type.
     """
     if object_type not in ObjectType.values:
-        raise NoSuchObjectType(f"There is no such object type; there are: {', '.join(ObjectType.values)}.")
+        raise NoSuchObjectType(f"There is no such object type. Use one of: {', '.join(ObjectType.values)}.")
     return object_type
 
 
 def create_identity(
     owner: Owner, offering: Offering, name: str, **introduction: Unpack[IdentityDetails]
 ) -> AgentIdentity:
-    """Make an identity of an agent of this owner's, which introduces itself for this offering.
+    """Create an identity of an agent of this owner, for this offering.
 
     Raises:
         NotVouched: the owner may not use the broker.
-        IdentityExists: they have one of that name for that offering.
+        IdentityExists: the owner already has an identity of this name for this offering.
         NoSuchOffering: the offering was removed meanwhile.
-        ObjectDoesNotExist: the owner was.
+        ObjectDoesNotExist: the owner was removed meanwhile.
     """
     identity = AgentIdentity(owner=owner, offering=offering, name=name, **_as_fields(introduction))
     try:
@@ -114,12 +115,12 @@ def create_identity(
 
 
 def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChanges]) -> None:
-    """Change what was told of an agent; what is not given stays.
+    """Change the given fields of an identity.
 
     Raises:
-        IdentityExists: the owner has another one of that name for that offering.
+        IdentityExists: the owner has another identity of this name for this offering.
         NoSuchOffering: the offering was removed meanwhile.
-        ObjectDoesNotExist: the identity was.
+        ObjectDoesNotExist: the identity was removed meanwhile.
     """
     changed = {**_as_fields(introduced), "modified": timezone.now()}
     for name, value in changed.items():
@@ -133,19 +134,19 @@ def update_identity(identity: AgentIdentity, **introduced: Unpack[IdentityChange
 
 
 def read_config(identity: AgentIdentity) -> str:
-    """Return the agent's configuration file; empty where there is none, or it can't be opened any more."""
+    """Return the agent's configuration file, or "" if there is none or it can't be decrypted any more."""
     if not identity.sealed_config:
         return ""
     try:
         return sealing.unseal(sealing.CONFIGURATIONS, identity.sealed_config)
     except sealing.CannotUnseal as error:
-        logger.warning("The configuration of the agent %s is lost: %s", identity.uuid.hex, error)
+        logger.warning("The configuration of the agent %s can't be decrypted: %s", identity.uuid.hex, error)
         return ""
 
 
-def _as_fields(told: IdentityChanges | IdentityDetails) -> dict[str, Any]:
-    """Return what was told as the fields that it is stored in."""
-    fields: dict[str, Any] = dict(told)
+def _as_fields(changes: IdentityChanges | IdentityDetails) -> dict[str, Any]:
+    """Return the values of the model's fields."""
+    fields: dict[str, Any] = dict(changes)
     if "config_file_content" in fields:
         content = fields.pop("config_file_content")
         fields["sealed_config"] = sealing.seal(sealing.CONFIGURATIONS, content) if content else ""
@@ -155,7 +156,7 @@ def _as_fields(told: IdentityChanges | IdentityDetails) -> dict[str, Any]:
 
 
 def _conflict(identity: AgentIdentity) -> IdentityExists | NoSuchOffering:
-    """Return why the database has no place for an identity."""
+    """Return the exception for an IntegrityError."""
     if Offering.objects.filter(pk=identity.offering_id).exists():
         return IdentityExists(f"You have an agent '{identity.name}' for this offering already; choose another name.")
     return _no_such_offering()

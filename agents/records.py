@@ -1,4 +1,4 @@
-"""Rows of registrations: created once, whoever asks at the same time, and removed again when a request fails."""
+"""Rows of registrations: create a row once under concurrent requests, and remove it if the request fails."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 
 MAX_ATTEMPTS = 3
-"""Of a registration whose row is removed at the same time, or which the database gives up for a deadlock."""
+"""Of a registration whose row is removed concurrently, or whose statement fails in a deadlock."""
 
 WAIT_SECONDS = 10.0
-"""How long a request waits for another one that sets the same login's password, or creates the same vhost."""
+"""How long a request waits for another one that sets the same login's password or creates the same vhost."""
 
 REMOVAL_DELAY = timedelta(minutes=1)
-"""How long after a failed registration its remains are removed: by then the broker has handled a late request."""
+"""After this time, the broker has handled any late request of a failed registration, whose remains can be removed."""
 
 M = TypeVar("M", bound=Model)
 
 
 class Busy(BrokerUnavailable):
-    """The broker is there, and this one thing can't be done right now: another request is at it, or its node is down.
+    """The broker is reachable, but the request can't be completed now. The outcome is unknown; try again later.
 
-    Whether anything was done is unknown, so ask again later.
+    Another request is changing the same login, queue or vhost, or its node is down.
     """
 
 
@@ -46,15 +46,15 @@ def get_or_create(rows: QuerySet[M], defaults: Mapping[str, Any], owner: Owner, 
     Django's own ``get_or_create`` can't refuse to create.
 
     Raises:
-        NotVouched: there is none, and the owner may not use the broker.
-        Busy: the database gave up a deadlock several times.
-        ObjectDoesNotExist: what it would belong to was removed.
+        NotVouched: the row doesn't exist, and the owner may not use the broker.
+        Busy: the statement failed in a deadlock several times.
+        ObjectDoesNotExist: a row that the new one would refer to was removed.
     """
     for _ in range(MAX_ATTEMPTS):
         row = rows.filter(**unique).first()
         if row is not None:
             return row, False
-        with contextlib.suppress(IntegrityError):  # another request created it, or what it belongs to was removed
+        with contextlib.suppress(IntegrityError):  # another request created the row, or a referenced row was removed
             return insert(lambda: rows.create(**unique, **defaults), owner), True
     raise ObjectDoesNotExist("What this was to be registered for was removed meanwhile.")
 
@@ -63,12 +63,12 @@ def insert(insert: Callable[[], T], owner: Owner) -> T:
     """Insert a row of an owner who may use the broker.
 
     Raises:
-        NotVouched: the owner may not.
-        Busy: the database gave up a deadlock several times.
+        NotVouched: the owner may not use the broker.
+        Busy: the statement failed in a deadlock several times.
         ObjectDoesNotExist: the owner was removed.
-        IntegrityError: there is such a row, or another one that it refers to was removed.
+        IntegrityError: the row exists, or another row that it refers to was removed.
     """
-    # The owner is not locked, as for an account: it does no harm if access is withdrawn at this moment.
+    # Unlike for an account, the owner is not locked: a concurrent withdrawal does no harm.
     require_vouched(owner)
     for _ in range(MAX_ATTEMPTS):
         try:
@@ -78,40 +78,40 @@ def insert(insert: Callable[[], T], owner: Owner) -> T:
                 raise
             raise Owner.DoesNotExist("The owner was removed meanwhile.") from error
         except OperationalError as error:
-            # A deletion locks the rows that this one refers to, in another order.
+            # A concurrent deletion locks the referenced rows in another order.
             if not is_deadlock(error):
                 raise
-    raise Busy("The database is busy with what this belongs to; ask again")
+    raise Busy("The database is busy with related rows; try again")
 
 
 def cancel_removal(kind: Removal.Kind, vhost: str, name: str) -> bool:
-    """Cancel the pending removal of this, and return whether there was one. Its row has been committed before.
+    """Cancel a pending removal, and return whether there was one. Commit the row of the registration before.
 
-    Whoever carries a removal out commits a claim first and reads the rows then. So either they see the row, or the
-    claim is seen here.
+    A process that executes a removal first commits a claim and then reads the rows. So either that process sees the
+    row, or this function sees the claim.
 
     Raises:
-        Busy: it is being removed right now.
+        Busy: the removal is in progress.
     """
     pending = Removal.objects.filter(kind=kind, vhost=vhost, name=name)
     if not pending.exists():
         return False
     pending.filter(Q(claim=None) | Q(due_at__lte=Now())).delete()
     if pending.exists():
-        raise Busy(f"'{name}' is just being removed from the broker; ask again in a minute")
+        raise Busy(f"'{name}' is being removed from the broker; try again in a minute")
     return True
 
 
 def delete_row(rows: QuerySet[Any]) -> None:
-    """Delete rows without signals: these would ask the broker at once, which has just failed, and wait for it again."""
+    """Delete rows without signals, whose receivers would send requests to the broker, which has just failed."""
     rows._raw_delete(rows.db)
 
 
 def remove_later(*what: Removal) -> None:
-    """Have something removed from the broker in a while. Somebody who is just at it has to begin again then."""
+    """Record removals to execute after ``REMOVAL_DELAY``. A removal in progress is executed again then."""
     removals.write(what, due_at=timezone.now() + REMOVAL_DELAY)
 
 
 def repeatedly_removed(what: str) -> Busy:
-    """Return the error for a row that was removed by others at each attempt."""
-    return Busy(f"{what} was removed again and again while it was being made; ask again later")
+    """Return the error for a row that other requests removed at each attempt."""
+    return Busy(f"{what} was removed repeatedly while it was being created; try again later")

@@ -1,13 +1,8 @@
 """Registration: agents get their queues with the right arguments, and logins that read only these queues.
 
-The row is committed first, in state ``creating``, so that no queue of Guardian's is ever without a row. It becomes
-``ready`` once the broker has the queue. After a crash the row stays ``creating``, and the next call or the sweep
-finishes it. A failed registration deletes the row that it created; ``removals.py`` removes what may have reached the
-broker.
-
-The password of a login is the token presented last. Only the broker stores it; the row says which token it is. Before
-the request to the broker, that token is stored as the next one, beside the current one: until the answer arrives the
-password may be either, so revoking either takes the password.
+The row is committed first, in state ``creating``, so that every queue of Guardian has a row. It becomes ``ready`` once
+the broker has the queue. After a crash the row stays ``creating``, and the next request or a sweep finishes it. A
+failed registration deletes the row that it created; ``removals.py`` removes what may have reached the broker.
 """
 
 import uuid as uuids
@@ -56,14 +51,14 @@ def register_subscription(
     description: str = "",
     source_ip: str | None = None,
 ) -> tuple[EventSubscription, bool]:
-    """Return the agent's subscription to a type, which the presented token logs in to; and whether it is new.
+    """Return the agent's subscription to an object type, and whether it is new. The token becomes its password.
 
     Raises:
-        NoSuchObjectType: the type isn't one.
-        NotVouched: it would be new, and the owner may not use the broker.
+        NoSuchObjectType: there is no such object type.
+        NotVouched: the subscription doesn't exist, and the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the identity was removed meanwhile.
-        BrokerError: the broker is away or refused; nothing was registered.
+        BrokerError: the broker is unreachable or refuses; nothing was registered.
     """
     check_object_type(object_type)
     management = broker.management()
@@ -92,13 +87,13 @@ def create_subscription(
     description: str = "",
     source_ip: str | None = None,
 ) -> EventSubscription:
-    """Make a subscription that belongs to no identity, which the presented token logs in to.
+    """Create a subscription without an identity. The token becomes its password.
 
     Raises:
         NotVouched: the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
-        ObjectDoesNotExist: the owner, or the subscription, was removed meanwhile.
-        BrokerError: the broker is away or refused; nothing was made.
+        ObjectDoesNotExist: the owner or the subscription was removed meanwhile.
+        BrokerError: the broker is unreachable or refuses; nothing was created.
     """
     management = broker.management()
     subscription = EventSubscription(
@@ -125,7 +120,7 @@ def _grant_or_undo(
 def _undo_subscription(subscription: EventSubscription, *, has_user: bool) -> None:
     """Delete the subscription of a failed request, unless another request has used it since."""
     with transaction.atomic():
-        # Locked, so that no queue is registered for it in between.
+        # Locked, so that no queue is registered for it meanwhile.
         rows = EventSubscription.objects.select_for_update().filter(pk=subscription.pk, token=None)
         if rows.first() is None or subscription.queues.exists():
             return
@@ -143,17 +138,17 @@ def create_queue(
     object_type: str,
     presented: PresentedToken,
 ) -> tuple[SubscriptionQueue, bool]:
-    """Return the queue of a subscription for the events of a type about an offering; and whether it is new.
+    """Return the queue of a subscription for events of a type about an offering, and whether it is new.
 
-    The broker has it, just as it should be, and the presented token reads it.
+    Afterwards the broker has the queue with the right arguments, and the token can read it.
 
     Raises:
-        NoSuchObjectType: the type isn't one.
-        NotVouched: it would be new, and the owner may not use the broker.
+        NoSuchObjectType: there is no such object type.
+        NotVouched: the queue doesn't exist, and the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the subscription or the offering was removed meanwhile.
-        Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
-        BrokerError: the broker is away; a queue that would be new is not registered.
+        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
+        BrokerError: the broker is unreachable; a new queue is not registered.
     """
     check_object_type(object_type)
     management = broker.management()
@@ -178,18 +173,19 @@ def create_queue(
 def register_consumer(
     identity: AgentIdentity, presented: PresentedToken, object_types: Sequence[str] | None
 ) -> tuple[Consumer, bool]:
-    """Return the one queue of an agent for everything about its offering; and whether it is new.
+    """Return the consumer queue of an agent, and whether it is new.
 
-    ``object_types`` are those that it gets from now on; none: all. None leaves it as it is, all where it is new. The
-    broker has the queue, just as it should be, and the presented token reads it.
+    ``object_types`` are the types of events that it gets from now on. An empty list means all types. None leaves the
+    types unchanged, and means all types for a new queue. Afterwards the broker has the queue with the right arguments,
+    and the token can read it.
 
     Raises:
-        NoSuchObjectType: a type isn't one.
-        NotVouched: it would be new, and the owner may not use the broker.
+        NoSuchObjectType: there is no such object type.
+        NotVouched: the queue doesn't exist, and the owner may not use the broker.
         PermissionDenied: the token was revoked meanwhile.
         ObjectDoesNotExist: the identity was removed meanwhile.
-        Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
-        BrokerError: the broker is away; a queue that would be new is not registered.
+        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
+        BrokerError: the broker is unreachable; a new queue is not registered.
     """
     types = None if object_types is None else list(dict.fromkeys(check_object_type(one) for one in object_types))
     management = broker.management()
@@ -217,8 +213,8 @@ def redeclare(row: SubscriptionQueue | Consumer, management: Management) -> None
     """Declare a registered queue that the broker has lost or never had, and create its vhost if it is missing.
 
     Raises:
-        Refused: the broker refuses, or has the queue with other arguments, and it is used; the text says which.
-        BrokerError: the broker is away.
+        Refused: the broker refuses, or has the queue with other arguments and in use; the text names the arguments.
+        BrokerError: the broker is unreachable.
     """
     _ensure(row, False, management)
 
@@ -230,9 +226,9 @@ def _ensure(
     presented: PresentedToken | None = None,
     **changes: Any,
 ) -> bool:
-    """Ensure the queue, its vhost and, for a presented token, its login; mark the row ready, with these changes.
+    """Ensure that the queue, its vhost and, with a token, its login exist. Mark the row ready and apply the changes.
 
-    Return False if the row was removed meanwhile. If the broker refuses or is away, a new row is deleted.
+    Return False if the row was removed meanwhile. If the broker refuses or is unreachable, delete a new row.
     """
     has_queue = False
     try:
@@ -291,10 +287,10 @@ def _declare(row: SubscriptionQueue | Consumer, management: Management) -> bool:
 
 
 def _may_have_reached(error: Exception) -> bool:
-    """Return whether the broker may have done what failed so."""
+    """Return whether the broker may have executed the request that failed with this error."""
     return isinstance(error, MalformedResponse) or (isinstance(error, BrokerUnavailable) and not error.never_reached)
 
 
 def _never_reached(error: Exception) -> bool:
-    """Return whether the broker has certainly got nothing of what failed so, not even a part."""
+    """Return whether the failed request certainly never reached the broker."""
     return isinstance(error, BrokerUnavailable) and error.never_reached

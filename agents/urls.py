@@ -1,4 +1,4 @@
-"""What agents subscribed to."""
+"""URLs of the pages about agents' subscriptions."""
 
 from django.urls import URLPattern, URLResolver, path
 

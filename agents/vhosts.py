@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 
 def require_vhost(owner: Owner, management: Management) -> None:
-    """Create the vhost of an owner's agents, unless the broker has had it already."""
+    """Create the vhost of an owner's agents, unless it was created before."""
     if not AgentVhost.objects.filter(owner=owner, ready=True).exists():
         _create_vhost(owner, management, recreate=False)
 
 
 def create_vhost(owner: Owner, management: Management) -> None:
-    """Create the vhost of an owner's agents and its dead-letter queue, also if the broker has had them before.
+    """Create the vhost of an owner's agents and its dead-letter queue, even if the row says that the broker has them.
 
     Raises:
-        BrokerError: the broker is away or refuses, or another request takes too long over it.
+        BrokerError: the broker is unreachable or refuses, or another request is creating the vhost for too long.
         NotVouched: the vhost was never created, and the owner may not use the broker.
         ObjectDoesNotExist: the owner was removed meanwhile.
     """
@@ -43,24 +43,24 @@ def _create_vhost(owner: Owner, management: Management, *, recreate: bool) -> No
     name = owner.uuid.hex
     rows = AgentVhost.objects.filter(owner=owner)
     try:
-        with locks.lock(f"vhost {name}", wait=records.WAIT_SECONDS) as ours:
+        with locks.lock(f"vhost {name}", wait=records.WAIT_SECONDS) as lock:
             vhost, _ = get_or_create(rows, {"owner": owner}, owner, name=name)
             if vhost.ready and not recreate:
                 return
             cancel_removal(Removal.Kind.VHOST, "", name)
-            renewed = ours.renewing_client(management)
+            client = lock.renewing_client(management)
             try:
-                # All permissions in a lost vhost are lost. Done first, because the answer may be lost, too.
+                # A lost vhost has lost its permissions. Record this first, because the answer may get lost.
                 _forget_passwords(owner)
-                renewed.create_vhost(name)
-                _declare_dead_letter_queue(name, renewed)
+                client.create_vhost(name)
+                _declare_dead_letter_queue(name, client)
                 rows.update(ready=True)
             finally:
                 if not rows.exists():
-                    # It was removed with its owner, maybe before the broker created it.
+                    # The row was deleted with its owner, maybe before the broker created the vhost.
                     remove_later(Removal(kind=Removal.Kind.VHOST, name=name))
     except locks.LockTaken as error:
-        raise Busy(f"The vhost '{name}' is being made by another request; ask again") from error
+        raise Busy(f"The vhost '{name}' is being created by another request; try again") from error
 
 
 def _forget_passwords(owner: Owner) -> None:
@@ -71,7 +71,7 @@ def _forget_passwords(owner: Owner) -> None:
     )
     with transaction.atomic():
         for rows in logins:
-            # Locked in one order, so that two requests don't deadlock.
+            # Lock in a fixed order, so that two requests don't deadlock.
             locked = list(rows.select_for_update(of=("self",)).order_by("pk").values_list("pk", flat=True))
             rows.model._default_manager.filter(pk__in=locked).update(password_set=False)
 
@@ -82,8 +82,8 @@ def _declare_dead_letter_queue(vhost: str, management: Management) -> None:
     except NotOnBroker as error:
         raise lost_again(vhost, error) from error
     except Refused as error:
-        # It takes dead letters all the same, and no agent can do anything about it.
-        logger.warning("The dead-letter queue of the vhost '%s' is not as it should be: %s", vhost, error)
+        # The queue still accepts dead letters, and the agent can't fix it.
+        logger.warning("The dead-letter queue of the vhost '%s' has wrong arguments: %s", vhost, error)
 
 
 def in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> T:
@@ -91,7 +91,7 @@ def in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> 
     try:
         return request()
     except NotOnBroker:
-        logger.info("The broker has lost the vhost '%s', which is created again", owner.uuid.hex)
+        logger.info("The broker has lost the vhost '%s'; creating it again", owner.uuid.hex)
     create_vhost(owner, management)
     try:
         return request()
@@ -101,4 +101,4 @@ def in_vhost(owner: Owner, management: Management, request: Callable[[], T]) -> 
 
 def lost_again(vhost: str, error: NotOnBroker) -> Busy:
     """Return the error for a vhost that was missing again right after it was created."""
-    return Busy(f"The broker has lost the vhost '{vhost}' again, or its node is down; ask again later: {error}")
+    return Busy(f"The broker has lost the vhost '{vhost}' again, or its node is down; try again later: {error}")

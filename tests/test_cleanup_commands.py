@@ -104,7 +104,7 @@ def test_it_ends_with_0_where_there_is_nothing_to_do(agent, environment, command
 def test_it_ends_with_0_where_another_process_is_at_it(agent, command):
     name = {"cleanup_orphan_queues": "orphans", "cleanup_stale_subscriptions": "stale"}[command]
     Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=timezone.now() + timedelta(seconds=60))
-    assert called(command) == (0, "Another process is at it; nothing was done.\n")
+    assert called(command) == (0, "Another process is running; nothing was done.\n")
     code, out = called(command, "--json")
     assert (code, json.loads(out)["another_sweep"]) == (0, True)
 
@@ -125,7 +125,7 @@ def test_it_ends_with_1_where_the_database_cannot_be_used(agent, monkeypatch, co
     monkeypatch.setattr(sweep, "sweep_orphans", away)
     monkeypatch.setattr(stale, "clean_up_stale", away)
     code, out = called(command)
-    assert (code, "The database can't be used" in out) == (1, True)
+    assert (code, "Database error" in out) == (1, True)
 
 
 def test_the_sweep_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(agent, settings):

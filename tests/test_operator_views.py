@@ -238,7 +238,7 @@ def test_the_brake_is_lifted_by_a_tick_that_is_offered_only_where_it_would_hold(
     names_lost = lost(agent, 3)
     reader(sorted(names_lost)[0])
     page = ops.get(ORPHANS)
-    assert "The brake would hold. the brake holds: 3 of 6 queues are to be deleted, and at most 2 may be" in words(page)
+    assert "The brake would hold. the brake blocks the deletion of 3 of 6 queues; at most 2 are allowed" in words(page)
     assert "delete all 3 queues, also those that somebody reads from (1 now)" in words(page)
     page = agree(ops, ORPHANS)
     assert "The brake held: too many queues would go at once, so none did." in words(page)

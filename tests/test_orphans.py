@@ -315,7 +315,7 @@ def test_one_that_cannot_be_made_again_does_not_stop_the_others(agent, managemen
     SubscriptionQueue.objects.update(state="creating")
     report = sweep_orphans()
     assert report.repaired == 1
-    assert "could not be made again" in report.errors[0]
+    assert "could not be declared again" in report.errors[0]
     assert name in agent.names
 
 
@@ -566,7 +566,7 @@ def test_nothing_is_deleted_while_a_node_stops_or_is_down(agent, monkeypatch, wh
         patched.setattr(snapshot, "members", lambda _: next(seen))
         report = sweep_orphans(dry_run=dry_run)
     assert (report.found, report.deleted, report.would_delete) == (1, 0, [])
-    assert "nothing is deleted" in report.errors[0]
+    assert "no queue is deleted" in report.errors[0]
     assert "subscription_orphan" in agent.names
     assert sweep_orphans().deleted == 1
 

@@ -16,34 +16,34 @@ from rabbit.names import readable
 class Command(BaseCommand):
     """Run one sweep, without Celery."""
 
-    help = "Delete the agents' queues that no registration stands for, and make again those that are missing."
-    forced = "lift the brake on bulk deletion, and delete orphans in use too"
+    help = "Delete agents' queues without a registration, and declare missing registered queues again."
+    force_help = "ignore the brake on bulk deletion, and delete orphans in use too"
     deed = "asked for a sweep of orphans"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the options, the same as those of ``monitor_queues``."""
-        parser.add_argument("--once", action="store_true", help="run once and end, as it does anyhow")
-        parser.add_argument("--dry-run", action="store_true", help="look and decide, and change nothing")
-        parser.add_argument("--force", action="store_true", help=self.forced)
-        parser.add_argument("--json", action="store_true", help="print the report as a line of JSON")
+        """Add the options, the same as those of ``monitor_queues``."""
+        parser.add_argument("--once", action="store_true", help="run once and exit (the default)")
+        parser.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
+        parser.add_argument("--force", action="store_true", help=self.force_help)
+        parser.add_argument("--json", action="store_true", help="print the report as one line of JSON")
 
     def run(self, *, force: bool, dry_run: bool) -> Report:
-        """Do it."""
+        """Run the sweep."""
         return sweep.sweep_orphans(force=force, dry_run=dry_run)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run it once, and end with its code.
+        """Run once, and set the exit code.
 
-        0: done, or another process is at it; 1: the broker could not be asked, or it could not be finished; 3: the
-        brake held.
+        0: done, or another process is running. 1: the broker is unreachable, or the run did not finish. 3: the brake
+        blocked the deletion.
         """
         try:
             if options["force"] and not options["dry_run"]:
                 audit.note(None, self.deed, None, force=True)
             report = self.run(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
-            # The next one finishes what this one began.
-            self.stderr.write(f"The database can't be used: {error}. See that it runs and that 'migrate' was run.")
+            # The next run resumes this one.
+            self.stderr.write(f"Database error: {error}. Check that the database runs and 'migrate' was run.")
             raise SystemExit(NOT_FINISHED) from error
         self.stdout.write(json.dumps(report.as_json()) if options["json"] else in_words(report))
         if report.away or report.given_up:
@@ -52,17 +52,17 @@ class Command(BaseCommand):
 
 
 def in_words(report: Report) -> str:
-    """Return the report as a person reads it."""
+    """Return the report as text."""
     if report.another_sweep:
-        return "Another process is at it; nothing was done."
+        return "Another process is running; nothing was done."
     lines = [f"Error: {error}" for error in report.errors]
     lines += [f"Would delete {_name(queue)}" for queue in report.would_delete]
-    lines += [f"Would make {_name(queue)} again" for queue in report.would_repair]
+    lines += [f"Would declare {_name(queue)} again" for queue in report.would_repair]
     lines += [f"{'Would keep' if report.dry_run else 'Kept'} {_name(queue)}" for queue in report.in_use]
     would = "would be " if report.dry_run else ""
     deleted = len(report.would_delete) if report.dry_run else report.deleted
     if report.kind == Sweep.Kind.STALE:
-        lines += [f"{owner} has no live token" for owner in report.owners]
+        lines += [f"{owner} has no valid token" for owner in report.owners]
         lines.append(
             f"{report.seen} registered queues in {report.seconds:.2f} s: {report.subscriptions} subscriptions and "
             f"consumers {would}removed with {deleted} queues, {report.tokens} expired tokens {would}removed."
@@ -70,7 +70,7 @@ def in_words(report: Report) -> str:
     elif not report.away or report.seen:
         lines.append(
             f"{report.seen} queues in {report.seconds:.2f} s: {report.found} without a registration, {deleted} "
-            f"{would}deleted, {report.kept} {would}kept, {report.repaired} {would}made again."
+            f"{would}deleted, {report.kept} {would}kept, {report.repaired} {would}declared again."
         )
     return "\n".join(lines)
 

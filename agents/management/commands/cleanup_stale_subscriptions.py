@@ -6,10 +6,10 @@ from agents.reports import Report
 class Command(cleanup_orphan_queues.Command):
     """Run one clean-up, without Celery."""
 
-    help = "Remove the subscriptions and consumers of owners without a live token, and the tokens that have expired."
-    forced = "lift the brake on bulk deletion"
+    help = "Remove the subscriptions and consumers of owners without a valid token, and expired tokens."
+    force_help = "ignore the brake on bulk deletion"
     deed = "asked for a clean-up of stale subscriptions"
 
     def run(self, *, force: bool, dry_run: bool) -> Report:
-        """Do it."""
+        """Run the clean-up."""
         return stale.clean_up_stale(force=force, dry_run=dry_run)

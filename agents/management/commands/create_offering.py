@@ -13,29 +13,29 @@ from agents.models import Offering, check_offering_name
 
 
 class Command(BaseCommand):
-    """Make an offering, or change one that exists."""
+    """Create or change an offering."""
 
-    help = "Make an offering and print its UUID. One of that UUID is given what the options say, and loses nobody."
+    help = "Create an offering and print its UUID. If the UUID exists, rename it and add members and publishers."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the name and the options."""
+        """Add the name and the options."""
         parser.add_argument("name")
-        parser.add_argument("--uuid", help="the UUID that it has elsewhere (default: a new one)")
+        parser.add_argument("--uuid", help="the UUID of the offering in another system (default: a new one)")
         emails: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "EMAIL"}
-        parser.add_argument("--member", **emails, help="an owner whose agents may have its events")
+        parser.add_argument("--member", **emails, help="an owner whose agents may subscribe to its events")
         parser.add_argument("--publisher", **emails, help="an owner who may publish its events")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make or change the offering."""
+        """Create or change the offering."""
         name = options["name"]
         try:
             check_offering_name(name)
         except ValidationError as error:
-            raise CommandError(f"{name!r} can't be a name: {' '.join(error.messages)}") from error
+            raise CommandError(f"{name!r} is not a valid name: {' '.join(error.messages)}") from error
         try:
             given = uuid.UUID(options["uuid"]) if options["uuid"] is not None else uuid.uuid4()
         except ValueError as error:
-            raise CommandError(f"{options['uuid']!r} is no UUID.") from error
+            raise CommandError(f"{options['uuid']!r} is not a UUID.") from error
         members, publishers = _owners(options["member"]), _owners(options["publisher"])
         with transaction.atomic():
             offering, _ = Offering.objects.update_or_create(uuid=given, defaults={"name": name})
@@ -50,10 +50,10 @@ def _owners(emails: Iterable[str]) -> list[Owner]:
         try:
             email.encode()
         except UnicodeEncodeError as error:
-            raise CommandError(f"{email!r} can't be an address: it isn't written in UTF-8.") from error
+            raise CommandError(f"{email!r} is not a valid address: it is not UTF-8.") from error
         owner = Owner.objects.filter(email=email).first()
         if owner is None:
-            raise CommandError(f"There is no owner {email!r}; make one with: manage.py create_owner EMAIL --vouched")
+            raise CommandError(f"There is no owner {email!r}; create one with: manage.py create_owner EMAIL --vouched")
         try:
             require_vouched(owner)
         except NotVouched as error:

@@ -16,22 +16,22 @@ from rabbit.management import BrokerError
 class Command(BaseCommand):
     """Publish an event."""
 
-    help = "Publish an event to the agents that registered for its offering and its type, and say what became of it."
+    help = "Publish an event to the agents that registered for its offering and type, and print the result."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the offering, the type and the payload."""
-        parser.add_argument("offering", help="its UUID, or its name where only one is called so")
+        """Add the offering, the type and the payload."""
+        parser.add_argument("offering", help="its UUID, or its name if only one offering has it")
         parser.add_argument("type", help=f"one of: {', '.join(ObjectType.values)}")
         parser.add_argument("json", help="the payload, a JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Publish it. It ends with 1 where nothing was published, or the outcome is unknown."""
+        """Publish the event. The exit code is 1 if nothing was published or the outcome is unknown."""
         offering = _find(options["offering"])
         try:
-            orjson.loads(options["json"])  # the stricter of the two
-            payload = json.loads(options["json"])  # the one that makes no float of a large integer
+            orjson.loads(options["json"])  # stricter
+            payload = json.loads(options["json"])  # doesn't turn large integers into floats
         except (ValueError, RecursionError) as error:
-            raise CommandError(f"The payload isn't JSON: {error}.") from error
+            raise CommandError(f"The payload is not valid JSON: {error}.") from error
         try:
             published = events.publish(offering, options["type"], payload)
         except (NoSuchObjectType, InvalidPayload, BrokerError) as error:
@@ -40,7 +40,7 @@ class Command(BaseCommand):
 
 
 def in_words(published: Published) -> str:
-    """Return what became of an event as a person reads it."""
+    """Return the result as text."""
     return (
         f"{published.delivered} delivered, {published.skipped} skipped, {published.rejected} rejected as full, "
         f"{published.gone} gone; the message id is {published.message_id}."
@@ -52,7 +52,7 @@ def _find(text: str) -> Offering:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise CommandError(f"{text!r} can't be an offering: it isn't written in UTF-8.") from error
+        raise CommandError(f"{text!r} is not a valid offering: it is not UTF-8.") from error
     try:
         condition = {"uuid": uuid.UUID(text)}
     except ValueError:
@@ -60,7 +60,7 @@ def _find(text: str) -> Offering:
     found = list(Offering.objects.filter(**condition)[:1]) if condition else []
     found = found or list(Offering.objects.filter(name=text)[:2])
     if not found:
-        raise CommandError(f"There is no offering {text!r}; make one with: manage.py create_offering NAME")
+        raise CommandError(f"There is no offering {text!r}; create one with: manage.py create_offering NAME")
     if len(found) > 1:
-        raise CommandError(f"Several offerings are called {text!r}; give the UUID of one.")
+        raise CommandError(f"Several offerings have the name {text!r}; give the UUID of one.")
     return found[0]
