@@ -106,7 +106,7 @@ def confirm_address(token: str) -> NotificationAddress:
     """
     address = address_for_token(token)
     if NotificationAddress.objects.filter(pk=address.pk, confirmed_at=None).update(confirmed_at=timezone.now()):
-        audit.note(None, "confirmed", address)
+        audit.record(None, "confirmed", address)
     address.refresh_from_db(fields=["confirmed_at"])
     return address
 

@@ -138,7 +138,7 @@ class AccountLists(NamedTuple):
             return str(error)
         if username not in self.tags:
             return "The broker has no such account."
-        return pulse_users.why_nobodys(username, self.tags[username])
+        return pulse_users.why_not_ownable(username, self.tags[username])
 
 
 def plan(wanted: Iterable[Ownership], usable: Collection[str]) -> list[Step]:
@@ -247,7 +247,7 @@ def _adopt(steps: Sequence[Step]) -> None:
                     for email in step.owners
                 ]
             )
-            audit.note(None, "adopted", None, accounts=[f"{step.name}: {', '.join(step.owners)}" for step in steps])
+            audit.record(None, "adopted", None, accounts=[f"{step.name}: {', '.join(step.owners)}" for step in steps])
     except IntegrityError as error:
         raise PlanOutdated("One of these accounts was created or adopted just now.") from error
 

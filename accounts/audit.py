@@ -3,7 +3,7 @@
 Entries come from three places:
 
 - changes to rows of watched models (:func:`watch`);
-- actions that change no row, or many rows in bulk (:func:`note`, :func:`record_changes`);
+- actions that change no row, or many rows in bulk (:func:`record`, :func:`record_changes`);
 - requests to the broker, recorded before they are sent, so that an entry exists whatever the outcome
   (:func:`audited`).
 
@@ -91,7 +91,7 @@ def is_watched(model: type[Model]) -> bool:
     return bool(auditlog.contains(model))
 
 
-def note(by: Owner | None, action: str, thing: Model | Sequence[Model] | None, **details: Any) -> None:
+def record(by: Owner | None, action: str, thing: Model | Sequence[Model] | None, **details: Any) -> None:
     """Write an entry for an action, such as "purged".
 
     ``by`` None: the user of the request, if any. Several things of one model share an entry. ``details`` are texts,
@@ -187,7 +187,7 @@ def record_sign_in(sender: Any, user: Owner, **_: Any) -> None:
         return
     try:
         with transaction.atomic():
-            note(user, "signed in", user)
+            record(user, "signed in", user)
     except DatabaseError:
         logger.exception("Could not write the sign-in of %s to the audit trail", user)
 

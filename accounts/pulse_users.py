@@ -156,7 +156,7 @@ def _create(
 ) -> tuple[PulseUser, str]:
     begun = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
     unfinished = begun.filter(owners__in=owners).first()
-    if not may_be_made(management, username, begun=unfinished is not None):
+    if not is_free_on_broker(management, username, begun=unfinished is not None):
         raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
     pulse_user = unfinished or _create_row(username, owners)
     try:
@@ -170,7 +170,7 @@ def _create(
     return pulse_user, password
 
 
-def may_be_made(management: Management, username: str, *, begun: bool) -> bool:
+def is_free_on_broker(management: Management, username: str, *, begun: bool) -> bool:
     """Return whether the name is free on the broker, or has only what an unfinished creation left there."""
     try:
         tags = management.user(username).tags
@@ -282,9 +282,9 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
         tags, is_ready = frozenset(), False
         # Not ready until it has its permissions again, even if this process is killed.
         _live_row(row).update(ready=False)
-    if reason := why_nobodys(username, tags):
+    if reason := why_not_ownable(username, tags):
         raise ValidationError(reason)
-    if not is_ready and not may_be_made(management, username, begun=True):
+    if not is_ready and not is_free_on_broker(management, username, begun=True):
         raise ValidationError(
             f"The broker has another account '{username}', which was created manually. Ask an operator."
         )
@@ -349,18 +349,18 @@ def adopt_pulse_user(username: str, owners: Sequence[Owner], by: Owner) -> Pulse
     """
     require_operator(by)
     names.check_user_name(username)
-    if reason := why_nobodys(username):
+    if reason := why_not_ownable(username):
         raise CannotAdopt(reason)
     if not owners:
         raise LastOwner("An account needs at least one owner.")
     management = broker.management()
     try:
         with locks.lock(username) as lock:
-            if reason := why_nobodys(username, lock.renewing_client(management).user(username).tags):
+            if reason := why_not_ownable(username, lock.renewing_client(management).user(username).tags):
                 raise CannotAdopt(reason)
             pulse_user = _create_row(username, owners)
             _live_row(pulse_user).update(ready=True)
-            audit.note(by, "adopted", pulse_user)
+            audit.record(by, "adopted", pulse_user)
     except locks.LockTaken as error:
         raise NameTaken(f"Another request is changing '{username}' right now; try again in a few minutes.") from error
     pulse_user.ready = True
@@ -378,11 +378,11 @@ def adoptable() -> list[str]:
     return sorted(
         user.name
         for user in users
-        if user.name not in stored and not why_nobodys(user.name, user.tags) and _is_valid_name(user.name)
+        if user.name not in stored and not why_not_ownable(user.name, user.tags) and _is_valid_name(user.name)
     )
 
 
-def why_nobodys(username: str, tags: Collection[str] = ()) -> str:
+def why_not_ownable(username: str, tags: Collection[str] = ()) -> str:
     """Return why an account with these tags must not have owners, or "" if it may."""
     if username in guardian_usernames():
         return f"'{username}' is the account that Guardian itself uses."

@@ -323,7 +323,7 @@ def _create_owners(steps: Sequence[Step]) -> None:
             EmailAddress.objects.bulk_create(
                 [EmailAddress(user=owner, email=owner.email, primary=True, verified=True) for owner in owners]
             )
-            audit.note(
+            audit.record(
                 None,
                 "imported owners",
                 None,

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from accounts import audit, signals
 from accounts.models import PulseUser
-from accounts.pulse_users import may_be_made, why_nobodys
+from accounts.pulse_users import is_free_on_broker, why_not_ownable
 from core import broker, locks, removals
 from core.models import Removal
 from rabbit import names, snapshot
@@ -67,7 +67,7 @@ def remove_pulse_user(pulse_user: PulseUser) -> None:
         GoesOn: the account is marked, and something of it is left; Guardian continues.
     """
     management = broker.management()
-    reason = why_nobodys(pulse_user.username, _tags(management, pulse_user.username))
+    reason = why_not_ownable(pulse_user.username, _tags(management, pulse_user.username))
     if reason and pulse_user.ready:
         raise PermissionDenied(reason)
     with transaction.atomic():
@@ -91,7 +91,7 @@ def _mark(pulse_users: Sequence[PulseUser]) -> list[Removal]:
     for pulse_user in pulse_users:
         pulse_user.removing_since = now
     if pulse_users:
-        audit.note(None, REMOVES, pulse_users)
+        audit.record(None, REMOVES, pulse_users)
     return [Removal(kind=Removal.Kind.ACCOUNT, name=pulse_user.username) for pulse_user in pulse_users]
 
 
@@ -120,11 +120,11 @@ def _remove(management: Management, removal: Removal, until: float) -> None:
         if row is None:
             return  # another process removed it, and the name may belong to another account by now
         management = lock.renewing_client(management)
-        reason = why_nobodys(row.username, _tags(management, row.username))
+        reason = why_not_ownable(row.username, _tags(management, row.username))
         if reason and row.ready:
             raise NotAllGone(f"Still there: the account itself. {reason}")
         # The user of a row that never was ready may have been created by another client; then only the row is deleted.
-        is_its_own = not reason and (row.ready or may_be_made(management, row.username, begun=True))
+        is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, begun=True))
         if is_its_own:
             _remove_from_broker(management, row.username)
         lock.renew()

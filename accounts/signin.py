@@ -336,7 +336,7 @@ def create_link(owner: Owner) -> str:
     """Return a URL that signs the owner in once, within ten minutes. This also verifies the owner's address."""
     token = secrets.token_urlsafe(32)
     SignInLink.objects.create(owner=owner, digest=_digest(token), expires_at=timezone.now() + LINK_LIFETIME)
-    audit.note(None, "made a sign-in link", owner)
+    audit.record(None, "made a sign-in link", owner)
     mark_address_verified(owner)
     return f"{settings.GUARDIAN_BASE_URL}{reverse('sign_in_link', args=[token])}"
 

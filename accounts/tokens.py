@@ -42,7 +42,7 @@ def create_token(owner: Owner, name: str, days: int = DEFAULT_DAYS) -> tuple[Aut
         locked = vouching.lock(owner)
         vouching.require_vouched(locked)
         token, key = AuthToken.objects.create(user=locked, expiry=timedelta(days=days), name=name)  # type: ignore[no-untyped-call]
-        audit.note(None, audit.CREATED, token, owner=owner.email, days=days)
+        audit.record(None, audit.CREATED, token, owner=owner.email, days=days)
     return token, key
 
 
@@ -62,4 +62,4 @@ def _revoke(tokens: QuerySet[AuthToken]) -> None:
         found = list(tokens.select_related("user"))
         if found:
             tokens.delete()
-            audit.note(None, "revoked", found, owner=found[0].user.email)
+            audit.record(None, "revoked", found, owner=found[0].user.email)

@@ -90,7 +90,7 @@ def vouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
             locked.save(update_fields=["vouched", "vouch_requested_at", "vouch_request"])
             Vouching.objects.create(owner=locked, vouched=True, by=by, reason=reason)
             if not is_new:  # otherwise the change of the row is audited
-                audit.note(by, "vouched for, too", locked, reason=reason)
+                audit.record(by, "vouched for, too", locked, reason=reason)
         if is_new:
             signals.vouched.send(Owner, owner=locked, by=by)
     _refresh(locked, owner)
@@ -118,7 +118,7 @@ def unvouch(owner: Owner, by: Owner | None, reason: str = "") -> None:
             locked.save(update_fields=["vouched"])
             Vouching.objects.create(owner=locked, vouched=False, by=by, reason=reason)
             if not was:
-                audit.note(by, "ruled out that anybody else vouches for", locked, reason=reason)
+                audit.record(by, "ruled out that anybody else vouches for", locked, reason=reason)
     _refresh(locked, owner)
 
 
@@ -142,7 +142,7 @@ def request_vouching(owner: Owner, reason: str) -> None:
             )
         locked.vouch_requested_at, locked.vouch_request = now, reason
         locked.save(update_fields=["vouch_requested_at", "vouch_request"])
-        audit.note(locked, "asked to be vouched for", locked, reason=reason)
+        audit.record(locked, "asked to be vouched for", locked, reason=reason)
         signals.vouch_requested.send(Owner, owner=locked, reason=reason)
     _refresh(locked, owner)
 

@@ -38,4 +38,4 @@ def leave_all(owner: Owner) -> None:
     removal.mark_for_removal(alone)
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
     if left := [account for account in accounts if account.pk in shared]:
-        audit.note(None, "took an owner off", left, owner=owner.email)
+        audit.record(None, "took an owner off", left, owner=owner.email)

@@ -65,7 +65,7 @@ def delete(rows: Model | QuerySet[Any]) -> dict[str, int]:
                 audited = list(rows) if by_person else []
                 deleted = _locked(rows).delete()[1]
                 if audited and deleted:
-                    audit.note(None, audit.DELETED, audited, went=deleted)
+                    audit.record(None, audit.DELETED, audited, went=deleted)
                 return deleted
         except (IntegrityError, OperationalError) as error:
             if not attempts_left or not (isinstance(error, IntegrityError) or is_deadlock(error)):

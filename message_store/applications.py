@@ -39,7 +39,7 @@ def create_application(name: str, by: Owner | None = None) -> Application:
     with transaction.atomic():
         application, is_new = Application.objects.get_or_create(name=name)
         if is_new:
-            audit.note(by, audit.CREATED, application)
+            audit.record(by, audit.CREATED, application)
     return application
 
 
@@ -73,7 +73,7 @@ def create_key(application: Application, by: Owner | None = None) -> tuple[Appli
         if locked.keys.count() >= MAX_KEYS:
             raise ValidationError(f"{locked} has {MAX_KEYS} keys. Revoke one that nobody uses any more.")
         row = ApplicationKey.objects.create(application=locked, digest=digest(key), beginning=key[:8])
-        audit.note(by, audit.CREATED, row, application=locked.name)
+        audit.record(by, audit.CREATED, row, application=locked.name)
     return row, key
 
 
@@ -82,7 +82,7 @@ def revoke_key(key: ApplicationKey, by: Owner | None = None) -> None:
     with transaction.atomic():
         found = ApplicationKey.objects.select_related("application").filter(pk=key.pk).first()
         if found is not None:
-            audit.note(by, "revoked", found, application=found.application.name)
+            audit.record(by, "revoked", found, application=found.application.name)
             found.delete()
 
 
@@ -98,7 +98,7 @@ def delete_application(application: Application, by: Owner | None = None) -> Non
     with transaction.atomic():
         found = Application.objects.filter(pk=application.pk).first()
         if found is not None:
-            audit.note(by, audit.DELETED, found)
+            audit.record(by, audit.DELETED, found)
             found.delete()
 
 

@@ -51,7 +51,7 @@ def send_again(picked: Collection[int]) -> int:
             Notification.objects.filter(pk__in=[one.pk for one in again]).update(
                 state=states.DUE, attempts=0, due_at=timezone.now(), claim=None, deferred_until=None, last_error=""
             )
-            audit.note(None, "had sent again", again)
+            audit.record(None, "had sent again", again)
             transaction.on_commit(nudge, robust=True)
     return len(again)
 

@@ -63,7 +63,7 @@ def release_brake(by: Owner, queues: Collection[QueueName]) -> None:
         blocking = Watch.objects.filter(id=1, brake_since__isnull=False)
         if not blocking.update(released=names, released_at=now, released_by=by.email):
             return
-        audit.note(by, "released the brake", None, queues=len(names))
+        audit.record(by, "released the brake", None, queues=len(names))
     logger.warning("%s released the brake: the next pass may delete %d queues", by.email, len(names))
 
 

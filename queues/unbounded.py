@@ -117,4 +117,4 @@ def _set(wanted: Sequence[tuple[str, str]], command: str) -> None:
             QueueEvent(queue=queue, vhost=queue.vhost, queue_name=queue.name, kind=kind, at=now, details=details)
         )
     QueueEvent.objects.bulk_create(events)
-    audit.note(None, "made unbounded", None, queues=[str(event.queue) for event in events])
+    audit.record(None, "made unbounded", None, queues=[str(event.queue) for event in events])

@@ -96,7 +96,7 @@ def operate_pass(request: Request) -> HttpResponse:
     """Run a pass now, and show its outcome."""
     outcome = None
     if request.method == "POST":
-        audit.note(request.user, "asked for a pass", None)
+        audit.record(request.user, "asked for a pass", None)
         outcome = pass_outcome(monitor.run_pass())
     return _page(request, "admin/operate/pass.html", "Run a pass now", outcome)
 
@@ -268,7 +268,7 @@ def _clean_up(request: Request, kind: Sweep.Kind) -> HttpResponse:
         confirmed = pop_preview(request.user, kind.value, form.cleaned_data["shown"]) if form.is_valid() else None
         if confirmed is not None:
             force = form.cleaned_data["force"]
-            audit.note(request.user, clean_up.audited, None, agreed_to=len(confirmed), force=force)
+            audit.record(request.user, clean_up.audited, None, agreed_to=len(confirmed), force=force)
             report = clean_up.run(force=force, only=confirmed)
             kept = {"in_use": names(report.in_use), "left_out": names(report.left_out)}
             return _page(request, template, clean_up.title, sweep_outcome(report), **kept)

@@ -128,7 +128,7 @@ def make_revocable():
 
 
 def make_entry():
-    audit.note(make_owner(), "purged", make_queue(), outcome_of="a test")
+    audit.record(make_owner(), "purged", make_queue(), outcome_of="a test")
     return AuditEntry.objects.latest("pk")
 
 

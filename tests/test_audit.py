@@ -171,7 +171,7 @@ def test_a_visitor_who_types_addresses_leaves_nothing_in_it(client, transactiona
 
 def test_what_an_owner_did_and_what_was_done_to_them_is_read_after_they_are_gone(admin, alice, operator):
     vouching.vouch(alice, operator)
-    audit.note(alice, "purged", None)
+    audit.record(alice, "purged", None)
     path = f"/admin/accounts/owner/{alice.pk}/delete/"
     assert admin.post(path, {"post": "yes"}).status_code == 302
     entry = AuditEntry.objects.get(deed="purged")
@@ -212,7 +212,7 @@ def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, ope
 
 
 def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, operator):
-    audit.note(operator, "purged", alice)
+    audit.record(operator, "purged", alice)
     ContentType.objects.get_for_model(Owner).delete()
     ContentType.objects.clear_cache()
     [entry] = AuditEntry.objects.filter(deed="purged")
@@ -526,7 +526,7 @@ def test_a_page_is_shown_without_looking_the_visitor_up_for_it(client, alice, dj
 
 def test_old_entries_are_pruned_after_a_year(transactional_db):
     for days in (364, 366):
-        audit.note(None, f"{days} days ago", None)
+        audit.record(None, f"{days} days ago", None)
         AuditEntry.objects.filter(deed=f"{days} days ago").update(timestamp=timezone.now() - timedelta(days=days))
     with CaptureQueriesContext(connection) as captured:
         pruning.prune()
@@ -541,7 +541,7 @@ def test_the_trail_says_in_words_who_did_what(admin, alice, operator):
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])
     pulse_users.set_thresholds(account, 6, 9, operator)
-    audit.note(operator, "asked for a sweep of orphans", None, agreed_to=5, force=True)
+    audit.record(operator, "asked for a sweep of orphans", None, agreed_to=5, force=True)
     odd = Queue(pk=1, name="queue/<script>\u202e", vhost="/")
     with audit.audited(alice, "purged", odd):
         pass
@@ -560,8 +560,8 @@ def test_the_trail_says_in_words_who_did_what(admin, alice, operator):
 def test_the_trail_is_searched(admin, operator, alice, search, found):
     forget()
     team = PulseUser(pk=1, username="team")
-    audit.note(alice, "gave another password", team)
-    audit.note(operator, "asked for a pass", None)
+    audit.record(alice, "gave another password", team)
+    audit.record(operator, "asked for a pass", None)
     NotificationAddress(pk=1, email="x@example.org", pulse_user=team)
     audit.record_changes(alice, [audit.Change(team, {"warn_length": 1}, {"warn_length": 2})])
     AuditEntry.objects.filter(deed="asked for a pass").update(cid="r-17")
@@ -572,7 +572,7 @@ def test_the_trail_is_narrowed_to_a_day_a_deed_and_a_thing(admin, alice):
     forget()
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])
-    audit.note(alice, "purged", None)
+    audit.record(alice, "purged", None)
     page = admin.get(f"/admin/accounts/pulseuser/{account.pk}/history/", follow=True)
     assert {entry.object_repr for entry in page.context["cl"].queryset} == {"team"}
     page = admin.get("/admin/accounts/auditentry/", {"deed": "purged"})

@@ -603,9 +603,9 @@ def test_a_broker_that_goes_away_leaves_everything_as_it_was(filled, source, bro
         ("accounts.pulseguardian._change_owner", 0),
         ("accounts.adoption._adopt", 0),
         ("accounts.adoption._adopt", 1),
-        ("accounts.audit.note", 0),
-        ("accounts.audit.note", 2),
-        ("accounts.audit.note", 4),
+        ("accounts.audit.record", 0),
+        ("accounts.audit.record", 2),
+        ("accounts.audit.record", 4),
     ],
 )
 def test_killed_anywhere_each_account_is_whole_or_not_there_and_running_it_again_does_the_rest(

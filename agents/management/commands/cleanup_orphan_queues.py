@@ -39,7 +39,7 @@ class Command(BaseCommand):
         """
         try:
             if options["force"] and not options["dry_run"]:
-                audit.note(None, self.deed, None, force=True)
+                audit.record(None, self.deed, None, force=True)
             report = self.run(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
             # The next run resumes this one.

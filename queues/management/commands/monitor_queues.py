@@ -55,7 +55,7 @@ class Command(BaseCommand):
         close_old_connections()
         try:
             if options["force"] and not options["dry_run"]:
-                audit.note(None, "asked for a pass", None, force=True)
+                audit.record(None, "asked for a pass", None, force=True)
             report = monitor.run_pass(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
             # The next pass finishes what this one began.
