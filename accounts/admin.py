@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-import allauth.account.admin  # these four register what is registered otherwise below, or not at all
+import allauth.account.admin  # these four register models that are unregistered below
 import allauth.socialaccount.admin  # noqa: F401
 import auditlog.admin  # noqa: F401
 import django.contrib.auth.admin  # noqa: F401

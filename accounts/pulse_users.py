@@ -154,9 +154,9 @@ def _create(
     notification_emails: list[str],
     by: Owner,
 ) -> tuple[PulseUser, str]:
-    begun = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
-    unfinished = begun.filter(owners__in=owners).first()
-    if not is_free_on_broker(management, username, begun=unfinished is not None):
+    rows = PulseUser.objects.filter(username=username, ready=False, removing_since=None)
+    unfinished = rows.filter(owners__in=owners).first()
+    if not is_free_on_broker(management, username, allow_unfinished=unfinished is not None):
         raise NameTaken(f"'{username}' is an account on the broker already; choose another name.")
     pulse_user = unfinished or _create_row(username, owners)
     try:
@@ -170,16 +170,16 @@ def _create(
     return pulse_user, password
 
 
-def is_free_on_broker(management: Management, username: str, *, begun: bool) -> bool:
-    """Return whether the name is free on the broker, or has only what an unfinished creation left there."""
+def is_free_on_broker(management: Management, username: str, *, allow_unfinished: bool) -> bool:
+    """Return whether the name is free on the broker. An unfinished creation may have left an account there."""
     try:
         tags = management.user(username).tags
     except NotOnBroker:
         return True
-    if not begun or tags:
+    if not allow_unfinished or tags:
         return False
-    made = {settings.GUARDIAN_PULSE_VHOST: permissions.for_pulse_user(username)}
-    return management.permissions_of(username) in ({}, made)
+    created = {settings.GUARDIAN_PULSE_VHOST: permissions.for_pulse_user(username)}
+    return management.permissions_of(username) in ({}, created)
 
 
 def _create_row(username: str, owners: Sequence[Owner]) -> PulseUser:
@@ -284,7 +284,7 @@ def _rotate(management: Management, pulse_user: PulseUser, password: str | None,
         _live_row(row).update(ready=False)
     if reason := why_not_ownable(username, tags):
         raise ValidationError(reason)
-    if not is_ready and not is_free_on_broker(management, username, begun=True):
+    if not is_ready and not is_free_on_broker(management, username, allow_unfinished=True):
         raise ValidationError(
             f"The broker has another account '{username}', which was created manually. Ask an operator."
         )

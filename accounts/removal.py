@@ -124,7 +124,7 @@ def _remove(management: Management, removal: Removal, until: float) -> None:
         if reason and row.ready:
             raise NotAllGone(f"Still there: the account itself. {reason}")
         # The user of a row that never was ready may have been created by another client; then only the row is deleted.
-        is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, begun=True))
+        is_its_own = not reason and (row.ready or is_free_on_broker(management, row.username, allow_unfinished=True))
         if is_its_own:
             _remove_from_broker(management, row.username)
         lock.renew()

@@ -1,4 +1,4 @@
-"""What Celery runs. Each task calls the function that a command or a page calls too, and holds no rule."""
+"""Celery tasks. They contain no rules."""
 
 from celery import shared_task
 
@@ -7,5 +7,5 @@ from accounts import signin
 
 @shared_task
 def prune_visitors() -> None:
-    """Remove who never proved an address, and links and sessions that have run out."""
+    """Delete owners who never verified their address, and expired links and sessions."""
     signin.prune_visitors()

@@ -1,4 +1,4 @@
-"""Withdrawing an owner's access to the broker and, if asked for, all that they have there."""
+"""Withdraw an owner's access to the broker and, optionally, remove their accounts and tokens."""
 
 from django.db import transaction
 
@@ -9,12 +9,12 @@ from accounts.models import Owner, PulseUser
 def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "") -> None:
     """Stop an owner from creating accounts and tokens, and record who decided it.
 
-    What they have stays, unless ``remove``: then their tokens are revoked, the accounts that they alone own are removed
-    with their queues and exchanges, and they are removed from the others' owners.
+    Existing accounts and tokens stay, unless ``remove``: then the tokens are revoked, the accounts that only this owner
+    has are removed with their queues and exchanges, and the owner is removed from shared accounts.
 
     Raises:
         PermissionDenied: ``by`` is no operator, or the owner is one.
-        ValidationError: the reason is too long, or has control characters in it.
+        ValidationError: the reason is too long, or contains control characters.
     """
     with transaction.atomic():
         vouching.unvouch(owner, by, reason)
@@ -24,18 +24,17 @@ def withdraw(owner: Owner, by: Owner, *, remove: bool = False, reason: str = "")
 
 
 def leave_all(owner: Owner) -> None:
-    """Remove an owner from all shared accounts, and have the accounts removed that are theirs alone.
+    """Remove an owner from all shared accounts, and mark the accounts without another owner for removal.
 
-    In the caller's transaction, in the same number of queries for any number of accounts.
+    Call this in a transaction. The number of queries doesn't depend on the number of accounts.
     """
     through = PulseUser.owners.through
-    theirs = through.objects.filter(owner=owner).values("pulseuser")
-    accounts = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=theirs).order_by("pk"))
+    owned = through.objects.filter(owner=owner).values("pulseuser")
+    accounts = list(PulseUser.objects.select_for_update(no_key=True).filter(pk__in=owned).order_by("pk"))
     shared = set(
-        through.objects.filter(pulseuser__in=theirs).exclude(owner=owner).values_list("pulseuser_id", flat=True)
+        through.objects.filter(pulseuser__in=owned).exclude(owner=owner).values_list("pulseuser_id", flat=True)
     )
-    alone = [account for account in accounts if account.pk not in shared]
-    removal.mark_for_removal(alone)
+    removal.mark_for_removal([account for account in accounts if account.pk not in shared])
     through.objects.filter(owner=owner, pulseuser__in=shared).delete()
-    if left := [account for account in accounts if account.pk in shared]:
-        audit.record(None, "took an owner off", left, owner=owner.email)
+    if shared_accounts := [account for account in accounts if account.pk in shared]:
+        audit.record(None, "took an owner off", shared_accounts, owner=owner.email)
