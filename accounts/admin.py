@@ -426,7 +426,7 @@ class VouchingAdmin(DeletedWithOwnerAdmin):
 class AuthTokenAdmin(DeletedWithOwnerAdmin):
     """Tokens. Owners create them; operators revoke them by an action.
 
-    A token's primary key is its digest, which is a secret. So rows are identified by their UUID and have no page.
+    A token's primary key is its digest, which no page shows. So rows are identified by their UUID and have no page.
     """
 
     key = "uuid"

@@ -155,7 +155,7 @@ def _entry(by: Owner | None, action: str, thing: Model | Sequence[Model] | None,
         entry.content_type = ContentType.objects.get_for_model(things[0])
         entry.object_repr = ", ".join(str(one) for one in things)
     if len(things) == 1:
-        # A token's primary key is its digest, which is a secret.
+        # A token's primary key is its digest, which must not be in the trail.
         key = things[0].uuid if isinstance(things[0], AuthToken) else things[0].pk
         entry.object_pk, entry.object_id = str(key), key if isinstance(key, int) else None
     return entry

@@ -93,7 +93,7 @@ def check_password(password: str, username: str) -> None:
         ValidationError: the password is invalid; on the field ``password``.
     """
     try:
-        # AMQP sends name and password separated by a NUL.
+        # SASL PLAIN separates name and password by a NUL.
         if has_control_characters(password):
             raise ValidationError("The password contains a control character, such as a line break. Remove it.")
         if len(password) > MAX_PASSWORD_LENGTH:
@@ -171,7 +171,10 @@ def _create(
 
 
 def is_free_on_broker(management: Management, username: str, *, allow_unfinished: bool) -> bool:
-    """Return whether the name is free on the broker. An unfinished creation may have left an account there."""
+    """Return whether the name is free on the broker.
+
+    With ``allow_unfinished``, an account that an unfinished creation left there counts as free.
+    """
     try:
         tags = management.user(username).tags
     except NotOnBroker:
