@@ -23,7 +23,7 @@ from core.links import absolute_url
 from core.models import Removal
 from queues import charts, thresholds
 from queues.models import Queue
-from queues.views import NameForm, Request, Row, in_words, signed_in
+from queues.views import NameForm, Request, Row, describe_failure, signed_in
 from rabbit import amqp
 from rabbit.management import BrokerError, Client, NotOnBroker
 from rabbit.names import readable
@@ -156,7 +156,7 @@ def _clients(vhost: str | None) -> tuple[list[Client] | None, str]:
     except NotOnBroker:
         return [], ""
     except BrokerError as error:
-        return None, in_words(error, "Who is connected could not be asked", asked=False)[0]
+        return None, describe_failure(error, "Who is connected could not be asked", destructive=False)[0]
 
 
 def _agents(entries: Iterable[dict[str, Any]], clients: Sequence[Client] | None) -> list[Agent]:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 EVENTS_SHOWN = 50
 ROWS = 50
 ACCOUNTS_TO_CHOOSE_FROM = 50
-"""Up to so many accounts are a list to choose from; of more the name is typed."""
+"""With more accounts, the filter is a text field instead of a list."""
 BINDINGS_SHOWN = 50
 LATE_AFTER_POLLS = 3
 
@@ -47,14 +47,14 @@ View = Callable[..., HttpResponse]
 
 
 class Request(HttpRequest):
-    """A request of somebody who is signed in, which htmx may have made."""
+    """A request of a signed-in owner, with django-htmx's details."""
 
     user: Owner
     htmx: HtmxDetails
 
 
 def signed_in(view: View) -> View:
-    """Let only those in who are signed in; others sign in first. A page that refreshes itself is loaded anew then."""
+    """Require sign-in. An htmx request without it reloads the whole page, which redirects to the sign-in."""
     required = login_required(view)
 
     @wraps(view)
@@ -71,7 +71,7 @@ def signed_in(view: View) -> View:
 
 @dataclass(frozen=True)
 class Row:
-    """A queue as the list shows it. ``bar`` is None where its length is unknown."""
+    """A row of the list. ``bar`` is None if the length is unknown."""
 
     queue: Queue
     thresholds: Thresholds
@@ -80,39 +80,39 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Its name, to be read."""
+        """The queue's readable name."""
         return readable(self.queue.name)
 
     @property
     def vhost(self) -> str:
-        """The name of its vhost, to be read."""
+        """The vhost's readable name."""
         return readable(self.queue.vhost)
 
     @property
     def unattended(self) -> bool:
-        """Whether it is known to have no consumer, and should have one; as ``listing.WITHOUT_CONSUMER`` has it."""
+        """Whether the queue lacks a consumer that it should have, as in ``listing.WITHOUT_CONSUMER``."""
         queue = self.queue
         missed = should_have_consumer(queue.name, exclusive=queue.exclusive, registered=queue.registered)
         return queue.consumers == 0 and queue.state != Queue.State.GONE and missed
 
     @property
     def limits(self) -> str:
-        """What its length is measured by, in words."""
-        return _in_words(self.thresholds, self.spared)
+        """The limits that apply, in words."""
+        return _limits_in_words(self.thresholds, self.spared)
 
     @property
     def stalled(self) -> bool:
-        """Whether its owners know that its consumers take nothing out, and it isn't over."""
+        """Whether owners were notified of a stall that is not over."""
         return self.queue.stalled_told_at is not None and self.queue.state != Queue.State.GONE
 
     @property
     def dead_letters(self) -> bool:
-        """Whether it takes what agents' queues can't hold."""
+        """Whether the queue is a dead-letter queue of agents."""
         return self.queue.registered and self.queue.name == DEAD_LETTER_QUEUE
 
 
-@lru_cache  # most queues have the same ones, and a page refreshes fifty of them at once
-def _in_words(limits: Thresholds, spared: bool) -> str:
+@lru_cache  # most queues have the same limits, and a page refreshes fifty rows in one request
+def _limits_in_words(limits: Thresholds, spared: bool) -> str:
     most = "never deleted for its length" if spared else f"of {limits.max:,} at most"
     return f"{most}; warned from {limits.warn:,}"
 
@@ -120,7 +120,7 @@ def _in_words(limits: Thresholds, spared: bool) -> str:
 @signed_in
 @require_safe
 def queues_page(request: Request) -> HttpResponse:
-    """Show the visitor's queues, to an operator all; to htmx the figures of the rows that are shown already."""
+    """Show the visitor's queues, to an operator all. An htmx request gets new figures for the rows on its page."""
     mine = Queue.objects.seen_by(request.user)
     groups = count_by_state(mine)
     context = {"summary": _summary(groups), "freshness": _freshness(Watch.objects.filter(id=1).first())}
@@ -132,11 +132,11 @@ def queues_page(request: Request) -> HttpResponse:
     if not groups:
         return render(request, "queues/none.html", {**context, "accounts": names})
     vhosts = sorted({group.vhost for group in groups})
-    asked = QueueFilter(request.GET, mine)
-    form = _offer(asked.form, vhosts, names)
-    paginator = Paginator(asked.qs.select_related("pulse_user", "owner"), ROWS)
+    filtered = QueueFilter(request.GET, mine)
+    form = _with_choices(filtered.form, vhosts, names)
+    paginator = Paginator(filtered.qs.select_related("pulse_user", "owner"), ROWS)
     if not set(request.GET) - {"page", "ordering"}:
-        # Nothing is searched for, so the number is known; counting once more would read all rows again.
+        # Without a filter the number is known. Another count would read all rows again.
         paginator.count = sum(group.number for group in groups if group.state != Queue.State.GONE)
     page = paginator.get_page(request.GET.get("page"))
     rows = _rows(page.object_list)
@@ -158,7 +158,7 @@ def queues_page(request: Request) -> HttpResponse:
 
 
 class Summary(NamedTuple):
-    """How the visitor's queues stand, in numbers of them. ``there`` are all but the gone ones."""
+    """The numbers of the visitor's queues by state. ``there`` counts all that are not gone."""
 
     there: int
     deleting: int
@@ -178,7 +178,7 @@ def _summary(groups: Iterable[StateCount]) -> Summary:
 
 
 class Freshness(NamedTuple):
-    """When the broker's queues were last listed (None: never), and whether that is too long ago to be "now"."""
+    """When queues were last listed (None: never). ``late``: too long ago to be current; ``away``: during an outage."""
 
     listed_at: datetime | None
     late: bool
@@ -194,7 +194,7 @@ def _freshness(watch: Watch | None) -> Freshness:
 
 
 def _uuids(text: str) -> list[UUID]:
-    """Return the UUIDs in a list with commas, those of one page at most; what is none is left out."""
+    """Return the UUIDs in a comma-separated list, at most one page of them. Other words are ignored."""
     found = []
     for word in text.split(",")[:ROWS]:
         try:
@@ -217,8 +217,8 @@ def _is_spared(queue: Queue) -> bool:
     return queue.unbounded or queue.exclusive or queue.registered
 
 
-def _offer(form: forms.Form, vhosts: list[str], accounts: list[str]) -> forms.Form:
-    """Make the filters choices where there are few, and leave out those between which there is nothing to choose."""
+def _with_choices(form: forms.Form, vhosts: list[str], accounts: list[str]) -> forms.Form:
+    """Turn filters with few values into lists, and hide filters with a single value."""
     form.label_suffix = ""
     form.fields["ordering"].widget.choices = OFFERED_ORDERS
     form.fields["without_consumers"].widget = forms.CheckboxInput()
@@ -241,7 +241,7 @@ def _choose(form: forms.Form, name: str, choices: list[tuple[str, str]]) -> None
 @signed_in
 @require_safe
 def queue_page(request: Request, uuid: UUID) -> HttpResponse:
-    """Show one queue to its owners and to operators; to everybody else it isn't there."""
+    """Show one queue to its owners and to operators. Others get 404."""
     queue = _queue(request, uuid)
     there = queue.state != Queue.State.GONE
     live = actions.live(queue) if there else actions.Live()
@@ -261,14 +261,14 @@ def queue_page(request: Request, uuid: UUID) -> HttpResponse:
             "arguments": _arguments_shown(live),
             "limits": limits if request.user.is_staff else None,
             "may_destroy": request.user.is_staff or not queue.registered,
-            "removing": _removing(queue, events, context["freshness"].listed_at),
-            "events": [(event, *_told(event)) for event in events],
+            "removing": _pending_removal(queue, events, context["freshness"].listed_at),
+            "events": [(event, *_describe(event)) for event in events],
         },
     )
 
 
 def _owners(queue: Queue) -> list[Owner]:
-    """Return whose a queue is: its Pulse user's owners, or the owner of the agents whose vhost it is in."""
+    """Return the owners of the queue's Pulse user, and the owner whose agents' vhost it is in."""
     of_agents = [queue.owner] if queue.owner else []
     return [*queue.pulse_user.owners.all(), *of_agents] if queue.pulse_user else of_agents
 
@@ -276,12 +276,12 @@ def _owners(queue: Queue) -> list[Owner]:
 @signed_in
 @require_safe
 def queue_chart(request: Request, uuid: UUID) -> HttpResponse:
-    """Give htmx the part of a queue's page that changes by itself. Nobody else comes here."""
+    """Return the part of a queue's page that refreshes. Other than htmx requests are redirected to the page."""
     queue = _queue(request, uuid)
     if not request.htmx:
         return redirect(f"{reverse('queue', args=[uuid])}?{urlencode({'span': _span(request).name})}")
     if queue.state == Queue.State.GONE:
-        return HttpResponseClientRefresh()  # its page has no buttons any more
+        return HttpResponseClientRefresh()  # so that the page loses its buttons
     return render(request, "queues/_now.html", _now(request, queue))
 
 
@@ -295,7 +295,7 @@ def _span(request: HttpRequest) -> charts.Span:
 
 
 def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
-    """Return what a queue's page shows of it that changes from one pass to the next, all of it from the database."""
+    """Return the context that changes with each pass. It is read from the database only."""
     watch = Watch.objects.filter(id=1).first()
     limits = thresholds.of_queue(queue)
     span = _span(request)
@@ -303,7 +303,7 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
     now = timezone.now() if there else queue.last_seen
     samples = _samples(queue, now - span.duration, now)
     if queue.length is not None and (not samples or samples[-1][1] != queue.length):
-        # Samples are pruned: a length that didn't change for longer than they are kept has none, and held all along.
+        # Samples are pruned: a length that has not changed for longer than they are kept has no sample.
         samples.append((now if samples else max(now - span.duration, queue.first_seen), queue.length))
     drawn = charts.chart(samples, now - span.duration, now, limits, has_maximum=not _is_spared(queue))
     recent = [sample for sample in samples if sample[0] >= now - timedelta(seconds=growth.WINDOW_SECONDS)]
@@ -328,14 +328,14 @@ def _now(request: HttpRequest, queue: Queue) -> dict[str, Any]:
 
 
 def _samples(queue: Queue, began: datetime, ended: datetime) -> list[charts.Sample]:
-    """Return the samples of this time, oldest first, and before them the one that held when it began."""
+    """Return the samples of this window, oldest first, preceded by the one that gives the length at its start."""
     samples = QueueSample.objects.filter(queue=queue).order_by("at").values_list("at", "length")
     earlier = samples.filter(at__lte=began).order_by("-at")[:1]
     return [*earlier, *samples.filter(at__gt=began, at__lte=ended)]
 
 
 def outlook(row: Row, grows: growth.Growth | None) -> str:
-    """Return whether a queue is all right, and what happens next, in a sentence or two."""
+    """Return the queue's condition and what happens next, in one or two sentences."""
     queue, limits = row.queue, row.thresholds
     if queue.state == Queue.State.GONE:
         return "It is no longer on the broker. Whoever declares it again gets an empty one."
@@ -378,16 +378,16 @@ def outlook(row: Row, grows: growth.Growth | None) -> str:
 
 
 def _bindings_shown(bindings: list[Binding] | None) -> dict[str, Any]:
-    told = [(readable(one.source), readable(one.routing_key)) for one in bindings or []]
-    return {"shown": told[:BINDINGS_SHOWN], "more": max(0, len(told) - BINDINGS_SHOWN)}
+    shown = [(readable(one.source), readable(one.routing_key)) for one in bindings or []]
+    return {"shown": shown[:BINDINGS_SHOWN], "more": max(0, len(shown) - BINDINGS_SHOWN)}
 
 
 def _arguments_shown(live: actions.Live) -> list[tuple[str, str]]:
     return sorted((readable(key), readable(str(value))) for key, value in (live.arguments or {}).items())
 
 
-def _removing(queue: Queue, events: list[QueueEvent], listed_at: datetime | None) -> QueueEvent | None:
-    """Return the event of a deletion by hand of which nothing is known yet. The next list of the queues tells."""
+def _pending_removal(queue: Queue, events: list[QueueEvent], listed_at: datetime | None) -> QueueEvent | None:
+    """Return the event of a requested deletion whose outcome is unknown until the next list."""
     if queue.state == Queue.State.GONE or not events or events[0].kind != QueueEvent.Kind.REMOVING:
         return None
     return events[0] if listed_at is None or events[0].at > listed_at else None
@@ -399,8 +399,8 @@ BY_PEOPLE = (QueueEvent.Kind.REMOVING, QueueEvent.Kind.REMOVED, QueueEvent.Kind.
 WHY_REMOVED = {"unregistered": "since no registration stands for it", "vhost": "with its virtual host"}
 
 
-def _told(event: QueueEvent) -> tuple[str, str, str]:
-    """Return what an event tells, what of it the kind alone doesn't say, and who did it."""
+def _describe(event: QueueEvent) -> tuple[str, str, str]:
+    """Return an event's kind, its details and its actor, in words."""
     what = event.get_kind_display()
     who = event.by.email if event.by else "somebody whose account is gone" if event.kind in BY_PEOPLE else "Guardian"
     if "command" in event.details:
@@ -432,7 +432,7 @@ def _limit(value: bool | int | None) -> str:
 
 
 class NameForm(forms.Form):
-    """Whoever destroys something types its name, as the page shows it."""
+    """A confirmation: the name as the page shows it, typed."""
 
     typed = forms.CharField(
         strip=False,
@@ -445,7 +445,7 @@ class NameForm(forms.Form):
         self.name = name
 
     def clean_typed(self) -> str:
-        """Refuse any other name."""
+        """Refuse another name."""
         typed: str = self.cleaned_data["typed"]
         if typed != self.name:
             raise ValidationError("This is another name. Nothing was done.")
@@ -453,7 +453,7 @@ class NameForm(forms.Form):
 
 
 class LimitsForm(forms.Form):
-    """A queue's own limits. Which of them can be is said where they are set, in ``actions.set_limits``."""
+    """A queue's own limits. ``actions.set_limits`` checks them."""
 
     unbounded = forms.BooleanField(required=False, help_text="Warned about, never deleted for its length.")
     warn_length = forms.IntegerField(required=False, label="Warn length", help_text="In messages; empty: as usual.")
@@ -462,20 +462,20 @@ class LimitsForm(forms.Form):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
-            field.show_hidden_initial = True  # what was shown, so that what wasn't changed isn't set
+            field.show_hidden_initial = True  # so that only fields changed since the page was shown are set
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_delete(request: Request, uuid: UUID) -> HttpResponse:
-    """Delete a queue, once its name was typed."""
+    """Delete a queue after its name was typed."""
     return _destroy(request, uuid, "queues/delete.html", actions.delete_queue, "deleted", reverse("queues"))
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_purge(request: Request, uuid: UUID) -> HttpResponse:
-    """Empty a queue, once its name was typed."""
+    """Purge a queue after its name was typed."""
     its_page = reverse("queue", args=[uuid])
     return _destroy(request, uuid, "queues/purge.html", actions.purge_queue, "emptied", its_page)
 
@@ -502,7 +502,7 @@ def _destroy(
         messages.warning(request, f"The queue {name} was not {done}. {error}")
         return redirect("queue", uuid)
     except BrokerError as error:
-        trouble, status = in_words(error, f"It was not {done}")
+        trouble, status = describe_failure(error, f"It was not {done}")
     live = actions.live(queue) if not trouble else actions.Live()
     context = {
         "queue": queue,
@@ -520,7 +520,7 @@ def _destroy(
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
-    """Give a queue limits of its own; operators may."""
+    """Set a queue's own limits, as an operator."""
     queue = _queue(request, uuid)
     name = readable(queue.name)
     if not request.user.is_staff:
@@ -541,19 +541,19 @@ def queue_limits(request: Request, uuid: UUID) -> HttpResponse:
     return render(request, "queues/limits.html", {"queue": queue, "name": name, "form": form, "thresholds": usual})
 
 
-def in_words(error: BrokerError, undone: str, *, asked: bool = True) -> tuple[str, int]:
-    """Return what a page says of what the broker didn't do, and its status.
+def describe_failure(error: BrokerError, failure: str, *, destructive: bool = True) -> tuple[str, int]:
+    """Return the text and the HTTP status of a page after a failed request to the broker.
 
-    ``undone``: as in "It was not deleted"; ``asked``: the broker was asked to do it, and not just looked at.
+    ``failure`` begins the text, as in "It was not deleted". ``destructive``: the request may have changed something.
     """
-    logger.warning("By hand: %s", error)
+    logger.warning("A request of a page failed: %s", error)
     if isinstance(error, Refused):
         reason = readable(error.reason)
         if error.status in (401, 403):
-            return f"{undone}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
-        return f"{undone}, since the broker refuses: {reason}", 409
-    if not asked or was_not_executed(error):
-        return f"{undone}, since the broker doesn't answer. Try again in a minute.", 503
+            return f"{failure}: the broker doesn't let Guardian do this ({reason}). Tell an operator.", 503
+        return f"{failure}, since the broker refuses: {reason}", 409
+    if not destructive or was_not_executed(error):
+        return f"{failure}, since the broker doesn't answer. Try again in a minute.", 503
     return "The broker gave no clear answer, so it isn't known whether it did this. Look again in a minute.", 503
 
 
@@ -561,7 +561,7 @@ def in_words(error: BrokerError, undone: str, *, asked: bool = True) -> tuple[st
 
 
 class ExchangeShown(NamedTuple):
-    """An exchange as its page shows it; ``bindings`` are what kind of thing it feeds, its name and the routing key."""
+    """A row of the exchanges' page. Each binding is the destination's type, its name and the routing key."""
 
     exchange: OwnExchange
     name: str
@@ -569,33 +569,33 @@ class ExchangeShown(NamedTuple):
     more: int
 
 
-def _shown(exchange: OwnExchange) -> ExchangeShown:
-    told = [
+def _exchange_shown(exchange: OwnExchange) -> ExchangeShown:
+    shown = [
         (one.destination_type, readable(one.destination), readable(one.routing_key))
         for one in exchange.bindings[:BINDINGS_SHOWN]
     ]
-    return ExchangeShown(exchange, readable(exchange.name), told, max(0, len(exchange.bindings) - BINDINGS_SHOWN))
+    return ExchangeShown(exchange, readable(exchange.name), shown, max(0, len(exchange.bindings) - BINDINGS_SHOWN))
 
 
 @signed_in
 @require_safe
 def exchanges_page(request: Request) -> HttpResponse:
-    """Show the visitor's own exchanges and what is bound to each, as the broker has them now."""
+    """Show the visitor's exchanges and their bindings, as they are on the broker now."""
     context: dict[str, Any] = {"accounts": PulseUser.objects.seen_by(request.user).exists()}
     try:
         found = exchanges.own_exchanges(request.user)
     except BrokerError as error:
-        trouble, status = in_words(error, "The exchanges could not be listed", asked=False)
+        trouble, status = describe_failure(error, "The exchanges could not be listed", destructive=False)
         return render(request, "exchanges/exchanges.html", {**context, "trouble": trouble}, status=status)
     page = Paginator(found, ROWS).get_page(request.GET.get("page"))
-    shown = [_shown(one) for one in page.object_list]
+    shown = [_exchange_shown(one) for one in page.object_list]
     return render(request, "exchanges/exchanges.html", {**context, "page": page, "exchanges": shown})
 
 
 @signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def exchange_delete(request: Request) -> HttpResponse:
-    """Delete an exchange, once its name was typed. ``?name=`` says which."""
+    """Delete the exchange ``?name=`` after its name was typed."""
     name = request.GET.get("name", "")
     try:
         exchanges.require_own(request.user, name)
@@ -612,9 +612,9 @@ def exchange_delete(request: Request) -> HttpResponse:
     except actions.Gone:
         found = []
     except BrokerError as error:
-        trouble, status = in_words(error, "It was not deleted", asked=form.is_valid())
+        trouble, status = describe_failure(error, "It was not deleted", destructive=form.is_valid())
         return render(request, "exchanges/delete.html", {**context, "trouble": trouble}, status=status)
     if not found:
         messages.warning(request, f"There is no exchange {readable(name)} on the broker any more.")
         return redirect("exchanges")
-    return render(request, "exchanges/delete.html", {**context, "shown": _shown(found[0])})
+    return render(request, "exchanges/delete.html", {**context, "shown": _exchange_shown(found[0])})

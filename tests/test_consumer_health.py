@@ -362,13 +362,13 @@ NOTHING = (None, None, None)
         (LONG, AT_WORK._replace(unacknowledged=0), 5, (7, minutes_ago(5), NOW)),
         (TOLD, AT_WORK, 5, (7, minutes_ago(5), minutes_ago(1))),
         # something was taken out
-        (LONG, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
-        (TOLD, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        (LONG, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
+        (TOLD, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
         # the broker began to count anew, which says nothing of the consumer
-        (TOLD, AT_WORK._replace(taken_out=0), 5, (0, minutes_ago(5), minutes_ago(1))),
-        (TOLD, AT_WORK._replace(taken_out=0, consumers=0), 5, (0, None, minutes_ago(1))),
-        (TOLD._replace(stalled_since=None), AT_WORK._replace(taken_out=0), 5, (0, NOW, minutes_ago(1))),
-        (LONG, AT_WORK._replace(taken_out=0), 5, (0, NOW, None)),
+        (TOLD, AT_WORK._replace(acked_total=0), 5, (0, minutes_ago(5), minutes_ago(1))),
+        (TOLD, AT_WORK._replace(acked_total=0, consumers=0), 5, (0, None, minutes_ago(1))),
+        (TOLD._replace(stalled_since=None), AT_WORK._replace(acked_total=0), 5, (0, NOW, minutes_ago(1))),
+        (LONG, AT_WORK._replace(acked_total=0), 5, (0, NOW, None)),
         # nothing waits
         (LONG, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
         (TOLD, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
@@ -378,7 +378,7 @@ NOTHING = (None, None, None)
         (TOLD._replace(stalled_since=None), AT_WORK, 5, (7, NOW, minutes_ago(1))),
         (attendance(), AT_WORK._replace(consumers=0), 5, (7, None, None)),
         # the broker doesn't say
-        (LONG, AT_WORK._replace(taken_out=None), 5, (7, minutes_ago(5), None)),
+        (LONG, AT_WORK._replace(acked_total=None), 5, (7, minutes_ago(5), None)),
         (LONG, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
         (TOLD, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
         # off; a stream

@@ -406,7 +406,7 @@ def test_a_version_with_one_owner_for_each_account_and_without_flags(empty_sourc
     out = io.StringIO()
     call_command("import_pulseguardian", empty_source.url, "--apply", stdout=out)
     assert owned() == {name: ["alice@example.org"]}
-    assert "This version of PulseGuardian knows no unbounded queues." in out.getvalue()
+    assert "This version of PulseGuardian has no unbounded queues." in out.getvalue()
 
 
 def test_a_version_with_addresses_in_a_table_of_their_own(empty_source, on_broker):
@@ -586,7 +586,7 @@ def test_a_broker_that_goes_away_leaves_everything_as_it_was(filled, source, bro
 
         monkeypatch.setattr(module, name, then_away)
         before = state()
-        assert refused(source.url, "--apply").startswith("Nothing was done. The broker can't be asked: GET /api/")
+        assert refused(source.url, "--apply").startswith("Nothing was done. The broker can't be queried: GET /api/")
         assert state() == before
         proxy.forward()
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url

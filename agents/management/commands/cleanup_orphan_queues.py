@@ -9,7 +9,7 @@ from accounts import audit
 from agents import sweep
 from agents.models import Sweep
 from agents.reports import Report
-from queues.management.commands.monitor_queues import BRAKE_HELD, DONE, NOT_FINISHED
+from queues.management.commands.monitor_queues import BRAKE_HELD, DONE, FAILED
 from rabbit.names import readable
 
 
@@ -42,12 +42,12 @@ class Command(BaseCommand):
                 audit.record(None, self.deed, None, force=True)
             report = self.run(force=options["force"], dry_run=options["dry_run"])
         except Error as error:
-            # The next run resumes this one.
-            self.stderr.write(f"Database error: {error}. Check that the database runs and 'migrate' was run.")
-            raise SystemExit(NOT_FINISHED) from error
+            # The next one finishes what this one began.
+            self.stderr.write(f"The database can't be used: {error}. See that it runs and that 'migrate' was run.")
+            raise SystemExit(FAILED) from error
         self.stdout.write(json.dumps(report.as_json()) if options["json"] else in_words(report))
         if report.away or report.given_up:
-            raise SystemExit(NOT_FINISHED)
+            raise SystemExit(FAILED)
         raise SystemExit(BRAKE_HELD if report.brake_held else DONE)
 
 

@@ -10,16 +10,16 @@ from guardian_consumers.django import with_fresh_connections
 
 
 class Command(BaseCommand):
-    """Consume messages with functions that may use Django; ``python -m guardian_consumers`` is the same without it."""
+    """Consume messages with functions that use Django; ``python -m guardian_consumers`` does the same without."""
 
     help = f"Call functions with the messages of queues, until SIGTERM or Ctrl-C. {EXIT_CODES}"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the options."""
+        """Add the options."""
         add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Consume, and end with the exit code. Where the environment has no RABBIT_URL, the settings' is used."""
+        """Consume, and exit with the code. RABBIT_URL defaults to the setting of that name."""
         environment = {**os.environ}
         if not environment.get("RABBIT_URL"):
             environment["RABBIT_URL"] = settings.RABBIT_URL

@@ -18,31 +18,31 @@ VARIABLE = "PULSEGUARDIAN_DATABASE_URL"
 
 
 class Command(BaseCommand):
-    """Take over what a PulseGuardian has."""
+    """Import from a PulseGuardian database."""
 
     help = (
-        "Show which owners, accounts and unbounded queues of a PulseGuardian database would be taken over; --apply "
-        "does it. The database is only read, and nothing changes on the broker. It can be run again at any time."
+        "Show which owners, accounts and unbounded queues of a PulseGuardian database would be imported; --apply "
+        "imports them. That database is only read, and nothing changes on the broker. You can run it repeatedly."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the address of the database and the options."""
+        """Add the address of the database and the options."""
         parser.add_argument(
             "database_url",
             nargs="?",
             metavar="DATABASE_URL",
-            help=f"postgres://… or sqlite:///…; left out: what {VARIABLE} says, which other users of this machine "
-            "can't see",
+            help=f"postgres://… or sqlite:///…; default: the value of {VARIABLE}, which other users of this machine "
+            "can't read",
         )
-        parser.add_argument("--apply", action="store_true", help="do what is shown")
+        parser.add_argument("--apply", action="store_true", help="carry out the steps shown")
         parser.add_argument("--operators", action="store_true", help="make administrators there operators here")
-        parser.add_argument("--json", action="store_true", help="print it as a line of JSON")
+        parser.add_argument("--json", action="store_true", help="print the steps as a line of JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Show it, and do it where that is wanted. It ends with 1 where it could not be shown, or not be finished."""
+        """Show the steps, and carry them out if wanted. Exit with 1 if either fails."""
         url = options["database_url"] or os.environ.get(VARIABLE, "")
         if not url:
-            raise CommandError(f"Name PulseGuardian's database, or set {VARIABLE}.")
+            raise CommandError(f"Pass the address of PulseGuardian's database, or set {VARIABLE}.")
         try:
             found = pulseguardian.read(url)
             steps = pulseguardian.plan(found, operators=options["operators"])
@@ -50,18 +50,18 @@ class Command(BaseCommand):
         except SourceError as error:
             raise CommandError(str(error)) from error
         except BrokerError as error:
-            raise CommandError(f"Nothing was done. The broker can't be asked: {error}") from error
+            raise CommandError(f"Nothing was done. The broker can't be queried: {error}") from error
         except Error as error:
             raise CommandError(f"Nothing was done. Guardian's database can't be used: {error}") from error
         steps += flags
         if not options["json"]:
-            self.stdout.write("\n".join(adoption.as_table(steps)) or "There is nothing in it.")
+            self.stdout.write("\n".join(adoption.as_table(steps)) or "The database is empty.")
             if found.unbounded is None:
-                self.stdout.write("This version of PulseGuardian knows no unbounded queues.")
+                self.stdout.write("This version of PulseGuardian has no unbounded queues.")
         to_do = any(step.is_change for step in steps)
         if to_do and options["apply"]:
             try:
-                # First, so that nothing is deleted meanwhile that must not be.
+                # First, so that no pass deletes these queues in the meantime.
                 unbounded.carry_out(flags, "import_pulseguardian")
                 pulseguardian.apply(steps)
             except (PlanOutdated, NotVouched) as error:
