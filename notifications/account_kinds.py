@@ -13,7 +13,7 @@ from rabbit.names import readable
 
 
 def _confirm_link(notification: Notification) -> dict[str, Any]:
-    """Return the link that confirms an added address. Whoever has it can use it, so it is stored nowhere."""
+    """Return the link that confirms an added address. It is not stored, as anybody who has it can use it."""
     address = NotificationAddress.objects.filter(uuid=notification.facts["address"], confirmed_at=None).first()
     if address is None:
         raise kinds.Obsolete("The address was confirmed or removed in the meantime.")

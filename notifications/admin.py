@@ -1,4 +1,4 @@
-"""The outbox and the channels in the administration."""
+"""The admin pages of the outbox and the channels."""
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
@@ -24,28 +24,28 @@ class NotificationAdmin(ReadOnlyAdmin):
 
     @admin.display(description="about")
     def about_what(self, notification: Notification) -> str:
-        """Return the name of the queue that it is about, or what else."""
+        """Return the name of the queue, or the subject's key."""
         return readable(notification.facts.get("queue") or notification.about)
 
     def has_send_permission(self, request: HttpRequest) -> bool:
-        """Allow it who may change one, as far as the model's permissions go: by hand nobody does."""
+        """Require the model's change permission, although no row can be edited."""
         return admin.ModelAdmin.has_change_permission(self, request)
 
     @admin.action(description="Send again what was given up", permissions=["send"])
     def send_again(self, request: HttpRequest, queryset: QuerySet[Notification]) -> None:
-        """Have what was given up sent as if it were new."""
-        picked = list(queryset.values_list("pk", flat=True))
-        again = sending.send_again(picked)
-        if again:
-            self.message_user(request, f"{again:,} will be sent again, within half a minute.", messages.SUCCESS)
-        if left := len(picked) - again:
+        """Send failed notifications as if they were new."""
+        selected = list(queryset.values_list("pk", flat=True))
+        sent = sending.send_again(selected)
+        if sent:
+            self.message_user(request, f"{sent:,} will be sent again, within half a minute.", messages.SUCCESS)
+        if left := len(selected) - sent:
             why = "what was not given up, or what a later message to the same recipient has made untrue"
             self.message_user(request, f"{left:,} will not: {why}.", messages.WARNING)
 
 
 @admin.register(Channel)
 class ChannelAdmin(RemovableAdmin):
-    """Where owners are told beside e-mail. The address is a secret of theirs, and shown nowhere."""
+    """Channels. Their addresses are secrets, and not shown."""
 
     list_display = ["name", "owner", "service", "created", "last_sent_at", "last_error"]
     list_filter = ["service", ("last_error", admin.EmptyFieldListFilter), "created"]
@@ -54,5 +54,5 @@ class ChannelAdmin(RemovableAdmin):
     fields = ["uuid", "name", "owner", "service", "created", "last_sent_at", "last_error"]
 
     def delete_model(self, request: HttpRequest, obj: Channel) -> None:
-        """Remove it."""
+        """Delete the channel."""
         channels.delete_channel(obj)

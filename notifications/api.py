@@ -1,4 +1,4 @@
-"""The REST API of channels and of when an owner is notified."""
+"""The REST API of channels and notification settings."""
 
 from http import HTTPStatus
 from typing import Any
@@ -20,14 +20,14 @@ from notifications.serializers import ChannelSerializer, NewChannelSerializer, P
 
 
 class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[Channel]):
-    """Where the visitor is told beside e-mail."""
+    """Your channels: destinations of notifications besides e-mail."""
 
     serializer_class = ChannelSerializer
     lookup_field = "uuid"
     filter_backends = []
 
     def get_queryset(self) -> QuerySet[Channel]:
-        """Return the visitor's own, an operator's too."""
+        """Return the visitor's own channels, for operators too."""
         return Channel.objects.filter(owner=self.request.user.pk)
 
     def list(self, request: rest.Request, *args: Any, **kwargs: Any) -> Response:
@@ -40,9 +40,9 @@ class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[
 
     @extend_schema(request=NewChannelSerializer, responses={201: ChannelSerializer})
     def create(self, request: Request) -> Response:
-        """Make a channel.
+        """Create a channel.
 
-        Nothing is sent to it yet. Its address goes over https, and not to a private network unless operators allow it.
+        Nothing is sent to it yet. The address must use https. It must be public, unless operators allow private ones.
         """
         body = read(NewChannelSerializer, request)
         with at_field("url", channels.BadChannel):
@@ -50,15 +50,15 @@ class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[
         return Response(self.get_serializer(channel).data, HTTPStatus.CREATED)
 
     def destroy(self, request: Request, uuid: str) -> Response:
-        """Delete a channel. What waits for it is not sent any more."""
+        """Delete a channel. Pending notifications to it are not sent."""
         channels.delete_channel(self.get_object())
         return Response(status=HTTPStatus.NO_CONTENT)
 
     @extend_schema(request=None, responses={204: None, 409: None})
     def test(self, request: Request, uuid: str) -> Response:
-        """Send a message to a channel now, to see that it arrives.
+        """Send a test message to a channel now.
 
-        204: it did. 409: it did not, and the detail says why.
+        204: the message was delivered. 409: it was not, and the detail says why.
         """
         try:
             channels.test_channel(self.get_object())
@@ -68,7 +68,7 @@ class Channels(mixins.ListModelMixin, mixins.RetrieveModelMixin, GenericViewSet[
 
 
 class Preferences(GenericViewSet[Owner]):
-    """When, and how often, the visitor wants to be told."""
+    """Your notification settings: quiet hours, time zone and weekly summary."""
 
     serializer_class = PreferencesSerializer
     pagination_class = None
@@ -76,23 +76,23 @@ class Preferences(GenericViewSet[Owner]):
 
     @extend_schema(operation_id="settings_retrieve")
     def retrieve(self, request: Request) -> Response:
-        """Show when, and how often, you are told."""
+        """Show your notification settings."""
         return Response(self.get_serializer(request.user).data)
 
     @extend_schema(operation_id="settings_change")
     def partial_update(self, request: Request) -> Response:
-        """Change when, and how often, you are told.
+        """Change your notification settings.
 
-        What is left out stays. All of it is done, or nothing.
+        Fields that you leave out stay unchanged. Either all changes are saved, or none.
         """
         owner = Owner.objects.get(pk=request.user.pk)
         body = self.get_serializer(data=request.data, partial=True)
         body.is_valid(raise_exception=True)
-        asked = body.validated_data
+        changes = body.validated_data
         with transaction.atomic():
-            if asked.keys() & {"quiet_from", "quiet_until", "time_zone"}:
+            if changes.keys() & {"quiet_from", "quiet_until", "time_zone"}:
                 names = ("quiet_from", "quiet_until", "time_zone")
-                preferences.set_quiet_hours(owner, *(asked.get(name, UNCHANGED) for name in names))
-            if "weekly_summary" in asked:
-                preferences.set_weekly_summary(owner, asked["weekly_summary"])
+                preferences.set_quiet_hours(owner, *(changes.get(name, UNCHANGED) for name in names))
+            if "weekly_summary" in changes:
+                preferences.set_weekly_summary(owner, changes["weekly_summary"])
         return Response(self.get_serializer(owner).data)

@@ -7,5 +7,5 @@ class NotificationsConfig(AppConfig):
     name = "notifications"
 
     def ready(self) -> None:
-        """Listen to what happens to owners and their accounts."""
+        """Connect the receivers."""
         from notifications import receivers  # noqa: F401 - models can't be imported before

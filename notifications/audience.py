@@ -1,4 +1,4 @@
-"""Who is notified of something: owners by mail and in their channels, added addresses, operators."""
+"""The recipients of notifications: owners by mail and in their channels, added addresses, operators."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ EMAIL = "email"
 
 
 class Recipient(NamedTuple):
-    """Where a message goes: an address by mail, or one of the channels of the owner who has that address.
+    """A mailbox, or one of the channels of the owner with that address.
 
-    ``quiet`` are the owner's quiet hours and their time zone. ``account`` and ``added_by`` are there for an address
-    that an owner added to a RabbitMQ account.
+    ``quiet`` are the owner's quiet hours and time zone. An address that an owner added to a RabbitMQ account has
+    ``account`` and ``added_by``.
     """
 
     address: str
@@ -36,7 +36,7 @@ class Recipient(NamedTuple):
 
 
 def operators() -> list[str]:
-    """Return the addresses that get a copy of everything."""
+    """Return the addresses that get a copy of every notification."""
     return list(dict.fromkeys(normalize_address(address) for address in settings.GUARDIAN_OPERATOR_EMAILS))
 
 
@@ -104,6 +104,6 @@ def _recipients_at(
     return {by_mail: None, by_mail._replace(channel=channel.hex): None}
 
 
-def has_recipients(whose: Ownership, people: Mapping[Ownership, Sequence[Recipient]]) -> bool:
+def has_recipients(ownership: Ownership, people: Mapping[Ownership, Sequence[Recipient]]) -> bool:
     """Return whether a message about a queue has any recipient; ``people`` is the result of ``recipients_of``."""
-    return bool(settings.GUARDIAN_OPERATOR_EMAILS) or bool(people.get(whose))
+    return bool(settings.GUARDIAN_OPERATOR_EMAILS) or bool(people.get(ownership))

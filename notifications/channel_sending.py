@@ -1,4 +1,4 @@
-"""Sending to channels: one process at a time, to several channels at once."""
+"""Send to channels: one process at a time, to several channels concurrently."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ from rabbit.threads import ContextThreadPool
 logger = logging.getLogger(__name__)
 
 MAX_SENDING_SECONDS = 30
-"""For so long one call sends to channels. With the last answers, of 12 s at most, it ends before the lease does."""
+"""The time limit of one call. With a last answer after at most 12 s it still ends before the lease expires."""
 
 MAX_CONCURRENT_CHANNELS = 8
 
@@ -32,24 +32,24 @@ Message = tuple[Notification, str, str]
 
 
 def send_to_channels(counts: DeliveryCounts) -> None:
-    """Send what is due to channels, several at once, until nothing is or the time is over."""
-    until = time.monotonic() + MAX_SENDING_SECONDS
+    """Send what is due to channels, several concurrently, until nothing is due or the time is over."""
+    deadline = time.monotonic() + MAX_SENDING_SECONDS
     with ContextThreadPool(MAX_CONCURRENT_CHANNELS) as pool:
-        while time.monotonic() < until and (batch := claim(claims.MAX_CLAIMED, to_channels=True)):
+        while time.monotonic() < deadline and (batch := claim(claims.MAX_CLAIMED, to_channels=True)):
             counts.claimed += len(batch)
-            _send_side_by_side(pool, _render_by_channel(drop_outdated(batch), counts), until, counts)
+            _send_concurrently(pool, _render_by_channel(drop_outdated(batch), counts), deadline, counts)
 
 
-def _send_side_by_side(
-    pool: ContextThreadPool, waiting: dict[Channel, list[Message]], until: float, counts: DeliveryCounts
+def _send_concurrently(
+    pool: ContextThreadPool, waiting: dict[Channel, list[Message]], deadline: float, counts: DeliveryCounts
 ) -> None:
-    """Send these to their channels, and write down what became of each as soon as it is known.
+    """Send these messages to their channels, and record each outcome immediately.
 
-    The first message to a channel that fails is the last that is tried: the others would wait for it as long.
+    After a failed message no other is sent to that channel: each would wait as long.
     """
 
     def begin(channel: Channel, messages: list[Message]) -> None:
-        sending[pool.submit(_send_to_one, channel, messages[0], until)] = channel, messages
+        sending[pool.submit(_send_to_one, channel, messages[0], deadline)] = channel, messages
 
     sending: dict[Future[bool], tuple[Channel, list[Message]]] = {}
     for channel, messages in waiting.items():
@@ -58,13 +58,13 @@ def _send_side_by_side(
         for future in wait(sending, return_when=FIRST_COMPLETED).done:
             channel, messages = sending.pop(future)
             try:
-                arrived = future.result()
+                was_sent = future.result()
             except channels.ChannelFailed as error:
                 channels.record_result(channel, str(error))
                 for notification, _, _ in messages:
                     postpone(notification, error, counts)
                 continue
-            if not arrived:
+            if not was_sent:
                 for notification, _, _ in messages:
                     release_claim(notification, state=Notification.State.DUE, due_at=timezone.now())
                 continue
@@ -75,27 +75,27 @@ def _send_side_by_side(
 
 
 def _render_by_channel(batch: list[Notification], counts: DeliveryCounts) -> dict[Channel, list[Message]]:
-    """Return these in words, by the channel they go to. What goes to one that was removed is given up quietly."""
-    there = {one.uuid.hex: one for one in Channel.objects.filter(uuid__in={uuid.UUID(n.channel) for n in batch})}
-    found: dict[Channel, list[Message]] = {}
+    """Return the rendered messages by channel. Notifications to deleted channels become failed."""
+    existing = {one.uuid.hex: one for one in Channel.objects.filter(uuid__in={uuid.UUID(n.channel) for n in batch})}
+    messages: dict[Channel, list[Message]] = {}
     for notification in batch:
-        channel = there.get(notification.channel)
+        channel = existing.get(notification.channel)
         if channel is None:
             release_claim(notification, state=Notification.State.FAILED, last_error="The channel was removed.")
             continue
-        words = render_or_fail(notification, partial(mails.in_text, notification), counts)
-        if words is not None:
-            found.setdefault(channel, []).append((notification, *words))
-    return found
+        rendered = render_or_fail(notification, partial(mails.in_text, notification), counts)
+        if rendered is not None:
+            messages.setdefault(channel, []).append((notification, *rendered))
+    return messages
 
 
-def _send_to_one(channel: Channel, message: Message, until: float) -> bool:
-    """Send a message to its channel, unless the time is over, and return whether it was sent.
+def _send_to_one(channel: Channel, message: Message, deadline: float) -> bool:
+    """Send a message to its channel, and return whether it was sent; False: the time is over.
 
     Raises:
-        ChannelFailed: it did not arrive, whatever the reason.
+        ChannelFailed: the message was not delivered, for any reason.
     """
-    if time.monotonic() >= until:
+    if time.monotonic() >= deadline:
         return False
     _, title, body = message
     try:
@@ -103,7 +103,7 @@ def _send_to_one(channel: Channel, message: Message, until: float) -> bool:
     except channels.ChannelFailed:
         raise
     except Exception as error:
-        # Nothing of one channel keeps the others from being sent to. Its text may have the address in it.
-        logger.error("Channel %s can't be sent to: %s", channel.uuid, type(error).__name__)
+        # One channel must not stop the others. Do not log the error's text, which may contain the address.
+        logger.error("Could not send to channel %s: %s", channel.uuid, type(error).__name__)
         raise channels.ChannelFailed("it could not be sent") from None
     return True

@@ -1,8 +1,8 @@
-"""Where owners are told beside e-mail: chat rooms, telephones and webhooks, through apprise.
+"""Channels: chat rooms, phones and webhooks that get an owner's notifications, through apprise.
 
-The address of a channel is a secret, since whoever has it can write there. It is sealed in the database, and stands in
-no log, no error and no page: a channel is shown as its service and host. It takes messages over HTTPS, and lies at a
-public address unless an operator allows others; ``public_https.py`` sees to that whenever one is sent.
+The address of a channel is a secret, because anybody who has it can post there. It is sealed in the database, and never
+appears in logs, errors or pages, which show the service and host. Messages are sent over HTTPS, and only to public
+addresses unless an operator allows others; ``public_https.py`` checks this for each message.
 """
 
 import logging
@@ -26,18 +26,17 @@ from notifications import public_https
 from notifications.models import Channel
 
 MAX_CHANNELS = 10
-"""So many may an owner have: each of them gets every message."""
+"""Channels of one owner. Each gets every message."""
 
 TEST_LOCK_SECONDS = 15
-"""For so long an owner's next test waits where the process that sends one is killed. One takes 12 seconds at most."""
+"""A killed sender blocks the owner's next test for this long. A test takes at most 12 seconds."""
 
 MAX_NAME_LENGTH = 100
 MAX_URL_LENGTH = 2000
 
-# The services whose messages are single requests over HTTPS, and the host that is shown; empty: the address has its
-# own. A list of what is let through: apprise knows more than a hundred others, among them some that send mail or SMS
-# at somebody's cost, open incidents that somebody has to close, speak plain TCP, keep files, or talk to the desktop of
-# the machine they run on.
+# The allowed services, whose messages are single requests over HTTPS, and the host that pages show; empty: the host of
+# the address. Apprise has more than a hundred others. Some of them send paid mail or SMS, open incidents, use plain
+# TCP, write files, or notify the desktop of the machine.
 SERVICES = {
     "discord": "discord.com",
     "flock": "flock.com",
@@ -61,42 +60,42 @@ SERVICES = {
 
 WEBHOOK = "Webhook"
 
-# What calls everybody in a room, or in Discord's form somebody. It may stand in the name of a queue, and isn't meant
-# there. Also within a mail address at such a host: services differ in where they see a call, and it reads the same.
+# Mentions of everybody in a room, and of somebody in Discord's form, which may occur in a queue's name. They are
+# disabled in mail addresses too, as services differ in where they recognize a mention. The text looks the same.
 MENTION = re.compile(r"@(?=(?:everyone|channel|here|all|room)\b)|(?<=<)@", re.IGNORECASE)
 
-# What apprise takes behind the question mark and must not be had: files of this machine, certificates that nobody
-# verifies, redirects, other waits than ours.
+# Apprise's query parameters that are refused: they attach local files, turn off certificate checks, follow redirects,
+# or change timeouts.
 REFUSED_OPTIONS = {"attach", "cto", "redirect", "retry", "rto", "store", "template", "verify", "wait"}
 
-# At some levels apprise logs whole addresses. What became of a message is told by ``ChannelFailed``.
+# At some levels apprise logs full addresses. ``ChannelFailed`` reports failures.
 logging.getLogger("apprise").addFilter(lambda record: False)
 
 
 class BadChannel(ValueError):
-    """The address can't be a channel's; the text says why, without the address."""
+    """The address is not usable for a channel. The text says why, without the address."""
 
 
 class ChannelFailed(Exception):
-    """A message did not arrive; the text says why and what can be done, without the address."""
+    """A message was not delivered. The text says why and what to do, without the address."""
 
 
 def create_channel(owner: Owner, name: str, url: str) -> Channel:
-    """Make a channel of this owner's, and return it. Nothing is sent to it.
+    """Create and return a channel of this owner, without sending anything.
 
-    ``url`` is an https:// address, or one of apprise's for a service that is listed in ``SERVICES``.
+    ``url`` is an https:// address, or apprise's address of a service in ``SERVICES``.
 
     Raises:
-        accounts.vouching.NotVouched: the owner may not use anything yet.
-        BadChannel: the address can't be used.
-        ValidationError: the name can't be used (its key is ``name``), or the owner has as many as one may have.
+        accounts.vouching.NotVouched: the owner is not vouched.
+        BadChannel: the address is not usable.
+        ValidationError: the name is invalid or taken (its key is ``name``), or the owner has ``MAX_CHANNELS``.
     """
     vouching.require_vouched(owner)
     name = name.strip()
     try:
         check_line(name, MAX_NAME_LENGTH)
     except ValidationError as error:
-        why = f"A name has 1 to {MAX_NAME_LENGTH} characters, all of which can be seen."
+        why = f"Enter a name of 1 to {MAX_NAME_LENGTH} visible characters."
         raise ValidationError({"name": why}) from error
     sender = _sender(url.strip())
     sealed = sealing.seal(sealing.CHANNELS, url.strip())
@@ -104,29 +103,29 @@ def create_channel(owner: Owner, name: str, url: str) -> Channel:
         with transaction.atomic():
             Owner.objects.select_for_update().get(id=owner.id)
             if owner.channels.count() >= MAX_CHANNELS:
-                raise ValidationError(f"You have {MAX_CHANNELS} channels, which is the most; delete one first.")
+                raise ValidationError(f"You have {MAX_CHANNELS} channels, the maximum; delete one first.")
             return Channel.objects.create(owner=owner, name=name, service=sender.shown(), sealed_url=sealed)
     except IntegrityError as error:
-        raise ValidationError({"name": "You have a channel of this name; choose another one."}) from error
+        raise ValidationError({"name": "You have a channel of this name; choose another name."}) from error
 
 
 def delete_channel(channel: Channel) -> None:
-    """Remove a channel. What waits for it is not sent any more."""
+    """Delete a channel. Pending notifications to it are not sent."""
     channel.delete()
 
 
 def test_channel(channel: Channel) -> None:
-    """Send a test message now, and note whether it arrived. An owner sends one at a time.
+    """Send a test message now, and record the result. An owner sends one at a time.
 
     Raises:
-        accounts.vouching.NotVouched: the owner may not use anything any more.
-        ChannelFailed: it did not, or another one of the owner's is on its way.
+        accounts.vouching.NotVouched: the owner is not vouched.
+        ChannelFailed: the message was not delivered, or another test of the owner is running.
     """
     vouching.require_vouched(channel.owner)
     body = f"Messages about your queues arrive here.\n{settings.GUARDIAN_BASE_URL}"
     key = f"channel-test:{channel.owner_id}"
     if not limits.add(key, True, TEST_LOCK_SECONDS):
-        raise ChannelFailed("a test is on its way; wait for it")
+        raise ChannelFailed("another test is running; wait for it to finish")
     try:
         send(channel, "This is a test from Guardian", body)
     finally:
@@ -134,10 +133,10 @@ def test_channel(channel: Channel) -> None:
 
 
 def send(channel: Channel, title: str, body: str) -> None:
-    """Send a message now, and note whether it arrived. It takes 12 seconds at most.
+    """Send a message now, and record the result. It takes at most 12 seconds.
 
     Raises:
-        ChannelFailed: it did not arrive.
+        ChannelFailed: the message was not delivered.
     """
     try:
         post(channel, title, body)
@@ -148,34 +147,36 @@ def send(channel: Channel, title: str, body: str) -> None:
 
 
 def post(channel: Channel, title: str, body: str) -> None:
-    """Send a message now, without touching the database. The body is shortened where the service needs it.
+    """Send a message now, without using the database. The body is truncated to the service's limit.
 
     Raises:
-        ChannelFailed: it did not arrive.
+        ChannelFailed: the message was not delivered.
     """
     try:
         sender = _sender(sealing.unseal(sealing.CHANNELS, channel.sealed_url))
     except sealing.CannotUnseal as error:
         raise ChannelFailed(
-            "its address can't be read any more, since Guardian's SECRET_KEY was changed; delete it and enter it anew"
+            "its address can't be decrypted, because SECRET_KEY has changed; delete the channel and add it again"
         ) from error
     except BadChannel as error:
         raise ChannelFailed(str(error).rstrip(".")) from error
     if sender.service != WEBHOOK:
         title, body = (MENTION.sub("@\N{ZERO WIDTH SPACE}", text) for text in (title, body))
     public_https.confine(sender.plugin)
-    arrived, attempt = public_https.run_with_deadline(
+    delivered, attempt = public_https.run_with_deadline(
         lambda: sender.plugin.notify(body, title, body_format=NotifyFormat.TEXT, overflow=OverflowMode.TRUNCATE)
     )
-    if not arrived or attempt.status is None:
+    if not delivered or attempt.status is None:
         raise ChannelFailed(_why(attempt))
 
 
 def record_result(channel: Channel, error: str = "") -> None:
-    """Write down that a message arrived, or why it did not."""
-    news: dict[str, Any] = {"last_error": error[:300]} if error else {"last_error": "", "last_sent_at": timezone.now()}
-    Channel.objects.filter(id=channel.id).update(**news)
-    for name, value in news.items():
+    """Record that a message was delivered, or why not."""
+    result: dict[str, Any] = (
+        {"last_error": error[:300]} if error else {"last_error": "", "last_sent_at": timezone.now()}
+    )
+    Channel.objects.filter(id=channel.id).update(**result)
+    for name, value in result.items():
         setattr(channel, name, value)
 
 
@@ -185,32 +186,32 @@ class _Sender(NamedTuple):
     host: str
 
     def shown(self) -> str:
-        """Return what is shown of a channel: the name of the service, and the host without what is secret around it."""
+        """Return the service and host, which are not secret, as pages show them."""
         return f"{self.service} at {self.host}"[:100]
 
 
 def _sender(url: str) -> _Sender:
-    """Return what sends to this address.
+    """Return the sender for this address.
 
     Raises:
-        BadChannel: there is none, or it isn't to be used.
+        BadChannel: the address is malformed, or not allowed.
     """
     if len(url) > MAX_URL_LENGTH or any(character.isspace() or not character.isprintable() for character in url):
-        raise BadChannel(f"An address has {MAX_URL_LENGTH} characters at most, and no spaces in it.")
+        raise BadChannel(f"An address has at most {MAX_URL_LENGTH} characters, and contains no spaces.")
     scheme = url.partition("://")[0].lower()
     if scheme == "http":
-        raise BadChannel("Messages go over https:// only; enter an address that begins so.")
-    facts: dict[str, Any] | None = url_to_dict(url) if scheme == "https" or scheme in SERVICES else None  # type: ignore[no-untyped-call]
-    if facts is not None and facts["schema"] in SERVICES:
-        sender = _of_service(facts)
+        raise BadChannel("Messages are sent over HTTPS only; enter an address that begins with https://.")
+    parsed: dict[str, Any] | None = url_to_dict(url) if scheme == "https" or scheme in SERVICES else None  # type: ignore[no-untyped-call]
+    if parsed is not None and parsed["schema"] in SERVICES:
+        sender = _service_sender(parsed)
     elif scheme == "https":
-        sender = _of_webhook(url)
+        sender = _webhook_sender(url)
     elif scheme in SERVICES:
-        raise BadChannel(f"This is no complete {scheme}:// address; see that all of it was copied.")
+        raise BadChannel(f"The {scheme}:// address is incomplete; check that you copied all of it.")
     else:
         raise BadChannel(
             "Enter the https:// address that the service gave you for incoming messages (a webhook), "
-            f"or one of apprise's that begins with {', '.join(f'{name}://' for name in SERVICES)}."
+            f"or an address for apprise that begins with {', '.join(f'{name}://' for name in SERVICES)}."
         )
     try:
         public_https.require_public_literal(sender.host)
@@ -219,29 +220,29 @@ def _sender(url: str) -> _Sender:
     return sender
 
 
-def _of_service(facts: dict[str, Any]) -> _Sender:
-    refused = sorted(REFUSED_OPTIONS & set(facts["qsd"]))
+def _service_sender(parsed: dict[str, Any]) -> _Sender:
+    refused = sorted(REFUSED_OPTIONS & set(parsed["qsd"]))
     if refused:
-        raise BadChannel(f"The option '{refused[0]}' can't be used here; take it out of the address.")
-    schema = facts["schema"]
-    plugin = Apprise.instantiate(facts, asset=_asset())
+        raise BadChannel(f"The option '{refused[0]}' is not allowed; remove it from the address.")
+    schema = parsed["schema"]
+    plugin = Apprise.instantiate(parsed, asset=_asset())
     if plugin is None:
-        raise BadChannel("The service would not know this address; see that all of it was copied.")
-    if str(getattr(plugin, "mode", "")) == "cloud":  # of ntfy's own, where a topic stands in the host's place
+        raise BadChannel("The service does not recognize this address; check that you copied all of it.")
+    if str(getattr(plugin, "mode", "")) == "cloud":  # the address of ntfy.sh has a topic in place of the host
         return _Sender(plugin, str(plugin.service_name), "ntfy.sh")
     service = WEBHOOK if isinstance(plugin, NotifyJSON) else str(plugin.service_name)
     return _Sender(plugin, service, SERVICES[schema] or str(plugin.host))
 
 
-def _of_webhook(url: str) -> _Sender:
-    """Return the sender of any other https:// address: it gets a JSON object with a title and a message."""
+def _webhook_sender(url: str) -> _Sender:
+    """Return the sender of any other https:// address, which gets a JSON object with a title and a message."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise BadChannel("This is no address; see that all of it was copied.") from error
+        raise BadChannel("The address is invalid; check that you copied all of it.") from error
     if not host or parts.fragment:
-        raise BadChannel("This is no address of a webhook: it names no host, or has a '#' in it.")
+        raise BadChannel("The address is not a webhook's: it has no host, or contains a '#'.")
     plugin = NotifyJSON(  # type: ignore[no-untyped-call]
         schema="jsons",
         secure=True,
@@ -257,7 +258,7 @@ def _of_webhook(url: str) -> _Sender:
 
 
 def _asset() -> AppriseAsset:
-    """Return how apprise is to send: as Guardian, without pictures of others, keeping nothing, following nobody."""
+    """Return apprise's settings: Guardian's name, no images, no storage, no redirects."""
     return AppriseAsset(
         app_id="Guardian",
         app_desc="Guardian",
@@ -271,20 +272,20 @@ def _asset() -> AppriseAsset:
 
 
 def _why(attempt: public_https.Attempt) -> str:
-    """Return why a message did not arrive, and what can be done."""
+    """Return why a message was not delivered, and what to do."""
     status = attempt.status
     if attempt.reason or status is None:
-        return attempt.reason or "nothing was sent; see that the address is right"
+        return attempt.reason or "nothing was sent; check the address"
     if status in (401, 403):
-        return f"it answered {status}: the address isn't accepted any more; make a new one there and enter it here"
+        return f"it answered {status}: it no longer accepts the address; create a new one there and enter it here"
     if status in (404, 410):
-        return f"it answered {status}: there is nothing at the address any more; make a new one there and enter it here"
+        return f"it answered {status}: the address no longer exists; create a new one there and enter it here"
     if 300 <= status < 400:
-        return f"it answered {status}: a redirect, which isn't followed; enter the address that it leads to"
+        return f"it answered {status}: a redirect, which is not followed; enter the address that it leads to"
     if status == 429:
-        return "it answered 429: it got too many messages; the next ones may arrive"
+        return "it answered 429: it got too many messages; later ones may be accepted"
     if status >= 500:
-        return f"it answered {status}: something is wrong there; see the service's own status page"
+        return f"it answered {status}: the service failed; see its status page"
     if status >= 400:
-        return f"it answered {status}: it does not take this message; see that the address is one for messages"
-    return f"it answered {status}, and that it did not take the message"
+        return f"it answered {status}: it does not accept this message; check that the address is one for messages"
+    return f"it answered {status}, and did not accept the message"

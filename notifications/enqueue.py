@@ -1,4 +1,4 @@
-"""Writing notifications: in the transaction of the state that caused them, one row for each recipient."""
+"""Write notifications to the outbox: one row for each recipient, in the transaction of the state that caused them."""
 
 import logging
 import uuid
@@ -17,7 +17,6 @@ from notifications.preferences import deferred_until
 
 logger = logging.getLogger(__name__)
 
-
 COLUMNS = (
     "uuid", "recipient", "channel", "kind", "about", "facts", "deferred_until", "state", "created", "due_at",
     "attempts", "last_error",
@@ -26,12 +25,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing to tell, before it is known whom.
+    """A notification without its recipients.
 
-    Whoever is to hear of the queues of ``pulse_user_id`` is recipients, or the owner ``owner_id`` of the agents whose it is,
-    and operators get a copy of everything. Where ``recipients`` are given, these addresses alone are recipients instead, by
-    mail, once ``deferred_until`` is over.
-    ``facts`` is what the message says.
+    They follow from ``pulse_user_id`` or ``owner_id``, and operators get a copy. If ``recipients`` are given, only
+    these addresses get it, by mail, after ``deferred_until``. ``facts`` is the content of the message.
     """
 
     kind: str
@@ -44,29 +41,29 @@ class Notice:
 
     @property
     def ownership(self) -> Ownership:
-        """Who owns the queue that this is about."""
+        """The ownership of the queue."""
         return Ownership(self.pulse_user_id, self.owner_id)
 
     @property
     def about(self) -> str:
-        """What it is about: messages about one thing reach one recipient in order."""
+        """The subject's key. Messages about one subject reach one recipient in order."""
         return self.subject or (self.kind if self.recipients else "the broker")
 
 
 def enqueue(notices: Sequence[Notice], now: datetime) -> int:
-    """Write the outbox rows of these, one for each recipient, and return their number.
+    """Write the outbox rows of these notices, one for each recipient, and return their number.
 
-    Call it in the transaction that writes the state that caused them, and ``nudge`` once that is committed.
+    Call it in the transaction that writes the state that caused them. After the commit, call ``nudge``.
     """
     people = recipients_of(notice.ownership for notice in notices)
     copies = operators()
     rows: list[tuple[Any, ...]] = []
-    brought_forward = []
+    overtaken = []
     for notice in notices:
-        recipients = people.get(notice.ownership, [])
-        owners = [one.address for one in recipients if one.channel == EMAIL and not one.account]
+        interested = people.get(notice.ownership, [])
+        owners = [one.address for one in interested if one.channel == EMAIL and not one.account]
         is_deletion = kinds.get(notice.kind).is_final
-        for to in _recipients(notice, recipients, copies):
+        for to in _recipients(notice, interested, copies):
             deferred = notice.deferred_until
             if not is_deletion and (to.channel != EMAIL or to.address not in copies):
                 deferred = deferred or deferred_until(*to.quiet, now)
@@ -77,38 +74,38 @@ def enqueue(notices: Sequence[Notice], now: datetime) -> int:
             state = (Notification.State.DUE, now, now, 0, "")
             rows.append((uuid.uuid4(), to.address, to.channel, *common, *state))
             if is_deletion:
-                brought_forward.append((notice.about, to.address, to.channel))
-    if brought_forward:
-        _release_deferred(brought_forward)
+                overtaken.append((notice.about, to.address, to.channel))
+    if overtaken:
+        _release_deferred(overtaken)
     bulk.insert(Notification, COLUMNS, rows)
     return len(rows)
 
 
-def _recipients(notice: Notice, recipients: list[Recipient], copies: list[str]) -> list[Recipient]:
-    """Return where this goes, each place once: an owner is recipients as an owner, whatever else the address stands for."""
+def _recipients(notice: Notice, interested: list[Recipient], copies: list[str]) -> list[Recipient]:
+    """Return the distinct recipients. An owner is listed as such, even if also an added address or an operator."""
     if notice.recipients:
         return [Recipient(address) for address in dict.fromkeys(notice.recipients)]
-    places: dict[tuple[str, str], Recipient] = {}
-    for recipient in [*recipients, *map(Recipient, copies)]:
-        places.setdefault((recipient.address, recipient.channel), recipient)
-    return list(places.values())
+    distinct: dict[tuple[str, str], Recipient] = {}
+    for recipient in [*interested, *map(Recipient, copies)]:
+        distinct.setdefault((recipient.address, recipient.channel), recipient)
+    return list(distinct.values())
 
 
 def _release_deferred(keys: Sequence[tuple[str, str, str]]) -> None:
-    """Hold nothing back any more about these things, given with recipient and channel: what follows can't wait."""
+    """Release deferred notifications with these (subject, recipient, channel): a deletion must not wait for them."""
     these = bulk.among(Notification, ("about", "recipient", "channel"), keys)
-    # What is just being sent is past its hold. Its sender notes several at once, and would wait for this in a circle.
+    # Leave out those being sent, which are past their time: their sender updates several rows, so locks could deadlock.
     deferred = Notification.objects.filter(these, state=Notification.State.DUE, deferred_until__isnull=False)
     deferred.update(deferred_until=None)
 
 
 def nudge(written: int = 1) -> None:
-    """Ask a worker to send what is due, and another one to help where more was written than one claim takes.
+    """Start a task that sends what is due, and a second one if more was written than one claim takes.
 
-    It is the processor that mails cost most. When the task queue is away, the sweep does it later.
+    Mails cost mostly processor time, so two workers share it. Without the task queue, the periodic task sends them.
     """
     try:
         for _ in range(2 if written > claims.MAX_CLAIMED else 1):
             current_app.send_task("notifications.tasks.send_notifications", expires=60, retry=False)
-    except Exception as error:  # whatever the transport raises: nothing depends on it
-        logger.warning("The task queue is away (%s); the sweep will send what is due.", error)
+    except Exception as error:  # any error of the transport: nothing depends on the task
+        logger.warning("The task queue is unreachable (%s); the periodic task will send what is due.", error)

@@ -1,4 +1,4 @@
-"""What people type about how they are told. What may be typed is decided by the functions that it is for."""
+"""The forms of the notification settings. ``channels`` and ``preferences`` check the values."""
 
 from django import forms
 
@@ -7,7 +7,7 @@ from notifications import channels
 
 
 class ChannelForm(Form):
-    """A channel to be added."""
+    """A new channel."""
 
     about = "channel"
     name = forms.CharField(
@@ -26,7 +26,7 @@ class ChannelForm(Form):
 
 
 class QuietHoursForm(Form):
-    """The times of the day between which an owner is not to be told."""
+    """The quiet hours of an owner."""
 
     about = "quiet"
     quiet_from = forms.TimeField(
@@ -46,7 +46,7 @@ class QuietHoursForm(Form):
 
 
 class WeeklyForm(Form):
-    """Whether an owner gets the weekly summary."""
+    """The switch of the weekly summary."""
 
     about = "weekly"
     weekly_summary = forms.BooleanField(label="Send me a summary of my queues every week", required=False)

@@ -1,6 +1,6 @@
-"""Kinds of notification: what each says, and how it is sent. The package that sends a kind registers it.
+"""The kinds of notification. The package that sends a kind registers it.
 
-Each has its words in ``templates/mails/``: ``NAME.subject.txt``, ``NAME.txt`` and ``NAME.html``.
+The templates of a kind are ``templates/mails/NAME.subject.txt``, ``NAME.txt`` and ``NAME.html``.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Obsolete(Exception):
-    """What the notification is about no longer exists or was done in the meantime, so there is nothing to say."""
+    """The subject no longer exists, or the request was handled in the meantime, so nothing is sent."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of notification.
 
-    ``is_final``: nothing earlier about the same thing is true after it, so it waits for nothing and for no quiet hours.
-    ``needs_active_recipient``: it is about its recipient, and not sent to one who can't sign in any more. ``context`` returns
-    what its templates need beside the facts, and raises ``Obsolete``.
+    ``is_final``: it makes earlier notifications about its subject untrue, so it waits for no other and no quiet hours.
+    ``needs_active_recipient``: it is about its recipient, and not sent to one who can no longer sign in. ``context``
+    returns the templates' context besides the facts, and raises ``Obsolete``.
     """
 
     name: str
@@ -41,12 +41,12 @@ def register(name: str, text: str, **options: Any) -> str:
 
 
 def get(name: str) -> Kind:
-    """Return the kind of this name; one that is registered no longer has no text and nothing special."""
+    """Return the kind of this name; a kind that is no longer registered gets the defaults."""
     return _kinds.get(name) or Kind(name, name)
 
 
 def choices() -> list[tuple[str, str]]:
-    """Return the names of all kinds with their texts, for the field of the model."""
+    """Return the names and texts of all kinds, for the model's field."""
     return [(kind.name, kind.text) for kind in _kinds.values()]
 
 
@@ -56,5 +56,5 @@ def names() -> list[str]:
 
 
 def final() -> list[str]:
-    """Return the names of the kinds that are final."""
+    """Return the names of the final kinds."""
     return [kind.name for kind in _kinds.values() if kind.is_final]

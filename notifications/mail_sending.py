@@ -1,4 +1,4 @@
-"""Sending mails: several at once, each over a connection that stays open."""
+"""Send mails concurrently, over connections that stay open."""
 
 import logging
 import smtplib
@@ -30,43 +30,42 @@ from rabbit.threads import ContextThreadPool
 logger = logging.getLogger(__name__)
 
 MAX_SENDING_SECONDS = 30
-"""For so long one call sends mails. What is due after that is the next one's."""
+"""The time limit of one call. The next call sends the rest."""
 
 MAX_CONNECTIONS = 4
-"""Connections to the mail server at most, on which one call sends side by side."""
+"""Concurrent connections of one call to the mail server."""
 
 MAIL_BATCH_SIZE = 16
-"""Mails that one call puts into words, sends and notes together. The mail server may have accepted as many of them at
-most that are not noted yet."""
+"""Mails that are rendered, sent and recorded together. A crash can leave this many accepted but not recorded."""
 
 
 def send_mails(counts: DeliveryCounts) -> None:
-    """Send the mails that are due, several at once, until none is, the time is over or the mail server is away."""
-    until = time.monotonic() + MAX_SENDING_SECONDS
+    """Send due mails concurrently, until none is due, the time is over or the mail server is unreachable."""
+    deadline = time.monotonic() + MAX_SENDING_SECONDS
     connections: list[BaseEmailBackend] = [get_connection() for _ in range(MAX_CONNECTIONS)]
     usable = Connections(open=set(), unused=set(connections))
     with ContextThreadPool(MAX_CONNECTIONS) as pool:
         try:
-            while time.monotonic() < until and (batch := claim(claims.MAX_CLAIMED)):
+            while time.monotonic() < deadline and (batch := claim(claims.MAX_CLAIMED)):
                 counts.claimed += len(batch)
-                if not _send(pool, usable, drop_outdated(batch), until, counts):
+                if not _send(pool, usable, drop_outdated(batch), deadline, counts):
                     break
         finally:
             list(pool.map(_close, connections))
 
 
 class Connections(NamedTuple):
-    """Connections to the mail server that may be sent over: ``open`` are those that were, ``unused`` the others."""
+    """Usable connections to the mail server: ``open`` ones that have sent, and ``unused`` ones."""
 
     open: set[BaseEmailBackend]
     unused: set[BaseEmailBackend]
 
     def first(self, number: int) -> list[BaseEmailBackend]:
-        """Return so many at most, those that stand before others."""
+        """Return up to ``number`` connections, open ones first."""
         return [*self.open, *self.unused][:number]
 
-    def note(self, tried: Collection[BaseEmailBackend], failed: Collection[BaseEmailBackend]) -> None:
-        """Do without those that failed, and then without the unused ones: a server may want no more of them."""
+    def record(self, tried: Collection[BaseEmailBackend], failed: Collection[BaseEmailBackend]) -> None:
+        """Drop the failed connections, and with them the unused ones: the server may limit their number."""
         self.open.update(tried)
         self.open.difference_update(failed)
         self.unused.difference_update(tried)
@@ -76,93 +75,93 @@ class Connections(NamedTuple):
 
 @dataclass
 class MailBatch:
-    """Mails that wait for a connection, in words, and what became of those that were sent over one."""
+    """Rendered mails that wait for a connection, and the outcomes of the others."""
 
     waiting: deque[tuple[Notification, EmailMessage]]
-    arrived: list[Notification] = field(default_factory=list)
+    sent: list[Notification] = field(default_factory=list)
     failed: list[tuple[Notification, Exception]] = field(default_factory=list)
 
 
 def _send(
-    pool: ContextThreadPool, usable: Connections, batch: list[Notification], until: float, counts: DeliveryCounts
+    pool: ContextThreadPool, usable: Connections, batch: list[Notification], deadline: float, counts: DeliveryCounts
 ) -> bool:
-    """Send these as long as there is time, and return whether the mail server can still be reached.
+    """Send these mails until the deadline, and return whether the mail server is still reachable.
 
-    Several are put into words first, and then sent side by side: beside threads that send, everything else waits for
-    its turn. No two of a batch are about one thing to one recipient.
+    Mails are rendered before the threads start, as sending threads slow down everything else. A batch never has two
+    mails about one subject to one recipient.
     """
     left = deque(batch)
     away: Exception = ConnectionError("there is no connection to it")
-    while any(usable) and left and time.monotonic() < until:
-        bag = MailBatch(_render_next(left, until, counts))
-        trying = usable.first(len(bag.waiting))
-        sending = [pool.submit(_send_over, connection, bag, until) for connection in trying]
+    while any(usable) and left and time.monotonic() < deadline:
+        mail_batch = MailBatch(_render_next(left, deadline, counts))
+        trying = usable.first(len(mail_batch.waiting))
+        sending = [pool.submit(_send_over, connection, mail_batch, deadline) for connection in trying]
         try:
             reasons = [future.result() for future in sending]
         finally:
-            wait(sending)  # nobody closes a connection that is in use
-            record_sent(bag.arrived, counts)
-        for notification, error in bag.failed:
+            wait(sending)  # close no connection in use
+            record_sent(mail_batch.sent, counts)
+        for notification, error in mail_batch.failed:
             postpone(notification, error, counts)
-        left.extendleft(notification for notification, _ in reversed(bag.waiting))
+        left.extendleft(notification for notification, _ in reversed(mail_batch.waiting))
         failed = {connection: reason for connection, reason in zip(trying, reasons, strict=True) if reason}
-        usable.note(trying, failed)
+        usable.record(trying, failed)
         away = next(iter(failed.values()), away)
     if any(usable):
         for notification in left:
             release_claim(notification, state=Notification.State.DUE, due_at=timezone.now())
         return True
-    # Each of the others would wait for it as long, and passes for a free worker.
-    logger.warning("The mail server can't be reached (%s); %d notifications wait.", away, len(left))
+    # Postpone the rest: each would wait as long, and passes need a free worker.
+    logger.warning("The mail server is unreachable (%s); %d notifications wait.", away, len(left))
     for notification in left:
         postpone(notification, away, counts)
     return False
 
 
 def _render_next(
-    left: deque[Notification], until: float, counts: DeliveryCounts
+    left: deque[Notification], deadline: float, counts: DeliveryCounts
 ) -> deque[tuple[Notification, EmailMessage]]:
-    """Take the next of these, ``MAIL_BATCH_SIZE`` at most, and return in words what is still to be said of them."""
-    found: deque[tuple[Notification, EmailMessage]] = deque()
-    while left and len(found) < MAIL_BATCH_SIZE and time.monotonic() < until:
+    """Remove up to ``MAIL_BATCH_SIZE`` notifications from ``left``, and return those that could be rendered."""
+    rendered: deque[tuple[Notification, EmailMessage]] = deque()
+    while left and len(rendered) < MAIL_BATCH_SIZE and time.monotonic() < deadline:
         notification = left.popleft()
         message = render_or_fail(notification, partial(mails.compose, notification), counts)
         if message is not None:
-            found.append((notification, message))
-    return found
+            rendered.append((notification, message))
+    return rendered
 
 
-def _send_over(connection: BaseEmailBackend, bag: MailBatch, until: float) -> Exception | None:
-    """Send what waits over this connection, one at least, and return why it is of no more use, or None.
+def _send_over(connection: BaseEmailBackend, mail_batch: MailBatch, deadline: float) -> Exception | None:
+    """Send waiting mails over this connection, at least one, and return the error that broke it, or None.
 
-    Runs beside others, without the database.
+    It runs in a thread, without the database.
     """
     while True:
         try:
-            notification, message = bag.waiting.popleft()
+            notification, message = mail_batch.waiting.popleft()
         except IndexError:
             return None
         try:
             _send_one(message, connection)
         except _NotOpened as reason:
-            bag.waiting.appendleft((notification, message))
+            mail_batch.waiting.appendleft((notification, message))
             return reason.error
         except OSError as error:
-            bag.failed.append((notification, error))
+            mail_batch.failed.append((notification, error))
             return error
         except _NotSent as reason:
-            bag.failed.append((notification, reason.error))
-        except Exception as error:  # of this mail alone: the others must not wait for it
-            logger.exception("Notification %s can't be sent.", notification.uuid)
-            bag.failed.append((notification, error))
+            mail_batch.failed.append((notification, reason.error))
+        except Exception as error:  # only of this mail: it must not delay the others
+            logger.exception("Notification %s could not be sent.", notification.uuid)
+            mail_batch.failed.append((notification, error))
         else:
-            bag.arrived.append(notification)
-        if time.monotonic() >= until:
+            mail_batch.sent.append(notification)
+        if time.monotonic() >= deadline:
             return None
 
 
 class _NotSent(Exception):
-    """The mail server refuses this mail; others may go. ``error`` is its reason."""
+    """The mail server refused this mail, for the reason ``error``. It may accept others."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -170,20 +169,20 @@ class _NotSent(Exception):
 
 
 class _NotOpened(_NotSent):
-    """A connection didn't come about, so that nothing was sent over it."""
+    """The connection could not be opened, so nothing was sent."""
 
 
 def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
-    """Send a mail over its connection, which is opened where it isn't open. Runs beside others, without the database.
+    """Send a mail, and open the connection if needed. It runs in a thread, without the database.
 
     Raises:
-        _NotOpened: the mail server can't be reached, or wants no further connection.
-        _NotSent: it refuses this mail.
-        OSError: the connection was cut.
+        _NotOpened: the mail server is unreachable, or refuses another connection.
+        _NotSent: the mail server refuses this mail.
+        OSError: the connection was closed.
     """
     try:
         connection.open()
-    except (OSError, ValueError) as error:  # ValueError: a host name that is none
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name
         raise _NotOpened(error) from error
     try:
         connection.send_messages([message])
@@ -191,7 +190,7 @@ def _send_one(message: EmailMessage, connection: BaseEmailBackend) -> None:
         _close(connection)
         raise _NotOpened(error) from error
     except (smtplib.SMTPResponseException, smtplib.SMTPRecipientsRefused, ValueError) as error:
-        _close(connection)  # the next one opens it anew
+        _close(connection)  # the next mail opens it again
         raise _NotSent(error) from error
 
 
@@ -199,4 +198,4 @@ def _close(connection: BaseEmailBackend) -> None:
     try:
         connection.close()
     except (OSError, smtplib.SMTPException):
-        logger.debug("The mail server went before it was left.")
+        logger.debug("The mail server closed the connection first.")

@@ -1,4 +1,4 @@
-"""How a notification is said by e-mail. The words are in ``templates/mails/``, one pair for each kind."""
+"""Render notifications as e-mails. The templates are in ``templates/mails/``, three for each kind."""
 
 from datetime import UTC
 from email.utils import parseaddr
@@ -17,15 +17,15 @@ from rabbit.names import readable
 MAX_NAME_IN_SUBJECT = 80
 
 FACT_DEFAULTS = dict.fromkeys(("agents", "registered", "dead_letters", "account", "more_bindings"), "")
-"""Facts that most notifications lack. To templates, a name that is nowhere is dearer than one that stands for nothing:
-with these, a warning takes a fifth less to put into words."""
+"""Facts that most notifications lack. Undefined names are expensive in templates: with these defaults, rendering a
+warning takes a fifth less time."""
 
 
 def compose(notification: Notification) -> EmailMultiAlternatives:
-    """Return the mail, in text and HTML, that says what this notification tells.
+    """Return the notification as a mail with text and HTML.
 
     Raises:
-        Obsolete: there is nothing to say any more.
+        Obsolete: there is nothing to send any more.
     """
     context = _context(notification)
     subject, body = _in_text(notification.kind, context)
@@ -35,7 +35,7 @@ def compose(notification: Notification) -> EmailMultiAlternatives:
         body=body,
         to=[notification.recipient],
         headers={
-            "Message-ID": f"<{notification.uuid}@{domain}>",  # the same when it has to be sent again
+            "Message-ID": f"<{notification.uuid}@{domain}>",  # the same in each attempt
             "Auto-Submitted": "auto-generated",
             "X-Guardian-Kind": notification.kind,
         },
@@ -45,10 +45,10 @@ def compose(notification: Notification) -> EmailMultiAlternatives:
 
 
 def in_text(notification: Notification) -> tuple[str, str]:
-    """Return the subject and the text of what this notification tells, for where there is no mail.
+    """Return the notification's subject and text, for channels.
 
     Raises:
-        Obsolete: there is nothing to say any more.
+        Obsolete: there is nothing to send any more.
     """
     return _in_text(notification.kind, _context(notification))
 
@@ -60,7 +60,7 @@ def _in_text(kind: str, context: dict[str, Any]) -> tuple[str, str]:
 
 
 def _context(notification: Notification) -> dict[str, Any]:
-    """Return what the templates say."""
+    """Return the context of the templates."""
     facts = notification.facts
     base_url = settings.GUARDIAN_BASE_URL
     context = {
@@ -74,10 +74,10 @@ def _context(notification: Notification) -> dict[str, Any]:
         "lasted": duration(facts.get("seconds")),
         "kept": duration(facts.get("seconds_kept")),
         "to_operator": notification.recipient not in facts.get("owners", []) and "account" not in facts,
-        "as_of": f"{notification.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC",  # it may be read hours later
+        "as_of": f"{notification.created.astimezone(UTC):%Y-%m-%d %H:%M} UTC",  # the mail may be read hours later
         "base_url": base_url,
         "settings_url": f"{base_url}{reverse('settings')}",
-        "url": "" if "account" in facts else _url(notification),  # it is no page of theirs
+        "url": "" if "account" in facts else _url(notification),  # an added address has no access to the page
         "quiet_minutes": settings.GUARDIAN_QUIET_SECONDS // 60,
     }
     context |= kinds.get(notification.kind).context(notification)

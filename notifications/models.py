@@ -13,7 +13,7 @@ class Notification(models.Model):
     """The outbox: one message to one recipient through one channel, kept until it is delivered."""
 
     class State(models.TextChoices):
-        """What became of it so far."""
+        """The delivery state."""
 
         DUE = "due", "to be sent"
         SENDING = "sending", "being sent"
@@ -24,16 +24,16 @@ class Notification(models.Model):
     kind = models.CharField(max_length=20, choices=kinds.choices)
     about = models.CharField(
         max_length=40,
-        help_text="What it is about, such as “queue 7”. Messages about one thing reach one recipient in order.",
+        help_text="The subject's key, such as “queue 7”. Messages about one subject reach one recipient in order.",
     )
     channel = models.CharField(max_length=40, default="email", help_text="email, or the hex UUID of a channel.")
     recipient = models.CharField(max_length=254)
-    facts = models.JSONField(help_text="What the message tells, as it was when it was decided to tell it.")
+    facts = models.JSONField(help_text="The content of the message, as of its creation.")
     state = models.CharField(max_length=10, choices=State.choices, default=State.DUE)
     created = models.DateTimeField()
     due_at = models.DateTimeField()
     attempts = models.PositiveSmallIntegerField(default=0)
-    claim = models.UUIDField(null=True, help_text="Who is sending it.")
+    claim = models.UUIDField(null=True, help_text="The UUID of the sender's claim.")
     sent_at = models.DateTimeField(null=True)
     last_error = models.TextField(blank=True)
     deferred_until = models.DateTimeField(null=True, help_text="The end of its recipient's quiet hours.")
@@ -42,7 +42,7 @@ class Notification(models.Model):
         ordering = ["id"]
         indexes = [
             models.Index(fields=["state", "due_at"]),
-            # Whole: SQLite uses no partial index where the states of its condition are given as parameters.
+            # Not a partial index: SQLite uses none if its condition's states are query parameters.
             models.Index(fields=["recipient", "about"], name="notification_about"),
         ]
 
@@ -51,17 +51,17 @@ class Notification(models.Model):
 
     @cached_property
     def subject(self) -> subjects.Subject | None:
-        """What it is about, as it is now; None: nothing that has a page, or what no longer exists."""
+        """The current subject; None: it has no page, or no longer exists."""
         return subjects.look_up({self.about}).get(self.about)
 
 
 class Channel(models.Model):
-    """Where an owner is told beside e-mail. Its address has secrets in it, so it is sealed with ``SECRET_KEY``."""
+    """A destination of an owner's notifications besides e-mail. Its address is a secret, sealed with ``SECRET_KEY``."""
 
     uuid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="channels")
     name = models.CharField(max_length=100)
-    service = models.CharField(max_length=100, editable=False, help_text="What answers there, as it is shown.")
+    service = models.CharField(max_length=100, editable=False, help_text="The service and host, as pages show them.")
     sealed_url = models.TextField(editable=False)
     created = models.DateTimeField(auto_now_add=True)
     last_sent_at = models.DateTimeField(null=True, editable=False)

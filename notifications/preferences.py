@@ -1,4 +1,4 @@
-"""When and how often an owner wants to be told: quiet hours, the time zone they are in, and the weekly summary."""
+"""The notification settings of an owner: quiet hours, their time zone, and the weekly summary."""
 
 import zoneinfo
 from datetime import UTC, datetime, time, timedelta
@@ -11,13 +11,13 @@ from django.utils import timezone
 from accounts.models import UNCHANGED, Owner, Unchanged
 from notifications.models import Notification
 
-# Files that lie among the time zones and are no place's: what this machine is set to, and what stands for nothing set.
+# Entries of the time zone database that are no places: the machine's own setting, and placeholders.
 EXCLUDED_ZONES = {"Factory", "localtime", "posixrules"}
 
 
 @cache
 def time_zones() -> frozenset[str]:
-    """Return the names of the time zones that there are."""
+    """Return the names of all time zones."""
     return frozenset(zoneinfo.available_timezones() - EXCLUDED_ZONES)
 
 
@@ -27,13 +27,13 @@ def set_quiet_hours(
     until: time | Unchanged | None = UNCHANGED,
     time_zone: str | Unchanged = UNCHANGED,
 ) -> None:
-    """Set between which times of the day, in which time zone, this owner is not to be told; both None: never.
+    """Set the quiet hours and their time zone; both times None: no quiet hours.
 
-    What is held back already is held until the end of the new ones, or no longer.
+    Notifications that are already deferred are deferred to the end of the new quiet hours, or released.
 
     Raises:
-        ValidationError: no such time zone, one time without the other, or both the same. Its keys are those of the
-            settings page: ``quiet_from``, ``quiet_until`` and ``time_zone``.
+        ValidationError: the time zone does not exist, one time is missing, or both are the same. The keys are
+            ``quiet_from``, ``quiet_until`` and ``time_zone``.
     """
     with transaction.atomic():
         row = Owner.objects.select_for_update(no_key=True).get(pk=owner.pk)
@@ -52,27 +52,27 @@ def set_quiet_hours(
 def _check_quiet_hours(from_: time | None, until: time | None, time_zone: str) -> None:
     errors = {}
     if time_zone not in time_zones():
-        errors["time_zone"] = f"'{time_zone[:64]}' is no time zone; write one such as Europe/Berlin."
+        errors["time_zone"] = f"'{time_zone[:64]}' is not a time zone; enter one such as Europe/Berlin."
     if (from_ is None) != (until is None):
         missing = "quiet_from" if from_ is None else "quiet_until"
-        errors[missing] = "Quiet hours have a beginning and an end; leave both empty for none."
+        errors[missing] = "Enter both the start and the end of the quiet hours, or leave both empty for none."
     elif from_ is not None and from_ == until:
-        errors["quiet_until"] = "Quiet hours end at another time than they begin; leave both empty for none."
+        errors["quiet_until"] = "Enter an end that differs from the start, or leave both empty for no quiet hours."
     if errors:
         raise ValidationError(errors)
 
 
 def set_weekly_summary(owner: Owner, wanted: bool) -> None:
-    """Set whether this owner gets a summary every week."""
+    """Turn this owner's weekly summary on or off."""
     owner.weekly_summary = wanted
     owner.save(update_fields=["weekly_summary"])
 
 
 def deferred_until(quiet_from: time | None, quiet_until: time | None, time_zone: str, now: datetime) -> datetime | None:
-    """Return the end of the quiet hours that ``now`` is in, or None where it is in none.
+    """Return the end of the quiet hours if ``now`` is in them, else None.
 
-    They may cross midnight. A time that the clocks skip is read as if they had not been put forward yet: where 2:00
-    becomes 3:00, 2:30 is 3:30. One that comes twice is its first.
+    Quiet hours may cross midnight. A time skipped by daylight saving is read as before the change: if 2:00 becomes
+    3:00, 2:30 is 3:30. Of a repeated time the first counts.
     """
     if quiet_from is None or quiet_until is None or quiet_from == quiet_until:
         return None
@@ -88,7 +88,7 @@ def deferred_until(quiet_from: time | None, quiet_until: time | None, time_zone:
 
 
 def zone_of(name: str) -> zoneinfo.ZoneInfo:
-    """Return the time zone of this name; UTC where it is none any more, as after an update of the system's."""
+    """Return the time zone of this name; UTC if it no longer exists, as after a system update."""
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):

@@ -1,9 +1,9 @@
-"""Requests to addresses that owners enter: over HTTPS, to public addresses only, finished within 12 seconds.
+"""Requests to addresses that owners enter: over HTTPS, only to public IP addresses, finished within 12 seconds.
 
-Apprise's plugins call ``requests.post`` and the like. ``confine`` puts ``client`` in the place of ``requests`` in the
-plugin's own module, so that each of its requests goes through an adapter that checks the address it connects to, after
-the name was resolved. A name that resolves to another address the second time, and a redirect, get no further. The
-module ``requests`` itself stays as it is: sign-in by OpenID Connect uses it, too.
+Apprise's plugins call ``requests.post`` and similar functions. ``confine`` replaces ``requests`` in the plugin's module
+by ``client``. Its adapter resolves the name once, checks the IP addresses and connects to them, so neither DNS
+rebinding nor a redirect circumvents the check. The module ``requests`` itself is unchanged: sign-in by OpenID Connect
+uses it too.
 """
 
 import ipaddress
@@ -27,41 +27,41 @@ from urllib3.util.connection import create_connection
 CONNECT_SECONDS = 4.0
 READ_SECONDS = 8.0
 MAX_RESPONSE_BYTES = 1024 * 1024
-"""So much of an answer is read. What services answer has some hundred bytes."""
+"""Services answer with some hundred bytes."""
 
 GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class Unreachable(Exception):
-    """What was asked for isn't to be reached, or can't be; the text says why, without the address."""
+    """The host is not allowed, or cannot be reached. The text says why, without the address."""
 
 
 class Attempt:
-    """What became of the requests of one ``run_with_deadline`` call."""
+    """The result of the requests of one ``run_with_deadline`` call."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         """The HTTP status of the last answer."""
         self.reason = ""
         """Why there was no answer."""
-        self._over = False
+        self._ended = False
         self._sockets: list[socket.socket] = []
         self._lock = threading.Lock()
 
     def add_socket(self, connected: socket.socket) -> None:
-        """Have this connection ended with the attempt."""
+        """Close this connection when the attempt ends."""
         with self._lock:
-            if self._over:
+            if self._ended:
                 connected.close()
                 raise Unreachable("it took too long")
-            # TLS takes the socket over and leaves this object empty, hence a second one for the same connection.
+            # TLS detaches this socket object, so keep a duplicate of the connection.
             self._sockets.append(connected.dup())
 
     def end(self) -> None:
-        """End its connections, and make no more."""
+        """Close the connections, and refuse further ones."""
         with self._lock:
-            self._over = True
+            self._ended = True
             for one in self._sockets:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
@@ -73,32 +73,32 @@ _attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 
 def run_with_deadline(action: Callable[[], bool]) -> tuple[bool, Attempt]:
-    """Return the result of an action that sends requests through ``client``, and what became of them.
+    """Run an action that sends requests through ``client``, and return its result and that of the requests.
 
-    It runs in a thread of its own, and returns within 12 seconds, however slow the other end is.
+    The action runs in a thread of its own. The call returns within 12 seconds, however slow the server is.
     """
     attempt = Attempt()
-    done: list[bool] = []
+    results: list[bool] = []
 
-    def act() -> None:
+    def run() -> None:
         _attempt.set(attempt)
         try:
-            done.append(action())
-        except Exception as error:  # whatever a service's code makes of an answer
-            attempt.reason = attempt.reason or f"the answer can't be read ({type(error).__name__})"
+            results.append(action())
+        except Exception as error:  # the plugin failed on the answer, in any way
+            attempt.reason = attempt.reason or f"the answer could not be read ({type(error).__name__})"
 
-    thread = threading.Thread(target=copy_context().run, args=(act,), daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(run,), daemon=True)
     thread.start()
     thread.join(CONNECT_SECONDS + READ_SECONDS)
-    arrived = bool(done and done[0])  # asked before its connections are cut: a cut answer may look like a whole one
+    delivered = bool(results and results[0])  # before the connections are closed: a truncated answer may look complete
     if thread.is_alive():
-        attempt.reason = f"no whole answer came within {CONNECT_SECONDS + READ_SECONDS:.0f} s"
+        attempt.reason = f"no complete answer came within {CONNECT_SECONDS + READ_SECONDS:.0f} s"
     attempt.end()
-    return arrived, attempt
+    return delivered, attempt
 
 
 def is_public(text: str) -> bool:
-    """Return whether this IP address is one of the internet's, and leads to no other kind by way of a gateway."""
+    """Return whether this IP address is public, including an IPv4 address embedded in it."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv4Address):
         return _is_global(address)
@@ -115,12 +115,12 @@ def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def require_public_literal(host: str) -> None:
-    """Make sure that a host which is an IP address, in whatever notation, or this machine's own name, is public.
+    """Refuse a host that is a private IP address, in any notation, or a name of this machine.
 
-    Other names are looked up when they are connected to, and only then.
+    Other names are resolved only for a connection.
 
     Raises:
-        Unreachable: it isn't.
+        Unreachable: the host is not public.
     """
     if settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE:
         return
@@ -128,7 +128,7 @@ def require_public_literal(host: str) -> None:
     if name == "localhost" or name.endswith(".localhost"):
         raise Unreachable(NOT_PUBLIC)
     try:
-        # Takes 2130706433, 0x7f.1 and 017700000001 for 127.0.0.1, as connecting does, and asks nobody about a name.
+        # Like a connection, this reads 2130706433, 0x7f.1 and 017700000001 as 127.0.0.1. It sends no DNS query.
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         return
@@ -137,27 +137,27 @@ def require_public_literal(host: str) -> None:
 
 
 NOT_PUBLIC = (
-    "it is a private address, and messages go to public ones only; an operator can allow others "
+    "it is a private address, and messages are sent to public ones only; an operator can allow private ones "
     "with GUARDIAN_CHANNELS_MAY_BE_PRIVATE"
 )
 
 
 class _Connection(HTTPSConnection):
     def _new_conn(self) -> socket.socket:
-        """Connect to one of the host's addresses, if all of them are allowed."""
+        """Connect to one of the host's IP addresses, if all of them are allowed."""
         host, port, attempt = self._dns_host.strip("[]"), self.port or 443, _attempt.get()
-        assert attempt is not None  # noqa: S101 - there is no adapter of ours without
+        assert attempt is not None  # noqa: S101 - the client works in an attempt only
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"there is no host '{host}'; see that it is spelt right") from error
+            raise Unreachable(f"there is no host '{host}'; check its spelling") from error
         addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
         if not settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE and not all(map(is_public, addresses)):
             raise Unreachable(NOT_PUBLIC)
-        until = time.monotonic() + CONNECT_SECONDS
+        deadline = time.monotonic() + CONNECT_SECONDS
         failure: OSError | None = None
         for address in addresses:
-            left = until - time.monotonic()
+            left = deadline - time.monotonic()
             if left <= 0:
                 break
             try:
@@ -167,7 +167,7 @@ class _Connection(HTTPSConnection):
             else:
                 attempt.add_socket(connected)
                 return connected
-        why = "nobody answers there" if failure is None or isinstance(failure, TimeoutError) else failure.strerror
+        why = "no server answers there" if failure is None or isinstance(failure, TimeoutError) else failure.strerror
         raise Unreachable(f"'{host}' can't be connected to ({why})")
 
 
@@ -176,7 +176,7 @@ class _Pool(HTTPSConnectionPool):
 
 
 class _Adapter(HTTPAdapter):
-    """Sends one request over HTTPS, with the certificate verified and without a proxy."""
+    """Send one request over HTTPS, with the certificate verified and without a proxy."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
@@ -192,25 +192,27 @@ class _Adapter(HTTPAdapter):
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
         attempt = _attempt.get()
-        assert attempt is not None  # noqa: S101 - there is no adapter of ours without
+        assert attempt is not None  # noqa: S101 - the client works in an attempt only
         try:
             if not (request.url or "").lower().startswith("https://"):
-                raise Unreachable("it leads to a plain http:// address, and messages go over https:// only")
+                raise Unreachable("it leads to a plain http:// address, and messages are sent over HTTPS only")
             response = super().send(
                 request, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS), verify=verify or True
             )
-            # An answer without an end, or one that grows when it is unpacked, must not fill the memory.
+            # Limit the size: an endless answer, or a decompression bomb, must not fill the memory.
             content = response.raw.read(MAX_RESPONSE_BYTES, decode_content=True)
         except Unreachable as error:
             attempt.reason = str(error)
             raise requests.ConnectionError("not reached") from error
         except requests.exceptions.SSLError:
-            attempt.reason = "its certificate can't be verified; the host needs one of a known authority"
+            attempt.reason = "its certificate can't be verified; the host needs one from a trusted authority"
             raise
         except Exception as error:
             timed_out = isinstance(error, requests.Timeout)
             attempt.reason = attempt.reason or (
-                f"no answer came within {READ_SECONDS:.0f} s" if timed_out else "the connection was cut, or isn't HTTPS"
+                f"no answer came within {READ_SECONDS:.0f} s"
+                if timed_out
+                else "the connection was closed, or isn't HTTPS"
             )
             raise requests.ConnectionError("no answer") from error
         finally:
@@ -226,7 +228,7 @@ class _Session(requests.Session):
 
 
 class Client:
-    """What apprise's plugins use of ``requests``; the rest is missing, so that a plugin which uses more fails.
+    """The part of ``requests`` that apprise's plugins use. A plugin that uses more fails.
 
     It works inside ``run_with_deadline`` only.
     """
@@ -252,19 +254,19 @@ client = Client()
 
 
 def confine(plugin: object) -> None:
-    """Have this plugin of apprise send all its requests through ``client``.
+    """Make this plugin of apprise send all its requests through ``client``.
 
     Raises:
         KeyError: the plugin's module does not use ``requests``.
     """
     names = vars(sys.modules[type(plugin).__module__])
-    names["requests"]  # it would send by something else
+    names["requests"]  # raises KeyError
     names["requests"] = client
 
 
-def _is_not_ours(_: logging.LogRecord) -> bool:
+def _is_outside_attempt(_: logging.LogRecord) -> bool:
     return _attempt.get() is None
 
 
-# At DEBUG, urllib3 logs the paths that are asked for. Those of webhooks are secrets.
-logging.getLogger("urllib3.connectionpool").addFilter(_is_not_ours)
+# At DEBUG, urllib3 logs the paths of requests. Those of webhooks are secrets.
+logging.getLogger("urllib3.connectionpool").addFilter(_is_outside_attempt)

@@ -1,13 +1,14 @@
-"""What people are to be told: written with the state that caused it, claimed by one sender, retried for a day.
+"""Send the notifications in the outbox.
 
-No correctness rests on a task being delivered: a task is a nudge, the row is the truth, and ``send_due`` finds it.
-Two senders never send one row at once, as each claims its rows by a conditional update, and takes others where some are
-just being claimed. A sender that is killed between the mail server's "accepted" and its own note of it makes the few
-mails that it had not noted go out again, with the same Message-ID: ``MAIL_BATCH_SIZE`` at most.
+A notification is written with the state that caused it, claimed by one sender, and retried for a day. No correctness
+rests on the delivery of a task: the row is the truth, and ``send_due`` finds it.
 
-A call of ``send_due`` is over within a minute or so, however much is due, and the next one goes on. Mails go first.
-Channels have one sender at a time, which sends to several side by side: services that don't answer hold one worker
-at most.
+Each sender claims its rows by a conditional update, and skips locked ones, so no two send the same row. If a sender is
+killed after the mail server accepted mails and before it recorded them, these are sent again with the same Message-ID:
+at most ``MAIL_BATCH_SIZE``.
+
+A call of ``send_due`` ends within about a minute, and the next one continues. Mails are sent first. One process at a
+time sends to channels, several concurrently, so unresponsive services block at most one worker.
 """
 
 import logging
@@ -30,23 +31,23 @@ logger = logging.getLogger(__name__)
 LEASE = "channels"
 
 
-def send_again(picked: Collection[int]) -> int:
-    """Have those of these that were given up sent as if they were new, and return their number.
+def send_again(selected: Collection[int]) -> int:
+    """Send the failed ones of these notifications as if they were new, and return their number.
 
-    Left out is what a later message about the same thing to the same recipient has made untrue: one that was sent, or
-    was given up too and isn't among these. Two who ask for it at once have it sent once.
+    A notification is left out if a later one about the same subject to the same recipient was sent, or failed and is
+    not selected: it is no longer true. Concurrent calls send it once.
     """
     states = Notification.State
     later = Notification.objects.filter(
-        Q(state=states.SENT) | (Q(state=states.FAILED) & ~Q(pk__in=picked)),
+        Q(state=states.SENT) | (Q(state=states.FAILED) & ~Q(pk__in=selected)),
         about=OuterRef("about"),
         recipient=OuterRef("recipient"),
         channel=OuterRef("channel"),
         id__gt=OuterRef("id"),
-    ).exclude(kind=F("about"))  # a letter about nothing else, such as an owner's week
-    given_up = Notification.objects.filter(~Exists(later), pk__in=picked, state=states.FAILED)
+    ).exclude(kind=F("about"))  # notifications without a subject, such as the weekly summary
+    failed = Notification.objects.filter(~Exists(later), pk__in=selected, state=states.FAILED)
     with transaction.atomic():
-        again = list(given_up.select_for_update().order_by("pk"))
+        again = list(failed.select_for_update().order_by("pk"))
         if again:
             Notification.objects.filter(pk__in=[one.pk for one in again]).update(
                 state=states.DUE, attempts=0, due_at=timezone.now(), claim=None, deferred_until=None, last_error=""
@@ -57,10 +58,10 @@ def send_again(picked: Collection[int]) -> int:
 
 
 def send_due() -> DeliveryCounts:
-    """Send what is due now, mails first, and return what became of it. Where the time is over, the rest stays due.
+    """Send what is due, mails first, and return the numbers by outcome. After the time limit the rest stays due.
 
-    It stops early where the mail server can't be reached: everything stays in the outbox, to be tried again. Channels
-    are left to whoever is sending to them already.
+    Mails end early if the mail server is unreachable, and are retried later. Channels are skipped if another process is
+    sending to them.
     """
     counts = DeliveryCounts()
     send_mails(counts)

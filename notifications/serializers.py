@@ -1,4 +1,4 @@
-"""How channels and preferences look in the REST API."""
+"""Serializers of channels and notification settings."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from notifications.models import Channel
     ]
 )
 class ChannelSerializer(serializers.ModelSerializer[Channel]):
-    """Where you are told beside e-mail. The address, which may have secrets in it, is not shown again."""
+    """A destination of your notifications besides e-mail. Its address is a secret, and not shown again."""
 
     uuid = HexUUIDField()
 
@@ -54,23 +54,25 @@ class NewChannelSerializer(serializers.Serializer[Any]):
     url = serializers.CharField(
         write_only=True,
         max_length=MAX_URL_LENGTH,
-        help_text="Where a webhook answers, by https, or an address that apprise knows.",
+        help_text="The https address of a webhook, or an address for apprise.",
     )
 
 
 @extend_schema_field({"type": "string", "pattern": r"^([01]\d|2[0-3]):[0-5]\d$", "nullable": True, "example": "22:00"})
 class TimeOfDayField(serializers.TimeField):
-    """A time of the day, in hours and minutes."""
+    """A time of day, in hours and minutes."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(format="%H:%M", input_formats=["%H:%M"], allow_null=True, required=False, **kwargs)
 
 
 class PreferencesSerializer(serializers.ModelSerializer[Owner]):
-    """When, and how often, you want to be told."""
+    """Your notification settings."""
 
-    quiet_from = TimeOfDayField(help_text="Nothing is sent from then on; null, like quiet_until: no quiet hours.")
-    quiet_until = TimeOfDayField(help_text="What was held is sent then.")
+    quiet_from = TimeOfDayField(
+        help_text="The start of the quiet hours; null, with quiet_until null too: no quiet hours."
+    )
+    quiet_until = TimeOfDayField(help_text="The end of the quiet hours, when deferred notifications are sent.")
     time_zone = serializers.CharField(max_length=64, required=False, help_text="Such as Europe/Berlin.")
 
     class Meta:

@@ -1,7 +1,7 @@
-"""What notifications are about, by the key in ``Notification.about``: who is notified of it now, and its page.
+"""The subjects of notifications, by the key in ``Notification.about``: their current ownership and page.
 
-The package that sends notifications about a kind of thing registers how these are looked up. A notification may wait
-for hours, so its recipients are compared with this again before it is sent.
+The package that sends notifications about a kind of subject registers its lookup. A notification may wait for hours,
+so its recipients are checked again before it is sent.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -11,30 +11,30 @@ from notifications.audience import Ownership
 
 
 class Subject(NamedTuple):
-    """A thing that notifications are about, as it is now: whose it is, and the path of its page."""
+    """The current ownership of a subject, and the path of its page."""
 
     ownership: Ownership
     path: str
 
 
 Lookup = Callable[[Collection[int]], Mapping[int, Subject]]
-"""Returns what there is of these ids. Things that no longer exist are left out."""
+"""Returns the subjects with these ids. Those that no longer exist are left out."""
 
 _lookups: dict[str, Lookup] = {}
 
 
 def register(kind: str, lookup: Lookup) -> None:
-    """Have things of this kind, whose keys are ``"KIND ID"``, looked up by this function."""
+    """Register the lookup of this kind of subject, whose keys are ``"KIND ID"``."""
     _lookups[kind] = lookup
 
 
 def key(kind: str, id_: int) -> str:
-    """Return the key of a thing."""
+    """Return the key of a subject."""
     return f"{kind} {id_}"
 
 
 def look_up(keys: Collection[str]) -> dict[str, Subject]:
-    """Return the things that these keys stand for. A key of no registered kind stands for nothing."""
+    """Return the subjects of these keys. Keys of unregistered kinds are left out."""
     ids: dict[str, list[int]] = {}
     for one in set(keys):
         kind, _, id_ = one.rpartition(" ")

@@ -1,4 +1,4 @@
-"""What Celery runs. Each task calls the function that a command calls too, and holds no rule."""
+"""Celery tasks. They call the same function as the command, and contain no rule."""
 
 from celery import shared_task
 
@@ -7,5 +7,5 @@ from notifications import sending
 
 @shared_task
 def send_notifications() -> None:
-    """Send what is due."""
+    """Send the notifications that are due."""
     sending.send_due()

@@ -1,4 +1,4 @@
-"""How an owner is notified."""
+"""The notification settings."""
 
 from django.urls import URLPattern, URLResolver, path
 

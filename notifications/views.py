@@ -17,7 +17,7 @@ from notifications.models import Channel
 @login_required
 @page_with_forms
 def settings_page(request: OwnersRequest) -> HttpResponse:
-    """Show how the visitor is told, and change it: the button that was pressed says what."""
+    """Show and change the notification settings. The pressed button selects the form."""
     if request.method != "POST":
         return _settings(request)
     if "weekly" in request.POST:
@@ -30,7 +30,7 @@ def settings_page(request: OwnersRequest) -> HttpResponse:
 @login_required
 @require_POST
 def channel_test(request: OwnersRequest, uuid: UUID) -> HttpResponse:
-    """Send a test message to a channel of the visitor's, and say whether it arrived."""
+    """Send a test message to a channel of the visitor, and show the result."""
     channel = get_object_or_404(Channel.objects.select_related("owner"), owner=request.user, uuid=uuid)
     try:
         channels.test_channel(channel)
@@ -44,7 +44,7 @@ def channel_test(request: OwnersRequest, uuid: UUID) -> HttpResponse:
 @login_required
 @page_with_forms
 def channel_delete(request: OwnersRequest, uuid: UUID) -> HttpResponse:
-    """Ask whether a channel of the visitor's shall be deleted, and delete it."""
+    """Delete a channel of the visitor after confirmation."""
     channel = get_object_or_404(Channel, owner=request.user, uuid=uuid)
     if request.method == "POST":
         channels.delete_channel(channel)
@@ -105,14 +105,14 @@ def _settings(
 ) -> HttpResponse:
     owner = request.user
     hours = {name: getattr(owner, name) for name in ("quiet_from", "quiet_until", "time_zone")}
-    mine = list(owner.channels.all())
+    own_channels = list(owner.channels.all())
     return render(
         request,
         "settings/settings.html",
         {
-            "channels": mine,
-            "may_add": may_use_broker(owner) and len(mine) < channels.MAX_CHANNELS,
-            "is_full": len(mine) >= channels.MAX_CHANNELS,
+            "channels": own_channels,
+            "may_add": may_use_broker(owner) and len(own_channels) < channels.MAX_CHANNELS,
+            "is_full": len(own_channels) >= channels.MAX_CHANNELS,
             "channel_form": channel_form or ChannelForm(),
             "quiet_form": quiet_form or QuietHoursForm(initial=hours),
             "weekly_form": WeeklyForm(initial={"weekly_summary": owner.weekly_summary}),

@@ -122,4 +122,4 @@ def test_what_was_to_be_told_somebody_is_not_told_once_they_left(agents, mailbox
     owner.delete()
     sending.send_due()
     assert mailbox.mails == []
-    assert Notification.objects.get().last_error == "The recipient can't sign in any more."
+    assert Notification.objects.get().last_error == "The recipient can no longer sign in."

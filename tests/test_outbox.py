@@ -172,7 +172,7 @@ def test_a_sender_that_is_no_address_holds_mails_back_and_breaks_nothing(mailbox
 def test_once_a_connection_failed_no_further_one_is_opened():
     first, second, third = (get_connection() for _ in range(3))
     usable = mail_sending.Connections(open=set(), unused={first, second, third})
-    usable.note([first, second], [second])
+    usable.record([first, second], [second])
     assert usable.first(3) == [first]
 
 
@@ -602,7 +602,7 @@ def test_who_was_taken_off_an_account_in_between_is_not_told_and_the_others_are(
     assert (delivery.sent, delivery.failed) == (2, 0)
     assert recipients(mailbox) == ["alice@example.org", "ops@example.org"]
     assert webhook.received == []
-    why = "The recipient is not told of it any more."
+    why = "The recipient is no longer notified about this subject."
     assert obsolete() == [("bob@example.org", why), ("bob@example.org", why), ("team@example.org", why)]
 
 
@@ -624,7 +624,7 @@ def test_who_can_not_sign_in_any_more_is_told_nothing_even_of_a_deletion(account
     send_due()
     assert recipients(mailbox) == ["ops@example.org"]
     assert webhook.received == []
-    assert obsolete() == [("alice@example.org", "The recipient can't sign in any more.")] * 3
+    assert obsolete() == [("alice@example.org", "The recipient can no longer sign in.")] * 3
 
 
 def test_whether_people_are_still_to_be_told_takes_as_many_statements_for_many_as_for_few(
@@ -787,7 +787,7 @@ def test_the_command_sends_all_that_is_due_however_many_calls_it_takes(mailbox, 
     tell("one")
     call_command("send_notifications", "--once")
     assert len(mailbox.mails) == 5
-    assert capsys.readouterr().out == "5 sent, 0 to be tried again, 0 given up.\n"
+    assert capsys.readouterr().out == "5 sent, 0 to be retried, 0 given up.\n"
 
 
 def test_channels_have_one_sender_at_a_time_and_mails_any_number(account, room, webhook, mailbox):

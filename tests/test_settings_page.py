@@ -61,7 +61,7 @@ def test_a_channel_is_added_and_its_address_shown_nowhere(page, alice):
         ({"name": "room", "url": "http://example.org/"}, "over https:// only"),
         ({"name": "room", "url": "https://127.0.0.1/"}, "private address"),
         ({"name": "the room", "url": URL}, "You have a channel of this name"),
-        ({"name": "a\u202eb", "url": URL}, "all of which can be seen"),
+        ({"name": "a\u202eb", "url": URL}, "visible characters"),
         ({"name": "x" * 101, "url": URL}, "at most 100 characters"),
     ],
 )
@@ -155,7 +155,7 @@ def test_quiet_hours_are_saved_and_shown(page, alice):
         ({"quiet_from": "25:00"}, "Enter a valid time"),
         ({"quiet_until": ""}, "a beginning and an end"),
         ({"quiet_until": "22:00"}, "another time than they begin"),
-        ({"time_zone": "Mars/Olympus"}, "is no time zone"),
+        ({"time_zone": "Mars/Olympus"}, "is not a time zone"),
         ({"time_zone": ""}, "This field is required"),
     ],
 )

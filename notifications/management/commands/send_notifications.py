@@ -8,20 +8,20 @@ from django.db import Error, close_old_connections
 
 from notifications import claims, sending
 
-EVERY_SECONDS = 5
+INTERVAL_SECONDS = 5
 
 
 class Command(BaseCommand):
     """Send notifications, without Celery."""
 
-    help = "Send every notification that is due, and go on doing so."
+    help = "Send the notifications that are due, repeatedly."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Take the options."""
+        """Add the options."""
         parser.add_argument("--once", action="store_true", help="send what is due now and end")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Send what is due, once, or every few seconds until SIGTERM or Ctrl-C."""
+        """Send what is due, once, or every five seconds until SIGTERM or Ctrl-C."""
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
@@ -36,14 +36,14 @@ class Command(BaseCommand):
             else:
                 if options["once"] or counts.sent or counts.postponed or counts.failed:
                     self.stdout.write(
-                        f"{counts.sent} sent, {counts.postponed} to be tried again, {counts.failed} given up."
+                        f"{counts.sent} sent, {counts.postponed} to be retried, {counts.failed} given up."
                     )
-            if options["once"] or stop.wait(EVERY_SECONDS):
+            if options["once"] or stop.wait(INTERVAL_SECONDS):
                 return
 
 
 def _send_all_due() -> claims.DeliveryCounts:
-    """Send until nothing is due: one call takes no more than fits in its time."""
+    """Send until nothing is due, as one call has a time limit."""
     total = claims.DeliveryCounts()
     while (counts := sending.send_due()).claimed:
         total += counts
