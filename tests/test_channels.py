@@ -475,7 +475,7 @@ def test_an_address_that_may_not_be_used_any_more_is_told(channel, settings):
 
 def test_an_address_sealed_with_another_key_is_told_and_harms_nothing(channel, webhook, settings):
     settings.SECRET_KEY = "another"
-    assert "SECRET_KEY was changed; delete it and enter it anew" in failure(channel)
+    assert "SECRET_KEY has changed; delete the channel and add it again" in failure(channel)
     settings.SECRET_KEY_FALLBACKS = ["for-the-tests-alone"]
     channels.send(channel, "title", "body")
     assert len(webhook.received) == 1
