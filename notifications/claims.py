@@ -107,10 +107,10 @@ def drop_outdated(batch: list[Notification]) -> list[Notification]:
         for recipient in interested
     }
     owners = dict(Owner.objects.filter(email__in={one.recipient for one in batch}).values_list("email", "is_active"))
-    copies = operators()
+    operator_addresses = operators()
     remaining = []
     for one in batch:
-        if one.channel == EMAIL and one.recipient in copies:
+        if one.channel == EMAIL and one.recipient in operator_addresses:
             remaining.append(one)
         elif not owners.get(one.recipient, not kinds.get(one.kind).needs_active_recipient):
             release_claim(one, state=Notification.State.FAILED, last_error="The recipient can no longer sign in.")

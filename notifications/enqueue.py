@@ -56,16 +56,16 @@ def enqueue(notices: Sequence[Notice], now: datetime) -> int:
     Call it in the transaction that writes the state that caused them. After the commit, call ``nudge``.
     """
     people = recipients_of(notice.ownership for notice in notices)
-    copies = operators()
+    operator_addresses = operators()
     rows: list[tuple[Any, ...]] = []
     overtaken = []
     for notice in notices:
         interested = people.get(notice.ownership, [])
         owners = [one.address for one in interested if one.channel == EMAIL and not one.account]
         is_deletion = kinds.get(notice.kind).is_final
-        for to in _recipients(notice, interested, copies):
+        for to in _recipients(notice, interested, operator_addresses):
             deferred = notice.deferred_until
-            if not is_deletion and (to.channel != EMAIL or to.address not in copies):
+            if not is_deletion and (to.channel != EMAIL or to.address not in operator_addresses):
                 deferred = deferred or deferred_until(*to.quiet, now)
             facts = {**notice.facts, "owners": owners}
             if to.account:
@@ -81,12 +81,12 @@ def enqueue(notices: Sequence[Notice], now: datetime) -> int:
     return len(rows)
 
 
-def _recipients(notice: Notice, interested: list[Recipient], copies: list[str]) -> list[Recipient]:
+def _recipients(notice: Notice, interested: list[Recipient], operator_addresses: list[str]) -> list[Recipient]:
     """Return the distinct recipients. An owner is listed as such, even if also an added address or an operator."""
     if notice.recipients:
         return [Recipient(address) for address in dict.fromkeys(notice.recipients)]
     distinct: dict[tuple[str, str], Recipient] = {}
-    for recipient in [*interested, *map(Recipient, copies)]:
+    for recipient in [*interested, *map(Recipient, operator_addresses)]:
         distinct.setdefault((recipient.address, recipient.channel), recipient)
     return list(distinct.values())
 

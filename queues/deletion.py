@@ -260,9 +260,8 @@ class Deletion:
             else:
                 outcome.errors.append(f"{one.queue.name} in {one.queue.vhost}: {error}")
                 if isinstance(error, Refused):
-                    never_sent = (
-                        error.reason == RECHECK_EXPIRED
-                    )  # in this pass: an earlier request may still be running
+                    # Not sent in this pass. An earlier pass's request may still be running, so keep delete_sent_at.
+                    never_sent = error.reason == RECHECK_EXPIRED
                     refused.append(one if never_sent else one._replace(queue=one.queue._replace(delete_sent_at=None)))
                     outcome.refused += not never_sent
         if not_there:

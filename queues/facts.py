@@ -22,11 +22,11 @@ from rabbit.names import DEAD_LETTER_QUEUE, QueueName
 from rabbit.threads import ContextThreadPool
 
 MAX_SINGLE_REQUESTS = 10
-"""Up to this many queues have their bindings listed one queue a request."""
+"""Up to this many queues are requested singly for their bindings. For more, one request lists a vhost's bindings."""
 
 QUEUES_PER_SINGLE_REQUEST = 20
-"""More queues have them listed singly too, up to one in this many of all queues: each queue has at least one binding,
-so listing a whole vhost then takes the broker longer. Else one request lists the bindings of each vhost."""
+"""Up to one in this many of all queues is requested singly too. Each queue has at least one binding, so a list of a
+vhost's bindings takes the broker longer than these requests."""
 
 MAX_CONCURRENT_REQUESTS = 8
 """Concurrent requests for the bindings of a queue."""

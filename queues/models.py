@@ -40,7 +40,7 @@ class Queue(models.Model):
     durable = models.BooleanField()
     auto_delete = models.BooleanField()
     exclusive = models.BooleanField()
-    node = models.CharField(max_length=255, blank=True, help_text="The node that last listed the queue's leader.")
+    node = models.CharField(max_length=255, blank=True, help_text="The node of the queue's leader, as last listed.")
     pulse_user = models.ForeignKey(
         PulseUser,
         null=True,
@@ -74,7 +74,7 @@ class Queue(models.Model):
 
     over_unacked_since = models.DateTimeField(
         null=True,
-        help_text="When lists began to show the queue over its limit only with unacknowledged messages.",
+        help_text="Since when all lists show the queue over its limit only with unacknowledged messages.",
     )
 
     consumers = models.PositiveIntegerField(null=True, help_text="As counted every minute; empty: unknown.")
@@ -85,7 +85,7 @@ class Queue(models.Model):
         help_text="The broker's count of acknowledged messages; empty: the queue had no messages.",
     )
     stalled_since = models.DateTimeField(
-        null=True, help_text="When that count last stopped rising while the queue had messages and consumers."
+        null=True, help_text="Since when that count has not risen, with messages and consumers present."
     )
     stalled_told_at = models.DateTimeField(null=True, help_text="When the owners were notified of it.")
 
