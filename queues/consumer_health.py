@@ -24,7 +24,7 @@ from queues.facts import Facts
 from queues.listing import should_have_consumer
 from queues.models import Queue, Watch
 from queues.pass_run import guarded_vhosts
-from queues.subject import about
+from queues.subject import subject_key
 from rabbit.management import BrokerError, Management, Row
 from rabbit.names import QueueName
 from rabbit.snapshot import length_of
@@ -276,7 +276,7 @@ def _notice(
         kind, consumers = kinds.NO_CONSUMERS, 0
     seconds = max(0.0, (now - since).total_seconds()) if since else None
     facts |= {"consumers": consumers, "seconds": seconds}
-    return Notice(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
+    return Notice(kind, facts, subject_key(queue.id), queue.pulse_user_id, queue.owner_id)
 
 
 def _stall_notice(
@@ -296,4 +296,4 @@ def _stall_notice(
         "unacknowledged": count.unacknowledged,
         "seconds": max(0.0, (now - since).total_seconds()) if since else None,
     }
-    return Notice(kind, facts, about(queue.id), queue.pulse_user_id, queue.owner_id)
+    return Notice(kind, facts, subject_key(queue.id), queue.pulse_user_id, queue.owner_id)

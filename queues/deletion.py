@@ -26,7 +26,7 @@ from queues.comparison import Condemned, Rules, StoredQueue, judge_kept, with_re
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent
 from queues.quiet import QuietPeriod
-from queues.subject import about
+from queues.subject import subject_key
 from queues.thresholds import DELETING, GONE
 from rabbit import amqp, snapshot
 from rabbit.management import BrokerError, BrokerUnavailable, Management, NotOnBroker, Refused
@@ -178,7 +178,8 @@ class Deletion:
             if newly_registered:
                 registered.provider().record_missing(newly_registered)
             notices = [
-                Notice(kinds.DELETION, facts[queue.id], about(queue.id), *queue.ownership) for queue in still_deleting
+                Notice(kinds.DELETION, facts[queue.id], subject_key(queue.id), *queue.ownership)
+                for queue in still_deleting
             ]
             outcome.notifications += enqueue.enqueue(notices, now)
         outcome.deleted += len(still_deleting)
@@ -214,7 +215,7 @@ class Deletion:
                 queue, message = judge_kept(one.queue, one.thresholds, self.rules, now)
                 if message is not None:
                     facts = self.facts.of(queue, one.thresholds, message.folded)
-                    notices.append(Notice(message.kind.value, facts, about(queue.id), *queue.ownership))
+                    notices.append(Notice(message.kind.value, facts, subject_key(queue.id), *queue.ownership))
                 if stays_condemned:
                     queue = queue._replace(state=DELETING, delete_sent_at=one.queue.delete_sent_at)
                 after.append(queue)

@@ -29,7 +29,7 @@ from queues.deletion import write_events
 from queues.facts import Facts
 from queues.models import Queue, QueueEvent, QueueSample, Watch
 from queues.pass_run import PassRun
-from queues.subject import about
+from queues.subject import subject_key
 from queues.thresholds import GONE
 from rabbit import snapshot
 from rabbit.management import Management
@@ -216,7 +216,7 @@ def _lock_and_find_missing(model: type[PulseUser | Owner], ids: set[int | None])
 def _notice(message: Message, facts: Facts) -> Notice:
     queue = message.queue
     content = facts.of(queue, message.thresholds, message.folded)
-    return Notice(message.kind.value, content, about(queue.id), *queue.ownership)
+    return Notice(message.kind.value, content, subject_key(queue.id), *queue.ownership)
 
 
 def _operator_notices(changes: Changes, listing: Snapshot, watch: Watch, now: datetime) -> list[Notice]:

@@ -12,7 +12,7 @@ from queues.models import Queue
 KIND = "queue"
 
 
-def about(queue_id: int | None) -> str:
+def subject_key(queue_id: int | None) -> str:
     """Return the key of a queue for ``Notification.about``; empty: the queue has no row."""
     return "" if queue_id is None else subjects.key(KIND, queue_id)
 

@@ -68,7 +68,7 @@ def _is_storable(name: str) -> bool:
     return bool(name) and "\0" not in name and len(name) <= snapshot.MAX_NAME_LENGTH
 
 
-def carry_out(steps: Sequence[Step], command: str) -> None:
+def apply(steps: Sequence[Step], command: str) -> None:
     """Make the queues of these steps unbounded, all or none. ``command`` is recorded in their events.
 
     A queue without a row gets one in state gone. The first pass that lists it finds the row, so it knows that the queue

@@ -62,7 +62,7 @@ class Command(BaseCommand):
         if to_do and options["apply"]:
             try:
                 # First, so that no pass deletes these queues in the meantime.
-                unbounded.carry_out(flags, "import_pulseguardian")
+                unbounded.apply(flags, "import_pulseguardian")
                 pulseguardian.apply(steps)
             except (PlanOutdated, NotVouched) as error:
                 raise CommandError(f"{error} What was done stays; run it again for the rest.") from error
