@@ -46,8 +46,6 @@ from status import facts, rules
 from status.facts import Measurement
 from status.rules import Level, Rule, Verdict
 
-logger = logging.getLogger(__name__)
-
 TIMEOUT_SECONDS = 18.0
 """For all checks together."""
 

@@ -185,10 +185,6 @@ class Removals(NamedTuple):
     oldest: datetime | None = None
 
 
-ACCOUNT = "account"
-"""The removal of a Pulse user, in addition to the kinds of ``Removal.Kind``."""
-
-
 @dataclass(frozen=True)
 class GuardianFacts:
     """Measurements of Guardian from the database. ``passes`` and ``sweeps`` are the last of each kind, newest first."""

@@ -225,7 +225,9 @@ def _outbox(guardian: GuardianFacts) -> Iterator[Metric]:
 
 def _removals(guardian: GuardianFacts) -> Iterator[Metric]:
     counted = guardian.removals.numbers
-    yield _by_label("guardian_removals_pending", "Pending removals from the broker.", "kind", kinds, counted)
+    yield _by_label(
+        "guardian_removals_pending", "Pending removals from the broker.", "kind", Removal.Kind.values, counted
+    )
     yield _gauge(
         "guardian_oldest_removal_seconds",
         "Age of the oldest pending removal from the broker.",

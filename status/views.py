@@ -134,7 +134,6 @@ def pass_outcome(report: pass_run.Report) -> ActionOutcome:
 
 # Previews and their confirmation
 
-QueueName = tuple[str, str]
 
 PREVIEW_SECONDS = 600
 """A preview can be confirmed during this time."""
