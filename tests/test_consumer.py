@@ -1096,7 +1096,7 @@ def test_a_second_signal_ends_a_process_whose_callback_takes_its_time(program, a
     put(amqp, b"17")
     assert any(line == "begun\n" for line in process.stdout)
     process.send_signal(signal.SIGTERM)
-    assert any("finishing what is in hand" in line for line in process.stdout)
+    assert any("waiting for running callbacks" in line for line in process.stdout)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
@@ -1108,9 +1108,9 @@ def test_the_exit_code_says_who_has_to_look(program, amqp):
     cases = [
         (program("shop:orders=taken"), 3, "the queue shop_test_taken"),
         (program("shop:nothing"), 2, "shop has no function nothing"),
-        (program("nowhere:orders"), 2, "there is no module nowhere"),
+        (program("nowhere:orders"), 2, "module nowhere does not exist"),
         (program("shop:orders", RABBIT_EXCHANGE_NAME=""), 2, "RABBIT_EXCHANGE_NAME isn't set"),
-        (program("shop:orders", "shop:orders"), 2, "two functions would read one queue"),
+        (program("shop:orders", "shop:orders"), 2, "two functions have the same queue"),
     ]
     halting = program("shop:orders", "--on-error", "halt")
     wait_until(lambda: amqp_has(amqp, QUEUE))

@@ -104,7 +104,7 @@ def test_what_is_put_back_does_not_pass_for_an_acknowledgement(here, amqp):
 
 @pytest.mark.parametrize("at_", ["nine", "70000", "127.0.0.1:", "-1"])
 def test_what_is_no_port_is_said(at_):
-    with pytest.raises(SettingsError, match=r"--metrics is \[HOST:\]PORT"), serve_metrics(at_, []):
+    with pytest.raises(SettingsError, match=r"--metrics must be \[HOST:\]PORT"), serve_metrics(at_, []):
         pass
 
 
@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_is_said():
     port = free_port()
     with (
         serve_metrics(str(port), []),
-        pytest.raises(SettingsError, match=f"listened at {port}"),
+        pytest.raises(SettingsError, match=f"listen at {port}"),
         serve_metrics(str(port), []),
     ):
         pass

@@ -311,7 +311,7 @@ def test_a_worker_that_fails_says_so_and_the_others_go_on():
 
 @pytest.mark.parametrize("after", ["60", [60]])
 def test_a_delay_that_is_no_number_is_the_callbacks_error_and_not_the_consumers(after):
-    with pytest.raises(TypeError, match="after is a number of seconds"):
+    with pytest.raises(TypeError, match="after must be a number of seconds"):
         Retry("later", after=after)
 
 

@@ -703,7 +703,7 @@ def test_with_nothing_to_do_it_waits_twice_as_long_each_time_up_to_a_bound(datab
         (["tests.working:handle", "--context", "tests.working:none"], "can't be imported"),
         (["tests.working:handle", "--failure", "mail"], "is not of the form MODULE:FUNCTION"),
         (["tests.working:handle", "--batch", "0"], "--batch must be from 1 to 1000"),
-        (["tests.working:handle", "--lease", "0.1"], "--lease is from 1"),
+        (["tests.working:handle", "--lease", "0.1"], "--lease must be from 1"),
         (["tests.working:handle", "--queue", "a/b"], "--queue: "),
         (["tests.working:handle", "--consumer", "x" * 51], "--consumer: Longer than maximum length 50"),
         (["tests.working:handle", "--application", "shpo"], "application shpo does not exist"),

@@ -1,6 +1,6 @@
-"""A toolkit for the people who write the workers: consumers of RabbitMQ that keep their queues healthy.
+"""A toolkit for RabbitMQ consumers, based on pika and the conventions of yapw. Django is optional.
 
-On top of yapw's conventions and pika; usable without Django. `docs/consumers.md` is the guide.
+`docs/consumers.md` is the guide.
 """
 
 from guardian_consumers.consumer import Consumer, run_all

@@ -1,4 +1,4 @@
-"""``python -m guardian_consumers`` and ``manage.py consume``: the options, and what the exit codes mean."""
+"""Options and exit codes of ``python -m guardian_consumers`` and ``manage.py consume``."""
 
 import importlib
 import logging
@@ -12,47 +12,48 @@ from guardian_consumers.errors import ConsumerError, Hung, Refused, SettingsErro
 from guardian_consumers.settings import ON_ERROR, QUEUE_TYPES, Settings
 
 STOPPED, HALTED, INVALID_SETTING, REFUSED, HUNG = 0, 1, 2, 3, 4
-"""Exit codes: a signal came; an exception stopped it; a setting or a name can't be used; the broker refuses for good;
-a callback took longer than its time limit. After 1, 2 and 3 somebody has to look before it is started again."""
+"""Exit codes. After 1, 2 and 3 an operator should find the cause before a restart."""
 
 EXIT_CODES = (
-    "Exit codes: 0 ended by a signal, the first of which lets it finish what it began; 1 an exception stopped it; "
-    "2 a setting or a name can't be used; 3 the broker refuses for good; 4 a callback took longer than its time limit."
+    "Exit codes: 0 stopped by a signal (the first lets callbacks finish); 1 an exception stopped it; 2 a setting or "
+    "name is invalid; 3 the broker refuses permanently; 4 a callback exceeded its time limit."
 )
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options. Those left out are read from the environment: see `Settings.from_environment`."""
+    """Add the options. Defaults come from the environment: see `Settings.from_environment`."""
     parser.add_argument(
         "functions",
         nargs="+",
         metavar="MODULE:FUNCTION[=KEY]",
-        help="what is called with each message of the queue KEY; without it, of the queue named like the function",
+        help="the callback for the messages of the queue KEY (default: the function's name)",
     )
     parser.add_argument(
         "--routing-key",
         action="append",
         dest="routing_keys",
         metavar="KEY",
-        help="bind the queue by this key, and not by its own; may be given several times, with one function alone",
+        help="bind the queue with this routing key instead of its own; repeatable, with a single function only",
     )
-    parser.add_argument("--on-error", choices=ON_ERROR, help="what an exception means (default: retry)")
+    parser.add_argument("--on-error", choices=ON_ERROR, help="the outcome of an exception (default: retry)")
     parser.add_argument("--prefetch", metavar="N", help="young (1), grown (20), growing (the default), or a number")
-    parser.add_argument("--threads", metavar="N", help="how many callbacks run at once (default: as many as prefetch)")
+    parser.add_argument("--threads", metavar="N", help="concurrent callbacks (default: the prefetch)")
     parser.add_argument(
-        "--retry-delays", metavar="SECONDS", help="before each further try, with commas (default: 10,60,600)"
+        "--retry-delays", metavar="SECONDS", help="comma-separated delays before each retry (default: 10,60,600)"
     )
     parser.add_argument("--queue-type", choices=QUEUE_TYPES, help="(default: classic)")
     parser.add_argument(
-        "--priorities", metavar="RANGES", help="the ranges that are kept apart, like 0-4,5-9; or broker (default: none)"
+        "--priorities",
+        metavar="RANGES",
+        help="ranges of priorities with their own queues, such as 0-4,5-9; or broker (default: none)",
     )
     parser.add_argument(
         "--priority-ageing",
         metavar="SECONDS",
-        help="with ranges: after each so many seconds of waiting a message counts as one level higher (default: never)",
+        help="with ranges: waiting messages rise one level per interval (default: never)",
     )
     parser.add_argument(
-        "--metrics", metavar="[HOST:]PORT", help="serve figures to Prometheus there; without HOST, on 127.0.0.1"
+        "--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there (default host: 127.0.0.1)"
     )
 
 
@@ -73,9 +74,9 @@ def consume(
     report: Callable[[str], None],
     wrap: Callable[[Callback], Callback] = lambda callback: callback,
 ) -> int:
-    """Consume until a signal comes, and return the exit code; ``report`` is told why where it is not 0.
+    """Consume until a signal, and return the exit code. Call ``report`` with the reason if it is not 0.
 
-    ``wrap`` makes of each function the one that is called.
+    ``wrap`` decorates each callback.
     """
     try:
         given = {variable: str(options[name]) for name, variable in _VARIABLES.items() if options.get(name)}
@@ -84,7 +85,7 @@ def consume(
     except SettingsError as error:
         report(str(error))
         return INVALID_SETTING
-    logging.getLogger("pika").setLevel(logging.CRITICAL)  # what matters of what it says is said by the link
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # Link logs what matters
     try:
         with _metrics(options.get("metrics"), consumers):
             run_all(consumers)
@@ -109,31 +110,31 @@ def _metrics(at: str | None, consumers: list[Consumer]) -> AbstractContextManage
 def _consumers(settings: Settings, options: Mapping[str, Any], wrap: Callable[[Callback], Callback]) -> list[Consumer]:
     functions, routing_keys = options["functions"], options.get("routing_keys") or ()
     if routing_keys and len(functions) > 1:
-        raise SettingsError("--routing-key is for one function alone")
+        raise SettingsError("--routing-key needs a single function")
     sources = []
     for function in functions:
         path, _, key = function.partition("=")
         sources.append((settings.source(key or path.rpartition(":")[2], tuple(routing_keys)), wrap(load(path))))
     keys = [source.key for source, _ in sources]
     if len(set(keys)) < len(keys):
-        raise SettingsError(f"two functions would read one queue: {', '.join(keys)}; write MODULE:FUNCTION=KEY")
+        raise SettingsError(f"two functions have the same queue: {', '.join(keys)}; write MODULE:FUNCTION=KEY")
     return [Consumer(settings, source, callback) for source, callback in sources]
 
 
 def load(path: str) -> Callback:
-    """Return the function that MODULE:FUNCTION names. Raises SettingsError where there is none.
+    """Return the function MODULE:FUNCTION. Raises SettingsError if it does not exist.
 
-    What the module itself raises when it is imported goes through: its own traceback says most.
+    Exceptions of the module's own code propagate, with their tracebacks.
     """
     module, _, name = path.partition(":")
     if not module or not name:
-        raise SettingsError(f"{path!r} is not of the form MODULE:FUNCTION, like orders.work:ship")
+        raise SettingsError(f"{path!r} is not of the form MODULE:FUNCTION, such as orders.work:ship")
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise SettingsError(f"there is no module {error.name}; see {path!r}") from None
+        raise SettingsError(f"module {error.name} does not exist; see {path!r}") from None
     function = getattr(found, name, None)
     if not callable(function):
         raise SettingsError(f"{module} has no function {name}")

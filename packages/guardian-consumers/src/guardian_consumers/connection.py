@@ -1,6 +1,7 @@
-"""The connection that consumes, and its I/O thread, which alone touches the channels.
+"""The consuming connection. Only its I/O thread uses the channels.
 
-It declares, consumes with a prefetch, and acks and requeues what workers settled. It never publishes; see `publisher`.
+It declares queues, consumes with a prefetch, and acks and requeues deliveries that workers settled. It never publishes:
+see `publisher`.
 """
 
 import logging
@@ -25,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class Prefetch:
-    """The prefetch of a plain queue: small while the consumer is young, larger once grown, and less with a limiter."""
+    """The prefetch of a plain queue: small for a young consumer, larger for a grown one, reduced by a limiter."""
 
     def __init__(self, settings: Settings, limiter: Limiter | None) -> None:
         self.callbacks = 1
-        """How many callbacks at once it makes room for, where there is a limiter."""
+        """Concurrent callbacks to allow for on top of a limiter's prefetch."""
         self._settings = settings
         self._limiter = limiter
         self._grown = settings.grown_prefetch <= settings.young_prefetch
@@ -37,12 +38,12 @@ class Prefetch:
 
     @property
     def size(self) -> int:
-        """The prefetch for now. A limiter's is for messages beside those whose callbacks run."""
+        """The current prefetch. A limiter's prefetch excludes messages whose callbacks run."""
         size = self._settings.grown_prefetch if self._grown else self._settings.young_prefetch
         return size if self._limiter is None else min(size, self.callbacks + self._limiter.prefetch(size))
 
     def record(self, outcome: Outcome) -> bool:
-        """Count a message that was settled; return whether the prefetch has grown by it."""
+        """Record a settled message, and return whether the prefetch grew."""
         self._successes = self._successes + 1 if outcome is Outcome.DONE else 0
         if self._grown or self._successes < self._settings.grows_after:
             return False
@@ -51,9 +52,9 @@ class Prefetch:
 
 
 class ConsumerConnection:
-    """Consumes the queues of a source, and settles what came from them.
+    """Consumes the queues of a source and settles their deliveries.
 
-    Any thread may call the methods without an underscore, all others run in the I/O thread.
+    Public methods are thread-safe. Private methods run in the I/O thread.
     """
 
     def __init__(self, consumer: "Consumer", limiter: Limiter | None) -> None:
@@ -76,59 +77,59 @@ class ConsumerConnection:
         self._flushing = False
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Connect, and call ``wake`` for each delivery, in the I/O thread."""
+        """Connect. Call ``wake`` in the I/O thread for each delivery."""
         self._wake = wake
         self._link.start()
 
     def stop(self) -> None:
-        """Consume no more, and requeue what waits."""
+        """Stop consuming, and requeue waiting deliveries."""
         self.stopping.set()
         self._link.call(self._sync)
 
     def close(self, timeout: float) -> None:
-        """Send what was settled, and close; the broker has ``timeout`` seconds to answer. What else is here is void."""
+        """Send the pending acks and close within ``timeout`` seconds. All other deliveries are void."""
         self._link.call(self._flush)
         self._link.call(self._void)
         self._link.close(timeout)
 
     @property
     def ready(self) -> bool:
-        """Whether it is connected and set up."""
+        """Whether the connection is open and set up."""
         return self._link.ready
 
     @property
     def prefetch(self) -> int:
-        """The prefetch of all queues together."""
+        """The total prefetch of all queues."""
         return sum(channel.prefetch for channel in self._channels)
 
     def set_paused(self, paused: bool) -> None:
-        """Stop consuming, and requeue what waits; or consume again."""
+        """Stop consuming and requeue waiting deliveries, or resume."""
         if paused:
-            logger.info("%s: no message may be worked on for a while: what waits goes back to the broker", self.name)
+            logger.info("%s: paused by the rate limit; waiting messages are requeued", self.name)
         self.paused = paused
         self._link.call(self._sync)
 
     def settle(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Ack a delivery, or requeue it if that is the outcome, and count it."""
+        """Ack or requeue a delivery, and count its outcome."""
         self._settled.append((delivery, outcome))
         if not self._flushing:
             self._flushing = True
             self._link.call(self._flush)
 
     def ensure_room(self, callbacks: int) -> None:
-        """Raise a limiter's prefetch if so many callbacks at once are more than it makes room for."""
+        """Raise the prefetch under a limiter if it allows for fewer concurrent callbacks."""
         if callbacks > self._prefetch.callbacks:
             self._prefetch.callbacks = 2 * callbacks
             self._link.call(self._sync)
 
     def redeclare(self, timeout: float) -> None:
-        """Declare all again, and wait for that, in another thread than the I/O thread."""
+        """Declare everything again, and wait for it. Don't call it in the I/O thread."""
         done = threading.Event()
         self._link.call(partial(self._redeclare, done))
         done.wait(timeout)
 
     def requeue_overdue(self, is_worker_free: bool) -> None:
-        """Requeue what has waited too long, and consume its queues again when nothing waits and a worker is free."""
+        """Requeue overdue deliveries and suspend their queues. Resume suspended queues when a worker is idle."""
         self._link.call(partial(self._requeue_overdue, is_worker_free))
 
     # The I/O thread
@@ -151,13 +152,13 @@ class ConsumerConnection:
         return self._source.queues(self._settings.names, self._prefetch.size)
 
     def _sync(self) -> None:
-        """Bring the channels to what is wanted by now: declared again, consuming with another prefetch, or not."""
+        """Redeclare, and start, stop or restart consumers, as the current state requires."""
         if self._channels and not self._syncing:
             self._syncing = True
             self._link.run_steps(self._steps())
 
     def _steps(self) -> Steps:
-        """What is wanted may change while the broker answers: each step looks anew."""
+        # The required state may change while the broker answers, so compute each step anew.
         while (change := self._next_change()) is not None:
             yield from change
         self._syncing = False
@@ -181,8 +182,8 @@ class ConsumerConnection:
         self._wake()
 
     def _cancelled(self, channel: QueueChannel, _: Any) -> None:
-        """The broker has cancelled the consumer: the queue was deleted, or lost its node."""
-        logger.warning("%s: the queue %s is gone; it is declared again", self.name, channel.queue)
+        """Handle the broker's cancellation: the queue was deleted or lost its node."""
+        logger.warning("%s: the queue %s is gone; declaring it again", self.name, channel.queue)
         channel.consumer_tag = ""
         self._redeclare(threading.Event())
 
@@ -191,7 +192,7 @@ class ConsumerConnection:
             self._redeclared.append(done)
             self._sync()
         else:
-            done.set()  # the next connection declares all
+            done.set()  # the next connection declares everything
 
     def _declare(self) -> Steps:
         waiters = len(self._redeclared)
@@ -204,7 +205,7 @@ class ConsumerConnection:
         for delivery in overdue:
             channel = delivery.channel
             if not channel.suspended:
-                logger.info("%s: %s rests: what came from it has waited too long", self.name, channel.queue)
+                logger.info("%s: %s is suspended: its messages waited too long", self.name, channel.queue)
             channel.suspended = True
             channel.cancel()
             channel.requeue(delivery)
@@ -215,7 +216,7 @@ class ConsumerConnection:
             self._sync()
 
     def _flush(self) -> None:
-        """Send what was settled since the last time."""
+        """Send acks and requeues for the newly settled deliveries."""
         self._flushing = grown = False
         settled: defaultdict[QueueChannel, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         while self._settled:
@@ -231,11 +232,11 @@ class ConsumerConnection:
             if acked:
                 self.last_acked = time.monotonic()
         if grown:
-            logger.info("%s: grown, after %d messages in a row without an error", self.name, self._settings.grows_after)
+            logger.info("%s: prefetch grown after %d successes in a row", self.name, self._settings.grows_after)
             self._sync()
 
     def _void(self) -> None:
-        """Settle nothing any more: it would not reach the broker."""
+        """Stop settling deliveries: acks would not reach the broker."""
         for channel in self._channels:
             channel.open = False
 
@@ -245,6 +246,6 @@ class ConsumerConnection:
         self._syncing = False
         while self._redeclared:
             self._redeclared.popleft().set()
-        # The broker has requeued them. What is settled from here on is left out in `_flush`.
+        # The broker has requeued them. `_flush` ignores those that are settled from now on.
         while self.waiting.take() is not None:
             self._count("void")

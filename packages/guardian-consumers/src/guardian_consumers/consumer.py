@@ -1,13 +1,12 @@
-"""A consumer: what people create and run, put together from the parts that its threads own.
+"""The public consumer, composed of the parts that its threads own.
 
-The I/O thread owns the connection and its channels (`connection`). Each worker owns a message while its callback runs
-(`workers`, `handler`). The thread that called `run` waits for a signal or an error, checks the time limit
+The I/O thread owns the connection and its channels (`connection`). Each worker thread owns a message while its callback
+runs (`workers`, `handler`). The thread that calls `run` waits for a signal or an error, checks the time limit
 (`time_limit`), and shuts down.
 
-yapw's clients are not used for this. They acknowledge one by one, through a callback for each; have one channel; stop
-for good when a queue is deleted or a channel closed; and stop at a body that can't be decoded. What is the same are the
-names, the exchange, the encoding of bodies, and the meanings of halt and discard, so that publishers and consumers with
-yapw and with this can be mixed.
+This does not use yapw's clients. They ack messages one by one, have one channel, and stop when a queue is deleted, a
+channel is closed or a body can't be decoded. Names, the exchange, the encoding of bodies, halt and discard are the
+same, so yapw's publishers and consumers can be mixed with these.
 """
 
 import logging
@@ -37,22 +36,22 @@ logger = logging.getLogger(__name__)
 
 Callback = Callable[[Message], object]
 Listener = Callable[[Message, Outcome | None, float], None]
-"""Called after each message with its outcome, and with the seconds that the callback took. None: it failed after it was
-acknowledged."""
+"""Called after each message with its outcome and the duration of the callback in seconds. The outcome is None if the
+callback failed after the ack."""
 
 FORCED_CLOSE_SECONDS = 0.5
-"""How long the broker has to answer a goodbye after a second signal."""
+"""Timeout for closing connections after a second signal."""
 
 CHECK_SECONDS = 0.5
-"""The interval of the checks for callbacks and deliveries that take too long."""
+"""The interval of the checks for overdue callbacks and deliveries."""
 
 
 class Consumer:
-    """Reads a source, and calls the callback with each message, in threads.
+    """Calls the callback with each message of a source, in threads.
 
-    ``source`` is a queue's key, plain or with priorities as the settings say, or a `Source`. `run` it, or several with
-    `run_all`.
-    ``figures`` and ``counts`` say how it does; ``listeners`` are called in the worker's thread after each message.
+    ``source`` is a `Source`, or the key of a queue, with priorities if the settings say so. Start a consumer with
+    `run`, several with `run_all`. ``figures`` and ``counts`` report its state. ``listeners`` are called in the worker's
+    thread after each message.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class Consumer:
         self.source: Source = settings.source(source) if isinstance(source, str) else source
         self.publisher = publisher or Publisher(settings)
         self.counts: Counter[str] = Counter()
-        """How many messages by what became of them (`Outcome`'s values); and "late": failed after they were
-        acknowledged; "void": their connection was lost before, so that they come again; "unpublished": put back, as the
-        broker took no message for a delay or the parking queue; "reconnected"."""
+        """Messages by outcome (the values of `Outcome`), and these: "late", the callback failed after the ack; "void",
+        the connection was lost first, so the message is redelivered; "unpublished", requeued since the broker accepted
+        no message for a delay or parking queue; "reconnected", the number of reconnections."""
         self.listeners = list(listeners)
         self._counting = threading.Lock()
         self._own_publisher = publisher is None
@@ -91,26 +90,26 @@ class Consumer:
         self._workers = Workers(threads, waiting, handler.handle, connection.name, handler.worker_failed)
 
     def run(self, *, signals: bool = True) -> None:
-        """Consume until SIGTERM or SIGINT, finish what is in hand, and return; a second signal returns at once.
+        """Consume until SIGTERM or SIGINT, let running callbacks finish, and return. A second signal doesn't wait.
 
-        Signals are handled in the main thread alone. Raises Refused, Halted or Hung, after the same.
+        Only the main thread handles signals. Raises Refused, Halted or Hung after the same shutdown.
         """
         run_all([self], signals=signals)
 
     def start(self) -> None:
-        """Connect and consume, in threads of its own."""
+        """Connect and consume in background threads."""
         self._connection.start(self._workers.wake)
 
     def stop(self) -> None:
-        """Ask for the end: `wait` then returns. Any thread, and a signal's handler, may call this."""
+        """Make `wait` return. Any thread or signal handler may call this."""
         self._ended.put(None)
 
     def fail(self, error: ConsumerError) -> None:
-        """Ask for the end, because of this error, which `wait` then gives."""
+        """Make `wait` return with this error."""
         self._ended.put(error)
 
     def wait(self, timeout: float | None = None) -> tuple[bool, ConsumerError | None]:
-        """Wait until it is to end; return whether it is, and the error if one is why. `close` it then."""
+        """Wait for `stop` or `fail`. Return whether one was called, and the error. Call `close` afterwards."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = CHECK_SECONDS if until is None else min(CHECK_SECONDS, until - time.monotonic())
@@ -123,9 +122,9 @@ class Consumer:
                     return False, None
 
     def close(self, *, is_forced: Callable[[], bool] = lambda: False) -> bool:
-        """Take no more, finish what is in hand, and close the connections; what was not begun goes back to the broker.
+        """Stop consuming, let running callbacks finish, requeue waiting messages, and close the connections.
 
-        Return whether all that was in hand was finished within the settings' ``grace``, and before ``is_forced()``.
+        Return whether the callbacks finished within the settings' ``grace`` and before ``is_forced()``.
         """
         self._connection.stop()
         self._workers.end()
@@ -142,12 +141,12 @@ class Consumer:
 
     @property
     def connected(self) -> bool:
-        """Whether it is connected and set up."""
+        """Whether the connection is open and set up."""
         return self._connection.ready
 
     def figures(self) -> dict[str, float]:
-        """Return how it stands: messages waiting and in hand here, seconds since one was acknowledged (or since the
-        start) and since the oldest in hand was begun, the prefetch, and whether it is connected."""
+        """Return the current state: whether it is connected, the messages that wait or have a running callback, the age
+        of the oldest running callback, the seconds since the last ack (or the start), and the prefetch."""
         now = time.monotonic()
         begun = [since for _, since in list(self._handler.running.values())]
         return {
@@ -165,7 +164,7 @@ class Consumer:
 
 
 def run_all(consumers: Sequence[Consumer], *, signals: bool = True) -> None:
-    """Run several consumers until a signal comes, or one of them fails, and end all of them; see `Consumer.run`."""
+    """Run several consumers until a signal or until one fails, then close all; see `Consumer.run`."""
     received: list[int] = []
 
     def on_signal(number: int, _: Any) -> None:
@@ -181,7 +180,7 @@ def run_all(consumers: Sequence[Consumer], *, signals: bool = True) -> None:
                 consumer.start()
             error = _wait_for_one(consumers)
             if received:
-                logger.info("Received %s: finishing what is in hand.", signal.Signals(received[0]).name)
+                logger.info("Received %s: waiting for running callbacks.", signal.Signals(received[0]).name)
         finally:
             with ThreadPoolExecutor(len(consumers)) as executor:
                 list(executor.map(lambda consumer: consumer.close(is_forced=lambda: len(received) > 1), consumers))
@@ -202,7 +201,7 @@ def _wait_for_one(consumers: Sequence[Consumer]) -> ConsumerError | None:
 
 
 def _first_error(consumers: Sequence[Consumer]) -> ConsumerError | None:
-    """Return what went wrong while they finished what was in hand, if anything did."""
+    """Return the first error of the shutdown, if any."""
     for consumer in consumers:
         while not consumer._ended.empty():
             if (error := consumer._ended.get()) is not None:

@@ -1,4 +1,4 @@
-"""From a body's bytes to what the callback gets, by the content type."""
+"""Decode message bodies by their content types."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,15 +26,15 @@ DECODERS: Mapping[str, Decoder] = {
     "application/octet-stream": bytes,
     "": bytes,
 }
-"""By content type, without parameters. The empty one is that of a message that has none, and is yapw's choice too.
+"""Decoders by content type without parameters. The empty key is for messages without a content type, as in yapw.
 
-yapw hands on the bytes of any other content type, which then fail somewhere in the callback or, worse, don't; here they
-are unreadable until somebody gives a decoder for them. Nothing here unpickles.
+Other content types are unreadable without a decoder, whereas yapw passes their bytes to the callback. Nothing here
+unpickles.
 """
 
 
 def decode(body: bytes, content_type: str | None, encoding: str | None, decoders: Mapping[str, Decoder]) -> Any:
-    """Return what the body says. Raises Unreadable, which says why."""
+    """Return the decoded body. Raises Unreadable with the reason."""
     kind = _as_text(content_type)
     decoder = decoders.get(kind)
     if decoder is None:
@@ -48,11 +48,11 @@ def decode(body: bytes, content_type: str | None, encoding: str | None, decoders
     try:
         return decoder(body)
     except Exception as error:
-        raise Unreadable(f"the body is no {kind or 'bytes'}: {error}") from error
+        raise Unreadable(f"the body is not valid {kind or 'bytes'}: {error}") from error
 
 
 def _as_text(value: str | bytes | None) -> str:
-    """Return what pika read: bytes, where somebody wrote what is no UTF-8."""
+    """Return a property as text. pika returns bytes if it isn't UTF-8."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value or ""
 
 

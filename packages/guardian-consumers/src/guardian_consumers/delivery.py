@@ -1,4 +1,4 @@
-"""A message as the broker delivered it, and the channel that it came by."""
+"""Deliveries and their channels."""
 
 import time
 from collections import deque
@@ -11,10 +11,9 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """A message as the broker delivered it.
+    """A message delivered by the broker.
 
-    ``exchange``, ``routing_key`` and ``redelivered`` are those of this delivery, and ``tag`` is its delivery tag on
-    ``channel``. ``properties`` are pika's. ``since`` is when it arrived, by `time.monotonic`.
+    ``tag`` is its delivery tag on ``channel``. ``properties`` are pika's. ``since`` is its arrival by `time.monotonic`.
     """
 
     __slots__ = ("body", "channel", "exchange", "properties", "redelivered", "routing_key", "since", "tag")
@@ -31,21 +30,21 @@ class Delivery:
 
     @property
     def queue(self) -> str:
-        """The name of the physical queue that it came from."""
+        """The name of its physical queue."""
         return self.channel.queue
 
     @property
     def level(self) -> int:
-        """The level of that queue, as the source gave it."""
+        """The level that the source gave this queue."""
         return self.channel.level
 
 
 class QueueChannel:
-    """A channel that consumes one queue, for as long as its connection lives. The I/O thread owns all but ``open``.
+    """A channel that consumes one queue. Only the I/O thread uses it, except ``open``.
 
-    A delivery tag is valid on its own channel alone: when that closes, the broker requeues what is unacknowledged. So
-    ``open`` never becomes true again; the next connection has channels of its own.
-    ``amqp`` is pika's channel. ``resting``: not to be consumed for now, since its deliveries waited too long.
+    A delivery tag is valid on its own channel only. When the channel closes, the broker requeues the unacknowledged
+    messages. So ``open`` never becomes true again, and the next connection has new channels. ``amqp`` is pika's
+    channel. ``suspended``: not consumed for now, since its deliveries waited too long.
     """
 
     def __init__(self, queue: str, level: int, amqp: Any) -> None:
@@ -60,35 +59,34 @@ class QueueChannel:
         self._settled: set[int] = set()
 
     def consume(self, prefetch: int, on_message: Callable[..., None]) -> "Steps":
-        """Consume the queue with this prefetch; 0: not at all."""
+        """Restart consuming with this prefetch; 0 stops it."""
         self.cancel()
         if prefetch:
             self.prefetch = prefetch
-            # It applies to consumers that start afterwards: hence a new one for another prefetch.
+            # A prefetch only applies to new consumers.
             yield partial(self.amqp.basic_qos, prefetch_count=prefetch)
             answer = yield partial(self.amqp.basic_consume, self.queue, on_message)
             self.consumer_tag = answer.method.consumer_tag
 
     def cancel(self) -> None:
-        """Consume no more. pika requeues what arrives before the broker has answered."""
+        """Stop consuming. pika requeues deliveries that arrive before the broker's answer."""
         if self.consumer_tag and self.amqp.is_open:
             self.amqp.basic_cancel(self.consumer_tag, callback=lambda _: None)
         self.consumer_tag = ""
 
     def delivered(self, tag: int) -> None:
-        """Record a delivery; tags rise."""
+        """Record a delivery. Tags increase."""
         self._unacked.append(tag)
 
     def requeue(self, delivery: Delivery) -> None:
-        """Requeue what no worker has taken."""
+        """Requeue a delivery that no worker has taken."""
         if self.open and self.amqp.is_open:
             self.settle([], [delivery.tag])
 
     def settle(self, acked: list[int], requeued: list[int]) -> None:
-        """Ack and requeue deliveries, in as few frames as their order permits.
+        """Ack and requeue deliveries in as few frames as possible.
 
-        An ack of several is for all up to a tag: it is sent if everything up to there is settled, and never for a
-        message whose callback still runs.
+        A multiple ack covers all tags up to one, so it is only sent if all of these are settled.
         """
         for tag in requeued:
             self.amqp.basic_reject(tag, requeue=True)
@@ -103,7 +101,7 @@ class QueueChannel:
         if len(acked) == 1:
             self.amqp.basic_ack(acked[0])
             return
-        # The broker refuses a tag that it no longer knows, as that of a rejected message: this one is acked now.
+        # The broker refuses unknown tags, such as those of rejected messages, so use a tag that is acked now.
         together = max((tag for tag in acked if tag <= upto), default=0)
         if together:
             self.amqp.basic_ack(together, multiple=True)

@@ -1,19 +1,19 @@
-"""For callbacks that write to Django's database: work, commit, publish, acknowledge, in that order.
+"""Callbacks that write to Django's database: work, commit, publish, acknowledge, in this order.
 
     @in_transaction
     def ship(message): …
 
-runs the work in a transaction. What it publishes with ``message.publish`` is collected, and published when the
-transaction is committed; when the broker has confirmed all of it the callback returns, and the message is acknowledged.
-A crash in any gap brings the message again, and nothing is lost:
+runs the work in a transaction. ``message.publish`` collects messages, which are published after the commit. Once the
+broker has confirmed all of them, the callback returns and the message is acknowledged. After a crash at any point the
+message is redelivered, and nothing is lost:
 
-- before the commit, nothing was done and nothing published;
-- after it, the work is done again. So write it to be done again: delete and write anew, with `rewrite`;
-- or have it done once, with `once` in place of `in_transaction`. A row in ``guardian_consumers.processed`` is written
-  in the transaction of the work, with what is to be published. A redelivery finds it, and only publishes what may not
-  have been published, with the same message ids: readers that are guarded as well drop what came twice.
+- Before the commit, nothing was done or published.
+- After the commit, the work is repeated. So make it idempotent: delete and insert rows with `rewrite`.
+- Or use `once` instead of `in_transaction`. It inserts a row of ``guardian_consumers.processed`` in the transaction of
+  the work, with the messages to publish. A redelivery finds the row and only publishes the messages that may be
+  unpublished, with the same message ids, so that consumers with `once` drop duplicates.
 
-Each message finds a database connection that isn't stale, in whichever thread.
+Each callback gets a fresh database connection, in any thread.
 """
 
 import base64
@@ -54,14 +54,14 @@ Work = Callable[[Message], object]
 Row = TypeVar("Row", bound=models.Model)
 
 PRUNE_INTERVAL_SECONDS = 3600
-"""How often a process looks for rows of processed messages that are old."""
+"""The interval of deleting old rows of processed messages."""
 
 MAX_ID_LENGTH = 255
-"""Characters of an id that are kept as they are."""
+"""Longer ids are stored as digests."""
 
 
 class TransactionMessage(Message):
-    """What the work gets: the message, but ``publish`` collects, and ``ack`` comes after the commit by itself."""
+    """The message in a transaction: ``publish`` collects messages, and ``ack`` is automatic after the commit."""
 
     __slots__ = ("_message", "publications")
 
@@ -72,17 +72,17 @@ class TransactionMessage(Message):
 
     @property
     def settled(self) -> bool:
-        """Whether it was dealt with already, as after its time limit."""
+        """Whether the message is settled, for instance by its time limit."""
         return self._message.settled
 
     def ack(self) -> bool:
-        """Raise RuntimeError: acknowledged before the commit, a crash would lose the work."""
-        raise RuntimeError("in a transaction the message is acknowledged after the commit; it is no place for ack()")
+        """Raise RuntimeError: after an ack before the commit, a crash would lose the work."""
+        raise RuntimeError("do not call ack() in a transaction: the message is acknowledged after the commit")
 
     def publish(self, body: Any, routing_key: str, **options: Any) -> None:
-        """Have another message published after the commit; the options are those of `Publisher.prepare`.
+        """Publish another message after the commit; the options are those of `Publisher.prepare`.
 
-        What can't be sent at all raises here, so that the work isn't committed without it.
+        A message that can't be encoded raises here, before the commit.
         """
         publication = self._consumer.publisher.prepare(body, routing_key, **options)
         publication.properties.encode()
@@ -94,11 +94,11 @@ def in_transaction(work: Work) -> Work: ...
 @overload
 def in_transaction(*, using: str = ...) -> Callable[[Work], Work]: ...
 def in_transaction(work: Work | None = None, *, using: str = DEFAULT_DB_ALIAS) -> Work | Callable[[Work], Work]:
-    """Decorate a callback: its work in a transaction, then what it published, then the acknowledgement.
+    """Decorate a callback to work in a transaction, commit, publish its messages, and acknowledge.
 
-    ``using`` is the database's alias. An exception rolls the work back, publishes nothing, and means what it always
-    means. A database that is away or lost (OperationalError, InterfaceError) is a `Retry`, whatever the policy's
-    default, unless its ``by_error`` names that. So is a message that isn't published after the commit.
+    ``using`` is the database's alias. An exception rolls back, publishes nothing, and has its usual outcome. An
+    unreachable or lost database (OperationalError, InterfaceError) is a `Retry`, whatever the policy's default, unless
+    ``by_error`` names it. A message that isn't published after the commit is a `Retry`, too.
     """
     if work is None:
         return partial(_decorated, using=using, guard=None)
@@ -118,12 +118,12 @@ def once(
     keep: timedelta = timedelta(days=30),
     using: str = DEFAULT_DB_ALIAS,
 ) -> Work | Callable[[Work], Work]:
-    """Decorate a callback as `in_transaction` does, and have the work of each message committed once.
+    """Decorate a callback as `in_transaction` does, and commit the work of each message only once.
 
-    Needs ``guardian_consumers.processed`` in INSTALLED_APPS. Two messages are the same if they have the same id, or the
-    same ``key(message)``, and come to the same logical queue. A message without an id can't be told from another one
-    like it, which would be lost for the first: it is worked on at each delivery, unless there is a ``key``.
-    Rows are kept for so long: longer than a message may lie in a delay or parking queue.
+    Needs ``guardian_consumers.processed`` in INSTALLED_APPS. Two messages of one logical queue are the same if they
+    have the same id or the same ``key(message)``. Without a ``key``, messages without an id are processed at each
+    delivery: two equal messages may be distinct. ``keep`` is how long rows are kept; it must exceed the time that
+    messages spend in delay and parking queues.
     """
     guard = _Deduplication(key, keep, using)
     if work is None:
@@ -132,9 +132,9 @@ def once(
 
 
 def rewrite(old: models.QuerySet[Row], new: Iterable[Row]) -> None:
-    """Delete the rows that a message's work may have written before, and write them: doing it twice is doing it once.
+    """Replace the rows that a message's work may have written before, so that the work is idempotent.
 
-    Two at once are only kept apart by a unique constraint, by which one of them fails and is tried again.
+    Against concurrent work on the same message, add a unique constraint: one of the two then fails and is retried.
     """
     with transaction.atomic(using=old.db):
         old.delete()
@@ -142,9 +142,9 @@ def rewrite(old: models.QuerySet[Row], new: Iterable[Row]) -> None:
 
 
 def with_fresh_connections(work: Work) -> Work:
-    """Return a callback that does this work with database connections that are not stale, in any thread.
+    """Decorate a callback to close stale database connections before and after it, as Django does for requests.
 
-    Those that failed, or are older than CONN_MAX_AGE, are closed before and after it. Django does so for requests.
+    Stale are connections that failed or are older than CONN_MAX_AGE.
     """
 
     @wraps(work)
@@ -159,10 +159,10 @@ def with_fresh_connections(work: Work) -> Work:
 
 
 class _Deduplication:
-    """Knows which messages were processed, by rows of ``guardian_consumers.processed``."""
+    """Detects processed messages by rows of ``guardian_consumers.processed``."""
 
     def __init__(self, key: Callable[[Message], str] | None, keep: timedelta, using: str) -> None:
-        from guardian_consumers.processed.models import Processed  # without it the rest needs no app
+        from guardian_consumers.processed.models import Processed  # only `once` needs the app
 
         self._rows = Processed.objects.using(using)
         self._key = key
@@ -172,15 +172,15 @@ class _Deduplication:
         self._prune_at = 0.0
 
     def claim(self, message: Message) -> "tuple[Processed | None, bool]":
-        """Return the message's row, and whether this transaction made it; no row where the message has no id.
+        """Return the message's row, and whether this transaction created it; no row if the message has no id.
 
-        Whoever comes second waits here, on the constraint, until the first has committed or rolled back.
+        The unique constraint blocks a concurrent transaction until the first one has committed or rolled back.
         """
         if self._key is not None:
             key = self._key(message)
         elif message.id.startswith(GENERATED_ID_PREFIX):
             if message.redelivered:
-                logger.warning("%r has no id: whether its work was done before is not known; it is done.", message)
+                logger.warning("%r has no id, so its work may be repeated.", message)
             return None, True
         else:
             key = message.id
@@ -193,16 +193,16 @@ class _Deduplication:
             return self._rows.get(**named), False
 
     def mark_published(self, row: "Processed") -> None:
-        """Note that there is nothing left to be published, and remove old rows from time to time.
+        """Clear the row's publications, and occasionally delete old rows.
 
-        Neither is worth a failure: the work is committed, and its messages are published.
+        Errors are only logged: the work is committed, and its messages are published.
         """
         try:
             if row.publications is not None:
                 self._rows.filter(pk=row.pk).update(publications=None)
             self._prune()
-        except (DatabaseError, InterfaceError) as error:  # neither is the other's
-            logger.warning("What is processed can't be tidied up: %s", error)
+        except (DatabaseError, InterfaceError) as error:  # neither is a subclass of the other
+            logger.warning("Could not clean up the processed messages: %s", error)
 
     def _prune(self) -> None:
         from guardian_consumers.processed.models import BATCH
@@ -223,13 +223,13 @@ def _decorated(work: Work, using: str, guard: _Deduplication | None) -> Work:
         except (OperationalError, InterfaceError) as error:
             if isinstance(error, tuple(message._consumer.settings.policy.by_error)):
                 raise
-            # Where the connection was lost at the commit, nobody knows whether it is done: the next try finds out.
-            raise Retry(f"the database is away, or was lost: {error}") from error
+            # If the connection was lost during the commit, the next attempt finds out whether it succeeded.
+            raise Retry(f"the database is unreachable, or the connection was lost: {error}") from error
         for publication in publications:
             try:
                 message._consumer.publisher.send(*publication)
             except NotPublished as error:
-                raise Retry(f"the work is committed, but a message of it is not published: {error}") from error
+                raise Retry(f"the work is committed, but one of its messages is not published: {error}") from error
         if guard is not None and row is not None:
             guard.mark_published(row)
 
@@ -239,7 +239,7 @@ def _decorated(work: Work, using: str, guard: _Deduplication | None) -> Work:
 def _commit(
     work: Work, message: Message, using: str, guard: _Deduplication | None
 ) -> "tuple[Processed | None, Sequence[Publication]]":
-    """Do the work, unless it was done, and commit it; return its row, if it has one, and what is to be published."""
+    """Do and commit the work unless it was done before. Return its row, if any, and the messages to publish."""
     with transaction.atomic(using=using, durable=True):
         row, is_new = (None, True) if guard is None else guard.claim(message)
         if row is not None and not is_new:
@@ -247,26 +247,27 @@ def _commit(
         transaction_message = TransactionMessage(message)
         work(transaction_message)
         if message.settled:
-            raise TimeLimitExceeded("the message was dealt with in the meantime; its work is rolled back")
+            raise TimeLimitExceeded("the message was settled during its work, which is rolled back")
         if row is not None and transaction_message.publications:
             row.publications = [_serialize(publication) for publication in transaction_message.publications]
             row.save(using=using, update_fields=["publications"])
         else:
-            # After an error that the work caught, PostgreSQL rolls back at the commit, and says nothing of it.
+            # PostgreSQL silently rolls back at the commit if the work caught a database error. This statement fails
+            # then.
             with connections[using].cursor() as cursor:
                 cursor.execute("SELECT 1")
         return row, transaction_message.publications
 
 
 def _storable_key(key: str) -> str:
-    """Return the key, or a digest of one that is too long for its column or that PostgreSQL can't keep."""
+    """Return the key, or its digest if the column can't store the key."""
     if len(key) <= MAX_ID_LENGTH and "\0" not in key:
         return key
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
 def _serialize(publication: Publication) -> dict[str, Any]:
-    """Return a message as JSON has it: its properties as they go over the wire."""
+    """Return a message for a JSON field, with its properties in AMQP's encoding."""
     return {
         "routing_key": publication.routing_key,
         "body": base64.b64encode(publication.body).decode(),

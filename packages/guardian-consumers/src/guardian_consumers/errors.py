@@ -1,28 +1,28 @@
-"""What goes wrong with a consumer, and not with one message: one root."""
+"""Errors of consumers and publishers, as opposed to errors of a callback."""
 
 
 class ConsumerError(Exception):
-    """Anything that this package raises about itself, its settings or the broker."""
+    """Base class of this package's errors."""
 
 
 class SettingsError(ConsumerError):
-    """A setting is missing or can't be used; the text names it."""
+    """A setting is missing or invalid; the text names it."""
 
 
 class Refused(ConsumerError):
-    """The broker refuses for good: the account, its permissions, or a queue that exists with other arguments."""
+    """The broker refuses permanently: the account, its permissions, or a queue that exists with other arguments."""
 
 
 class Halted(ConsumerError):
-    """The consumer stopped because of a message, which is back in its queue; the cause is the exception."""
+    """A message stopped the consumer and was requeued. The cause is the callback's exception."""
 
 
 class Hung(ConsumerError):
-    """A callback took longer than its time limit. Its message was dealt with; the process should be started anew."""
+    """A callback exceeded its time limit. Its message is settled; restart the process."""
 
 
 class NotPublished(ConsumerError):
-    """The broker has not confirmed a message. ``unknown``: it may have it all the same."""
+    """The broker did not confirm a message. ``unknown``: the broker may have it nevertheless."""
 
     def __init__(self, text: str, *, unknown: bool = False) -> None:
         super().__init__(text)
@@ -30,4 +30,4 @@ class NotPublished(ConsumerError):
 
 
 class Unroutable(NotPublished):
-    """No queue is bound to the exchange by this routing key, and the publisher asked for one."""
+    """A mandatory message has no queue: none is bound to the exchange with its routing key."""

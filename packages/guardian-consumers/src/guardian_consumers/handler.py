@@ -1,4 +1,4 @@
-"""The workers' side: calls the callback with each message, and settles it by what the callback did."""
+"""Call the callback with each message, and settle the message according to the result."""
 
 import logging
 import random
@@ -22,25 +22,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUEUE_DELAY_SECONDS = (1.0, 5.0)
-"""How long a thread waits, at random between these, before it requeues a message that couldn't be published."""
-
+"""Random delay before requeueing a message that could not be published."""
 _DESCRIPTIONS = {
     Outcome.HALT: "the consumer stops",
     Outcome.DISCARD: "discarded",
-    Outcome.REQUEUE: "put back into its queue, once",
-    Outcome.RETRY: "tried again later",
+    Outcome.REQUEUE: "requeued once",
+    Outcome.RETRY: "will be retried",
     Outcome.PARK: "parked",
 }
 
 
 class Handler:
-    """Handles deliveries, each in a worker's thread, which owns the message while its callback runs."""
+    """Handles deliveries in worker threads. A thread owns its message while the callback runs."""
 
     def __init__(
         self, consumer: "Consumer", connection: ConsumerConnection, callback: "Callback", decoders: dict[str, Decoder]
     ) -> None:
         self.running: dict[int, tuple[Message, float]] = {}
-        """By thread: the message whose callback runs, and since when, by `time.monotonic`."""
+        """By thread id: the message whose callback runs, and its start by `time.monotonic`."""
         self._consumer = consumer
         self._connection = connection
         self._callback = callback
@@ -66,7 +65,7 @@ class Handler:
             self._callback(message)
         except BaseException as error:
             took, outcome = time.monotonic() - begun, None
-            # Claimed first of all: the time limit is the callback's, and publishing may take long.
+            # Claim first: the time limit is for the callback, and publishing may take long.
             if message._claim():
                 outcome = self.failed(message, error, "".join(traceback.format_exception(error)))
             else:
@@ -80,10 +79,10 @@ class Handler:
             try:
                 listener(message, outcome, took)
             except Exception:
-                logger.exception("%s: a listener failed; the message was dealt with", self._name)
+                logger.exception("%s: a listener failed; the message is settled", self._name)
 
     def failed(self, message: Message, error: BaseException, trace: str) -> Outcome:
-        """Do what the exception means with a message that the caller has claimed; return what became of it."""
+        """Settle a claimed message according to the exception, and return the outcome."""
         decision = self._decide(message, error)
         level = logging.WARNING if decision.outcome is Outcome.RETRY else logging.ERROR
         logger.log(level, "%s: %r failed: %s", self._name, message, _DESCRIPTIONS[decision.outcome], exc_info=error)
@@ -96,7 +95,7 @@ class Handler:
         return decision.outcome
 
     def worker_failed(self, error: BaseException) -> None:
-        """Stop the consumer: the message stays unacknowledged, and is delivered again."""
+        """Stop the consumer. The message stays unacknowledged and is redelivered."""
         self._stop(ConsumerError, "a worker failed", error)
 
     def _failed_late(self, message: Message, error: BaseException) -> None:
@@ -115,11 +114,11 @@ class Handler:
         self._consumer.fail(error)
 
     def _publish(self, message: Message, error: BaseException, trace: str, decision: Decision) -> Outcome:
-        """Publish a message to a delay queue or the parking queue, and ack it then; return REQUEUE if it is requeued.
+        """Publish a message to a delay queue or the parking queue, then ack it. Return REQUEUE if it is requeued.
 
-        A crash between the two leaves it in both, with the same message id. While the broker accepts no messages, it is
-        kept: requeued, it would be delivered again at once, and its callback called time after time. If its connection
-        is lost it is delivered again anyway, and isn't published besides.
+        A crash between publishing and ack leaves the message in both queues, with the same message id. While the broker
+        accepts no messages, keep the message: after a requeue it would be redelivered immediately, and its callback
+        called again and again. If its connection is lost it is redelivered anyway, so it isn't published.
         """
         delivery, names, publisher = message._delivery, self._consumer.names, self._consumer.publisher
         if decision.outcome is Outcome.RETRY:
@@ -127,7 +126,7 @@ class Handler:
         else:
             routing_key, properties = retries.parked(delivery, names, error, trace)
         outcome, redeclared = Outcome.REQUEUE, False
-        while delivery.channel.open:  # else it is void, and counted so
+        while delivery.channel.open:  # otherwise it is void, and `settle` counts it so
             try:
                 publisher.send(
                     routing_key,
@@ -143,7 +142,7 @@ class Handler:
                     logger.warning("%s: %r is kept: %s", self._name, message, failure)
                     continue
                 if keep and isinstance(failure, Unroutable) and not redeclared:
-                    logger.warning("%s: %s; its queue is declared again", self._name, failure)
+                    logger.warning("%s: %s; declaring its queue again", self._name, failure)
                     redeclared = True
                     self._connection.redeclare(self._consumer.settings.publish_timeout)
                     continue
@@ -153,15 +152,15 @@ class Handler:
         return outcome
 
     def _not_published(self, message: Message, failure: NotPublished) -> None:
-        logger.error("%s: %r is put back into its queue: %s", self._name, message, failure)
+        logger.error("%s: %r is requeued: %s", self._name, message, failure)
         self._consumer._count("unpublished")
         if isinstance(failure.__cause__, ConsumerError):
             self._consumer.fail(failure.__cause__)
-        # Requeued at once it would be delivered at once, and again.
+        # An immediate requeue would cause an immediate redelivery, in a loop.
         self._connection.stopping.wait(random.uniform(*REQUEUE_DELAY_SECONDS))  # noqa: S311
 
     def _can_wait(self, delivery: Delivery) -> bool:
-        """Whether a message may be kept: no shutdown has begun, and the broker's timeout for it is some way off."""
+        """Whether a message can be kept: no shutdown has begun, and the broker's ack timeout is not near."""
         if self._connection.stopping.is_set() or not delivery.channel.open:
             return False
         limit = self._consumer.settings.time_limit

@@ -1,8 +1,7 @@
-"""One connection to the broker, kept up by a thread of its own: connect, serve, reconnect with backoff and jitter.
+"""A connection to the broker in its own thread, which reconnects with backoff and jitter.
 
-pika's SelectConnection and not the blocking one, nor yapw's clients: a blocking connection takes twice the time for a
-message, yapw's reconnects at a fixed interval and has one channel. The thread does nothing but AMQP, so heartbeats go
-out whatever the callbacks do.
+It uses pika's SelectConnection: a blocking connection takes twice the time per message, and yapw's clients reconnect at
+a fixed interval and have one channel. The thread only does AMQP, so long callbacks don't delay heartbeats.
 """
 
 import logging
@@ -28,24 +27,24 @@ from guardian_consumers.retries import HEADERS_DROPPED
 logger = logging.getLogger(__name__)
 
 Steps = Generator[Callable[..., Any], Any, None]
-"""What is done one after the other: each step is called with ``callback``, which the broker's answer is given to."""
+"""Asynchronous requests in sequence. Each step is called with a ``callback``, which receives the broker's answer."""
 
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
-"""Seconds. The delay doubles with each failure; what is waited is from a half of it to all of it, at random."""
+"""The backoff doubles with each failure. A random half of it is jitter."""
 
 STABLE_SECONDS = 10.0
-"""How long a connection has to last for the next delay to be the first again."""
+"""A connection that lasts this long resets the backoff."""
 
 REFUSAL_CODES = {403, 530}
-"""Codes with which the broker says that account, password, permissions or vhost are wrong, when one connects."""
+"""Reply codes for a wrong account, password, permission or vhost while connecting."""
 
 DECLARE_REFUSAL_CODES = {403, 406}
-"""Codes with which it says that what is declared isn't allowed, or is there with other arguments."""
+"""Reply codes for a declaration without permission or with other arguments."""
 
 
 CLOSE_SECONDS = 10.0
-"""How long the broker has to answer a goodbye."""
+"""Timeout for closing a connection."""
 
 
 def open_channel(connection: Any) -> Callable[..., Any]:
@@ -54,22 +53,22 @@ def open_channel(connection: Any) -> Callable[..., Any]:
 
 
 _CLOSE_CODE = re.compile(r"ConnectionClosedByBroker: \((\d+)\)")
-"""How pika tells, in a text alone, with which code the broker closed a connection that wasn't open yet."""
+"""If the broker closes a connection that isn't open yet, pika has the reply code only in this text."""
 
 _CONNECTION_LIMIT = re.compile(r"limit \(\d+\) is reached")
-"""How the broker says, by one of these codes too, that a vhost, an account or a node has too many connections."""
+"""The broker also uses the refusal codes if a vhost, an account or a node has too many connections."""
 
 _DISCONNECTED = re.compile(r"Transport indicated EOF|Connection(Reset|Aborted)Error|BrokenPipeError")
-"""How pika tells that the other end said nothing and went: a proxy does, while the broker behind it isn't there."""
+"""pika's texts for a disconnection without an answer, as by a proxy whose broker is down."""
 
 
 class Link:
-    """A connection that is made again when it is lost, until `close`.
+    """A connection that reconnects until `close`.
 
-    ``set_up`` is called with the link and each new connection, and does by steps what has to be done before it is of
-    use; ``lost`` is called when that connection is of no more use and again when it is gone, with the reason, and at
-    the end; ``refused`` when the broker refuses for good, and no further try is made. All three, and what is passed to
-    `call`, run in the link's thread and must not block.
+    ``set_up`` is called with the link and each new connection, and returns the steps that prepare it. ``lost`` is
+    called with the reason when a connection becomes unusable, again when it is closed, and at the end. ``refused`` is
+    called when the broker refuses permanently; then the link doesn't reconnect. All three and the functions passed to
+    `call` run in the link's thread and must not block.
     """
 
     def __init__(
@@ -96,43 +95,43 @@ class Link:
         self._ready_at = math.inf
         self._reason = ""
         self.current_step = ""
-        """What is being set up, for the text of an error."""
+        """A description of the step in progress, for error texts."""
         self.ready = False
-        """Whether there is a connection that was set up."""
+        """Whether the current connection is set up."""
         self.connects = 0
-        """How many connections were set up so far."""
+        """The number of connections set up so far."""
 
     def start(self) -> None:
-        """Start the thread, which connects."""
+        """Start the thread and connect."""
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have the thread run this, soon, in the order in which it was asked to. Any thread may call this.
+        """Schedule a function in the link's thread. Functions run in the order of the calls.
 
-        After the thread's end nothing is run.
+        Any thread may call this. After the end of the link's thread it does nothing.
         """
         with self._end_lock:
             if not self._ended:
                 self._loop.add_callback_threadsafe(function)
 
     def run_steps(self, steps: Steps) -> None:
-        """Do these one after the other, on the connection of this moment; called in its thread alone."""
+        """Run steps on the current connection. Call this in the link's thread only."""
         self._run_step(steps, self._connection, None)
 
     def reconnect(self, reason: str) -> None:
-        """Give this connection up and make another; called in its thread alone."""
+        """Close the current connection and open another. Call this in the link's thread only."""
         if self._connection is not None and not (self._connection.is_closing or self._connection.is_closed):
             self._reason = reason
             self.ready = False
             self._connection.close(320, reason[:200])
-            self._lost(reason)  # now, and not when the broker has answered: nothing that is settled goes out any more
-            # A broker that has stopped answers no goodbye.
+            self._lost(reason)  # immediately, since no further acks are sent
+            # A stopped broker does not answer.
             self._loop.call_later(self._parameters.socket_timeout, partial(self._abort, self._connection))
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Say goodbye, for which all that was sent before is dealt with by the broker, and end the thread.
+        """Close the connection, after the broker has processed everything sent before, and end the thread.
 
-        The broker has ``timeout`` seconds to answer.
+        Abort the connection if the broker doesn't answer within ``timeout`` seconds.
         """
         if self._thread.ident is None:
             return
@@ -149,7 +148,8 @@ class Link:
             self._connect()
             self._loop.start()
         except Exception as error:
-            # pika raises whatever it falls over: what it reads, where that isn't AMQP, or a goodbye while it connects.
+            # pika raises various exceptions, for instance if the peer doesn't speak AMQP or closes during the
+            # handshake.
             failed = not self._closing
             logger.log(logging.ERROR if failed else logging.DEBUG, "%s: its thread failed", self._name, exc_info=error)
             self.ready = False
@@ -196,7 +196,7 @@ class Link:
         logger.log(logging.INFO if self.connects > 1 else logging.DEBUG, "%s: connected", self._name)
 
     def watch(self, channel: Any) -> None:
-        """Make another connection when this channel is closed by anybody but us: what it had is void."""
+        """Reconnect if this channel is closed by the broker or an error."""
         channel.add_on_close_callback(self._channel_closed)
 
     def _channel_closed(self, channel: Any, reason: Any) -> None:
@@ -214,7 +214,8 @@ class Link:
         said = _CLOSE_CODE.search(str(cause))
         by_code = said is not None and int(said[1]) in REFUSAL_CODES and not _CONNECTION_LIMIT.search(str(cause))
         refused = by_code or (isinstance(error, IncompatibleProtocolError) and not _DISCONNECTED.search(str(cause)))
-        # A broker that is just starting refuses what it will allow in a moment: its vhosts come up one by one.
+        # A starting broker may refuse temporarily, since its vhosts start one by one. So only give up before the first
+        # connection.
         if refused and not self.connects:
             self._give_up(Refused(f"can't connect to {self._where}: {_describe(cause)}; see RABBIT_URL"))
             return
@@ -256,9 +257,9 @@ class Link:
             self._connection.close()
 
     def _abort(self, connection: Any) -> None:
-        """Drop a connection without a word."""
+        """Drop a connection without a closing handshake."""
         if connection is not None and connection is self._connection and not connection.is_closed:
-            # All that pika offers besides waits for the broker's answer.
+            # pika's public methods wait for the broker's answer.
             connection._terminate_stream(ConsumerError("no answer"))
 
     @property
@@ -267,9 +268,10 @@ class Link:
 
 
 class _Connection(pika.SelectConnection):  # type: ignore[misc]
-    """pika's, which is lost at headers that it can't read, and at the same message again: here it goes on without them.
+    """pika's connection, but a message with undecodable headers is delivered without them.
 
-    Such are a time of theirs past the year 9999, as it is where milliseconds are written for seconds.
+    pika loses the connection at such a message, and again at each redelivery. An example is a timestamp past the year
+    9999, as from milliseconds written for seconds.
     """
 
     def _read_frame(self) -> Any:
@@ -282,7 +284,7 @@ class _Connection(pika.SelectConnection):  # type: ignore[misc]
 
 
 def _decode_without_headers(data: bytes, error: Exception) -> tuple[int, Header]:
-    """Return how long the frame is that these bytes begin with, and the properties in it, which say ``unreadable``."""
+    """Return the first frame's length and its properties, with an attribute ``unreadable`` instead of headers."""
     _, channel, length = struct.unpack_from(">BHL", data)
     frame = data[spec.FRAME_HEADER_SIZE : spec.FRAME_HEADER_SIZE + length]
     _, _, body_size, flags = struct.unpack_from(">HHQH", frame)
@@ -304,7 +306,7 @@ def _describe(reason: Any) -> str:
 
 
 def _root_cause(error: Any) -> Any:
-    """Return what went wrong at the bottom: pika wraps it up to three times."""
+    """Return the root cause of an error, which pika wraps up to three times."""
     inner = error
     while inner is not None:
         error, several = inner, getattr(inner, "exceptions", None)

@@ -1,4 +1,4 @@
-"""What a callback gets."""
+"""The message that a callback receives."""
 
 import threading
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ _claim_lock = threading.Lock()
 
 
 class Message:
-    """A message to be handled. When the callback returns, it is acknowledged.
+    """A message for the callback. When the callback returns, the message is acknowledged.
 
-    ``body`` is decoded by its content type. ``properties`` are pika's.
+    ``body`` is decoded according to the content type. ``properties`` are pika's.
     """
 
     __slots__ = ("_consumer", "_delivery", "_settled", "body")
@@ -33,63 +33,63 @@ class Message:
 
     @property
     def raw(self) -> bytes:
-        """The body as it came."""
+        """The undecoded body."""
         return self._delivery.body
 
     @property
     def properties(self) -> Any:
-        """AMQP's properties."""
+        """The AMQP properties."""
         return self._delivery.properties
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers; empty where there are none."""
+        """The headers, possibly empty."""
         return self._delivery.properties.headers or {}
 
     @property
     def id(self) -> str:
-        """The publisher's message id; without one, one made of the message, which is the same at each delivery."""
+        """The publisher's message id, or one derived from the message, which is the same at each delivery."""
         return message_id_of(self._delivery)
 
     @property
     def attempts(self) -> int:
-        """How often it failed before and was sent on a delay."""
+        """How often the message failed and was delayed."""
         return attempts_of(self.headers)
 
     @property
     def redelivered(self) -> bool:
-        """Whether it may have been handled before, wholly or in part: the broker says so, or it failed before,
-        or was moved."""
+        """Whether the message may have been handled before, at least in part: it was redelivered, failed or moved."""
         return self._delivery.redelivered or ATTEMPTS in self.headers or MOVED in self.headers
 
     @property
     def queue(self) -> str:
-        """The physical queue that it came from."""
+        """The name of its physical queue."""
         return self._delivery.queue
 
     @property
     def exchange(self) -> str:
-        """The exchange that it was first published to."""
+        """The exchange of its first publication."""
         return first_published(self._delivery)[0]
 
     @property
     def routing_key(self) -> str:
-        """The routing key that it was first published with, whole."""
+        """The complete routing key of its first publication."""
         return first_published(self._delivery)[1]
 
     @property
     def settled(self) -> bool:
-        """Whether it was acknowledged, or is otherwise dealt with, as after its time limit."""
+        """Whether the message was acknowledged, or settled otherwise, for instance by its time limit."""
         return self._settled
 
     def ack(self) -> bool:
-        """Acknowledge it now: the point of no return. It won't come again, whatever happens from here on.
+        """Acknowledge the message before the callback returns, so that it isn't redelivered if the callback fails.
 
-        For work that is long, or that can't be done twice. An exception after it is logged, and counted as "late"; with
-        HALT it stops the consumer too. Return whether the acknowledgement goes out: False where the connection that the
-        message came by is gone, or is being closed, so that it comes again (or has come already); where it was settled
-        before; or where the callback had it for longer than its time limit. True is no promise: an acknowledgement that
-        is lost on its way, with the connection, brings the message again.
+        Use this for work that is long or can't be repeated. A later exception is logged and counted as "late"; with
+        HALT it also stops the consumer.
+
+        Return whether the ack is sent. It isn't if the message's connection is closed or closing (the message is
+        redelivered), if the message was settled before, or if the callback exceeded its time limit. An ack can also get
+        lost with the connection after True was returned; then the message is redelivered, too.
         """
         if not self._claim():
             return False
@@ -97,11 +97,11 @@ class Message:
         return self._delivery.channel.open
 
     def publish(self, body: Any, routing_key: str, **options: Any) -> None:
-        """Publish another message, and return when the broker has confirmed it; see `Publisher.publish`."""
+        """Publish another message and wait for the broker's confirm; see `Publisher.publish`."""
         self._consumer.publisher.publish(body, routing_key, **options)
 
     def _claim(self) -> bool:
-        """Claim the right to settle the message or publish for it; return False if another thread has claimed it."""
+        """Claim the message for settling or publishing. Return False if another thread has claimed it."""
         with _claim_lock:
             claimed, self._settled = self._settled, True
         return not claimed

@@ -1,4 +1,4 @@
-"""What Prometheus reads of consumers: ``--metrics [HOST:]PORT``. Nothing else here needs prometheus-client."""
+"""Prometheus metrics of consumers: ``--metrics [HOST:]PORT``. Only this module needs prometheus-client."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -16,46 +16,42 @@ from guardian_consumers.outcomes import Outcome
 
 HOST = "127.0.0.1"
 BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1500)
-"""Seconds: from a callback that does nothing to the default time limit."""
+"""Seconds, from an empty callback to the default time limit."""
 
 GAUGES = {
-    "waiting": ("waiting", "Messages that are here and that nobody has begun."),
-    "in_hand": ("in_hand", "Messages that are being worked on."),
-    "oldest_in_hand_seconds": ("oldest_in_hand_seconds", "For how long the oldest of them has been."),
-    "prefetch": ("prefetch", "How many messages may be here at once."),
-    "connected": ("connected", "Whether it is connected: 1 or 0."),
+    "waiting": ("waiting", "Messages that wait in memory for a callback."),
+    "in_hand": ("in_hand", "Messages whose callbacks run."),
+    "oldest_in_hand_seconds": ("oldest_in_hand_seconds", "Age of the oldest running callback."),
+    "prefetch": ("prefetch", "Total prefetch of the consumer's queues."),
+    "connected": ("connected", "1 if connected, else 0."),
 }
-"""Of `Consumer.figures`: the metric's name after ``consumer_``, and what it says."""
+"""By key of `Consumer.figures`: the metric's name after ``consumer_``, and its help text."""
 
 COUNTERS = {
     "late": ("late", "Messages whose callback failed after they were acknowledged."),
-    "void": ("void", "Messages whose connection was lost before they were dealt with; they came again."),
-    "unpublished": (
-        "unpublished",
-        "Messages that were put back, as the broker took none for a delay or parking queue.",
-    ),
-    "reconnected": ("reconnects", "Times that it connected again."),
+    "void": ("void", "Messages redelivered since their connection was lost before they were settled."),
+    "unpublished": ("unpublished", "Messages requeued since the broker accepted none for a delay or parking queue."),
+    "reconnected": ("reconnects", "Reconnections."),
 }
-"""The same, of `Consumer.counts`."""
+"""By key of `Consumer.counts`: the metric's name after ``consumer_``, and its help text."""
 
 
 class ConsumerCollector(Collector):
-    """The figures of these consumers, read when they are asked for; each is labelled with its logical queue."""
+    """Collects the metrics of consumers, labelled with their logical queues."""
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
         self._consumers = [(consumer.names.queue(consumer.source.key), consumer) for consumer in consumers]
 
     def collect(self) -> Iterator[Metric]:
-        """Give them."""
+        """Return the current metrics."""
         messages = CounterMetricFamily(
             "consumer_messages",
-            "Messages that were dealt with, by what became of them: done is handled, retry tried again after a delay, "
-            "park parked.",
+            "Settled messages by outcome: done (acknowledged), retry (delayed), park, requeue or discard.",
             labels=["queue", "outcome"],
         )
         last = GaugeMetricFamily(
             "consumer_last_acknowledged_timestamp_seconds",
-            "When a message was last acknowledged, in seconds since 1970; where none was, when it started.",
+            "Time of the last acknowledgement, or else of the start, in seconds since 1970.",
             labels=["queue"],
         )
         counters = {
@@ -69,7 +65,7 @@ class ConsumerCollector(Collector):
         for queue, consumer in self._consumers:
             figures = consumer.figures()
             for outcome in Outcome:
-                if outcome is not Outcome.HALT:  # such a message isn't dealt with: the consumer stops
+                if outcome is not Outcome.HALT:  # such a message isn't settled
                     messages.add_metric([queue, outcome.value], consumer.counts[outcome.value])
             last.add_metric([queue], time.time() - figures["seconds_since_acknowledged"])
             for name, counter in counters.items():
@@ -81,16 +77,16 @@ class ConsumerCollector(Collector):
 
 @contextmanager
 def serve_metrics(at: str, consumers: Sequence[Consumer]) -> Iterator[None]:
-    """Serve the figures of these consumers at [HOST:]PORT, without HOST on 127.0.0.1, until the end of the ``with``.
+    """Serve the metrics of consumers at [HOST:]PORT within the ``with`` block. The default host is 127.0.0.1.
 
-    Raises SettingsError where it can't be listened there.
+    Raises SettingsError if the address is invalid or in use.
     """
     registry = create_registry(consumers)
     host, port = _address(at)
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise SettingsError(f"--metrics: it can't be listened at {at}: {error.strerror or error}") from None
+        raise SettingsError(f"--metrics: can't listen at {at}: {error.strerror or error}") from None
     try:
         yield
     finally:
@@ -100,11 +96,11 @@ def serve_metrics(at: str, consumers: Sequence[Consumer]) -> Iterator[None]:
 
 
 def create_registry(consumers: Sequence[Consumer]) -> CollectorRegistry:
-    """Return the figures of these consumers and of this process, for those who serve them in another way."""
+    """Return a registry with the metrics of consumers and this process, to serve it in another way."""
     registry = CollectorRegistry()
     registry.register(ConsumerCollector(consumers))
     ProcessCollector(registry=registry)
-    seconds = Histogram("consumer_seconds", "How long callbacks took.", ["queue"], buckets=BUCKETS, registry=registry)
+    seconds = Histogram("consumer_seconds", "Duration of callbacks.", ["queue"], buckets=BUCKETS, registry=registry)
     for consumer in consumers:
         consumer.listeners.append(partial(_observe, seconds.labels(consumer.names.queue(consumer.source.key))))
     return registry
@@ -117,5 +113,5 @@ def _observe(histogram: Histogram, message: Any, outcome: Outcome | None, second
 def _address(at: str) -> tuple[str, int]:
     host, _, port = at.rpartition(":")
     if not (port.isdecimal() and int(port) <= 65535):
-        raise SettingsError(f"--metrics is [HOST:]PORT, like 9100 or 0.0.0.0:9100, not {at!r}")
+        raise SettingsError(f"--metrics must be [HOST:]PORT, such as 9100 or 0.0.0.0:9100, not {at!r}")
     return host.strip("[]") or HOST, int(port)

@@ -1,13 +1,12 @@
-"""``python -m guardian_consumers.move_priorities KEY``: move what waits in queues that no setting names any more.
+"""``python -m guardian_consumers.move_priorities KEY``: move messages from the queues of former priority settings.
 
-For a logical queue whose priorities were kept apart by other ranges, or by the broker, before: each message goes to the
-end of the queue that RABBIT_PRIORITIES now means for it, in the order in which it waited. Start the consumers with the
-new setting first: they make its queues, and lead what is published there. They may run while it moves, and so may those
-with the old setting.
+After a change of RABBIT_PRIORITIES it moves each message of a logical queue, in order, to the end of its new queue.
+Start consumers with the new setting first: they declare and bind the new queues. Consumers with the old and the new
+setting may run meanwhile.
 
-Each message is published with a confirmation and acknowledged then, so a crash in between leaves it twice, with one
-message id, and never loses it. It can be run again at any time. What waits for its next try moves when its delay is
-over: its way back is led to the new queues, once nobody reads the old one. No queue is deleted.
+Each message is published with a confirm and then acknowledged. So a crash can duplicate a message, with the same
+message id, but never lose it. The command can be repeated at any time. Delayed messages move after their delay: once an
+old queue has no consumers, its return binding is changed to the new queues. No queue is deleted.
 """
 
 import logging
@@ -32,23 +31,22 @@ from guardian_consumers.publisher import Publisher
 from guardian_consumers.settings import Settings
 
 DONE, FAILED, INVALID_SETTING = 0, 1, 2
-"""Exit codes: all is moved; it isn't, and can be run again; a setting can't be used."""
+"""Exit codes."""
 
 PREFETCH = 500
-"""How many messages are on their way at once."""
 
 POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Move what the command line names, and return the exit code."""
+    """Run the command, and return the exit code."""
     parser = ArgumentParser(
         prog="python -m guardian_consumers.move_priorities",
-        description="Move what waits in queues of priorities that the settings don't name any more.",
-        epilog="Exit codes: 0 all is moved; 1 it isn't, and can be run again; 2 a setting can't be used.",
+        description="Move messages from the queues of former priority settings.",
+        epilog="Exit codes: 0 all moved; 1 failed, run it again; 2 a setting is invalid.",
     )
     parser.add_argument("key", help="the logical queue's key")
-    parser.add_argument("--priorities", metavar="RANGES", help="where to, like 0-4,5-9; or broker")
+    parser.add_argument("--priorities", metavar="RANGES", help="the new setting, such as 0-4,5-9; or broker")
     options = parser.parse_args(arguments)
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     try:
@@ -59,26 +57,26 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         print(error, file=sys.stderr)  # noqa: T201
         return INVALID_SETTING
     except (ConsumerError, AMQPError) as error:
-        said = str(error) if isinstance(error, ConsumerError) else f"the connection to the broker: {error!r}"
-        print(said, file=sys.stderr)  # noqa: T201
+        text = str(error) if isinstance(error, ConsumerError) else f"the connection to the broker: {error!r}"
+        print(text, file=sys.stderr)  # noqa: T201
         return FAILED
     return DONE
 
 
 def move(settings: Settings, key: str, report: Callable[[str], object]) -> int:
-    """Move what waits in other queues of this logical queue to those of the settings; return how many messages.
+    """Move the messages of a logical queue to the physical queues of the settings. Return the number of messages.
 
-    ``report`` is told what was done.
-    Raises SettingsError where they name no priorities, NotPublished, Refused, and pika's AMQPError.
+    ``report`` is called with progress texts.
+    Raises SettingsError without a setting of priorities, NotPublished, Refused, and pika's AMQPError.
     """
     if not settings.priorities:
-        raise SettingsError(f"RABBIT_PRIORITIES isn't set; for one queue for all, let it be 0-{MAX_PRIORITY} first")
+        raise SettingsError(f"RABBIT_PRIORITIES isn't set; to return to a single queue, set it to 0-{MAX_PRIORITY}")
     with pika.BlockingConnection(settings.parameters) as connection, Publisher(settings) as publisher:
         return _Move(settings, key, connection, publisher, report).run()
 
 
 class _Move:
-    """One run. Everything but `_on_confirmed` happens in the thread that called `all`."""
+    """One run. Only `_on_confirmed` runs in another thread, the publisher's."""
 
     def __init__(
         self, settings: Settings, key: str, connection: Any, publisher: Publisher, report: Callable[[str], object]
@@ -103,10 +101,10 @@ class _Move:
         self._failure: NotPublished | None = None
 
     def run(self) -> int:
-        """Move all that there is, and return how many messages."""
+        """Move all messages, and return their number."""
         for name in self._targets:
             if self._queue_counts(name) is None:
-                raise Refused(f"there is no queue {name}: start a consumer with this setting first, which declares it")
+                raise Refused(f"queue {name} does not exist: start a consumer with this setting first to declare it")
         for name in self._old_queues:
             standing = self._queue_counts(name)
             if standing is None:
@@ -115,16 +113,14 @@ class _Move:
             before = self._moved
             self._drain(name)
             if readers:
-                self._report(
-                    f"{name}: moved {self._moved - before}; {readers} still read it: run this again without them"
-                )
+                self._report(f"{name}: moved {self._moved - before}; stop its {readers} consumers and run this again")
             else:
                 self._rebind_returns(name)
                 self._report(f"{name}: moved {self._moved - before}")
         return self._moved
 
     def _queue_counts(self, queue: str) -> tuple[int, int] | None:
-        """Return how many messages are ready there, and how many consumers there are; None: there is no such queue."""
+        """Return the numbers of ready messages and of consumers; None if the queue does not exist."""
         channel = self._connection.channel()
         try:
             answer = channel.queue_declare(queue, passive=True).method
@@ -160,24 +156,24 @@ class _Move:
 
     def _on_message(self, channel: QueueChannel, _: Any, method: Any, properties: Any, body: bytes) -> None:
         if self._failure is not None:
-            return  # what comes now stays where it is
+            return  # the message stays in its queue
         delivery = Delivery(channel, method, properties, body)
         self._unconfirmed += 1
         priority = priority_of(properties)
         target = next(name for name, numbers in self._targets.items() if priority in numbers)
         moved = retries.moved(delivery)
-        moved.priority = priority  # by which the broker goes, where it is to
+        moved.priority = priority  # for the broker's own priorities
         future = self._publisher.publish_async(return_key(target), body, moved, mandatory=True)
         future.add_done_callback(partial(self._on_confirmed, delivery))
 
     def _on_confirmed(self, delivery: Delivery, future: Future[None]) -> None:
-        """Pass on what became of a message; this is the publisher's thread."""
+        """Pass the result on from the publisher's thread."""
         self._connection.add_callback_threadsafe(partial(self._settle, delivery, future.exception()))
 
     def _settle(self, delivery: Delivery, failure: BaseException | None) -> None:
         self._unconfirmed -= 1
         if isinstance(failure, Unroutable):
-            self._failure = NotPublished(f"{failure}: start a consumer with this setting first, which binds its queues")
+            self._failure = NotPublished(f"{failure}: start a consumer with this setting first to bind its queues")
         elif failure is not None:
             self._failure = failure if isinstance(failure, NotPublished) else NotPublished(repr(failure))
         else:
@@ -185,7 +181,7 @@ class _Move:
             self._moved += 1
 
     def _rebind_returns(self, old: str) -> None:
-        """Lead what comes back to this queue after a delay to the new ones: first there, and then no more here."""
+        """Bind an old queue's return key to the new queues, then unbind it from the old one."""
         channel, exchange, again = self._connection.channel(), self._names.exchange, return_key(old)
         ranked = priority_exchange(self._names, self._key)
         if len(self._targets) == 1:

@@ -1,4 +1,4 @@
-"""What becomes of a message whose callback raised an exception: the pure rule."""
+"""The rule that decides the outcome of a message whose callback raised an exception."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,80 +7,80 @@ from typing import NamedTuple
 
 
 class Outcome(Enum):
-    """What became of a message."""
+    """The outcome of a message."""
 
     DONE = "done"
     """Handled and acknowledged."""
     HALT = "halt"
-    """The consumer stops; the message goes back into its queue. Somebody decides when it is started again."""
+    """Requeue the message and stop the consumer until an operator restarts it."""
     DISCARD = "discard"
-    """Acknowledged and gone; a line in the log is all that is left."""
+    """Log the message and acknowledge it."""
     REQUEUE = "requeue"
-    """Back into its queue at once, the first time; parked the second time."""
+    """Requeue immediately; park at the second failure."""
     RETRY = "retry"
-    """Back into its queue after a delay, longer each time; parked when it failed once more than there are delays."""
+    """Requeue after a delay that grows with each attempt; park when all delays are used up."""
     PARK = "park"
-    """Into the parking queue, with the exception in its headers, for a person to look at."""
+    """Move to the parking queue, with the exception in its headers, for an operator to inspect."""
 
 
 class ExplicitOutcome(Exception):
-    """What a callback raises to say itself what becomes of its message; use one of the classes below."""
+    """Base class of the exceptions with which a callback chooses the outcome of its message."""
 
     outcome = Outcome.PARK
 
 
 class Halt(ExplicitOutcome):
-    """Stop the consumer, and leave the message in its queue."""
+    """Stop the consumer and requeue the message."""
 
     outcome = Outcome.HALT
 
 
 class Discard(ExplicitOutcome):
-    """This message needs no handling: log it and forget it."""
+    """Log and acknowledge the message without handling it."""
 
     outcome = Outcome.DISCARD
 
 
 class Requeue(ExplicitOutcome):
-    """Try again at once, maybe in another process; the second time the message is parked."""
+    """Requeue the message immediately, for any consumer; park it the second time."""
 
     outcome = Outcome.REQUEUE
 
 
 class Retry(ExplicitOutcome):
-    """Try again later. ``after``: in so many seconds or somewhat more, by the delays that there are.
+    """Retry the message later. ``after`` seconds are rounded up to one of the policy's delays, at most the longest.
 
-    Raises TypeError where that isn't a number.
+    Raises TypeError if ``after`` isn't a number.
     """
 
     outcome = Outcome.RETRY
 
     def __init__(self, *args: object, after: float | None = None) -> None:
         super().__init__(*args)
-        if not isinstance(after, int | float | None):  # here the callback's own line is in the trace
-            raise TypeError(f"after is a number of seconds, not {after!r}")
+        if not isinstance(after, int | float | None):  # raised here, the traceback shows the callback's line
+            raise TypeError(f"after must be a number of seconds, not {after!r}")
         self.after = after
 
 
 class Park(ExplicitOutcome):
-    """No other try will do: put the message where a person looks at it."""
+    """Move the message to the parking queue: retries would not help."""
 
     outcome = Outcome.PARK
 
 
 class Unreadable(Exception):
-    """The body can't be decoded, or nobody said how. Raised before the callback; no other try will change it."""
+    """The body can't be decoded, or has no decoder. Raised before the callback; retries would not help."""
 
 
 class TimeLimitExceeded(Exception):
-    """The callback had its message for longer than its time limit."""
+    """The callback exceeded its time limit."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What an exception means. ``default`` is for all that ``by_error`` doesn't name, the nearest class first.
+    """Outcomes of exceptions: ``by_error`` for an exception's nearest class, or ``default``.
 
-    ``delays`` are seconds: before the second try, the third, and so on.
+    ``delays`` are the seconds before the second attempt, the third, and so on.
     """
 
     default: Outcome = Outcome.RETRY
@@ -89,16 +89,16 @@ class Policy:
 
 
 class Decision(NamedTuple):
-    """What becomes of a message; ``delay`` is in seconds, with RETRY alone."""
+    """The outcome of a message. ``delay`` is in seconds, for RETRY only."""
 
     outcome: Outcome
     delay: float = 0
 
 
 def decide(error: BaseException, policy: Policy, attempts: int, redelivered: bool) -> Decision:
-    """Return what becomes of a message.
+    """Return the outcome of a message.
 
-    ``attempts`` is how often it failed before and was sent on a delay; ``redelivered`` is what the broker said.
+    ``attempts`` is how often it failed and was delayed; ``redelivered`` is the broker's flag.
     """
     outcome = _outcome(error, policy)
     if outcome is Outcome.REQUEUE and (redelivered or attempts):
@@ -118,10 +118,10 @@ def _outcome(error: BaseException, policy: Policy) -> Outcome:
     if isinstance(error, ExplicitOutcome):
         return error.outcome
     if isinstance(error, Unreadable):
-        # Somebody else's message is no reason to stop, and another try would end as this one.
+        # A bad message must not stop the consumer, and retries would not help.
         return Outcome.DISCARD if policy.default is Outcome.DISCARD else Outcome.PARK
     for kind in type(error).__mro__:
         if kind in policy.by_error:
             return policy.by_error[kind]
-    # SystemExit and the like: whoever raises them wants the process to end.
+    # SystemExit and the like are meant to end the process.
     return policy.default if isinstance(error, Exception) else Outcome.HALT

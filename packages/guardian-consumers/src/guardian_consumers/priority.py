@@ -1,19 +1,17 @@
-"""Priority: one logical queue, whose messages with a high priority are handled before those with a low one.
+"""Priorities: messages of a logical queue with a higher priority are handled first.
 
-Two ways, by one setting. *Ranges*, as "0-4,5-9", put the messages into a queue of their own for each range, a level;
-the consumer reads them all, each on a channel of its own with a prefetch that doubles with the level, and has what
-arrived wait by level. *The broker's own*, "broker", is one classic queue with ``x-max-priority``.
+A setting chooses one of two ways. *Ranges*, such as "0-4,5-9", have a physical queue for each range, called a level.
+The consumer reads each level on its own channel, with a prefetch that doubles with each level, and buffers deliveries
+by level. *Broker*, "broker", uses a single classic queue with ``x-max-priority``.
 
-How a message finds its level: a publisher sets the routing key and the priority, and knows no queue and no range.
-`Publisher.publish` writes the priority into the property, for the broker's own, and into a header, as no exchange
-routes by the property. The consumer binds a headers exchange of its own to the one exchange by its routing keys, and
-its upper levels to that, one binding for each priority. What matches none goes by the alternate exchange to the lowest
-level. So the consumer alone changes the ranges, and none of it is seen by those who publish or read the same key
-without priorities. Routing keys by level, and no further exchange, would need publishers that know what their readers
-do. All names are the Pulse user's own.
+Routing to levels: publishers only set a routing key and a priority. `Publisher.publish` writes the priority into the
+property, for the broker, and into a header, since exchanges can't route by the property. The consumer declares a
+headers exchange, binds it to the main exchange with its routing keys, and binds the upper levels to it, once for each
+priority. The alternate exchange routes all other messages to the lowest level. So only consumers need to know the
+ranges, and publishers or plain consumers of the same key notice nothing. All names belong to the Pulse user.
 
-The lowest level is the queue that a plain consumer of the same key reads. What the consumer that connected last says
-holds. While it changes bindings a message may go to the lowest level, or into two queues, but never nowhere.
+The lowest level is the queue that a plain consumer of the same key reads. The last connected consumer determines the
+bindings. While it changes them, a message may go to the lowest level or to two queues, but is never lost.
 """
 
 import re
@@ -38,49 +36,49 @@ from guardian_consumers.source import (
 )
 
 MAX_PRIORITY = 9
-"""Priorities are from 0, the lowest and the default, to this one."""
+"""The highest priority. The lowest and default is 0."""
 
 PRIORITY_HEADER = "consumer-priority"
-"""The header that says the priority to the headers exchange: as text, "7". Such an exchange compares types too, and
-clients write a number as one of four, and text as one alone."""
+"""The header with the priority as text, "7". A headers exchange also compares types, and clients encode numbers as one
+of four types, but text as a single one."""
 
 BROKER = "broker"
-"""What the setting says for the broker's own priorities."""
+"""The setting for the broker's own priorities."""
 
 _PRIORITY = re.compile("[0-9]")
 _RANGE = re.compile(r"([0-9])(?:-([0-9]))?", re.ASCII)
 
 
 def source_for(key: str, routing_keys: Sequence[str] = (), priorities: str = "", ageing: float | None = None) -> Source:
-    """Return the source that the settings ask for: without ``priorities`` a plain queue.
+    """Return the source for these settings: a plain queue without ``priorities``.
 
-    Raises SettingsError for what can't be used.
+    Raises SettingsError for invalid settings.
     """
     if not priorities:
         return PlainQueue(key, routing_keys)
     if priorities != BROKER:
         return PriorityQueues(key, priorities, routing_keys, ageing)
     if ageing is not None:
-        raise SettingsError("RABBIT_PRIORITY_AGEING is for ranges: the broker's own priorities know no ageing")
+        raise SettingsError("RABBIT_PRIORITY_AGEING needs ranges: the broker's own priorities have no ageing")
     return BrokerPriorities(key, routing_keys)
 
 
 def parse_ranges(text: str) -> tuple[range, ...]:
-    """Return the priorities of each level, the lowest first: from "0-4,5-9", two.
+    """Parse ranges such as "0-4,5-9". Return the priorities of each level, the lowest first.
 
-    Raises SettingsError where they aren't all priorities once, in order.
+    Raises SettingsError unless the ranges contain all priorities once, in order.
     """
     found = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
     ranges = tuple(range(int(one[1]), int(one[2] or one[1]) + 1) for one in found if one)
     if len(ranges) < len(found) or [number for one in ranges for number in one] != list(range(MAX_PRIORITY + 1)):
         raise SettingsError(
-            f"RABBIT_PRIORITIES is {BROKER}, or the ranges from 0 to {MAX_PRIORITY} in order, like 0-4,5-9"
+            f"RABBIT_PRIORITIES must be {BROKER}, or ranges from 0 to {MAX_PRIORITY} in order, such as 0-4,5-9"
         )
     return ranges
 
 
 def priority_of(properties: Any) -> int:
-    """Return a message's priority, from 0 to 9: the header, and without one that can be read the property."""
+    """Return a message's priority, from 0 to 9: a valid header, or else the property."""
     header = (properties.headers or {}).get(PRIORITY_HEADER)
     if isinstance(header, str) and _PRIORITY.fullmatch(header):
         return int(header)
@@ -89,12 +87,11 @@ def priority_of(properties: Any) -> int:
 
 @dataclass(frozen=True)
 class PriorityQueues:
-    """One logical queue over one physical queue for each range of priorities.
+    """A logical queue with a physical queue for each range of priorities.
 
-    Higher levels come first, whatever waits below; within a level what arrived first. That is strict: while there is
-    work above, nothing below is handled. With ``ageing``, which is in seconds, a message rises by one level each time
-    it has waited here for so long. ``key`` and ``routing_keys`` are as those of a `PlainQueue`.
-    Raises SettingsError for what can't be used.
+    Higher levels come strictly first, and within a level the oldest message. With ``ageing``, in seconds, a waiting
+    message rises one level per interval. ``key`` and ``routing_keys`` are as in `PlainQueue`.
+    Raises SettingsError for invalid values.
     """
 
     key: str
@@ -105,7 +102,7 @@ class PriorityQueues:
     def __post_init__(self) -> None:
         _ = self.levels
         if self.ageing is not None and not 0 < self.ageing < float("inf"):
-            raise SettingsError("RABBIT_PRIORITY_AGEING is a number of seconds above 0")
+            raise SettingsError("RABBIT_PRIORITY_AGEING must be a number of seconds above 0")
 
     @property
     def levels(self) -> tuple[range, ...]:
@@ -113,11 +110,11 @@ class PriorityQueues:
         return parse_ranges(self.ranges)
 
     def queues(self, names: Names, prefetch: int) -> Sequence[PhysicalQueue]:
-        """Return a queue for each level, the highest first, with a prefetch that doubles from one to the next.
+        """Return a queue for each level, the highest first. The prefetch doubles with each level.
 
-        There are half as many threads again as the prefetch of the lowest, and at least two. So the lowest never has
-        them all, and what is higher finds one at once; and any other level with a backlog has as many here as there are
-        threads, or more, so that none of them turns to a lower one while the next of this level is on its way.
+        There are one and a half times as many threads as the lowest level's prefetch, and at least two. So the lowest
+        level never occupies all threads, and higher messages find an idle one. Any other level with a backlog fills all
+        threads, so that none takes a lower message while the next of this level is in transit.
         """
         queue = names.queue(self.key)
         return [
@@ -126,14 +123,14 @@ class PriorityQueues:
         ]
 
     def create_buffer(self) -> DeliveryBuffer:
-        """Return a place where higher levels come first."""
+        """Return a buffer that prefers higher levels."""
         return RankedBuffer(len(self.levels), lambda delivery: delivery.level, self.ageing)
 
     def routes(self, names: Names) -> Iterator[Exchange | Binding]:
         """Return the exchanges and bindings.
 
-        Bindings of other ranges go first, while what they led elsewhere goes to the lowest level, and those of these
-        ranges come last. One that was never there may be taken away all the same.
+        Bindings of other ranges are removed first, and those of these ranges added last; in between, messages go to the
+        lowest level. AMQP allows the removal of missing bindings.
         """
         queue, ranked, unranked = (
             names.queue(self.key),
@@ -157,7 +154,7 @@ class PriorityQueues:
         for level, number in sorted(wanted):
             yield _priority_binding(ranked, queue, level, number)
         for level in range(len(self.levels)):
-            # The move to the broker's own, or to fewer levels, had led it away.
+            # An earlier move to broker priorities, or to fewer levels, redirected this key.
             again = return_key(level_queue(queue, level))
             yield Binding(names.exchange, ranked, again, to_exchange=True, present=False)
             yield Binding(names.exchange, priority_queue(queue), again, present=False)
@@ -167,10 +164,10 @@ class PriorityQueues:
 
 @dataclass(frozen=True)
 class BrokerPriorities:
-    """One logical queue that is one physical queue too, with the broker's own priorities.
+    """A logical queue with a single physical queue and the broker's own priorities.
 
-    The broker sends what is highest of what waits there; what came already waits here by its priority. RabbitMQ has
-    them for classic queues alone.
+    The broker delivers the highest messages first, and the consumer buffers deliveries by priority. RabbitMQ only has
+    priorities for classic queues.
     """
 
     key: str
@@ -182,11 +179,11 @@ class BrokerPriorities:
         return [PhysicalQueue(name, (), prefetch, arguments={"x-max-priority": MAX_PRIORITY})]
 
     def create_buffer(self) -> DeliveryBuffer:
-        """Return a place where higher priorities come first."""
+        """Return a buffer that prefers higher priorities."""
         return RankedBuffer(MAX_PRIORITY + 1, lambda delivery: priority_of(delivery.properties), single_queue=True)
 
     def routes(self, names: Names) -> Iterator[Exchange | Binding]:
-        """Return the bindings of this queue, and those of the ranges' queues, which go."""
+        """Return the bindings of this queue, and the removals of the ranges' bindings."""
         queue, ranked = names.queue(self.key), priority_exchange(names, self.key)
         own = priority_queue(queue)
         for key in _routing_keys(self, names):
@@ -197,11 +194,11 @@ class BrokerPriorities:
 
 
 class RankedBuffer:
-    """DeliveryBuffer by rank, from 0 to ``ranks`` - 1: the highest first, and of one rank what arrived first.
+    """A buffer of deliveries with ranks from 0 to ``ranks`` - 1: the highest rank first, then the oldest.
 
-    With ``ageing`` a message's rank rises by one with each so many seconds that it waits, so that one of the lowest is
-    before all that arrive later than ``ageing`` times the difference of their ranks. What is overdue is so later by the
-    time that it takes to rise. ``clock`` gives seconds.
+    With ``ageing``, a waiting message rises one rank per interval of so many seconds. So it precedes messages of a
+    higher rank that arrive later than ``ageing`` times the difference of ranks. Messages become overdue later by the
+    time of rising through all ranks. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -223,7 +220,7 @@ class RankedBuffer:
         self._lock = threading.Lock()
 
     def put(self, delivery: Delivery) -> None:
-        """Add one at the end of its rank."""
+        """Add a delivery to its rank."""
         line = self._queues[self._rank(delivery)]
         with self._lock:
             line.append((self._clock(), delivery))
@@ -233,7 +230,7 @@ class RankedBuffer:
         return self._length
 
     def take(self) -> Delivery | None:
-        """Remove and return the first of the highest rank."""
+        """Remove and return the oldest delivery of the highest rank."""
         with self._lock:
             waiting = [rank for rank in range(len(self._queues) - 1, -1, -1) if self._queues[rank]]
             if not waiting:
@@ -242,16 +239,16 @@ class RankedBuffer:
             if ageing is None or len(waiting) == 1:
                 first = waiting[0]
             else:
-                # As if those of a higher rank had come earlier: what is added by waiting is the same for all.
+                # Waiting adds the same to all ranks, so a higher rank is equivalent to an earlier arrival.
                 first = min(waiting, key=lambda rank: self._queues[rank][0][0] - rank * ageing)
             self._length -= 1
             return self._queues[first].popleft()[1]
 
     def overdue(self) -> Sequence[Delivery]:
-        """Remove and return what has waited too long, and what has to go with it; see `OverdueBuffer`.
+        """Remove and return overdue deliveries, and those that must be requeued with them; see `OverdueBuffer`.
 
-        Those are all that would come before it, as its queue rests, and shouldn't: what is of its rank or below; and
-        where all ranks come ``together``, from one queue, what is above, which would keep out what is higher still.
+        The queues of overdue deliveries are suspended, so others would overtake them: those of the same or a lower
+        rank. With a ``single_queue`` for all ranks, higher ranks are requeued too: they would block even higher ones.
         """
         since = self._clock() - self._overdue
         found: list[Delivery] = []
@@ -266,7 +263,7 @@ class RankedBuffer:
 
 
 def _fallback_exchange(names: Names, key: str) -> str:
-    """Return the name of the exchange that gets what has no priority of an upper level."""
+    """Return the name of the alternate exchange, for messages without a priority of an upper level."""
     return f"{names.routing_key(key)}.unranked"
 
 

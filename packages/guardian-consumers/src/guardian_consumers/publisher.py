@@ -1,8 +1,8 @@
-"""Publishing with confirms, from any number of threads, over a connection of its own.
+"""A thread-safe publisher with confirms and its own connection.
 
-yapw publishes on the channel that it consumes from, without confirms. A broker that runs short of memory or disk stops
-reading from every connection that publishes: acknowledgements on it would stand still too, and the queues couldn't get
-shorter. So what consumes never publishes here, and what publishes never consumes.
+A broker that runs short of memory or disk stops reading from connections that publish. On a shared connection this
+would also block acks, and the queues could not get shorter. So consuming and publishing never share a connection.
+(yapw publishes on its consuming channel, without confirms.)
 """
 
 import logging
@@ -29,11 +29,11 @@ from guardian_consumers.settings import Settings
 logger = logging.getLogger(__name__)
 
 PATIENCE_CHECK_SECONDS = 0.5
-"""How often whoever is patient is asked whether it still is."""
+"""The interval of calling ``keep_waiting``."""
 
 
 class Publication(NamedTuple):
-    """A message that is ready to be sent, by a whole routing key; ``properties`` are pika's, with a message id."""
+    """A message to send. ``routing_key`` is complete; ``properties`` are pika's, with a message id."""
 
     routing_key: str
     body: bytes
@@ -42,7 +42,7 @@ class Publication(NamedTuple):
 
 
 class _PendingMessage:
-    """A message that somebody waits for to be confirmed."""
+    """A message that is not yet confirmed."""
 
     __slots__ = ("body", "done", "exchange", "mandatory", "properties", "returned", "routing_key", "sent")
 
@@ -57,16 +57,16 @@ class _PendingMessage:
         self.done: Future[None] = Future()
 
     def matches_return(self, method: Any, properties: Any, body: bytes) -> bool:
-        """Whether this is the message that the broker gives back, or one like it in all that it says of it."""
-        said = method.exchange, method.routing_key, properties.message_id, body
-        return self.mandatory and said == (self.exchange, self.routing_key, self.properties.message_id, self.body)
+        """Return whether a returned message equals this one."""
+        returned = method.exchange, method.routing_key, properties.message_id, body
+        return self.mandatory and returned == (self.exchange, self.routing_key, self.properties.message_id, self.body)
 
 
 class Publisher:
-    """Publishes to the settings' exchange, and declares it. It connects when it is first used.
+    """Publishes to the settings' exchange, and declares it. It connects at the first use.
 
-    Any thread may publish; each waits for its own confirmation, all over one channel. ``close`` it, or use it in a
-    ``with``.
+    It is thread-safe: all threads share a channel, and each waits for its own confirms. Call ``close``, or use it as a
+    context manager.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -77,10 +77,10 @@ class Publisher:
         self._closed = False
         self._failure: ConsumerError | None = None
         self.blocked = False
-        """Whether the broker takes nothing for now, as it runs short of memory or disk."""
+        """Whether the broker accepts no messages, since it runs short of memory or disk."""
         self._unsent: deque[_PendingMessage] = deque()
-        """What publishers add to, under ``_start_lock``, and the link's thread takes from."""
-        # The rest is the link's thread's.
+        """Publishers add to it under ``_start_lock``; the link's thread removes from it."""
+        # Only the link's thread uses the rest.
         self._channel: Any = None
         self._can_send = False
         self._last_tag = 0
@@ -93,7 +93,7 @@ class Publisher:
         self.close()
 
     def publish(self, body: Any, routing_key: str, *, timeout: float | None = None, **options: Any) -> None:
-        """Publish a message, and return when the broker has confirmed it; the options are those of `prepare`.
+        """Publish a message and wait for the broker's confirm. The options are those of `prepare`.
 
         ``timeout`` is in seconds, by default the settings' ``publish_timeout``.
         Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
@@ -112,17 +112,16 @@ class Publisher:
         mandatory: bool = False,
         **properties: Any,
     ) -> Publication:
-        """Return a message that `send` sends.
+        """Return a message for `send`.
 
-        ``routing_key`` is without the exchange's prefix. ``body`` is written as JSON; for another ``content_type`` it
-        is bytes or text. Consumers make queues and publishers don't: where nobody reads the key the message is gone, by
-        design, unless it is ``mandatory``. ``priority`` is from 0, which is the default, to 9. ``properties``
-        are AMQP's others.
+        ``routing_key`` is without the exchange's prefix. ``body`` is encoded as JSON; for another ``content_type`` it
+        must be bytes or text. Only consumers declare queues: without one the message is dropped, unless ``mandatory``.
+        ``priority`` is from 0, the default, to 9. ``properties`` are other AMQP properties.
         """
         if priority is not None:
             if not 0 <= priority <= MAX_PRIORITY:
-                raise ValueError(f"a priority is from 0 to {MAX_PRIORITY}, and not {priority}")
-            headers = {**(headers or {}), PRIORITY_HEADER: str(priority)}  # no exchange routes by the property
+                raise ValueError(f"a priority must be from 0 to {MAX_PRIORITY}, not {priority}")
+            headers = {**(headers or {}), PRIORITY_HEADER: str(priority)}  # exchanges can't route by the property
         if content_type == JSON:
             encoded = yapw.util.json_dumps(body)
         elif isinstance(body, str):
@@ -130,8 +129,8 @@ class Publisher:
         elif isinstance(body, bytes):
             encoded = body
         else:
-            raise TypeError(f"a body of {content_type} is bytes or text, not {type(body).__name__}")
-        made = pika.BasicProperties(
+            raise TypeError(f"a body of {content_type} must be bytes or text, not {type(body).__name__}")
+        all_properties = pika.BasicProperties(
             content_type=content_type,
             delivery_mode=2,
             priority=priority,
@@ -140,7 +139,7 @@ class Publisher:
             timestamp=int(time.time()),
             **properties,
         )
-        return Publication(self._names.routing_key(routing_key), encoded, made, mandatory)
+        return Publication(self._names.routing_key(routing_key), encoded, all_properties, mandatory)
 
     def send(
         self,
@@ -152,11 +151,11 @@ class Publisher:
         timeout: float | None = None,
         keep_waiting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Publish a message as it is, by a whole routing key, and return when the broker has confirmed it.
+        """Publish a message with a complete routing key, and wait for the broker's confirm.
 
-        ``properties`` need a message id. While it is ``keep_waiting()`` and the connection lives, a message that was sent is
-        waited for past the ``timeout``: given up, it might be published twice.
-        Raises NotPublished, and Unroutable for a mandatory message that no queue gets.
+        ``properties`` need a message id. While it is ``keep_waiting()`` and the connection lives, a message that was
+        sent is waited for past the ``timeout``: given up, it might be published twice. Raises NotPublished, and
+        Unroutable for a mandatory message that no queue gets.
         """
         pending, link = self._enqueue(routing_key, body, properties, mandatory)
         seconds = self._settings.publish_timeout if timeout is None else timeout
@@ -169,33 +168,30 @@ class Publisher:
             except FutureTimeout:
                 late = time.monotonic() >= until
                 if late and not (pending.sent and keep_waiting()) and pending.done.cancel():
-                    # Else it would stay until the broker takes messages again, and so would all that are given up.
+                    # Otherwise cancelled messages would pile up until the broker accepts messages again.
                     link.call(partial(self._discard_unsent, pending))
                     break
-        why = "it takes nothing, as it runs short of memory or disk" if self.blocked else "no answer"
+        why = "it accepts no messages, since it runs short of memory or disk" if self.blocked else "no answer"
         text = f"the broker has not confirmed the message in {seconds:g} s: {why}"
         raise NotPublished(text, unknown=pending.sent)
 
     def publish_async(self, routing_key: str, body: bytes, properties: Any, *, mandatory: bool) -> Future[None]:
-        """Publish a message as `send` does, and don't wait: the broker has it when the future says so.
+        """Publish a message as `send` does, without waiting. The future finishes with the broker's confirm.
 
-        What one thread posts is published in that order. Raises NotPublished, and so does the future.
+        Messages of one thread are published in order. This and the future raise NotPublished.
         """
         return self._enqueue(routing_key, body, properties, mandatory)[0].done
 
     def _enqueue(self, routing_key: str, body: bytes, properties: Any, mandatory: bool) -> tuple[_PendingMessage, Link]:
         pending = _PendingMessage(self._names.exchange, routing_key, body, properties, mandatory)
-        with self._start_lock:  # so that nothing is added when all that waits was failed
+        with self._start_lock:  # so that nothing is added after `_fail_unsent`
             link = self._started_link()
             self._unsent.append(pending)
         link.call(self._send_unsent)
         return pending, link
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Close the connection; what is unconfirmed then is not published, or nobody knows.
-
-        The broker has ``timeout`` seconds to answer.
-        """
+        """Close the connection within ``timeout`` seconds. Unconfirmed messages fail; they may be published or not."""
         with self._start_lock:
             self._closed = True
             link = self._link
@@ -214,7 +210,7 @@ class Publisher:
             self._link.start()
         return self._link
 
-    # All below runs in the link's thread.
+    # The methods below run in the link's thread.
 
     def _set_up(self, link: Link, connection: Any) -> Steps:
         connection.add_on_connection_blocked_callback(partial(self._set_blocked, True))
@@ -232,19 +228,22 @@ class Publisher:
 
     def _set_blocked(self, blocked: bool, *_: Any) -> None:
         self.blocked = blocked
-        logger.warning("The broker %s messages.", "runs short of memory or disk and takes no" if blocked else "takes")
+        state = "runs short of memory or disk and accepts no messages" if blocked else "accepts messages again"
+        logger.warning("The broker %s.", state)
         if not blocked:
             self._send_unsent()
 
     def _discard_unsent(self, pending: _PendingMessage) -> None:
-        """Drop a message that was given up before it was sent."""
-        with suppress(ValueError):  # it was sent all the same, a moment before
+        """Drop a cancelled message that wasn't sent."""
+        with suppress(ValueError):  # it was sent just before
             self._unsent.remove(pending)
 
     def _send_unsent(self) -> None:
         while self._unsent and self._can_send and not self.blocked:
             pending = self._unsent.popleft()
-            pending.sent = True  # before the look: whoever gives up cancels first and looks at this then
+            pending.sent = (
+                True  # set before checking for a cancellation: `send` cancels first and reads this afterwards
+            )
             if pending.done.cancelled():
                 continue
             self._last_tag += 1
@@ -254,13 +253,13 @@ class Publisher:
                     pending.exchange, pending.routing_key, pending.body, pending.properties, pending.mandatory
                 )
             except Exception as error:
-                # A property that AMQP can't hold: nothing of it was sent.
+                # A property can't be encoded. Nothing was sent.
                 self._last_tag -= 1
                 del self._unconfirmed[self._last_tag + 1]
-                _fail(pending, NotPublished(f"the message can't be sent: {error!r}"))
+                _fail(pending, NotPublished(f"the message can't be encoded: {error!r}"))
 
     def _on_return(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        """Note which message no queue gets: it is told before its confirmation, and without its number."""
+        """Mark an unroutable message. The broker returns it before its confirm, without the delivery tag."""
         for pending in self._unconfirmed.values():
             if not pending.returned and pending.matches_return(method, properties, body):
                 pending.returned = True
@@ -272,7 +271,7 @@ class Publisher:
         for one in tags:
             pending = self._unconfirmed.pop(one, None)
             if pending is None:
-                continue  # it was failed, as the connection is given up
+                continue  # the connection is being closed, and the message has failed
             if rejected:
                 _fail(pending, NotPublished("the broker rejected the message; a queue may be full"))
             elif pending.returned:
@@ -302,12 +301,12 @@ class Publisher:
 
 
 def declare_exchange(channel: Any, exchange: str) -> Callable[..., Any]:
-    """Return the step that declares the exchange as yapw does: direct and durable."""
+    """Return the step that declares a direct durable exchange, as yapw does."""
     return partial(channel.exchange_declare, exchange, exchange_type="direct", durable=True)
 
 
 def _finish(pending: _PendingMessage) -> None:
-    if pending.done.set_running_or_notify_cancel():  # else nobody waits any more
+    if pending.done.set_running_or_notify_cancel():  # otherwise it was cancelled
         pending.done.set_result(None)
 
 

@@ -1,9 +1,8 @@
-"""No faster than so many a second: a token bucket, for one process or, through Redis, for many.
+"""Token buckets that limit the rate of messages, for one process or, through Redis, for many.
 
-A bucket gains ``rate`` tokens a second and holds at most ``burst``; each message takes one. So in no stretch of ``t``
-seconds are more than ``rate * t + burst`` taken. That is kept to whatever happens: a bucket begins empty, since nobody
-knows what was taken a moment before, by a process that ended or from a Redis that lost it. What is in doubt makes it
-slower, and never faster.
+A bucket gains ``rate`` tokens a second and has at most ``burst``; each message takes one. So in any ``t`` seconds at
+most ``rate * t + burst`` tokens are taken. Failures never break this limit: a bucket starts empty, since an earlier
+process, or a Redis that lost its data, may just have used all tokens.
 """
 
 import logging
@@ -20,46 +19,43 @@ from guardian_consumers.errors import SettingsError
 logger = logging.getLogger(__name__)
 
 BURST_SECONDS = 0.1
-"""The burst is the rate's tokens of so long, where it isn't given: no ten seconds then see more than 1 % above it."""
+"""The default burst is the tokens of this time, so that no ten seconds exceed the rate by more than 1 %."""
 
 PREFETCH_SECONDS = 1.0
-"""Messages for so long are held here, beside those in hand: enough to hide the way to the broker, and few that another
-could work on."""
+"""The prefetch in seconds of work: enough to hide the network latency, yet few messages that others could handle."""
 
 MIN_SLEEP_SECONDS = 0.005
-"""For how long a taker sleeps at least, where the burst lets it find the tokens of that time afterwards."""
+"""The shortest sleep of a waiting thread, if the burst can store the tokens of this time."""
 
 MAX_TOKEN_AGE_SECONDS = 0.1
-"""For how long, at most, a token may be on its way from the bucket to its use: a thread that has just taken one may
-have to wait for the processor, and a process takes several together from Redis. A bucket holds fewer than the burst, by
-what comes in during that time: used late or not, they keep to rate and burst."""
+"""The longest time between taking a token and using it: threads wait for the processor, and processes take batches from
+Redis. The bucket's capacity is the burst minus the tokens of this time, so that late use keeps to rate and burst."""
 
 MIN_TOKEN_AGE_SECONDS = 0.005
-"""With a burst so small that they could be kept for less than this, the bucket holds all of it, and they are taken from
-Redis one by one."""
+"""If the burst only permits a shorter age than this, the capacity is the burst, and tokens are fetched one by one."""
 
 REPLY_SECONDS = 1.0
-"""How long Redis has to answer."""
+"""Timeout of requests to Redis."""
 
 MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 10.0
-"""Seconds until Redis is tried again. They double each time; what is waited is a half to all of it, at random."""
+"""The backoff of retries doubles with each failure. A random half of it is jitter."""
 
 WARNING_INTERVAL_SECONDS = 60.0
-"""How often it is said that Redis is away."""
+"""The interval of warnings while Redis is unreachable."""
 
 WAIT = "wait"
-"""What happens while Redis is away: nothing is taken."""
+"""The setting to take nothing while Redis is unreachable."""
 
 IDLE_EXPIRY_SECONDS = 7 * 86400
 MAX_EXPIRY_SECONDS = 400 * 86400
-"""A bucket in Redis expires so long after it would be full, and at the latest so long after it was last used."""
+"""A bucket in Redis expires the first after it would be full, but at most the second after its last use."""
 
 MAX_RATE = 1_000_000.0
 MAX_BURST = 1_000_000_000.0
 
 
 class Bucket:
-    """The tokens, and no clock: the caller passes the time, in seconds of a monotonic clock. Not thread-safe."""
+    """A token bucket without a clock: the caller passes the time in monotonic seconds. Not thread-safe."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self.rate = rate
@@ -68,7 +64,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Take a token, if there is one."""
+        """Take a token, and return whether there was one."""
         self._level = min(self.burst, self._level + (now - self._at) * self.rate)
         self._at = now
         if self._level < 1:
@@ -77,21 +73,21 @@ class Bucket:
         return True
 
     def give_back(self) -> None:
-        """Put back a token that was taken and not used."""
+        """Return an unused token."""
         self._level = min(self.burst, self._level + 1)
 
     @property
     def wait_seconds(self) -> float:
-        """In how many seconds after the last `take` there is a token."""
+        """Seconds from the last `take` to the next token."""
         return max(0.0, (1 - self._level) / self.rate)
 
 
 class TokenBucket:
-    """A limiter for one process; threads and consumers of it may share one.
+    """A limiter for one process, whose threads and consumers may share it.
 
-    ``rate`` is in tokens a second. ``burst`` is how many may be taken at once after a pause; None: as many as come in a
-    tenth of a second, and at least one. ``clock`` and ``sleep`` are as `time.monotonic` and `time.sleep`.
-    Raises SettingsError for what can't be used.
+    ``rate`` is in tokens per second. ``burst`` is the number of tokens available at once after a pause, by default
+    those of a tenth of a second, but at least one. ``clock`` and ``sleep`` replace `time.monotonic` and `time.sleep`.
+    Raises SettingsError for invalid values.
     """
 
     def __init__(
@@ -111,13 +107,13 @@ class TokenBucket:
         self._bucket = Bucket(self.rate, self.burst - self.rate * self.max_token_age, clock())
 
     def prefetch(self, most: int) -> int:
-        """Return how many messages are worth holding here beside those in hand, from 1 to ``most``."""
+        """Return the prefetch, from 1 to ``most``, not counting messages whose callbacks run."""
         return prefetch(self.rate, most)
 
     def take(self, timeout: float) -> float:
-        """Take a token, and wait for at most ``timeout`` seconds until there is one.
+        """Take a token, waiting up to ``timeout`` seconds.
 
-        Return 0 where it was taken, and else in how many seconds there may be one.
+        Return 0 if a token was taken, otherwise the seconds until there may be one.
         """
         until = self._clock() + timeout
         while True:
@@ -131,7 +127,7 @@ class TokenBucket:
             self._sleep(_sleep_seconds(max(seconds, self._min_sleep), until - now))
 
     def give_back(self) -> None:
-        """Put back a token that was taken and not used."""
+        """Return an unused token."""
         with self._lock:
             self._bucket.give_back()
 
@@ -152,24 +148,25 @@ redis.call('HSET', KEYS[1], 'level', left, 'at', string.format('%.0f', now), 'se
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 return {taken, left}
 """
-"""`Bucket`, in Redis, in one step and by Redis's own clock. If that is set back, the level stays.
+"""`Bucket` as an atomic script that uses Redis's clock. If the clock is set back, the level stays.
 
-A Redis that was started again may have lost the last second, or is another one that lagged behind: by its run id the
-bucket knows, and begins anew, empty."""
+A changed run id means that Redis was restarted or failed over, and may have lost recent writes. Then the bucket
+restarts
+empty."""
 
 
 class SharedTokenBucket:
-    """A limiter for all processes, on all machines, that give the same ``name``, ``rate`` and ``burst``.
+    """A limiter shared by all processes, on all machines, with the same ``name``, ``rate`` and ``burst``.
 
-    ``rate`` and ``burst`` are as `TokenBucket`'s. ``redis_url`` is redis://…, rediss://… or unix://…: one server, or a
-    name that leads to the one which may be written to.
+    ``rate`` and ``burst`` are as in `TokenBucket`. ``redis_url`` is redis://…, rediss://… or unix://… and must lead to
+    a writable server.
 
-    Asking Redis for each token would cost each process a good part of a core at thousands a second. So it takes several
-    together, as many as it used lately, keeps them for ``life`` seconds at most, and puts the others back.
+    A request to Redis for each token would cost much of a core at thousands per second. So the limiter fetches batches
+    sized by the recent use, keeps tokens for at most ``max_token_age`` seconds, and returns unused ones.
 
-    While Redis is away: "wait" takes nothing, and says so in the log once a minute; a number lets each process take so
-    many a second by itself. Redis is tried again after half a second at first and 10 s at most.
-    Raises SettingsError for what can't be used; nothing is connected to yet.
+    ``away`` applies while Redis is unreachable: "wait" takes nothing and logs a warning every minute; a number is the
+    rate of each process on its own. Retries begin after half a second and back off to 10 s.
+    Raises SettingsError for invalid values. It doesn't connect yet.
     """
 
     def __init__(
@@ -184,7 +181,7 @@ class SharedTokenBucket:
         self.rate, self.burst = validate_rate(rate, burst)
         self.name = name
         if not name:
-            raise SettingsError("a rate that is shared needs a name (RABBIT_RATE_NAME)")
+            raise SettingsError("a shared rate needs a name (RABBIT_RATE_NAME)")
         self._redis, self._errors, self._where = _redis_client(redis_url)
         self._script = self._redis.register_script(SCRIPT)
         self.max_token_age = max_token_age(self.rate, self.burst)
@@ -207,17 +204,17 @@ class SharedTokenBucket:
 
     @property
     def away(self) -> bool:
-        """Whether Redis did not answer the last time."""
+        """Whether the last request to Redis failed."""
         return self._away_since is not None
 
     def prefetch(self, most: int) -> int:
-        """Return how many messages are worth holding here beside those in hand, from 1 to ``most``."""
+        """Return the prefetch, from 1 to ``most``, not counting messages whose callbacks run."""
         return prefetch(self.rate, most)
 
     def take(self, timeout: float) -> float:
-        """Take a token, and wait for at most ``timeout`` seconds, and for Redis's answer, until there is one.
+        """Take a token, waiting up to ``timeout`` seconds plus the time of Redis's answer.
 
-        Return 0 where it was taken, and else in how many seconds there may be one.
+        Return 0 if a token was taken, otherwise the seconds until there may be one.
         """
         until = time.monotonic() + timeout
         while True:
@@ -229,12 +226,12 @@ class SharedTokenBucket:
             time.sleep(_sleep_seconds(max(seconds, self._min_sleep), until - now))
 
     def give_back(self) -> None:
-        """Put back a token that was taken and not used: for this process, or in a while for all."""
+        """Return an unused token, to this process first and later to all."""
         with self._lock:
             self._tokens += 1
 
     def _take(self) -> float:
-        """Take a token that is here, or ask for some; return 0, or in how many seconds to ask again."""
+        """Take a local token or fetch some. Return 0, or the seconds until the next attempt."""
         now = time.monotonic()
         if self._tokens and now < self._fetched_at + self.max_token_age:
             self._tokens -= 1
@@ -246,13 +243,13 @@ class SharedTokenBucket:
         return max(0.000001, self._next_fetch_at - time.monotonic())
 
     def _fetch(self, now: float) -> bool:
-        """Take tokens out of Redis; return whether there was one, and else set when to ask again."""
-        if self._tokens:  # those whose time is over: as many as were used of that lump are enough
+        """Fetch tokens from Redis, and return whether there was one; otherwise set the time of the next attempt."""
+        if self._tokens:  # they are too old: shrink the batch to the number of used ones
             self._batch = max(1, self._fetched - self._tokens)
             self._unused, self._tokens = self._unused + self._tokens, 0
         elif self._fetched and now < self._fetched_at + self.max_token_age / 2:
             self._batch = min(self._max_batch, self._batch * 2)
-        unused, self._unused = self._unused, 0  # what becomes of them in a call that fails, nobody knows
+        unused, self._unused = self._unused, 0  # a failed call may or may not have returned them
         self._fetched = 0
         try:
             key = f"consumers:rate:{self.name}"
@@ -263,7 +260,7 @@ class SharedTokenBucket:
         if self._away_since is not None:
             self._on_recovery()
         if taken < self._batch:
-            # It is empty now. To ask again for every single token would be to ask all the time.
+            # The bucket is empty. Wait until there may be half a batch, instead of asking for each token.
             self._next_fetch_at = time.monotonic() + (max(1, self._batch / 2) - float(left)) / self.rate
         if not taken:
             return False
@@ -272,7 +269,7 @@ class SharedTokenBucket:
 
     def _on_error(self, error: Exception) -> None:
         now = time.monotonic()
-        self._redis.connection_pool.disconnect()  # by a new connection it may find another server
+        self._redis.connection_pool.disconnect()  # a new connection may find another server
         if self._away_since is None:
             self._away_since, self._last_warning_at = now, -math.inf
             if self._fallback_rate:
@@ -281,7 +278,9 @@ class SharedTokenBucket:
         if now - self._last_warning_at >= WARNING_INTERVAL_SECONDS:
             self._last_warning_at = now
             what = (
-                f"this process takes {self._fallback_rate:g} a second by itself" if self._fallback else "messages wait"
+                f"this process is limited to {self._fallback_rate:g}/s on its own"
+                if self._fallback
+                else "messages wait"
             )
             logger.warning("rate %s: no token from Redis at %s (%s): %s", self.name, self._where, error, what)
         delay = min(MIN_BACKOFF_SECONDS * 2**self._failures, MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1)  # noqa: S311
@@ -296,29 +295,29 @@ class SharedTokenBucket:
 
 
 def validate_rate(rate: float, burst: float | None) -> tuple[float, float]:
-    """Return rate and burst, of which the second may be left out. Raises SettingsError for what can't be used."""
+    """Return rate and burst with the default filled in. Raises SettingsError for invalid values."""
     if not 0 < rate <= MAX_RATE:
-        raise SettingsError(f"a rate (RABBIT_RATE) is a number of messages a second, above 0 and up to {MAX_RATE:.0f}")
+        raise SettingsError(f"a rate (RABBIT_RATE) must be above 0 and up to {MAX_RATE:.0f} messages per second")
     if burst is None:
         burst = max(1.0, rate * BURST_SECONDS)
     if not 1 <= burst <= MAX_BURST:
-        raise SettingsError(f"a burst (RABBIT_BURST) is a number of messages, from 1 to {MAX_BURST:.0f}")
+        raise SettingsError(f"a burst (RABBIT_BURST) must be from 1 to {MAX_BURST:.0f} messages")
     return float(rate), float(burst)
 
 
 def max_token_age(rate: float, burst: float) -> float:
-    """Return for how many seconds a token may be on its way to its use; 0: the burst is too small for that."""
+    """Return the seconds within which a token must be used; 0 if the burst is too small to allow any."""
     seconds = min(MAX_TOKEN_AGE_SECONDS, burst / 4 / rate, (burst - 1) / rate)
     return seconds if seconds >= MIN_TOKEN_AGE_SECONDS else 0.0
 
 
 def prefetch(rate: float, most: int) -> int:
-    """Return how many messages are worth holding at this rate beside those in hand, from 1 to ``most``."""
+    """Return the prefetch for this rate, from 1 to ``most``, not counting messages whose callbacks run."""
     return max(1, min(most, math.ceil(rate * PREFETCH_SECONDS)))
 
 
 def _sleep_seconds(seconds: float, left: float) -> float:
-    return max(0.000001, min(seconds, left))  # so that no rounding makes a loop of no time at all
+    return max(0.000001, min(seconds, left))  # never 0, so that rounding can't cause a busy loop
 
 
 def _parse_fallback_rate(away: str | float) -> float:
@@ -329,12 +328,12 @@ def _parse_fallback_rate(away: str | float) -> float:
     except ValueError:
         rate = math.nan
     if not 0 < rate <= MAX_RATE:
-        raise SettingsError("while Redis is away (RABBIT_RATE_AWAY): wait, or a number of messages a second above 0")
+        raise SettingsError("RABBIT_RATE_AWAY must be wait, or a number of messages per second above 0")
     return rate
 
 
 def _redis_client(url: str) -> tuple[Any, tuple[type[Exception], ...], str]:
-    """Return a client, the roots of its errors, and where the server is, for people: without the password."""
+    """Return a client, the base classes of its errors, and the server's address without the password."""
     try:
         import redis
         from redis.backoff import NoBackoff
@@ -348,10 +347,10 @@ def _redis_client(url: str) -> tuple[Any, tuple[type[Exception], ...], str]:
             url,
             socket_timeout=REPLY_SECONDS,
             socket_connect_timeout=REPLY_SECONDS,
-            retry=Retry(NoBackoff(), 0),  # a call that may have taken tokens isn't made twice
+            retry=Retry(NoBackoff(), 0),  # a repeated call could take tokens twice
         )
     except ValueError:
-        # The error's text may have the password in it.
-        raise SettingsError("RABBIT_RATE_REDIS_URL can't be used; write redis://:password@host:6379/0") from None
-    # The last is a host's name that can't be one: found out when it is connected to.
+        # The error's text may contain the password.
+        raise SettingsError("RABBIT_RATE_REDIS_URL is invalid; write redis://:password@host:6379/0") from None
+    # UnicodeError: connecting to an invalid host name.
     return client, (redis.RedisError, OSError, UnicodeError), where

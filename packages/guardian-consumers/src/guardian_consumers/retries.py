@@ -1,15 +1,15 @@
-"""The delay queues and the parking queue: what they are, and what is written on the messages that go there.
+"""Delay and parking queues, and the headers of messages that are published there.
 
-A message that failed is published to a delay queue, with a confirmation, and acknowledged then. The delay queue has a
-TTL and dead-letters to the exchange, by a routing key that leads to the one work queue. Each delay has a queue of its
-own: in one with several the short ones would wait behind the long ones. All goes through the consumer's own exchange
-and none through the default one, to which a Pulse user may not publish.
+A failed message is published to a delay queue with a confirm, then acknowledged. A delay queue has a TTL and
+dead-letters to the consumer's exchange, with a routing key that leads to this work queue only. Each delay has its own
+queue: in a shared one, short delays would wait behind long ones. Nothing uses the default exchange: Pulse users may not
+publish to it.
 
-How often a message failed stands in a header of ours. ``x-death`` is the broker's, differs from version to version, and
-publishers can write it too; it is taken off.
+A header counts the failures. The broker's ``x-death`` differs between versions and publishers can forge it, so it is
+removed.
 
-A crash between the confirmation and the acknowledgement leaves the message twice: in the delay or parking queue, and in
-the work queue. Both have the same message id.
+A crash between the confirm and the ack leaves two copies with the same message id: one in the delay or parking queue,
+and one in the work queue.
 """
 
 import hashlib
@@ -24,34 +24,34 @@ from guardian_consumers.delivery import Delivery
 from guardian_consumers.names import Names, delay_queue, parking_queue, return_key
 
 ATTEMPTS = "consumer-attempts"
-"""How often it failed."""
+"""The number of failures."""
 EXCHANGE = "consumer-exchange"
 ROUTING_KEY = "consumer-routing-key"
-"""Where it was first published."""
+"""The exchange and routing key of the first publication."""
 QUEUE = "consumer-queue"
-"""Whose consumer wrote this."""
+"""The physical queue of the consumer that wrote the headers."""
 ERROR = "consumer-error"
 """The exception's class and text."""
 TRACEBACK = "consumer-traceback"
 FAILED_AT = "consumer-failed-at"
 """Seconds since 1970, as a whole number."""
 MOVED = "consumer-moved"
-"""True where the move between queues of priorities published it anew."""
+"""True if `move_priorities` moved the message."""
 KEPT_PREFIX = "consumer-kept-"
-"""Before the name of what was taken off: a property or header with which the broker would do something again."""
+"""Prefix for the names of removed properties and headers, which the broker would act on again."""
 GENERATED_ID_PREFIX = "made-"
-"""How an id begins that was made of a message that had none."""
+"""Prefix of the ids of messages without an id."""
 HEADERS_DROPPED = "consumer-headers-dropped"
-"""True where the headers were too long, or too odd, to be sent on with ours."""
+"""True if the original headers were dropped, since they were too long or can't be encoded."""
 
 TRACEBACK_BYTES = 16_000
 ERROR_BYTES = 2_000
 HEADER_BYTES = 100_000
-"""The headers of one message have to fit into one frame, which has 131,072 bytes by default."""
+"""Headers must fit into one frame, by default 131,072 bytes."""
 
 DELIVERY_LIMIT = 100
-"""How often a quorum queue hands out a message before it is parked. RabbitMQ 3 counts what was given back untouched,
-too, as at the end of a process; RabbitMQ 4, by default, drops a message after 20 times."""
+"""Deliveries by a quorum queue before it parks a message. RabbitMQ 3 also counts messages that were requeued unhandled,
+as at shutdown. RabbitMQ 4's default is to drop a message after 20 deliveries."""
 
 _BROKER_HEADERS = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
                 "x-last-death-exchange", "x-last-death-queue", "x-last-death-reason",
@@ -60,10 +60,10 @@ _INTERPRETED_HEADERS = ("CC", "BCC", "x-delay")
 
 
 def work_queue_arguments(queue_type: str, names: Names, queue: str) -> dict[str, Any]:
-    """Return the arguments of a work queue, other than its source's.
+    """Return the arguments of a work queue, without those of its source.
 
-    A quorum queue counts how often a message came back, and past a limit it goes to the parking queue: that is where
-    one ends that kills each process which takes it.
+    A quorum queue moves a message past its delivery limit to the parking queue, for instance one that kills each
+    process that handles it.
     """
     if queue_type == "classic":
         return {"x-queue-type": "classic"}
@@ -77,7 +77,7 @@ def work_queue_arguments(queue_type: str, names: Names, queue: str) -> dict[str,
 
 
 def delay_queue_arguments(queue_type: str, names: Names, queue: str, seconds: float) -> dict[str, Any]:
-    """Return the arguments of the queue in which this queue's messages wait for so many seconds."""
+    """Return the arguments of a queue's delay queue for this delay."""
     return {
         "x-queue-type": queue_type,
         "x-message-ttl": round(seconds * 1000),
@@ -88,21 +88,21 @@ def delay_queue_arguments(queue_type: str, names: Names, queue: str, seconds: fl
 
 
 _AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-"""A quorum queue then keeps a dead letter until another queue has it; the second is what the first asks for."""
+"""A quorum queue then keeps a dead letter until another queue has it. This strategy requires reject-publish."""
 
 
 def delayed(delivery: Delivery, names: Names, error: BaseException, delay: float) -> tuple[str, Any]:
-    """Return the routing key and properties with which a message goes on a delay of so many seconds."""
+    """Return the routing key and properties to publish a message to a delay queue."""
     return delay_queue(delivery.queue, delay), _properties(delivery, error, "")
 
 
 def parked(delivery: Delivery, names: Names, error: BaseException, trace: str) -> tuple[str, Any]:
-    """Return the routing key and properties with which a message goes to the parking queue."""
+    """Return the routing key and properties to publish a message to the parking queue."""
     return parking_queue(delivery.queue), _properties(delivery, error, trace)
 
 
 def moved(delivery: Delivery) -> Any:
-    """Return the properties with which a message is moved, unhandled, to another queue."""
+    """Return the properties to publish an unhandled message to another queue."""
     new, headers = _sanitized(delivery.properties)
     exchange, routing_key = first_published(delivery)
     ours = {EXCHANGE: exchange, ROUTING_KEY: routing_key, MOVED: True}
@@ -110,7 +110,7 @@ def moved(delivery: Delivery) -> Any:
 
 
 def first_published(delivery: Delivery) -> tuple[str, str]:
-    """Return the exchange and routing key with which a message was first published."""
+    """Return the exchange and routing key of a message's first publication."""
     headers = delivery.properties.headers or {}
     if not attempts_of(headers) and MOVED not in headers:
         return delivery.exchange, delivery.routing_key
@@ -118,18 +118,18 @@ def first_published(delivery: Delivery) -> tuple[str, str]:
 
 
 def attempts_of(headers: Mapping[str, Any]) -> int:
-    """Return how often a message failed before, whatever somebody wrote into the header."""
+    """Return how often a message failed; 0 if the header is missing or invalid."""
     attempts = headers.get(ATTEMPTS)
     return attempts if type(attempts) is int and 0 < attempts < 2**31 else 0
 
 
 def message_id_of(delivery: Delivery) -> str:
-    """Return the publisher's message id; without one, one made of what stays the same at each delivery."""
+    """Return the publisher's message id, or one derived from what is the same at each delivery."""
     properties = delivery.properties
     if properties.message_id:
         return str(properties.message_id)
-    said = repr((properties.timestamp, properties.correlation_id, properties.type, properties.app_id))
-    return GENERATED_ID_PREFIX + hashlib.sha256(said.encode() + b"\0" + delivery.body).hexdigest()[:32]
+    stable = repr((properties.timestamp, properties.correlation_id, properties.type, properties.app_id))
+    return GENERATED_ID_PREFIX + hashlib.sha256(stable.encode() + b"\0" + delivery.body).hexdigest()[:32]
 
 
 def describe_error(error: BaseException) -> str:
@@ -139,13 +139,13 @@ def describe_error(error: BaseException) -> str:
     try:
         return f"{name}: {error}"
     except Exception:
-        return f"{name}, whose text can't be had"
+        return f"{name} (its text raised an exception)"
 
 
 def _properties(delivery: Delivery, error: BaseException, trace: str) -> Any:
     new, headers = _sanitized(delivery.properties)
     if delivery.properties.expiration:
-        # It would count again.
+        # The expiration would apply again.
         headers[KEPT_PREFIX + "expiration"], new.expiration = new.expiration, None
     exchange, routing_key = first_published(delivery)
     ours: dict[str, Any] = {
@@ -162,7 +162,7 @@ def _properties(delivery: Delivery, error: BaseException, trace: str) -> Any:
 
 
 def _sanitized(old: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a copy of the properties, and of the headers, without what the broker would act upon or refuse."""
+    """Return copies of the properties and headers without those that the broker would act on or refuse."""
     new = copy(old)
     headers = {name: value for name, value in (old.headers or {}).items() if name not in _BROKER_HEADERS}
     for name in _INTERPRETED_HEADERS:
@@ -174,7 +174,7 @@ def _sanitized(old: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _with_headers(new: Any, headers: dict[str, Any], ours: dict[str, Any], message_id: str) -> Any:
-    """Return the properties with these headers, and ours; without what can't be sent, and then with ours alone."""
+    """Return the properties with these headers and ours, or with ours only if the others can't be encoded."""
     new.headers = {**headers, **ours}
     new.message_id = message_id
     new.delivery_mode = 2
@@ -187,7 +187,7 @@ def _with_headers(new: Any, headers: dict[str, Any], ours: dict[str, Any], messa
 
 
 def _truncated(text: str, most: int) -> str:
-    """Return at most so many bytes of a text: a fifth from its beginning, the rest from its end, where the cause is."""
+    """Truncate a text to ``most`` bytes: a fifth from its start, the rest from its end, where the cause is."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= most:
         return encoded.decode()
@@ -196,7 +196,7 @@ def _truncated(text: str, most: int) -> str:
 
 
 def _is_encodable(properties: Any) -> bool:
-    """Whether pika can write them, which reads more than it writes, and whether they fit into a frame."""
+    """Return whether pika can encode the properties (it decodes more than it encodes), and they fit into a frame."""
     try:
         return sum(map(len, properties.encode())) <= HEADER_BYTES
     except Exception:

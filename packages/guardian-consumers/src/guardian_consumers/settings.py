@@ -1,4 +1,4 @@
-"""What comes from the environment, by yapw's and the handbook's names."""
+"""Settings, read from environment variables with the names of yapw and its handbook."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,33 +15,27 @@ from guardian_consumers.rate import WAIT, SharedTokenBucket, TokenBucket
 from guardian_consumers.source import Limiter, Source
 
 YOUNG_PREFETCH, GROWN_PREFETCH = 1, 20
-"""The prefetch of a consumer that is young, and of one that has grown."""
 
 QUEUE_TYPES = ("classic", "quorum")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the broker is, what things are called there, and how a consumer behaves unless told otherwise.
+    """Settings of the broker, names and consumers.
 
-    ``url`` is amqp(s)://user:password@host:port/vhost. ``exchange`` is ``{project}_{environment}``. ``pulse_user``: the
-    account, where it may only use names of its own.
-    ``prefetch`` is "young" (1), "grown" (20), "growing" (1 until ``grows_after`` messages in a row were handled without
-    an error, 20 from then on), or a number.
-    ``threads``: how many callbacks run at once; None: as many as the prefetch, and with ranges of priority half as many
-    again, and two at least.
-    ``priorities``: the ranges of priority that are kept apart, as "0-4,5-9"; "broker": by the broker's own priorities;
-    empty: all are alike. ``priority_ageing``: with ranges, after how many seconds of waiting a message counts as one
-    level higher; None: never.
-    ``time_limit``: for how many seconds a callback may have a message that it hasn't acknowledged; 0: for ever.
-    ``grace``: how many seconds callbacks have to finish when the consumer is to stop; None: as long as they take.
-    ``hold_seconds``: for how long messages may wait here for a limiter before they are given back to the broker.
-    ``publish_timeout``: how many seconds the broker has to confirm a message.
-    ``rate``: how many messages are worked on in a second; None: as many as can be. ``burst``: how many at once after a
-    pause; None: those of a tenth of a second. ``rate_redis_url``: where processes share the rate; None: each has its
-    own. ``rate_name``: those who give the same share one rate; None: those of one queue do. ``rate_away``: "wait" while
-    Redis is away, or how many a second each process works on by itself.
-    Raises SettingsError for what can't be used.
+    ``url``: amqp(s)://user:password@host:port/vhost. ``exchange``: ``{project}_{environment}``. ``pulse_user``: the
+    account, if it may only use its own names. ``prefetch``: "young" (1), "grown" (20), "growing" (1 until
+    ``grows_after`` messages in a row succeed, then 20), or a number. ``threads``: the number of concurrent callbacks.
+    The default is the prefetch; with ranges of priorities one and a half times the prefetch, and at least two.
+    ``priorities``: ranges with their own queues, such as "0-4,5-9"; "broker" for the broker's own priorities; empty for
+    none. ``priority_ageing``: with ranges, the seconds after which a waiting message rises one level; None: never.
+    ``time_limit``: the seconds that a callback may take before it returns or acknowledges; 0: no limit. ``grace``: the
+    seconds for callbacks to finish at shutdown; None: no limit. ``hold_seconds``: how long messages may wait in memory
+    for a limiter before they are requeued. ``publish_timeout``: the seconds to wait for a confirm. ``rate``: messages
+    per second; None: no limit. ``burst``: messages at once after a pause; None: those of a tenth of a second.
+    ``rate_redis_url``: the Redis through which processes share the rate; None: each process has its own. ``rate_name``:
+    processes with the same name share a rate; None: the queue's name. ``rate_away``: while Redis is unreachable, "wait"
+    or the rate of each process on its own. Raises SettingsError for invalid settings.
     """
 
     url: str = field(repr=False)
@@ -67,22 +61,24 @@ class Settings:
     def __post_init__(self) -> None:
         _ = self.names, self.parameters
         if not (self.prefetch in ("young", "grown", "growing") or (isinstance(self.prefetch, int) and self.prefetch)):
-            raise SettingsError("RABBIT_PREFETCH is young, grown, growing or a number from 1")
+            raise SettingsError("RABBIT_PREFETCH must be young, grown, growing or a number from 1")
         if isinstance(self.prefetch, int) and not 1 <= self.prefetch <= 65535:
-            raise SettingsError("RABBIT_PREFETCH: a number is from 1 to 65535")
+            raise SettingsError("RABBIT_PREFETCH: a number must be from 1 to 65535")
         if self.threads is not None and self.threads < 1:
-            raise SettingsError("RABBIT_THREADS is a number from 1")
+            raise SettingsError("RABBIT_THREADS must be a number from 1")
         if self.queue_type not in QUEUE_TYPES:
-            raise SettingsError(f"RABBIT_QUEUE_TYPE is one of {', '.join(QUEUE_TYPES)}")
+            raise SettingsError(f"RABBIT_QUEUE_TYPE must be one of {', '.join(QUEUE_TYPES)}")
         self.source("any")
         if self.priorities == BROKER and self.queue_type != "classic":
             raise SettingsError("RABBIT_PRIORITIES: the broker's own priorities need RABBIT_QUEUE_TYPE=classic")
         if not all(0.001 <= delay <= 7 * 86400 for delay in self.policy.delays):
-            raise SettingsError("RABBIT_RETRY_DELAYS are seconds, from 0.001 to 604800 (a week), with commas")
+            raise SettingsError(
+                "RABBIT_RETRY_DELAYS must be comma-separated seconds, each from 0.001 to 604800 (a week)"
+            )
         if self.rate is None and (self.burst is not None or self.rate_redis_url):
-            raise SettingsError("RABBIT_RATE isn't set, and something else about the rate is")
+            raise SettingsError("RABBIT_RATE isn't set, but RABBIT_BURST or RABBIT_RATE_REDIS_URL needs it")
         if self.rate_redis_url is None and (self.rate_name or self.rate_away != WAIT):
-            raise SettingsError("RABBIT_RATE_NAME and RABBIT_RATE_AWAY are for a rate shared by RABBIT_RATE_REDIS_URL")
+            raise SettingsError("RABBIT_RATE_NAME and RABBIT_RATE_AWAY need RABBIT_RATE_REDIS_URL")
         self.limiter("any")
 
     @property
@@ -92,40 +88,40 @@ class Settings:
 
     @property
     def parameters(self) -> "pika.ConnectionParameters":
-        """What pika connects with. It has the password in it: never log it."""
+        """pika's connection parameters. They contain the password: never log them."""
         try:
             parts = urlsplit(self.url)
             if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
                 raise ValueError("no AMQP URL")
             parameters = pika.URLParameters(self.url)
         except Exception:
-            # The error's text may have the password in it, and so may its cause.
-            raise SettingsError("RABBIT_URL can't be used; write amqp://user:password@host:5672/vhost") from None
+            # The error's text and cause may contain the password.
+            raise SettingsError("RABBIT_URL is invalid; write amqp://user:password@host:5672/vhost") from None
         if parts.path in ("", "/"):
             parameters.virtual_host = "/"
-        parameters.connection_attempts = 1  # the link tries again by itself
+        parameters.connection_attempts = 1  # Link retries
         return parameters
 
     def source(self, key: str, routing_keys: Sequence[str] = ()) -> Source:
-        """Return the logical queue of this key: a plain one, or with priorities."""
+        """Return the source of this key: a plain queue, or one with priorities."""
         return source_for(key, routing_keys, self.priorities, self.priority_ageing)
 
     @property
     def young_prefetch(self) -> int:
-        """The prefetch with which the consumer starts."""
+        """The initial prefetch."""
         return {"young": YOUNG_PREFETCH, "growing": YOUNG_PREFETCH, "grown": GROWN_PREFETCH}.get(
             str(self.prefetch)
         ) or int(self.prefetch)
 
     @property
     def grown_prefetch(self) -> int:
-        """The largest prefetch that it comes to."""
+        """The final prefetch."""
         return {"young": YOUNG_PREFETCH, "growing": GROWN_PREFETCH, "grown": GROWN_PREFETCH}.get(
             str(self.prefetch)
         ) or int(self.prefetch)
 
     def limiter(self, name: str) -> Limiter | None:
-        """Return a new limiter for the ``rate``, by this name where none is set; None: there is no limit."""
+        """Return a new limiter for the ``rate``, or None without a rate. ``name`` is the default for ``rate_name``."""
         if self.rate is None:
             return None
         if self.rate_redis_url is None:
@@ -136,9 +132,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Read RABBIT_URL and RABBIT_EXCHANGE_NAME, and what there is of the others, each RABBIT_ and the field's name
-        in capitals; of the policy, RABBIT_ON_ERROR and RABBIT_RETRY_DELAYS.
+        """Read the settings from environment variables: RABBIT_ and the field's name in capitals.
 
+        RABBIT_URL and RABBIT_EXCHANGE_NAME are required. RABBIT_ON_ERROR and RABBIT_RETRY_DELAYS set the policy.
         Raises SettingsError, which names the variable.
         """
         named = {name: value.strip() for name, value in environment.items() if name.startswith("RABBIT_")}
@@ -152,9 +148,9 @@ class Settings:
         try:
             default = Outcome(given.get("ON_ERROR", Policy.default.value))
         except ValueError:
-            raise SettingsError(f"RABBIT_ON_ERROR is one of {', '.join(ON_ERROR)}") from None
+            raise SettingsError(f"RABBIT_ON_ERROR must be one of {', '.join(ON_ERROR)}") from None
         if default is Outcome.DONE:
-            raise SettingsError(f"RABBIT_ON_ERROR is one of {', '.join(ON_ERROR)}")
+            raise SettingsError(f"RABBIT_ON_ERROR must be one of {', '.join(ON_ERROR)}")
         delays = given.get("RETRY_DELAYS")
         return cls(
             url=given["URL"],
@@ -180,7 +176,7 @@ class Settings:
 
 
 ON_ERROR = [outcome.value for outcome in Outcome if outcome is not Outcome.DONE]
-"""What may be chosen for an exception that nobody foresaw."""
+"""The choices for RABBIT_ON_ERROR, the outcome of exceptions by default."""
 
 
 def _number(given: Mapping[str, str], name: str, default: float) -> float:
@@ -189,7 +185,7 @@ def _number(given: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = -1
     if not 0 <= value < float("inf"):
-        raise SettingsError(f"RABBIT_{name} is a number from 0")
+        raise SettingsError(f"RABBIT_{name} must be a number from 0")
     return value
 
 
@@ -197,4 +193,4 @@ def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise SettingsError("RABBIT_RETRY_DELAYS are seconds with commas between them, like 10,60,600") from None
+        raise SettingsError("RABBIT_RETRY_DELAYS must be comma-separated seconds, such as 10,60,600") from None

@@ -1,13 +1,12 @@
-"""Where messages come from, and in which order workers take them: the protocol, and the plain queue.
+"""The protocols of sources, delivery buffers and limiters, and the plain queue.
 
-A *source* is one logical queue. It says which physical queues are read, each on a channel of its own with a prefetch of
-its own, and gives the place in memory where what arrived waits for a worker. Everything else is the consumer's and the
-same for all sources: declaring, reading, acknowledging, reconnecting, delays, parking, SIGTERM. So a source holds no
-connection and no thread, and is exchanged by one argument: ``Consumer(…, source=PlainQueue("orders"))``.
+A *source* is a logical queue. It defines the physical queues to consume, each with its own channel and prefetch, and
+creates the buffer where deliveries wait for a worker. The consumer does everything else in the same way for all
+sources: declaring, consuming, acking, reconnecting, delaying, parking, shutting down. So a source has no connection and
+no thread, and one argument replaces it: ``Consumer(…, source=PlainQueue("orders"))``.
 
-Between source and workers stands at most one *limiter*, ``Consumer(…, limiter=…)``. A worker first sees that something
-waits, then waits for the limiter, and only then takes: what is worked on is what is first when there is room for it.
-One worker at a time waits there.
+A *limiter*, ``Consumer(…, limiter=…)``, may restrict the workers. One worker at a time checks that a delivery waits,
+then waits for the limiter, and only then takes the delivery that is first at this moment.
 """
 
 import time
@@ -21,16 +20,16 @@ from guardian_consumers.delivery import Delivery
 from guardian_consumers.names import Names, priority_exchange, priority_queue
 
 OVERDUE_SECONDS = 240.0
-"""For how long a message may wait here: a minute less than what a callback's time limit, 25 minutes, leaves of the
-broker's timeout for an acknowledgement, 30."""
+"""How long a delivery may wait in memory: a minute less than the difference between the broker's ack timeout (30
+minutes) and the default time limit of callbacks (25)."""
 
 
 @dataclass(frozen=True)
 class PhysicalQueue:
-    """One queue on the broker. ``name`` and ``routing_keys`` are whole, as the broker knows them.
+    """A queue on the broker, with its complete name and routing keys.
 
-    ``prefetch`` is how many of its messages may be here unacknowledged. ``level`` is handed on with its messages; the
-    consumer doesn't look at it. ``arguments`` are added to those of the consumer's queue type.
+    ``level`` is passed on with deliveries; the consumer ignores it. ``arguments`` are added to those of the consumer's
+    queue type.
     """
 
     name: str
@@ -41,55 +40,55 @@ class PhysicalQueue:
 
 
 class DeliveryBuffer(Protocol):
-    """What arrived and no worker has taken yet, in memory.
+    """Deliveries in memory that wait for a worker.
 
-    One thread puts, any number take and ask for the length; nothing here may block for long, or raise. A delivery that
-    is void, because its connection was lost, may be given all the same: the consumer leaves it out.
+    One thread calls ``put``; any threads call ``take`` and ``len``. No method may block for long or raise. ``take`` may
+    return deliveries of a lost connection: the consumer ignores them.
     """
 
     def put(self, delivery: Delivery) -> None:
-        """Add a message that arrived."""
+        """Add a delivery."""
 
     def take(self) -> Delivery | None:
-        """Remove and return what is to be worked on next; None: nothing waits."""
+        """Remove and return the next delivery, or None if there is none."""
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of deliveries."""
 
 
 @runtime_checkable
 class OverdueBuffer(Protocol):
-    """A place in which a message may wait too long: while others are preferred to it, or while all threads are busy."""
+    """A buffer where deliveries may wait too long, while others are preferred or all threads are busy."""
 
     def overdue(self) -> Sequence[Delivery]:
-        """Remove and return what has waited too long to be kept.
+        """Remove and return deliveries that have waited too long.
 
-        The consumer gives it back to the broker, which would else close the channel when its timeout is over, and
-        reads no more from those queues until nothing else waits here and a thread is free.
+        The consumer requeues them, since the broker closes the channel at its ack timeout. It suspends their queues
+        until the buffer is empty and a thread is idle.
         """
 
 
 class Source(Protocol):
-    """One logical queue."""
+    """A logical queue."""
 
     @property
     def key(self) -> str:
-        """Its name without the exchange's prefix, as a publisher sees it."""
+        """The name without the exchange's prefix, as publishers use it."""
 
     def queues(self, names: Names, prefetch: int) -> Sequence[PhysicalQueue]:
-        """Return the physical queues. Called at each connect, and again when the prefetch may have changed.
+        """Return the physical queues. Called at each connect, and when the prefetch may have changed.
 
-        ``prefetch`` is what a plain queue would have: 1 while young, 20 when grown, or less by the limiter. The names
-        must be the same each time.
+        ``prefetch`` is that of a plain queue: 1 while young, 20 when grown, or less with a limiter. The queues' names
+        must not change.
         """
 
     def create_buffer(self) -> DeliveryBuffer:
-        """Return an empty place to wait in. Called once for each consumer."""
+        """Return an empty buffer. Called once for each consumer."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of a source's own, durable. ``name`` is whole; ``kind`` is AMQP's type."""
+    """A durable exchange of a source. ``name`` is complete; ``kind`` is AMQP's type."""
 
     name: str
     kind: str
@@ -98,9 +97,9 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Binding:
-    """A binding from an exchange to a queue, or ``to_exchange``; not ``there``: one that must not be there.
+    """A binding from an exchange to a queue or, with ``to_exchange``, an exchange. Names and ``key`` are complete.
 
-    Names and ``key`` are whole.
+    ``present``: whether to add or remove it.
     """
 
     exchange: str
@@ -113,39 +112,36 @@ class Binding:
 
 @runtime_checkable
 class Routed(Protocol):
-    """A source that needs more than queues bound by routing keys."""
+    """A source that needs more than queues bound with routing keys."""
 
     def routes(self, names: Names) -> Iterable[Exchange | Binding]:
-        """Return what is to be there and what isn't, in the order in which it is to be done.
+        """Return the exchanges and bindings to add and remove, in order.
 
-        Called at each connect; the queues are declared then.
+        Called at each connect, after the queues were declared.
         """
 
 
 class Limiter(Protocol):
-    """What keeps workers from taking messages too fast."""
+    """Limits the rate at which workers take messages."""
 
     def prefetch(self, most: int) -> int:
-        """Return how many messages are worth holding here beside those in hand, from 1 to ``most``."""
+        """Return the prefetch, from 1 to ``most``, not counting messages whose callbacks run."""
 
     def take(self, timeout: float) -> float:
-        """Take a token, and block for at most ``timeout`` seconds until there is one.
+        """Take a token, waiting up to ``timeout`` seconds.
 
-        Return 0 where it was taken. Else return in how many seconds there may be one: when that is longer than the
-        consumer's ``hold_seconds``, it gives the messages that wait here back to the broker, so that others can work on
-        them, and reads on when it has a token. A consumer calls this by one thread at a time. It may not raise.
+        Return 0 if a token was taken, otherwise the seconds until there may be one. If these exceed the consumer's
+        ``hold_seconds``, the consumer requeues its waiting messages for other consumers, and resumes with the next
+        token. A consumer calls this from one thread at a time. It must not raise.
         """
 
     def give_back(self) -> None:
-        """Put back a token that was taken and not used."""
+        """Return an unused token."""
 
 
 @dataclass(frozen=True)
 class PlainQueue:
-    """One queue, first in, first out, bound by its own key, or by those given, to the exchange.
-
-    It is what a source looks like that does nothing special.
-    """
+    """A FIFO queue, bound to the exchange with its own key or with ``routing_keys``."""
 
     key: str
     routing_keys: Sequence[str] = ()
@@ -155,9 +151,9 @@ class PlainQueue:
         return [PhysicalQueue(names.queue(self.key), self._routing_keys(names), prefetch)]
 
     def routes(self, names: Names) -> Iterable[Exchange | Binding]:
-        """Return the bindings of the time when priorities were kept apart, which go: by them messages came twice.
+        """Return the removals of bindings from former priority settings, which would duplicate messages.
 
-        One that was never there may be taken away all the same.
+        AMQP allows the removal of missing bindings.
         """
         own = priority_queue(names.queue(self.key))
         for key in self._routing_keys(names):
@@ -168,18 +164,18 @@ class PlainQueue:
         return [names.routing_key(key) for key in self.routing_keys or [self.key]]
 
     def create_buffer(self) -> DeliveryBuffer:
-        """Return a first-in, first-out place."""
+        """Return a FIFO buffer."""
         return FifoBuffer()
 
 
 class FifoBuffer:
-    """DeliveryBuffer in the order of arrival."""
+    """A buffer in the order of arrival."""
 
     def __init__(self) -> None:
         self._deliveries: deque[Delivery] = deque()
 
     def put(self, delivery: Delivery) -> None:
-        """Add one at the end."""
+        """Add a delivery at the end."""
         self._deliveries.append(delivery)
 
     def __len__(self) -> int:
@@ -189,14 +185,14 @@ class FifoBuffer:
         """Remove and return the oldest."""
         try:
             return self._deliveries.popleft()
-        except IndexError:  # another worker was faster
+        except IndexError:  # another worker took it
             return None
 
     def overdue(self) -> Sequence[Delivery]:
-        """Remove and return what has waited too long; see `OverdueBuffer`."""
+        """Remove and return overdue deliveries; see `OverdueBuffer`."""
         since = time.monotonic() - OVERDUE_SECONDS
         found = []
         with suppress(IndexError):
             while self._deliveries[0].since < since:
-                found.append(self._deliveries.popleft())  # or the next one, where a worker is faster
+                found.append(self._deliveries.popleft())  # a worker may have taken this one; then the next is fine, too
         return found

@@ -1,4 +1,4 @@
-"""The time limit of callbacks, which the thread that waits for the consumer checks."""
+"""The time limit of callbacks, checked by the thread that waits for the consumer."""
 
 import logging
 import sys
@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 class TimeLimit:
     """Settles messages whose callbacks exceed the settings' ``time_limit``, and stops the consumer.
 
-    A thread can't be stopped from outside, so the process has to be started anew. Without a limit the broker's own
-    timeout (30 minutes) would close the channel, and the next thread would hang on the same message.
-    Each such message has a thread of its own: to settle it may take as long as the broker accepts no messages.
+    A thread can't be stopped from outside, so the process must be restarted. Without this limit the broker's ack
+    timeout (30 minutes) would close the channel, and the next thread would hang on the same message. Each such message
+    is settled in its own thread: this blocks while the broker accepts no messages.
     """
 
     def __init__(self, consumer: "Consumer", handler: Handler) -> None:
         self.threads: dict[Message, threading.Thread] = {}
-        """By message that exceeded the limit: the thread that settles it."""
+        """The threads that settle messages past the limit, by message."""
         self._consumer = consumer
         self._handler = handler
         self._name = consumer.source.key
 
     def check(self) -> None:
-        """Claim and settle the messages whose callbacks take too long."""
+        """Claim and settle the messages whose callbacks exceed the limit."""
         now, seconds = time.monotonic(), self._consumer.settings.time_limit
         for thread, (message, since) in list(self._handler.running.items()):
             if not seconds or now - since < seconds or not message._claim():
@@ -52,12 +52,12 @@ class TimeLimit:
         try:
             self._handler.failed(message, error, trace)
         except Exception as failure:
-            logger.exception("%s: %r can't be dealt with", self._name, message)
+            logger.exception("%s: %r can't be settled", self._name, message)
             self._handler.worker_failed(failure)
-        self._consumer.fail(Hung(f"{self._name}: {message!r}: {error}; start the process anew"))
+        self._consumer.fail(Hung(f"{self._name}: {message!r}: {error}; restart the process"))
 
     def all_running_settled(self) -> bool:
-        """Check, and return whether callbacks run, of which all messages are settled for the limit."""
+        """Check, and return whether callbacks run and all of their messages are settled for exceeding the limit."""
         self.check()
         threads = [self.threads.get(message) for message, _ in list(self._handler.running.values())]
         return bool(threads) and all(thread is not None and not thread.is_alive() for thread in threads)

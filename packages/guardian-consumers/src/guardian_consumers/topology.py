@@ -1,4 +1,4 @@
-"""What a consumer declares: the exchange, its queues with their delay and parking queues, and the bindings."""
+"""Declare a consumer's exchange, queues, delay and parking queues, and bindings."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from guardian_consumers.source import Binding, Exchange, PhysicalQueue, Routed, 
 
 
 def declare(link: Link, channel: Any, settings: Settings, source: Source, queues: Sequence[PhysicalQueue]) -> Steps:
-    """Declare and bind all of it over this channel."""
+    """Declare and bind everything over this channel."""
     names = settings.names
     link.current_step = f"the exchange {names.exchange}"
     yield declare_exchange(channel, names.exchange)
@@ -42,7 +42,7 @@ def _with_delays(settings: Settings, queue: PhysicalQueue) -> Iterator[tuple[str
 
 
 def _routing(channel: Any, route: Exchange | Binding) -> tuple[str, Callable[..., Any]]:
-    """Return the name and the step of a source's own exchange or binding, which it may remove too."""
+    """Return a description and the step that adds an exchange, or adds or removes a binding."""
     if isinstance(route, Exchange):
         step = partial(channel.exchange_declare, route.name, route.kind, durable=True, arguments=route.arguments)
         return f"the exchange {route.name}", step

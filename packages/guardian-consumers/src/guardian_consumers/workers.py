@@ -1,7 +1,7 @@
-"""The worker threads, which call callbacks, and the rate limit on what they take.
+"""The worker threads that run callbacks, and their rate limit.
 
-The I/O thread wakes a worker for a delivery, and that worker wakes the next one if it finds more waiting. So at most
-one is being woken at any time, and a callback that waits for something lets the next worker start at once.
+The I/O thread wakes a worker for a delivery, and this worker wakes the next one if more deliveries wait. So at most one
+worker is being woken at any time, and a blocking callback doesn't delay the next worker.
 """
 
 import logging
@@ -16,14 +16,14 @@ from guardian_consumers.source import DeliveryBuffer, Limiter
 logger = logging.getLogger(__name__)
 
 LIMITER_TIMEOUT_SECONDS = 0.5
-"""Timeout of one call to the limiter: how late a worker may notice the shutdown."""
+"""Timeout of one call to the limiter, and so the longest delay of a shutdown."""
 
 
 class RateLimited:
     """Takes waiting deliveries at the rate of a limiter, one worker at a time.
 
-    While the limiter has no token for longer than ``hold_seconds`` the connection is paused: no delivery should wait
-    here. So it is not requeued time after time: each time counts as a delivery, which a quorum queue limits.
+    While the limiter has no token for longer than ``hold_seconds``, the connection is paused, so that no delivery waits
+    in memory. This avoids repeated requeues, which count toward a quorum queue's delivery limit.
     """
 
     def __init__(self, connection: ConsumerConnection, limiter: Limiter, hold_seconds: float) -> None:
@@ -33,11 +33,11 @@ class RateLimited:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return how many deliveries wait, and one more while paused: a worker has to ask the limiter."""
+        """Return the number of waiting deliveries, plus one while paused, so that a worker calls the limiter."""
         return len(self._connection.waiting) + self._connection.paused
 
     def take(self) -> Delivery | None:
-        """Wait for a token, and take a delivery; return None if either is missing."""
+        """Wait for a token and take a delivery. Return None if either is missing."""
         with self._lock:
             if not len(self):
                 return None
@@ -50,16 +50,16 @@ class RateLimited:
                 self._connection.set_paused(False)
             delivery = self._connection.waiting.take()
             if delivery is None:
-                # The connection was lost, or has just resumed. A token kept for the next delivery would come on top of
-                # those that the limiter gains until then.
+                # The connection was lost or just resumed. A kept token would add to those that the limiter gains until
+                # the next delivery.
                 self._limiter.give_back()
             return delivery
 
 
 class Workers:
-    """A bounded number of threads, started when needed, that take from ``waiting`` and ``handle`` what they took.
+    """Up to ``threads`` threads, started on demand, that take deliveries from ``waiting`` and ``handle`` them.
 
-    ``failed`` is called if ``waiting`` or ``handle`` raises, in the worker's thread, which ends.
+    If ``waiting`` or ``handle`` raises, ``failed`` is called in the worker's thread, which ends.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Workers:
         self._ending = threading.Event()
 
     def wake(self) -> None:
-        """Have what waits taken as soon as a worker is free. Any thread may call this; it doesn't block."""
+        """Wake or start a worker if deliveries wait. Any thread may call this; it doesn't block."""
         if self._waking:
-            return  # that worker wakes the next
+            return  # the waking worker wakes the next one
         with self._lock:
             if self._waking or self._ending.is_set() or not len(self._waiting):
                 return
@@ -93,21 +93,21 @@ class Workers:
                 self._idle.pop().release()
                 return
             if len(self._started) >= self.threads:
-                return  # all are busy, and look for more when they are done
+                return  # busy workers take the next deliveries
             self._waking = True
             thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._started) + 1}", daemon=True)
             self._started.append(thread)
         thread.start()
 
     def end(self) -> None:
-        """Take nothing more. Callbacks that run go on."""
+        """Stop taking deliveries. Running callbacks continue."""
         with self._lock:
             self._ending.set()
             while self._idle:
                 self._idle.pop().release()
 
     def wait(self, until: float | None, give_up: Callable[[], bool]) -> bool:
-        """After `end`: wait for the threads to finish; see `join_threads`."""
+        """Wait for the threads to finish after `end`; see `join_threads`."""
         return join_threads(self._started, until, give_up)
 
     def _run(self) -> None:
@@ -115,7 +115,7 @@ class Workers:
             self._work()
         except BaseException as error:
             logger.exception("%s: a worker failed", self._name)
-            self._waking = False  # this may have been the worker that was woken
+            self._waking = False  # this worker may have been the waking one
             self._failed(error)
 
     def _work(self) -> None:
@@ -125,10 +125,10 @@ class Workers:
             delivery = self._waiting.take()
             if delivery is None:
                 with self._lock:
-                    # False before the length is read: a delivery that is added after that wakes a worker.
+                    # Reset before reading the length: a delivery added afterwards then wakes a worker.
                     self._waking = False
                     if len(self._waiting) or self._ending.is_set():
-                        self._waking = True  # this worker goes on
+                        self._waking = True  # this worker continues
                         continue
                     self._idle.append(asleep)
                 asleep.acquire()
@@ -140,7 +140,7 @@ class Workers:
 
 
 def join_threads(threads: Sequence[threading.Thread], until: float | None, give_up: Callable[[], bool]) -> bool:
-    """Wait for these threads to finish; return False if they haven't by this moment, or if ``give_up()``."""
+    """Wait for threads to finish. Return False if they haven't at the time ``until``, or once ``give_up()`` is true."""
     for thread in threads:
         while thread.is_alive():
             if give_up() or (until is not None and time.monotonic() >= until):

@@ -2,7 +2,7 @@ from django.apps import AppConfig
 
 
 class ProcessedConfig(AppConfig):
-    """The app with the table of processed messages, for those who use `guardian_consumers.django.once`."""
+    """The app with the table of processed messages for `guardian_consumers.django.once`."""
 
     name = "guardian_consumers.processed"
     label = "consumers"

@@ -1,4 +1,4 @@
-"""Which messages were processed, so that a redelivery isn't worked on again; see `guardian_consumers.django.once`."""
+"""Processed messages, to detect redeliveries; see `guardian_consumers.django.once`."""
 
 from datetime import timedelta
 
@@ -13,19 +13,19 @@ class ProcessedQuerySet(models.QuerySet["Processed"]):
     """Processed messages."""
 
     def prune(self, keep: timedelta) -> int:
-        """Remove some of what is older than this, and return how many; ``BATCH``: there may be more."""
+        """Delete up to ``BATCH`` rows older than this, and return how many."""
         old = self.filter(at__lt=timezone.now() - keep).order_by("at")
         ids = list(old.values_list("pk", flat=True)[:BATCH])
         return self.filter(pk__in=ids).delete()[0] if ids else 0
 
 
 class Processed(models.Model):
-    """A message whose work is committed: the row is written in the same transaction."""
+    """A message whose work is committed. The row is inserted in the same transaction."""
 
     consumer = models.CharField(max_length=255, help_text="The name of its logical queue.")
-    message_id = models.CharField(max_length=255, help_text="What tells the message from others.")
+    message_id = models.CharField(max_length=255, help_text="The message's id, key, or a digest of it.")
     at = models.DateTimeField(db_default=Now())
-    publications = models.JSONField(null=True, help_text="What is still to be published because of it; empty: nothing.")
+    publications = models.JSONField(null=True, help_text="Messages of its work that are not yet published.")
 
     objects = ProcessedQuerySet.as_manager()
 

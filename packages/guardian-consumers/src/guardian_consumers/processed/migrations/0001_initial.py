@@ -17,9 +17,9 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('consumer', models.CharField(help_text='The name of its logical queue.', max_length=255)),
-                ('message_id', models.CharField(help_text='What tells the message from others.', max_length=255)),
+                ('message_id', models.CharField(help_text="The message's id, key, or a digest of it.", max_length=255)),
                 ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('publications', models.JSONField(help_text='What is still to be published because of it; empty: nothing.', null=True)),
+                ('publications', models.JSONField(help_text='Messages of its work that are not yet published.', null=True)),
             ],
             options={
                 'verbose_name_plural': 'processed messages',
