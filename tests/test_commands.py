@@ -20,7 +20,7 @@ from notifications.models import Notification
 from queues.models import Pass, Queue
 from tests.faults import follow
 from tests.toolbox import queue_names, wait_until
-from tools.invariants import broken
+from tools.invariants import breaches
 from tools.redis import PrivateRedis
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -222,7 +222,7 @@ def test_a_redis_that_is_emptied_under_worker_and_beat_costs_no_more_than_the_ta
         amqp.publish("builds", 5)
         mailbox.wait_for(lambda mail: "Deleted" in mail.subject, timeout=60)
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
 
 
 @pytest.mark.parametrize("part", ["worker", pytest.param("beat", marks=pytest.mark.soak)])

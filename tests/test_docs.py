@@ -43,7 +43,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWN = sorted(set(re.findall(r"^ {4,}(\S.*)$", FENCED.sub("", TEXT), re.MULTILINE)))
 """The lines that are shown as they are to be typed."""
 
-SETTINGS = {name: reader.default for name, reader in pages.read().items()}
+SETTINGS = {name: reader.default for name, reader in pages.read_settings().items()}
 
 MANAGE = ".venv/bin/python manage.py "
 REQUESTS = [line.removeprefix("curl ") for line in SHOWN if line.startswith("curl ")]
@@ -140,12 +140,12 @@ def test_every_setting_that_is_named_is_there(path):
 
 
 def test_every_setting_of_the_code_is_in_the_example_with_its_meaning_and_default_and_the_other_way_round():
-    documented = {setting.name: setting for settings in pages.documented().values() for setting in settings}
+    documented = {setting.name: setting for settings in pages.documented_settings().values() for setting in settings}
     assert documented.keys() == SETTINGS.keys()
     for name, default in SETTINGS.items():
         assert len(documented[name].meaning) > 10, name
         assert default is None or documented[name].default == default, name
-    assert all(pages.documented())
+    assert all(pages.documented_settings())
 
 
 def test_the_page_of_settings_is_fresh():

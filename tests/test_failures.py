@@ -23,7 +23,7 @@ from tests.faults import STEPS, follow, let_time_pass, once_after
 from tests.fixtures import guard
 from tests.proxy import Proxy, http_answer
 from tests.toolbox import Killed, in_parallel, memory_alarm, queue_events, queue_names, sent, wait_until_equal
-from tools.invariants import broken
+from tools.invariants import breaches
 from tools.rabbitmq import PrivateNode
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
@@ -153,7 +153,7 @@ def test_a_slow_management_api_is_waited_for(amqp, alice, broker_proxy, manageme
     assert monitor.run_pass().deleted == 1
     broker_proxy.forward()
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -529,7 +529,7 @@ def test_a_vhost_that_is_deleted_in_the_middle_of_a_pass_is_no_deletion_of_guard
     assert not management_has(management, other)
     let_time_pass()
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert set(Queue.objects.filter(vhost=other).values_list("state", flat=True)) <= {"gone"}
     assert Notification.objects.filter(kind="deletion").count() == (step == "the deletion")
     assert sent("alice@example.org") == ["warning"]
@@ -573,7 +573,7 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
     management.put_user(guardian_account, "first", ["administrator"])
     management.set_permissions(guarded, guardian_account, FULL_ACCESS)
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert queue_names(management, guarded) == {"queue/alice/short"}
     assert sent("alice@example.org")[-1] == "deletion"
 
@@ -652,7 +652,7 @@ def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm):
         assert any(alarm in one for one in management.alarms())
         assert monitor.run_pass().deleted == 1
     follow()
-    assert broken(management, ["/"], mailbox.mails) == []
+    assert breaches(management, ["/"], mailbox.mails) == []
 
 
 def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
@@ -666,7 +666,7 @@ def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarde
     reports = [monitor.run_pass() for _ in range(2)]
     assert [(report.queues, report.unknown, report.gone, report.errors) for report in reports] == [(1, 0, 0, [])] * 2
     follow()
-    assert broken(broker.management(), ["/"], mailbox.mails) == []
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
@@ -682,7 +682,7 @@ def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaw
     guarded_node.resume()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 10
     follow()
-    assert broken(broker.management(), ["/"], mailbox.mails) == []
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
     assert sent("ops@example.org").count("deletion") == 1
     assert queue_names(broker.management(), "/") == {"short"}
 
@@ -697,7 +697,7 @@ def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the
     assert monitor.run_pass().deleted == 0
     guarded_node.start()
     follow()
-    assert broken(broker.management(), ["/"], mailbox.mails) == []
+    assert breaches(broker.management(), ["/"], mailbox.mails) == []
     assert "deletion" not in sent("ops@example.org")
 
 

@@ -31,7 +31,7 @@ def passed(guarded, amqp, mailbox):
 
 
 def breaches(management, passed, mailbox):
-    return invariants.broken(management, [passed], mailbox.mails)
+    return invariants.breaches(management, [passed], mailbox.mails)
 
 
 def notification(**values):
@@ -56,48 +56,50 @@ def test_nothing_is_broken_where_all_went_well(passed, management, mailbox):
 @pytest.mark.soak
 def test_a_notification_that_was_not_sent_is_lost(passed):
     notification()
-    [breach] = invariants.lost()
+    [breach] = invariants.missing_notifications()
     assert breach == f"the outage to {OPERATOR} is still due after 0 attempts (no error)"
 
 
 @pytest.mark.soak
 def test_what_is_put_off_is_lost_only_once_it_had_its_time(passed):
     notification(due_at=timezone.now() + timedelta(seconds=30), attempts=1, last_error="451")
-    assert invariants.lost(settled=False) == []
-    assert len(invariants.lost()) == 1
+    assert invariants.missing_notifications(settled=False) == []
+    assert len(invariants.missing_notifications()) == 1
 
 
 @pytest.mark.soak
 def test_what_waits_for_the_end_of_quiet_hours_is_not_lost(passed):
     notification(deferred_until=timezone.now() + timedelta(hours=1))
-    assert invariants.lost() == []
+    assert invariants.missing_notifications() == []
 
 
 @pytest.mark.soak
 def test_what_was_given_up_for_no_good_reason_is_lost(passed):
     notification(state="failed", last_error=invariants.OUT_OF_DATE)
-    assert invariants.lost() == []
+    assert invariants.missing_notifications() == []
     notification(state="failed", last_error="KeyError('queue')", attempts=1)
-    assert invariants.lost() == [f"the outage to {OPERATOR} was given up after 1 attempts: KeyError('queue')"]
+    assert invariants.missing_notifications() == [
+        f"the outage to {OPERATOR} was given up after 1 attempts: KeyError('queue')"
+    ]
 
 
 @pytest.mark.soak
 def test_what_was_tried_for_a_day_may_be_given_up(passed):
     before = timezone.now() - timedelta(hours=25)
     notification(state="failed", last_error="451", attempts=claims.MIN_ATTEMPTS, created=before)
-    assert invariants.lost() == []
+    assert invariants.missing_notifications() == []
 
 
 def test_a_deletion_that_nobody_is_told_of_is_lost(passed):
     Notification.objects.filter(kind="deletion").delete()
-    [breach] = invariants.lost()
+    [breach] = invariants.missing_notifications()
     assert breach.startswith(f"queue/alice/too-long in {passed} was deleted 1 times, and 0 notifications tell")
 
 
 @pytest.mark.soak
 def test_a_warning_that_nobody_is_told_of_is_lost(passed):
     Notification.objects.filter(kind="warning").delete()
-    [breach] = invariants.lost()
+    [breach] = invariants.missing_notifications()
     assert (
         breach == f"queue/alice/long in {passed} is said to be warned, and the last that {OPERATOR} was told is nothing"
     )
@@ -107,32 +109,32 @@ def test_a_warning_that_nobody_is_told_of_is_lost(passed):
 def test_a_change_that_was_folded_and_never_told_is_lost(passed):
     queues = Queue.objects.filter(name="queue/alice/long")
     queues.update(state="ok", folded=1)
-    assert invariants.lost() == []  # its quiet period goes on
+    assert invariants.missing_notifications() == []  # its quiet period goes on
     queues.update(quiet_until=timezone.now() - timedelta(seconds=1))
-    assert len(invariants.lost()) == 1
-    assert invariants.lost(settled=False) == []
+    assert len(invariants.missing_notifications()) == 1
+    assert invariants.missing_notifications(settled=False) == []
 
 
 @pytest.mark.soak
 def test_a_mail_that_is_noted_as_sent_and_never_came_is_seen(passed, mailbox):
     notification(state="sent")
-    assert invariants.never_arrived(mailbox.mails) == [
+    assert invariants.undelivered_mails(mailbox.mails) == [
         f"the outage to {OPERATOR} is noted as sent, and was never accepted"
     ]
 
 
 def test_a_mail_that_came_twice_is_seen_unless_its_sender_was_interrupted(passed, mailbox):
     again(mailbox, mailbox.mails[0])
-    [breach] = invariants.told_twice(mailbox.mails)
+    [breach] = invariants.duplicate_mails(mailbox.mails)
     assert breach.endswith(f"was accepted 2 times for {OPERATOR}")
-    assert invariants.told_twice(mailbox.mails, interrupted=1) == []
-    assert invariants.sent_again(mailbox.mails) == 1
+    assert invariants.duplicate_mails(mailbox.mails, interrupted=1) == []
+    assert invariants.count_resent_mails(mailbox.mails) == 1
 
 
 @pytest.mark.soak
 def test_a_mail_that_no_notification_stands_for_is_seen(passed, mailbox):
     Notification.objects.filter(kind="warning").delete()
-    [breach] = invariants.told_twice(mailbox.mails)
+    [breach] = invariants.duplicate_mails(mailbox.mails)
     assert breach.endswith("is no notification's")
 
 
@@ -140,7 +142,7 @@ def test_a_mail_that_no_notification_stands_for_is_seen(passed, mailbox):
 def test_other_mails_such_as_codes_may_come_as_often_as_they_like(passed, mailbox):
     for _ in range(2):
         again(mailbox, Mail("guardian@localhost", (OPERATOR,), b"Subject: Your code\n\nBCDF-GHJK\n"))
-    assert invariants.told_twice(mailbox.mails) == []
+    assert invariants.duplicate_mails(mailbox.mails) == []
 
 
 # What was deleted
@@ -217,7 +219,7 @@ class TestWhatAgentsRegistered:
 
     def test_nothing_is_broken_where_it_has_its_queue(self, queue, management):
         assert invariants.disagreements(management, [queue.vhost]) == []
-        assert invariants.forgotten([(queue.vhost, queue.queue_name)]) == []
+        assert invariants.missing_registrations([(queue.vhost, queue.queue_name)]) == []
 
     def test_a_registration_without_its_queue_is_seen(self, queue, management):
         management.delete_queue(queue.vhost, queue.queue_name)
@@ -230,7 +232,7 @@ class TestWhatAgentsRegistered:
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"{queue.queue_name} in {queue.vhost} is registered, and still creating"
         ]
-        assert len(invariants.forgotten([(queue.vhost, queue.queue_name)])) == 1
+        assert len(invariants.missing_registrations([(queue.vhost, queue.queue_name)])) == 1
 
     def test_a_queue_that_nobody_registered_is_seen(self, queue, management):
         management.declare_queue(queue.vhost, "subscription_orphan")

@@ -18,7 +18,7 @@ from queues.models import QueueEvent
 from rabbit.names import DEAD_LETTER_QUEUE
 from tests.conftest import Amqp
 from tests.faults import follow, killed_after, let_time_pass
-from tools.invariants import broken, sent_again
+from tools.invariants import breaches, count_resent_mails
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
@@ -78,7 +78,7 @@ def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, al
         amqp.queue(f"queue/alice/long-{number}", 11)
 
     def look(begun, death):
-        assert broken(management, [guarded], mailbox.mails) == [], death.effects
+        assert breaches(management, [guarded], mailbox.mails) == [], death.effects
 
     kills = until_it_ends(lambda _: monitor.run_pass(), begin, look)
     assert kills >= 5
@@ -105,13 +105,13 @@ def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where
     def look(begun, death):
         nonlocal interrupted
         interrupted += death.after_a_mail if together == 1 else together
-        assert broken(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
+        assert breaches(management, [guarded], mailbox.mails, interrupted=interrupted) == [], death.effects
 
     management_url = settings.RABBITMQ_MANAGEMENT_URL
     kills = until_it_ends(lambda _: sending.send_due(), begin, look)
     assert kills >= 6
     if together == 1:
-        assert sent_again(mailbox.mails) == interrupted == 3
+        assert count_resent_mails(mailbox.mails) == interrupted == 3
     kinds = Counter(Notification.objects.values_list("kind", "recipient"))
     assert set(kinds.values()) == {kills + 1}
 
@@ -120,7 +120,7 @@ def test_a_registration_leaves_nothing_without_its_other_half_and_is_finished_wh
     agents, broker, management, mailbox
 ):
     def look(agent, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         queue = agent.subscribe()
         assert queue.state == Registration.READY
         assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
@@ -138,7 +138,7 @@ def test_a_consumers_registration_leaves_nothing_without_its_other_half_and_is_f
         return agent
 
     def look(agent, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         consumer = agent.consume()
         assert consumer.state == Registration.READY
         assert set(agents.queues(agent.vhost)) == {consumer.queue_name, DEAD_LETTER_QUEUE}, death.effects
@@ -155,7 +155,7 @@ def test_a_deletion_is_finished_by_the_task_with_all_that_was_below_it(agents, m
         return agent
 
     def look(agent, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         rows = [*SubscriptionQueue.objects.filter(vhost=agent.vhost), *Consumer.objects.filter(vhost=agent.vhost)]
         assert set(agents.queues(agent.vhost)) == {DEAD_LETTER_QUEUE, *(row.queue_name for row in rows)}
         assert len(rows) in (0, 2), death.effects  # all of it, or nothing
@@ -173,7 +173,7 @@ def test_a_sweep_is_finished_by_the_removals_and_the_next_sweep(agents, manageme
         let_time_pass()
 
     def look(begun, death):
-        assert broken(management, [agent.vhost], mailbox.mails) == [], death.effects
+        assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         assert set(agents.queues(agent.vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}, death.effects
 
     assert until_it_ends(lambda _: sweep.sweep_orphans(), begin, look) >= 4

@@ -30,7 +30,14 @@ from tests import plugin
 from tests.faults import follow, let_time_pass, once_after
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, queue_names, sent, wait_until, wait_until_blocked
-from tools.invariants import broken, lost, never_arrived, overlapping_passes, sent_again, told_twice
+from tools.invariants import (
+    breaches,
+    count_resent_mails,
+    duplicate_mails,
+    missing_notifications,
+    overlapping_passes,
+    undelivered_mails,
+)
 
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
@@ -98,7 +105,7 @@ def test_a_database_that_stops_in_the_middle_of_a_pass_loses_nothing_and_the_nex
     close_old_connections()
     let_time_pass()
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
     assert queue_names(management, guarded) == {"queue/alice/short"}
 
@@ -126,8 +133,8 @@ def test_a_database_that_stops_while_mails_are_sent_has_each_sent_and_only_the_o
     close_old_connections()
     let_time_pass()
     follow()
-    assert broken(management, [guarded], mailbox.mails, interrupted=1) == []
-    assert sent_again(mailbox.mails) == 1
+    assert breaches(management, [guarded], mailbox.mails, interrupted=1) == []
+    assert count_resent_mails(mailbox.mails) == 1
 
 
 def test_while_the_database_is_stopped_pages_and_programs_are_told_so_and_are_served_when_it_is_back(
@@ -178,7 +185,7 @@ def test_a_monitor_goes_on_by_itself_when_the_database_is_back(
         process.terminate()
         process.wait(timeout=60)
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
 
 
 def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_note(
@@ -200,7 +207,7 @@ def test_a_database_that_can_only_be_read_has_nothing_done_that_it_could_not_not
         assert (change.status_code, change["Retry-After"]) == (503, "30")
         assert queue_names(management, guarded) == {BUILDS}
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -225,7 +232,7 @@ def test_without_a_free_connection_nothing_is_done_and_all_goes_on_when_there_is
         assert queue_names(management, guarded) == {BUILDS}
     wait_until(is_connected)  # the server takes a moment to give back what was closed
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"]
 
 
@@ -258,7 +265,7 @@ def test_a_pass_that_the_database_gives_up_for_a_deadlock_is_done_by_the_next_on
         Queue.objects.select_for_update().get(pk=first)
     assert deletions.is_deadlock(a_pass.exception())
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["warning", "warning"]
 
 
@@ -311,7 +318,7 @@ def test_a_disk_that_is_full_leaves_nothing_half_done_and_all_goes_on_when_there
         assert not QueueEvent.objects.filter(kind="deleted").exists()
     let_time_pass()
     follow()
-    assert broken(management, [guarded], mailbox.mails) == []
+    assert breaches(management, [guarded], mailbox.mails) == []
     assert sent("alice@example.org") == ["deletion"] * number
     assert queue_names(management, guarded) == set()
 
@@ -349,9 +356,12 @@ def test_mails_whose_connection_is_cut_anywhere_all_arrive_and_only_what_nobody_
             sending.send_due()
     assert Notification.objects.filter(state="sent").count() == len(cuts)
     assert Notification.objects.filter(attempts__gt=0).count() > 15
-    again = sent_again(mailbox.mails)
+    again = count_resent_mails(mailbox.mails)
     assert again <= 3  # cut between the 250 that follows the mail and its last byte
-    assert lost() + never_arrived(mailbox.mails) + told_twice(mailbox.mails, interrupted=again) == []
+    assert (
+        missing_notifications() + undelivered_mails(mailbox.mails) + duplicate_mails(mailbox.mails, interrupted=again)
+        == []
+    )
 
 
 # The clock
@@ -381,7 +391,7 @@ def test_a_clock_that_jumps_a_day_ahead_in_the_middle_of_everything_loses_nothin
         again, is_new = registration.create_queue(subscription, identity.offering, "order", presented)
         assert (again, is_new) == (queue, False)
         follow()
-        wrong = broken(management, [guarded, queue.vhost], mailbox.mails)
+        wrong = breaches(management, [guarded, queue.vhost], mailbox.mails)
     assert wrong == []
     by_queue = Counter(
         (one.kind, one.facts["queue"]) for one in Notification.objects.filter(recipient="alice@example.org")
@@ -431,7 +441,7 @@ def test_so_many_passes_sweeps_senders_removals_and_registrations_at_once_do_eve
     assert [is_new for _, is_new in registered].count(True) == 1
     let_time_pass()
     follow()
-    assert broken(management, [guarded, vhost], mailbox.mails) + overlapping_passes() == []
+    assert breaches(management, [guarded, vhost], mailbox.mails) + overlapping_passes() == []
     assert Counter(sent("alice@example.org")) == {"warning": 3, "deletion": 3}
     (queue,) = SubscriptionQueue.objects.all()
     assert set(agents.queues(vhost)) == {queue.queue_name, DEAD_LETTER_QUEUE}

@@ -30,7 +30,7 @@ from queues.models import Queue
 from tests.proxy import Proxy
 from tests.toolbox import in_background, in_parallel, stored_queue, wait_until, wait_until_blocked, wait_until_equal
 from tests.webhooks import Webhook
-from tools.invariants import lost, told_twice
+from tools.invariants import duplicate_mails, missing_notifications
 from tools.mail import MailCatcher
 from tools.processes import free_port
 
@@ -107,7 +107,7 @@ def test_a_later_message_waits_for_an_earlier_one_that_could_not_be_sent(mailbox
     later(seconds=20)
     assert send_due().sent == 2
     assert ["first" in mail.text for mail in mailbox.mails] == [True, False]
-    assert lost() + told_twice(mailbox.mails) == []
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
 def test_a_mail_server_that_is_down_for_an_hour_loses_nothing_and_doubles_nothing(mailbox):
@@ -124,7 +124,7 @@ def test_a_mail_server_that_is_down_for_an_hour_loses_nothing_and_doubles_nothin
     send_due()
     assert len(mailbox.mails) == 2
     assert set(Notification.objects.values_list("state", flat=True)) == {"sent"}
-    assert lost() + told_twice(mailbox.mails) == []
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
 def test_it_is_tried_for_a_day_before_it_is_given_up(mailbox):
@@ -158,7 +158,7 @@ def test_one_recipient_that_is_rejected_does_not_hold_up_the_others(mailbox, set
     mailbox.rejected.clear()
     later(seconds=20)
     assert send_due().sent == 1
-    assert lost() + told_twice(mailbox.mails) == []
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
 @pytest.mark.parametrize("sender", ["guardian@", "a@b@c"])
@@ -188,7 +188,7 @@ def test_a_mail_server_that_hangs_is_waited_for_once_and_not_once_for_each_mail(
     settings.EMAIL_PORT = mailbox.port
     later(seconds=20)
     assert send_due().sent == 20
-    assert lost() + told_twice(mailbox.mails) == []
+    assert missing_notifications() + duplicate_mails(mailbox.mails) == []
 
 
 class Slow(MailCatcher):
@@ -211,7 +211,7 @@ def test_a_few_mails_at_once_are_on_their_way_and_no_more(mailbox, settings):
         tell("one")
         assert send_due().sent == 12
         assert slow.most_at_once == mail_sending.MAX_CONNECTIONS
-        assert lost() + told_twice(slow.mails) == []
+        assert missing_notifications() + duplicate_mails(slow.mails) == []
 
 
 def test_where_a_pass_tells_more_than_one_claim_takes_another_worker_is_asked_to_help(
@@ -269,7 +269,7 @@ def test_two_senders_at_once_share_the_mails_and_send_each_once(mailbox, setting
         one, other = (delivery.sent for delivery in in_parallel(*[send_due] * 2))
         assert one + other == 24
         assert min(one, other) > 0
-        assert lost() + told_twice(slow.mails) == []
+        assert missing_notifications() + duplicate_mails(slow.mails) == []
 
 
 def test_a_sender_that_claims_while_another_one_does_gets_others(mailbox, settings):
@@ -305,7 +305,7 @@ def test_a_mail_server_that_wants_a_single_connection_gets_everything_over_that_
         settings.EMAIL_PORT = server.port
         tell("one")
         assert (send_due().sent, Notification.objects.filter(attempts__gt=0).count()) == (12, 0)
-        assert lost() + told_twice(server.mails) == []
+        assert missing_notifications() + duplicate_mails(server.mails) == []
 
 
 class CutsOff(MailCatcher):
@@ -360,7 +360,7 @@ def test_a_mail_server_that_goes_in_the_middle_has_what_is_on_its_way_tried_agai
         between.forward()
         later(seconds=20)
         assert send_due().sent == delivery.postponed
-        assert lost() == []
+        assert missing_notifications() == []
 
 
 def test_what_a_killed_sender_had_claimed_is_sent_by_the_next_once_the_claim_runs_out(mailbox):

@@ -31,7 +31,7 @@ def program(tmp_path, code):
 
 
 def test_a_known_hole_fails_the_audit_and_is_named():
-    code, lines = audit.judged({"dependencies": [FINE, BAD, UNKNOWN], "fixes": []})
+    code, lines = audit.evaluate_report({"dependencies": [FINE, BAD, UNKNOWN], "fixes": []})
     assert code == 1
     assert lines == [
         "pika 1.0.0 has PYSEC-2026-1; it is mended in 1.0.1, 1.1.",
@@ -40,13 +40,13 @@ def test_a_known_hole_fails_the_audit_and_is_named():
 
 
 def test_without_a_known_hole_it_says_how_many_it_looked_at_and_of_which_nothing_is_known():
-    assert audit.judged({"dependencies": [FINE, FINE]}) == (0, ["No known hole in 2 packages."])
+    assert audit.evaluate_report({"dependencies": [FINE, FINE]}) == (0, ["No known hole in 2 packages."])
     told = "No known hole in 1 packages. Nothing is known of amqp."
-    assert audit.judged({"dependencies": [FINE, UNKNOWN]}) == (0, [told])
+    assert audit.evaluate_report({"dependencies": [FINE, UNKNOWN]}) == (0, [told])
 
 
 def test_an_index_that_knows_of_nothing_is_no_reason_to_say_that_all_is_well():
-    code, [line] = audit.judged({"dependencies": [UNKNOWN, UNKNOWN]})
+    code, [line] = audit.evaluate_report({"dependencies": [UNKNOWN, UNKNOWN]})
     assert code == 0
     assert line.startswith("Known holes were not looked for:")
 

@@ -22,7 +22,7 @@ from deploy import healthcheck
 from guardian_site.settings import host_of
 from tests.toolbox import wait_until
 from tools.postgresql import PrivateCluster
-from tools.processes import Group, free_port
+from tools.processes import ProcessGroup, free_port
 from tools.redis import PrivateRedis
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -499,7 +499,7 @@ def test_the_steps_of_the_image_give_a_guardian_that_serves_whole_pages(installe
 
         port = free_port()
         web = [part.replace("0.0.0.0:${PORT:-8000}", f"127.0.0.1:{port}") for part in COMMANDS["web"]]
-        group = Group(settings, directory=installed, logs=tmp_path / "log")
+        group = ProcessGroup(settings, directory=installed, logs=tmp_path / "log")
         for name, command in {**COMMANDS, "web": web}.items():
             group.start(name, [program / command[0], *command[1:]])
         try:

@@ -12,7 +12,7 @@ import pytest
 from agents import events
 from agents.models import AgentIdentity, Consumer, EventSubscription, SubscriptionQueue
 from rabbit.management import NotOnBroker
-from tools.processes import Group
+from tools.processes import ProcessGroup
 
 PROJECT = Path(__file__).resolve().parent.parent
 VERSIONS = ("1.0.5", "1.0.7")
@@ -51,7 +51,7 @@ class Agent:
 
     def start(self):
         environment = {"PATH": os.defpath, "HOME": str(self._directory), "LANG": "C.UTF-8"}
-        self._group = Group(environment, directory=self._directory, logs=self._directory)
+        self._group = ProcessGroup(environment, directory=self._directory, logs=self._directory)
         self._log.unlink(missing_ok=True)
         self._group.start("agent", [self._program, "--mode", "event_process", "--config-file", "config.yaml"])
 

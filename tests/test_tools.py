@@ -19,7 +19,7 @@ import redis
 
 from tests.plugin import ROOT
 from tools.postgresql import PrivateCluster
-from tools.processes import Group, StartError, port_answers, spawn
+from tools.processes import ProcessGroup, StartError, port_answers, spawn
 from tools.rabbitmq import PrivateNode
 from tools.redis import PrivateRedis
 from tools.stack import Stack
@@ -142,7 +142,7 @@ def test_servers_end_when_the_program_that_started_them_is_killed(tmp_path):
 
 def test_a_process_that_was_ended_is_started_again_and_its_log_goes_on(tmp_path):
     lines = []
-    group = Group(os.environ, directory=tmp_path, logs=tmp_path, show=lambda *line: lines.append(line))
+    group = ProcessGroup(os.environ, directory=tmp_path, logs=tmp_path, show=lambda *line: lines.append(line))
     command = ["/bin/sh", "-c", "trap 'echo ended; exit 3' TERM; echo up; while :; do sleep 0.02; done"]
     group.start("one", command)
     wait_until(lambda: lines == [("one", "up")])
@@ -156,7 +156,7 @@ def test_a_process_that_was_ended_is_started_again_and_its_log_goes_on(tmp_path)
 
 
 def test_a_process_that_ends_by_itself_is_reported(tmp_path):
-    group = Group(os.environ, directory=tmp_path, logs=tmp_path)
+    group = ProcessGroup(os.environ, directory=tmp_path, logs=tmp_path)
     group.start("one", ["/bin/sh", "-c", "exit 3"])
     wait_until(group.ended)
     assert group.ended() == {"one": 3}
@@ -164,7 +164,7 @@ def test_a_process_that_ends_by_itself_is_reported(tmp_path):
 
 
 def test_a_process_that_does_not_end_is_killed_with_its_children(tmp_path):
-    group = Group({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)
+    group = ProcessGroup({**os.environ, "MARK": str(tmp_path)}, directory=tmp_path, logs=tmp_path)
     group.start("stubborn", ["/bin/sh", "-c", "trap '' TERM; sleep 600 & while :; do sleep 600; done"])
     wait_until(lambda: len(processes_of(tmp_path)) == 3)
     group.stop(timeout=0.3)
@@ -189,9 +189,9 @@ def test_a_process_outlives_the_thread_that_started_it(tmp_path):
 def test_processes_end_when_the_program_that_started_them_is_killed(tmp_path):
     text = """
         import os, pathlib, sys, time
-        from tools.processes import Group
+        from tools.processes import ProcessGroup
         here = pathlib.Path(sys.argv[1])
-        Group({**os.environ, "MARK": sys.argv[1]}, directory=here, logs=here).start("one", ["sleep", "600"])
+        ProcessGroup({**os.environ, "MARK": sys.argv[1]}, directory=here, logs=here).start("one", ["sleep", "600"])
     """
     with program(text, str(tmp_path)) as process:
         wait_until(lambda: processes_of(tmp_path))
@@ -205,7 +205,7 @@ def test_processes_end_when_the_program_that_started_them_is_killed(tmp_path):
 
 def test_a_second_stack_on_the_same_files_is_refused(tmp_path):
     first = Stack({}, var=tmp_path, say=lambda text: None)
-    first._take_var()
+    first._lock_var()
     with pytest.raises(StartError, match="another Guardian is running"):
         Stack({}, var=tmp_path, say=lambda text: None).prepare()
     first.stop()

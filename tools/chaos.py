@@ -37,7 +37,7 @@ from rich.table import Table
 from rabbit.management import BrokerError
 from tools.crowd import Actor, Crowd, Person
 from tools.faults import Fault
-from tools.load import ANSWER_SECONDS, Busy, Failed, Tides
+from tools.load import ANSWER_SECONDS, Failed, LoadThread, QueueLoad
 from tools.processes import StartError, end_with_parent
 from tools.production import MAX, WARN, Production, await_pass, command, expire_abandoned, happens, sweep
 from tools.stack import turn_signals_into_interrupts
@@ -57,7 +57,7 @@ class Plan:
     """The size of a run, and its pauses in seconds.
 
     ``each``: processes of each kind. ``actors``: owners that act at once, with ``pause`` between two actions of each.
-    ``lull``: the longest time between two faults; ``away``: the longest fault. ``settle``: the time for what is under
+    ``max_gap``: the longest time between two faults; ``away``: the longest fault. ``settle``: the time for what is under
     way at the end. ``unused``: after how long leases, claims and locks of killed processes are expired; None: they
     expire by themselves, which takes minutes. Unless it is ``complete``, only guards are killed, and some kinds of
     requests and events may be missing.
@@ -68,10 +68,10 @@ class Plan:
     owners: int
     offerings: int
     actors: int
-    lull: float
-    away: float
+    max_gap: float
+    max_outage: float
     settle: float
-    unused: float | None
+    expire_after: float | None
     complete: bool
     pause: float = 0.1
 
@@ -79,10 +79,10 @@ class Plan:
 def plan_of(seconds: float) -> Plan:
     """Return the plan for so many seconds of load."""
     if seconds < 30:
-        return Plan(seconds, 1, 2, 1, 2, lull=2, away=0.5, settle=60, unused=2, complete=False)
+        return Plan(seconds, 1, 2, 1, 2, max_gap=2, max_outage=0.5, settle=60, expire_after=2, complete=False)
     if seconds < 300:
-        return Plan(seconds, 2, 12, 2, 3, lull=2, away=3, settle=120, unused=8, complete=True)
-    return Plan(seconds, 2, 100, 10, 8, lull=20, away=10, settle=600, unused=None, complete=True)
+        return Plan(seconds, 2, 12, 2, 3, max_gap=2, max_outage=3, settle=120, expire_after=8, complete=True)
+    return Plan(seconds, 2, 100, 10, 8, max_gap=20, max_outage=10, settle=600, expire_after=None, complete=True)
 
 
 class Chaos:
@@ -106,7 +106,7 @@ class Chaos:
             self._crowd = Crowd(self._create_people(), self._production.mail)
             self._say(f"{plan.owners} owners and their agents begin, for {plan.seconds:.0f} s.")
             with self._load() as busy:
-                self._checks = Checks(plan.each, plan.complete, self._production, self._crowd, self._tides, busy)
+                self._checks = Checks(plan.each, plan.complete, self._production, self._crowd, self._queue_load, busy)
                 self._do_faults()
             self._settle()
             return list(self._checks.findings())
@@ -130,14 +130,14 @@ class Chaos:
         return people
 
     @contextlib.contextmanager
-    def _load(self) -> Iterator[list[Busy]]:
+    def _load(self) -> Iterator[list[LoadThread]]:
         """Keep Guardian and its broker under load meanwhile."""
 
         def chance() -> random.Random:
             return random.Random(self._chance.random())
 
         pause, names = self._plan.pause, chance()
-        self._tides = Tides(
+        self._queue_load = QueueLoad(
             self._production.node.amqp_url,
             lambda number: self._crowd.name_of_queue(number, names),
             warn=WARN,
@@ -146,7 +146,7 @@ class Chaos:
             chance=chance(),
         )
         actors = [Actor(f"actor {number}", self._crowd, pause, chance()) for number in range(self._plan.actors)]
-        busy = [self._tides, *actors]
+        busy = [self._queue_load, *actors]
         for one in busy:
             one.start()
         try:
@@ -168,7 +168,7 @@ class Chaos:
         with ThreadPoolExecutor(3) as threads:
             chances = [random.Random(self._chance.random()) for _ in lanes]
             running = [
-                threads.submit(self._go_through, faults, chance, until)
+                threads.submit(self._repeat_faults, faults, chance, until)
                 for faults, chance in zip(lanes, chances, strict=True)
             ]
             watching = threads.submit(self._watch)
@@ -179,11 +179,13 @@ class Chaos:
             for one in [*running, watching]:
                 one.result()
 
-    def _go_through(self, faults: Sequence[DoFault], chance: random.Random, until: float) -> None:
+    def _repeat_faults(self, faults: Sequence[DoFault], chance: random.Random, until: float) -> None:
         """Do these faults in random order again and again; the first round is never cut short."""
         for number in itertools.count():
             for fault in chance.sample(faults, len(faults)):
-                if self._over.wait(chance.uniform(0.3, 1) * self._plan.lull) or (number and time.monotonic() > until):
+                if self._over.wait(chance.uniform(0.3, 1) * self._plan.max_gap) or (
+                    number and time.monotonic() > until
+                ):
                     return
                 fault(chance)
 
@@ -204,7 +206,7 @@ class Chaos:
             ("the mail server", "stopped", mail.stop, mail.start),
             ("beat", "doubled", lambda: stack.add_beat("beat-2"), lambda: self._end("beat-2")),
         ]
-        return [partial(self._take_away, *fault) for fault in faults]
+        return [partial(self._do_fault, *fault) for fault in faults]
 
     def _stop_process(self, kind: str, stop: Callable[[str], object], chance: random.Random) -> None:
         stack = self._production.stack
@@ -215,9 +217,9 @@ class Chaos:
             if kind == "web":
                 stack.wait_for_web(name)
 
-        happens(lambda: _of_the_database(partial(_is_at_work, kind), False), WORK_SECONDS)
+        happens(lambda: _query(partial(_is_at_work, kind), False), WORK_SECONDS)
         how = "killed" if stop == self._kill else "ended"
-        self._take_away(name, how, partial(stop, name), start, chance)
+        self._do_fault(name, how, partial(stop, name), start, chance)
 
     def _kill(self, name: str) -> None:
         self._production.stack.kill_process(name)
@@ -227,7 +229,7 @@ class Chaos:
         if code not in (0, -signal.SIGTERM):  # the latter: it had not yet installed its signal handlers
             self._checks.bad_exits.append(f"{name} was asked to end, and exited with {code}")
 
-    def _take_away(
+    def _do_fault(
         self, part: str, how: str, take: Callable[[], object], bring: Callable[[], object], chance: random.Random
     ) -> None:
         """Take a part away, and bring it back after a while."""
@@ -235,17 +237,17 @@ class Chaos:
         take()
         gone = time.monotonic()
         self._say(f"{part}: {how}.")
-        time.sleep(chance.uniform(0.3, 1) * self._plan.away)
+        time.sleep(chance.uniform(0.3, 1) * self._plan.max_outage)
         bring()
         self._checks.faults.append(Fault(part, how, began, gone, time.monotonic(), datetime.now(UTC)))
 
     def _watch(self) -> None:
         """Report progress, and expire what killed processes held."""
         while not self._over.wait(10):
-            if self._plan.unused is not None:
-                _of_the_database(partial(expire_abandoned, self._plan.unused), None)
+            if self._plan.expire_after is not None:
+                _query(partial(expire_abandoned, self._plan.expire_after), None)
             requests = sum(len(person.requests) for person in self._crowd.people)
-            messages = self._tides.done["messages published"]
+            messages = self._queue_load.done["messages published"]
             self._say(f"{requests} requests, {messages} messages, {len(self._production.mail.mails)} mails so far.")
 
     # The end
@@ -258,12 +260,12 @@ class Chaos:
         self._say("All parts run again. Waiting for what is under way.")
         self._production.stack.check()
         deadline = time.monotonic() + self._plan.settle
-        if self._plan.unused is not None:
-            expire_abandoned(self._plan.unused)
+        if self._plan.expire_after is not None:
+            expire_abandoned(self._plan.expire_after)
         await_pass()
         self._wait_while(self._under_way, deadline)
         self._say("Sweeping.")
-        self._checks.swept = sweep(patience=self._plan.unused is None)
+        self._checks.swept = sweep(patience=self._plan.expire_after is None)
         await_pass()
         self._wait_while(self._checks.breaches, min(deadline, time.monotonic() + self._plan.settle / 4))
 
@@ -271,8 +273,8 @@ class Chaos:
         """Wait until nothing is left, or until ``deadline``, and report what is left."""
         reported = time.monotonic()
         while (found := left()) and time.monotonic() < deadline:
-            if self._plan.unused is not None:
-                self._hurry(self._plan.unused)
+            if self._plan.expire_after is not None:
+                self._expire_waits(self._plan.expire_after)
             if time.monotonic() > reported:
                 self._say("; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else ""))
                 reported = time.monotonic() + 10
@@ -288,7 +290,7 @@ class Chaos:
         }
         return [f"{count} {what}" for what, count in counts.items() if count]
 
-    def _hurry(self, unused: float) -> None:
+    def _expire_waits(self, expire_after: float) -> None:
         """Expire claims and make the next attempts due now; by themselves they take minutes."""
         from django.utils import timezone
 
@@ -297,7 +299,7 @@ class Chaos:
         from notifications import enqueue
         from notifications.models import Notification
 
-        expire_abandoned(unused)
+        expire_abandoned(expire_after)
         if Notification.objects.filter(state="due", due_at__gt=timezone.now()).update(due_at=timezone.now()):
             enqueue.nudge()
         if Removal.objects.update(due_at=timezone.now()):
@@ -314,7 +316,7 @@ def _is_at_work(kind: str) -> bool:
     return kind != "worker" or Notification.objects.filter(state="sending").exists()
 
 
-def _of_the_database(query: Callable[[], Any], otherwise: Any) -> Any:
+def _query(query: Callable[[], Any], otherwise: Any) -> Any:
     """Return the result of a query; ``otherwise`` if the database is away."""
     from django.db import Error, connections
 

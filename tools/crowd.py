@@ -15,17 +15,17 @@ from typing import Literal, NamedTuple
 
 import httpx
 
-from tools.load import ANSWER_SECONDS, Busy, Client, Failed, Request
+from tools.load import ANSWER_SECONDS, Client, Failed, LoadThread, Request
 from tools.mail import MailCatcher
 
 PAGES = ("/", "/queues/", "/pulse-users/", "/subscriptions/", "/exchanges/", "/tokens/", "/settings/")
 TYPES = ("order", "resource", "user_role")
 """The object types of events."""
 
-KEEP_ONE = 2
+MIN_TO_REMOVE = 2
 """An owner with fewer loses none, so that some are left to check at the end."""
 
-MAY_BE_GONE = (200, 202, 204, 404, 409)
+CONCURRENT_USE_STATUSES = (200, 202, 204, 404, 409)
 """The expected answers for a queue that others use at the same time."""
 
 SIGN_INS_A_MINUTE = 8
@@ -125,17 +125,17 @@ class Crowd:
         self._numbers = itertools.count(1)
         self._next_sign_in = time.monotonic()
         self._lock = threading.Lock()
-        self._deck: list[Action] = []
+        self._upcoming: list[Action] = []
         self._actions = [
-            Action(8, self._look),
+            Action(8, self._view_pages),
             Action(1, self._sign_in),
             Action(3, self._create_account),
-            Action(1, self._remove_account, "accounts", KEEP_ONE),
+            Action(1, self._remove_account, "accounts", MIN_TO_REMOVE),
             Action(1, self._change_password, "accounts"),
             Action(1, self._purge_queue, "accounts"),
             Action(1, self._delete_queue, "accounts"),
             Action(5, self._register),
-            Action(2, self._remove_agent, "agents", KEEP_ONE),
+            Action(2, self._remove_agent, "agents", MIN_TO_REMOVE),
             Action(6, self._publish),
             Action(1, self._change_token),
         ]
@@ -143,10 +143,10 @@ class Crowd:
     def act(self, chance: random.Random) -> None:
         """Let one owner do one thing; raises Failed at an unexpected answer."""
         with self._lock:
-            if not self._deck:
-                self._deck = [action for action in self._actions for _ in range(action.weight)]
-                chance.shuffle(self._deck)
-            action = self._deck.pop()
+            if not self._upcoming:
+                self._upcoming = [action for action in self._actions for _ in range(action.weight)]
+                chance.shuffle(self._upcoming)
+            action = self._upcoming.pop()
             able = [
                 one
                 for one in self.people
@@ -170,7 +170,7 @@ class Crowd:
 
     # Actions
 
-    def _look(self, person: Person, chance: random.Random) -> None:
+    def _view_pages(self, person: Person, chance: random.Random) -> None:
         client = person.client(chance, by_session=True)
         content = client.ask("GET", "/api/queues/?page_size=5", what="look at pages")
         pages = [*PAGES, *(f"/queues/{uuid.UUID(one['uuid'])}/" for one in json.loads(content))]
@@ -228,11 +228,11 @@ class Crowd:
 
     def _purge_queue(self, person: Person, chance: random.Random) -> None:
         if path := self._path_of_queue(person, chance):
-            person.client(chance).ask("POST", f"{path}purge/", what="purge queues", expected=MAY_BE_GONE)
+            person.client(chance).ask("POST", f"{path}purge/", what="purge queues", expected=CONCURRENT_USE_STATUSES)
 
     def _delete_queue(self, person: Person, chance: random.Random) -> None:
         if path := self._path_of_queue(person, chance):
-            person.client(chance).ask("DELETE", path, what="delete queues", expected=MAY_BE_GONE)
+            person.client(chance).ask("DELETE", path, what="delete queues", expected=CONCURRENT_USE_STATUSES)
 
     def _path_of_queue(self, person: Person, chance: random.Random) -> str:
         content = person.client(chance).ask("GET", "/api/queues/?search=queue/", what="list queues")
@@ -286,7 +286,7 @@ def _csrf_token(page: httpx.Response) -> str:
     return found[1] if found else ""
 
 
-class Actor(Busy):
+class Actor(LoadThread):
     """A thread in which the owners of a crowd act in turn."""
 
     def __init__(self, name: str, crowd: Crowd, pause: float, chance: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""``make demo``: the main job of Guardian on a real broker, with real messages and mails, told as it happens."""
+"""``make demo``: the main job of Guardian on a real broker, with real messages and mails, is_done as it happens."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ UNOWNED = "left-by-nobody"
 OFFERING = "Compute"
 
 
-class DidNotHappen(Exception):
+class ExpectationFailed(Exception):
     """A step of the story didn't take place in time; the text says which."""
 
 
@@ -136,8 +136,10 @@ class Demo:
         self._var = PROJECT / "var" / "demo"
         tag = secrets.token_hex(3)
         self.vhost = f"guardian-demo-{tag}"
-        self._outside = bool(environment.get("RABBITMQ_MANAGEMENT_URL"))  # a broker that goes on without the demo
-        self._suffix = f"-{tag}" if self._outside else ""
+        self._is_shared_broker = bool(
+            environment.get("RABBITMQ_MANAGEMENT_URL")
+        )  # a broker that goes on without the demo
+        self._suffix = f"-{tag}" if self._is_shared_broker else ""
         self._console = console
         self._arrived: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._mails: list[Mail] = []
@@ -171,7 +173,7 @@ class Demo:
             "GUARDIAN_BASE_URL": "",
             "ALLOWED_HOSTS": "",
             # By default that vhost, and those that Guardian makes; on somebody else's broker not its `/`.
-            "GUARDIAN_VHOSTS": self.vhost if self._outside else "",
+            "GUARDIAN_VHOSTS": self.vhost if self._is_shared_broker else "",
             "GUARDIAN_PULSE_VHOST": self.vhost,
             "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
             "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
@@ -194,12 +196,12 @@ class Demo:
         seconds = f"{time.monotonic() - self._began:5.1f} s"
         self._console.print(f"[dim]{seconds}[/]  [{style or 'default'}]{escape(text)}[/]")
 
-    def chapter(self, text: str) -> None:
+    def heading(self, text: str) -> None:
         """Print a heading."""
         self._console.print()
         self.say(text, "bold")
 
-    def _tell_length(self, name: str, length: int | None) -> None:
+    def _show_length(self, name: str, length: int | None) -> None:
         if length is None:
             self.say(f"   {name:<32} is no longer on the broker", "red")
             return
@@ -209,12 +211,12 @@ class Demo:
 
     # Watching
 
-    def look(self) -> None:
+    def report_changes(self) -> None:
         """Tell what has happened since the last look: mails that came, lengths that changed."""
         self.stack.check()
         for worker in self._workers:
             if worker.error is not None:
-                raise DidNotHappen(f"The {worker.name} could go on: {worker.error!r}")
+                raise ExpectationFailed(f"The {worker.name} could go on: {worker.error!r}")
         with contextlib.suppress(queue.Empty):
             while True:
                 mail = self._arrived.get_nowait()
@@ -222,9 +224,9 @@ class Demo:
                 self.say(f"   mail to {', '.join(mail.recipients)}: {mail.subject}", "magenta")
         if time.monotonic() - self._listed_at >= 0.5:
             self._listed_at = time.monotonic()
-            self._look_at_lengths()
+            self._report_lengths()
 
-    def _look_at_lengths(self) -> None:
+    def _report_lengths(self) -> None:
         assert self._management is not None
         columns = {"disable_stats": "true", "enable_queue_totals": "true", "columns": "name,messages"}
         rows = self._management.list_queues(self.vhost, columns)
@@ -232,22 +234,22 @@ class Demo:
         lengths = {str(row["name"]): int(row["messages"]) for row in rows if row.get("messages") is not None}
         for name, length in lengths.items():
             if self._lengths.get(name) != length:
-                self._tell_length(name, length)
+                self._show_length(name, length)
         for name in self._lengths.keys() - {row["name"] for row in rows}:
-            self._tell_length(name, None)
+            self._show_length(name, None)
         self._lengths = lengths
 
     def expect(self, what: str, happened: Callable[[], bool]) -> None:
-        """Look until it has happened, and say so; raises DidNotHappen after ``STEP_SECONDS``."""
+        """Look until it has happened, and say so; raises ExpectationFailed after ``STEP_SECONDS``."""
         deadline = time.monotonic() + STEP_SECONDS
         while not happened():
             if time.monotonic() > deadline:
-                raise DidNotHappen(f"{what} (waited {STEP_SECONDS} s)")
+                raise ExpectationFailed(f"{what} (waited {STEP_SECONDS} s)")
             time.sleep(0.05)
-            self.look()
+            self.report_changes()
         self.say(f"✓  {what}", "bold green")
 
-    def _page_says(self, name: str, words: str) -> bool:
+    def _page_contains(self, name: str, words: str) -> bool:
         """Whether the page that the mail to the owner about this queue links to has these words in it."""
         for mail in self._mails:
             if name in mail.subject and OWNER in mail.recipients:
@@ -260,15 +262,15 @@ class Demo:
         try:
             page = self._pages.get(url)
         except httpx.HTTPError as error:
-            raise DidNotHappen(f"{url} could be read: {error!r}") from error
+            raise ExpectationFailed(f"{url} could be read: {error!r}") from error
         if page.status_code != 200:
-            raise DidNotHappen(f"{url} answered 200; it was {page.status_code}")
+            raise ExpectationFailed(f"{url} answered 200; it was {page.status_code}")
         return page.text
 
     def _is_gone(self, name: str) -> bool:
         return name not in self._lengths
 
-    def _mailed(self, kind: str, name: str, recipient: str) -> bool:
+    def _has_mail(self, kind: str, name: str, recipient: str) -> bool:
         """Whether a mail of this kind about this queue came to this recipient."""
         return any(
             mail.message["X-Guardian-Kind"] == kind and name in mail.subject and recipient in mail.recipients
@@ -282,7 +284,7 @@ class Demo:
         environment = self.stack.environment
         if environment.get("RABBITMQ_MANAGEMENT_URL") and not environment.get("RABBIT_URL"):
             raise StartError("RABBITMQ_MANAGEMENT_URL is set; set RABBIT_URL too, to the same broker's AMQP address.")
-        self.chapter("Setting the scene")
+        self.heading("Setting the scene")
         self.stack.prepare()
         try:
             self._management = Management(environment["RABBITMQ_MANAGEMENT_URL"])
@@ -291,26 +293,26 @@ class Demo:
         self._management.create_vhost(self.vhost)
         self.stack.manage("create_owner", OWNER, "--vouched")
         self.stack.manage("create_owner", OPERATOR, "--operator")
-        self._make_pulse_users()
+        self._create_pulse_users()
         self.say(f"{OWNER} owns the RabbitMQ accounts {' and '.join(self._users)}; {OPERATOR} is the operator.")
-        self._make_queues()
+        self._declare_queues()
         self.stack.manage("monitor_queues", "--once")  # it knows them while they are empty, so it can tell their pace
         self.stack.start()
         self.say(f"The web process, the guard, a worker and beat are running: {self.stack.base_url}")
         self.say(f"Guardian looks every second, warns at {WARN} messages and deletes past {MAX}.")
         self._read(self._link(OWNER))
-        self._offer_links()
+        self._show_links()
 
     def _link(self, email: str) -> str:
         return self.stack.manage("login_link", email).strip()
 
-    def _offer_links(self) -> None:
+    def _show_links(self) -> None:
         """Print links that sign in, for those who want to follow the story on the pages."""
         self.say("Follow it on the pages. Each of these links signs you in once, within ten minutes:")
         for email, who in ((OWNER, "who owns two of the queues"), (OPERATOR, "the operator")):
             self.say(f"   as {email}, {who}: {self._link(email)}", "cyan")
 
-    def _make_pulse_users(self) -> None:
+    def _create_pulse_users(self) -> None:
         os.environ.update(self.stack.environment)
         os.environ["DJANGO_SETTINGS_MODULE"] = "guardian_site.settings"
         import django
@@ -341,7 +343,7 @@ class Demo:
         with contextlib.closing(connection):
             yield connection.channel()
 
-    def _make_queues(self) -> None:
+    def _declare_queues(self) -> None:
         """Make a queue and an exchange as each Pulse user, and one that follows no pattern as the admin."""
         for user in self._users:
             with self._channel(user) as channel:
@@ -351,8 +353,8 @@ class Demo:
         with self._channel() as channel:
             channel.queue_declare(UNOWNED, durable=True)
 
-    def tell(self) -> None:
-        """Let it happen, and raise DidNotHappen where it doesn't."""
+    def run(self) -> None:
+        """Let it happen, and raise ExpectationFailed where it doesn't."""
         began = time.monotonic()
         read, unread = self._users
         consumed, growing = f"queue/{read}/done", f"queue/{unread}/done"
@@ -366,50 +368,50 @@ class Demo:
             publisher.wanted = WARN + 50
             publisher.start()
 
-        self.chapter("Messages come in, and nobody reads them")
-        self.expect(f"{OWNER} is warned about {consumed}", lambda: self._mailed("warning", consumed, OWNER))
-        self.expect(f"{OWNER} is warned about {growing}", lambda: self._mailed("warning", growing, OWNER))
+        self.heading("Messages come in, and nobody reads them")
+        self.expect(f"{OWNER} is warned about {consumed}", lambda: self._has_mail("warning", consumed, OWNER))
+        self.expect(f"{OWNER} is warned about {growing}", lambda: self._has_mail("warning", growing, OWNER))
         self.expect(
             f"Signed in, {OWNER} follows the mail's link and reads that {growing} is over its warn length",
-            lambda: self._page_says(growing, "over its warn length"),
+            lambda: self._page_contains(growing, "over its warn length"),
         )
         self.expect(
             f"{OPERATOR} has copies, and hears of {UNOWNED}, which is nobody's",
-            lambda: all(self._mailed("warning", name, OPERATOR) for name in publishers),
+            lambda: all(self._has_mail("warning", name, OPERATOR) for name in publishers),
         )
 
-        self.chapter(f"A consumer reads {consumed}")
+        self.heading(f"A consumer reads {consumed}")
         consumer = Consumer(self._address(read), consumed)
         self._workers.append(consumer)
         consumer.start()
         self.expect(f"{consumed} is empty", lambda: self._lengths.get(consumed) == 0)
-        self.expect(f"{OWNER} hears that it is back to normal", lambda: self._mailed("recovery", consumed, OWNER))
+        self.expect(f"{OWNER} hears that it is back to normal", lambda: self._has_mail("recovery", consumed, OWNER))
 
-        self.chapter(f"Nobody reads {growing} and {UNOWNED}, and they grow on")
+        self.heading(f"Nobody reads {growing} and {UNOWNED}, and they grow on")
         for name in (growing, UNOWNED):
             publishers[name].wanted = MAX + 150
         for name in (growing, UNOWNED):
             self.expect(f"{name} is gone from the broker", partial(self._is_gone, name))
-        self.expect(f"{OWNER} hears that {growing} was deleted", lambda: self._mailed("deletion", growing, OWNER))
+        self.expect(f"{OWNER} hears that {growing} was deleted", lambda: self._has_mail("deletion", growing, OWNER))
         self.expect(
             f"The page of {growing} says that Guardian deleted it",
-            lambda: self._page_says(growing, "deleted by Guardian"),
+            lambda: self._page_contains(growing, "deleted by Guardian"),
         )
         self.expect(
             f"{OPERATOR} hears of both",
-            lambda: self._mailed("deletion", growing, OPERATOR) and self._mailed("deletion", UNOWNED, OPERATOR),
+            lambda: self._has_mail("deletion", growing, OPERATOR) and self._has_mail("deletion", UNOWNED, OPERATOR),
         )
         self.expect(f"{consumed} is still there", lambda: consumed in self._lengths)
         self.expect(
-            f"Of {UNOWNED} nobody was told but {OPERATOR}",
+            f"Of {UNOWNED} nobody was is_done but {OPERATOR}",
             lambda: {to for mail in self._mails if UNOWNED in mail.subject for to in mail.recipients} == {OPERATOR},
         )
-        self._tell_of_an_agent()
-        self.chapter(f"That is the story: {len(self._mails)} mails in {time.monotonic() - began:.0f} s.")
+        self._run_agent_story()
+        self.heading(f"That is the story: {len(self._mails)} mails in {time.monotonic() - began:.0f} s.")
 
-    def _tell_of_an_agent(self) -> None:
-        """Tell how a program gets a queue by REST, is told of an event, and leaves nothing behind."""
-        self.chapter(f"A program of {OWNER}'s, an agent, wants to hear of orders for the offering {OFFERING}")
+    def _run_agent_story(self) -> None:
+        """Tell how a program gets a queue by REST, is is_done of an event, and leaves nothing behind."""
+        self.heading(f"A program of {OWNER}'s, an agent, wants to hear of orders for the offering {OFFERING}")
         offering = str(uuid.uuid4())
         self.stack.manage(
             "create_offering", OFFERING, "--uuid", offering, *("--member", OWNER), *("--publisher", OWNER)
@@ -422,13 +424,13 @@ class Demo:
             trust_env=False,
         )
         self.say(f"With a token of {OWNER}'s it introduces itself to the REST API, and is given a queue:")
-        identity = self._ask("marketplace-site-agent-identities/", {"offering": offering, "name": "demo-agent"})
-        subscription = self._ask(
+        identity = self._request("marketplace-site-agent-identities/", {"offering": offering, "name": "demo-agent"})
+        subscription = self._request(
             f"marketplace-site-agent-identities/{identity['uuid']}/register_event_subscription/",
             {"observable_object_type": "order"},
         )
         self._agents_login = subscription["uuid"]
-        registered = self._ask(
+        registered = self._request(
             f"event-subscriptions/{subscription['uuid']}/create_queue/",
             {"offering_uuid": offering, "object_type": "order"},
         )
@@ -447,24 +449,24 @@ class Demo:
 
         sent = {"order_uuid": uuid.uuid4().hex, "order_state": "done"}
         self.say(f"An order is done, which somebody publishes: {json.dumps(sent)}")
-        published = self._ask(f"offerings/{offering}/events/", {"object_type": "order", "payload": sent})
+        published = self._request(f"offerings/{offering}/events/", {"object_type": "order", "payload": sent})
         self.expect("Guardian put it into one queue", lambda: published["delivered"] == 1)
         self.expect("The agent has it", lambda: self._agent_received(sent))
 
         self.say("The agent is not needed any longer: its subscription is removed.")
-        self._ask(f"event-subscriptions/{subscription['uuid']}/", method="DELETE")
+        self._request(f"event-subscriptions/{subscription['uuid']}/", method="DELETE")
         self.expect("Its queue is gone from the broker", lambda: not self._arguments(vhost, name))
-        self.expect("Its connection is closed, and its login is gone", self._agent_is_out)
+        self.expect("Its connection is closed, and its login is gone", self._agent_is_disconnected)
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
-        """Ask the REST API as the agent, and give the answer; raises DidNotHappen where it says no."""
+    def _request(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
+        """Ask the REST API as the agent, and give the answer; raises ExpectationFailed where it says no."""
         assert self._agent is not None
         try:
             answer = self._agent.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise DidNotHappen(f"{method} {path} was answered: {error!r}") from error
+            raise ExpectationFailed(f"{method} {path} was answered: {error!r}") from error
         if not answer.is_success:
-            raise DidNotHappen(f"{method} {path} was done; it was {answer.status_code}: {answer.text}")
+            raise ExpectationFailed(f"{method} {path} was done; it was {answer.status_code}: {answer.text}")
         return dict(answer.json()) if answer.content else {}
 
     def _read_as_agent(self, vhost: str, login: str, token: str, name: str) -> StompReader | AmqpReader:
@@ -481,7 +483,7 @@ class Demo:
             try:
                 return StompReader(url, vhost=vhost, login=login, passcode=token, queue_name=name).start()
             except Refused as error:
-                raise DidNotHappen(f"The agent could read its queue: {error}") from error
+                raise ExpectationFailed(f"The agent could read its queue: {error}") from error
         logging.getLogger("pika").setLevel(logging.CRITICAL)  # that its connection is closed is part of the story
         self.say("This broker doesn't speak STOMP over WebSocket, so it reads the queue by AMQP with its token.")
         configured = urlsplit(self.stack.environment["RABBIT_URL"])
@@ -489,7 +491,7 @@ class Demo:
         try:
             return AmqpReader(configured._replace(netloc=netloc, path=f"/{quote(vhost, safe='')}").geturl(), name)
         except (pika.exceptions.AMQPError, OSError) as error:
-            raise DidNotHappen(f"The agent could read its queue: {error!r}") from error
+            raise ExpectationFailed(f"The agent could read its queue: {error!r}") from error
 
     def _agent_received(self, sent: dict[str, str]) -> bool:
         assert self._reader is not None
@@ -499,7 +501,7 @@ class Demo:
         self.say(f"   {body}", "cyan")
         return bool(sent.items() <= json.loads(body).items())
 
-    def _agent_is_out(self) -> bool:
+    def _agent_is_disconnected(self) -> bool:
         assert self._management is not None
         assert self._agents_login is not None
         assert self._reader is not None
@@ -524,7 +526,7 @@ class Demo:
         text = self._read(url).replace("<wbr>", "")
         return all(name in text for name in names)
 
-    def point(self) -> None:
+    def show_locations(self) -> None:
         """Say where to look."""
         self.say(f"Guardian:  {self.stack.base_url}")
         if self.stack.node is not None:
@@ -532,12 +534,12 @@ class Demo:
         self.say(f"The mails: {self._var / 'mail'}")
         self.say(f"The logs:  {self.stack.logs}")
 
-    def go_on(self) -> None:
+    def run_until_interrupted(self) -> None:
         """Go on telling until Ctrl-C."""
-        self._offer_links()
+        self._show_links()
         self.say("It goes on running. Ctrl-C ends it and everything that it started.", "bold")
         while True:
-            self.look()
+            self.report_changes()
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -551,7 +553,7 @@ class Demo:
             self._agent.close()
         self._pages.close()
         self.stack.stop()
-        if self._outside and self._management is not None:
+        if self._is_shared_broker and self._management is not None:
             vhosts = (self.vhost, self._agents_vhost)
             users = (*self._users, self._agents_login)
             for remove, name in (
@@ -572,20 +574,20 @@ def main() -> int:
         end_with_parent()
     turn_signals_into_interrupts()
     console = Console(highlight=False, soft_wrap=True)
-    ends_by_itself = os.environ.get("CI", "").lower() in ("1", "true", "yes") or not sys.stdout.isatty()
+    is_unattended = os.environ.get("CI", "").lower() in ("1", "true", "yes") or not sys.stdout.isatty()
     demo = Demo(configured(), console)
-    told = False
+    is_done = False
     try:
         demo.prepare()
-        demo.tell()
-        told = True
-        demo.point()
-        if not ends_by_itself:
-            demo.go_on()
+        demo.run()
+        is_done = True
+        demo.show_locations()
+        if not is_unattended:
+            demo.run_until_interrupted()
     except KeyboardInterrupt:
         demo.say("Stopping.")
-        return 0 if told else 130
-    except DidNotHappen as error:
+        return 0 if is_done else 130
+    except ExpectationFailed as error:
         demo.say(f"✗  This did not happen: {error}", "bold red")
         for name in ("web", "guard", "worker", "beat"):
             console.print(f"\nThe end of {name}'s log:\n{escape(tail(demo.stack.logs / f'{name}.log'))}")

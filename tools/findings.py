@@ -19,7 +19,7 @@ from rabbit.names import user_of_queue
 from tools import invariants
 from tools.crowd import Crowd
 from tools.faults import RECOVERY_SECONDS, Fault, is_excused
-from tools.load import Busy, Request, Tides
+from tools.load import LoadThread, QueueLoad, Request
 from tools.production import MAX, OPERATOR, WARN, Production
 
 MAX_PASS_GAP_SECONDS = 180
@@ -65,8 +65,8 @@ class Checks:
     complete: bool
     production: Production
     crowd: Crowd
-    tides: Tides
-    busy: Sequence[Busy]
+    queue_load: QueueLoad
+    busy: Sequence[LoadThread]
     faults: list[Fault] = field(default_factory=list)
     bad_exits: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Checks:
         breaches = invariants.deleted_below_maximum()
         deleted = QueueEvent.objects.filter(kind="deleted", vhost="/").values_list("queue_name", flat=True)
         for name, times in Counter(deleted).items():
-            if times > (overflows := self.tides.overflows[name]):
+            if times > (overflows := self.queue_load.overflows[name]):
                 breaches.append(f"{name} was deleted {times} times, and was over the limit {overflows} times")
         for queue in Queue.objects.filter(state__in=["ok", "warned"]):
             if queue.length is not None and queue.length > MAX and not queue.registered:
@@ -120,7 +120,7 @@ class Checks:
         events = Counter(QueueEvent.objects.order_by().values_list("kind", flat=True))
         for kind in ("warned", "recovered", "deleted"):
             breaches += self._required(events[kind], f"queues that were {kind}")
-        done = self.tides.done
+        done = self.queue_load.done
         counts = (
             f"{done['queues declared']} declared, {done['messages published']} messages published,"
             f" {done['messages consumed']} consumed; {events['warned']} warnings, {events['recovered']} recoveries;"
@@ -135,14 +135,14 @@ class Checks:
         interrupted = mail_sending.MAIL_BATCH_SIZE * sum(
             senders.get(fault.part.partition("-")[0], 0) for fault in self.faults if fault.how in ("killed", "stopped")
         )
-        breaches = invariants.broken_mails(mails, interrupted=interrupted) + self._unequal_copies()
-        counts = f"{len(mails)}; {invariants.sent_again(mails)} of them sent again after an interruption"
+        breaches = invariants.mail_breaches(mails, interrupted=interrupted) + self._unequal_copies()
+        counts = f"{len(mails)}; {invariants.count_resent_mails(mails)} of them sent again after an interruption"
         return Finding("Mails", counts, breaches + self._required(mails, "mails"))
 
     def _unequal_copies(self) -> list[str]:
         """Return the owners that were not notified exactly as often as the operator about an account's queue."""
         sent: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        rows = Notification.objects.filter(kind__in=invariants.OF_A_QUEUE, channel=audience.EMAIL)
+        rows = Notification.objects.filter(kind__in=invariants.QUEUE_KINDS, channel=audience.EMAIL)
         for recipient, kind, facts in rows.values_list("recipient", "kind", "facts"):
             sent[kind, facts["queue"]][recipient] += 1
         return [
@@ -164,7 +164,7 @@ class Checks:
 
     def _agents(self) -> Finding:
         outcome = self.crowd.outcome
-        breaches = [*self.swept, *invariants.forgotten(outcome.agents)]
+        breaches = [*self.swept, *invariants.missing_registrations(outcome.agents)]
         breaches += [f"{queue} was answered {times} times" for queue, times in outcome.answered.items() if times > 1]
         for model in invariants.REGISTERED:
             there = outcome.removed_queues & set(model._default_manager.values_list("vhost", "queue_name"))

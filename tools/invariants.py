@@ -30,7 +30,7 @@ from tools.mail import Mail
 OUT_OF_DATE = "The queue was deleted in the meantime."
 """Why a warning is given up that would come after the news of the deletion."""
 
-RIGHTLY_GIVEN_UP = {
+VALID_FAILURE_REASONS = {
     OUT_OF_DATE,
     "The recipient can't sign in any more.",
     "The recipient is not told of it any more.",
@@ -39,7 +39,7 @@ RIGHTLY_GIVEN_UP = {
 }
 """Why a notification may be given up that was not tried for a day."""
 
-OF_A_QUEUE = ["warning", "recovery", "summary", "deletion"]
+QUEUE_KINDS = ["warning", "recovery", "summary", "deletion"]
 """The kinds of notifications that say where a queue stands."""
 
 REGISTERED: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
@@ -47,35 +47,35 @@ REGISTERED: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (Subscription
 _MESSAGE_ID = re.compile(r"<([0-9a-f-]{36})@")
 
 
-class _Told(NamedTuple):
+class _Notified(NamedTuple):
     """What one recipient was told about a queue: the kind of the message, and the queue's state by it."""
 
     kind: str
     state: str | None
 
 
-def broken(
+def breaches(
     management: Management, vhosts: Collection[str], mails: Iterable[Mail], *, interrupted: int = 0
 ) -> list[str]:
     """Give all breaches that can be seen without knowing what was done, after a pass and a sweep.
 
     ``vhosts`` are those to look at; ``mails`` all that the mail server accepted, and ``interrupted`` as for
-    `told_twice`.
+    `duplicate_mails`.
     """
     return [
-        *broken_mails(mails, interrupted=interrupted),
+        *mail_breaches(mails, interrupted=interrupted),
         *deleted_below_maximum(),
         *disagreements(management, vhosts),
     ]
 
 
-def broken_mails(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]:
-    """Give what was to be told and wasn't, or was told more than once: `lost`, `never_arrived` and `told_twice`."""
+def mail_breaches(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]:
+    """Give what was to be told and wasn't, or was told more than once: `lost`, `undelivered_mails` and `duplicate_mails`."""
     caught = list(mails)
-    return [*lost(), *never_arrived(caught), *told_twice(caught, interrupted=interrupted)]
+    return [*missing_notifications(), *undelivered_mails(caught), *duplicate_mails(caught, interrupted=interrupted)]
 
 
-def lost(*, settled: bool = True) -> list[str]:
+def missing_notifications(*, settled: bool = True) -> list[str]:
     """Give what somebody was to be told and isn't: rows of the outbox, and what has no row there.
 
     ``settled``: what was put off has had its time; otherwise a notification may wait for its next attempt, or for the
@@ -86,19 +86,19 @@ def lost(*, settled: bool = True) -> list[str]:
     if not settled:
         unsent = unsent.filter(due_at__lte=now)
     wrong = [
-        f"{_named(one)} is still {one.state} after {one.attempts} attempts ({one.last_error or 'no error'})"
+        f"{_describe(one)} is still {one.state} after {one.attempts} attempts ({one.last_error or 'no error'})"
         for one in unsent
     ]
-    failed = Notification.objects.filter(state=Notification.State.FAILED).exclude(last_error__in=RIGHTLY_GIVEN_UP)
+    failed = Notification.objects.filter(state=Notification.State.FAILED).exclude(last_error__in=VALID_FAILURE_REASONS)
     wrong += [
-        f"{_named(one)} was given up after {one.attempts} attempts: {one.last_error}"
+        f"{_describe(one)} was given up after {one.attempts} attempts: {one.last_error}"
         for one in failed
         if one.attempts < claims.MIN_ATTEMPTS or now - one.created < claims.RETRY_FOR
     ]
-    return [*wrong, *_untold_deletions(), *_untrue(settled=settled)]
+    return [*wrong, *_miscounted_deletions(), *_outdated_states(settled=settled)]
 
 
-def _untold_deletions() -> list[str]:
+def _miscounted_deletions() -> list[str]:
     """Give the deletions that an operator was told of less or more often than they happened."""
     deleted = Counter(
         QueueEvent.objects.filter(kind=QueueEvent.Kind.DELETED).order_by().values_list("vhost", "queue_name")
@@ -113,20 +113,20 @@ def _untold_deletions() -> list[str]:
     ]
 
 
-def _untrue(*, settled: bool) -> list[str]:
+def _outdated_states(*, settled: bool) -> list[str]:
     """Give the queues about which the last that was written to an operator isn't where they stand."""
     now = timezone.now()
     wrong = []
-    last: dict[tuple[str, str], _Told] = {}
-    rows = Notification.objects.filter(kind__in=OF_A_QUEUE, channel=audience.EMAIL).order_by("id")
+    last: dict[tuple[str, str], _Notified] = {}
+    rows = Notification.objects.filter(kind__in=QUEUE_KINDS, channel=audience.EMAIL).order_by("id")
     for to, about, kind, facts in rows.values_list("recipient", "about", "kind", "facts"):
-        last[to, about] = _Told(kind, facts.get("state"))
+        last[to, about] = _Notified(kind, facts.get("state"))
     for queue in Queue.objects.filter(state__in=[Queue.State.OK, Queue.State.WARNED]):
         is_quiet = queue.quiet_until is not None and not quiet.is_over(queue.quiet_until, now)
         if settled and not is_quiet and queue.said != queue.state:
             wrong.append(f"{queue} is {queue.state}, and people were told that it is {queue.said}")
         for operator in audience.operators():
-            told = last.get((operator, f"queue {queue.pk}"), _Told("nothing", None))
+            told = last.get((operator, f"queue {queue.pk}"), _Notified("nothing", None))
             is_told_warned = told.kind in ("warning", "summary") and told.state == Queue.State.WARNED
             if is_told_warned != (queue.said == Queue.State.WARNED):
                 wrong.append(
@@ -135,18 +135,18 @@ def _untrue(*, settled: bool) -> list[str]:
     return wrong
 
 
-def never_arrived(mails: Iterable[Mail]) -> list[str]:
+def undelivered_mails(mails: Iterable[Mail]) -> list[str]:
     """Give the notifications that are noted as sent by mail, and of which the mail server has none."""
-    caught = {(to, row) for mail in mails if (row := _row_of(mail)) for to in mail.recipients}
+    caught = {(to, row) for mail in mails if (row := _notification_uuid(mail)) for to in mail.recipients}
     sent = Notification.objects.filter(state=Notification.State.SENT, channel=audience.EMAIL)
     return [
-        f"{_named(one)} is noted as sent, and was never accepted"
+        f"{_describe(one)} is noted as sent, and was never accepted"
         for one in sent
         if (one.recipient, one.uuid) not in caught
     ]
 
 
-def told_twice(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]:
+def duplicate_mails(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]:
     """Give the notifications that the mail server accepted more than once for one recipient, and those nobody wrote.
 
     ``interrupted`` is how many mails may have gone out once more, with the same Message-ID: since their sender was
@@ -154,22 +154,22 @@ def told_twice(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]:
     """
     accepted: Counter[tuple[str, uuid.UUID]] = Counter()
     for mail in mails:
-        if row := _row_of(mail):
+        if row := _notification_uuid(mail):
             accepted.update((to, row) for to in mail.recipients)
     known = {one.uuid: one for one in Notification.objects.filter(uuid__in={row for _, row in accepted})}
     wrong = [f"the mail {row} to {to} is no notification's" for to, row in accepted if row not in known]
     again = {key: count for key, count in accepted.items() if count > 1}
     if sum(again.values()) - len(again) > interrupted:
         wrong += [
-            f"{_named(known[row]) if row in known else row} was accepted {count} times for {to}"
+            f"{_describe(known[row]) if row in known else row} was accepted {count} times for {to}"
             for (to, row), count in again.items()
         ]
     return wrong
 
 
-def sent_again(mails: Iterable[Mail]) -> int:
+def count_resent_mails(mails: Iterable[Mail]) -> int:
     """Give how many mails came once more, with the Message-ID and for the recipient of one that was accepted."""
-    accepted = Counter((to, row) for mail in mails if (row := _row_of(mail)) for to in mail.recipients)
+    accepted = Counter((to, row) for mail in mails if (row := _notification_uuid(mail)) for to in mail.recipients)
     return accepted.total() - len(accepted)
 
 
@@ -273,7 +273,7 @@ def _logins_disagreements(management: Management, vhosts: Collection[str]) -> li
     ]
 
 
-def forgotten(registered: Iterable[tuple[str, str]]) -> list[str]:
+def missing_registrations(registered: Iterable[tuple[str, str]]) -> list[str]:
     """Give those of these queues (vhost, name), whose registration was answered, that aren't registered."""
     ready: set[tuple[str, str]] = set()
     for model in REGISTERED:
@@ -296,7 +296,7 @@ def overlapping_passes() -> list[str]:
     return wrong
 
 
-def _row_of(mail: Mail) -> uuid.UUID | None:
+def _notification_uuid(mail: Mail) -> uuid.UUID | None:
     """Give the UUID of the notification that this mail is by its Message-ID; None: it is none of Guardian's."""
     if "X-Guardian-Kind" not in mail.message:
         return None
@@ -304,6 +304,6 @@ def _row_of(mail: Mail) -> uuid.UUID | None:
     return uuid.UUID(found[1]) if found else None
 
 
-def _named(one: Notification) -> str:
+def _describe(one: Notification) -> str:
     about = f" about {one.facts['queue']}" if "queue" in one.facts else ""
     return f"the {one.kind}{about} to {one.recipient}"

@@ -70,7 +70,7 @@ class Client:
         return content
 
 
-class Busy(threading.Thread):
+class LoadThread(threading.Thread):
     """A thread that repeats one thing until it is stopped; ``error`` is the exception that ended it before."""
 
     def __init__(self, name: str) -> None:
@@ -91,7 +91,7 @@ class Busy(threading.Thread):
         raise NotImplementedError
 
 
-class Tides(Busy):
+class QueueLoad(LoadThread):
     """Queues that grow and shrink past both thresholds; their clients declare them again after a deletion."""
 
     MAX_QUEUES = 100
@@ -100,7 +100,7 @@ class Tides(Busy):
         self, amqp_url: str, name_of: Callable[[int], str], *, warn: int, most: int, pause: float, chance: random.Random
     ) -> None:
         """Choose. ``name_of`` names a queue by its number; ``pause``: seconds between two actions."""
-        super().__init__("tides")
+        super().__init__("queue_load")
         self.overflows: Counter[str] = Counter()
         """How often messages were published to a queue over its deletion limit, by its name."""
         self.done: Counter[str] = Counter()
@@ -111,7 +111,7 @@ class Tides(Busy):
         self._pause = pause
         self._chance = chance
         self._names: list[str] = []
-        self._in: Counter[str] = Counter()
+        self._lengths: Counter[str] = Counter()
         self._unconfirmed: Counter[str] = Counter()
 
     def work(self) -> None:
@@ -119,24 +119,24 @@ class Tides(Busy):
         while not self.ended.is_set():
             try:
                 with contextlib.closing(pika.BlockingConnection(self._parameters)) as connection:
-                    self._go_on(connection)
+                    self._work_on(connection)
             except (pika.exceptions.AMQPError, OSError):
                 self.done["connections lost"] += 1
                 self.ended.wait(0.5)
 
-    def _go_on(self, connection: Any) -> None:
+    def _work_on(self, connection: Any) -> None:
         channel = connection.channel()
         channel.confirm_delivery()
-        actions = {self._begin: 4, self._grow: 8, self._overflow: 2, self._shrink: 4, self._empty: 2, self._remove: 1}
+        actions = {self._declare: 4, self._grow: 8, self._overflow: 2, self._shrink: 4, self._purge: 2, self._delete: 1}
         while not self.ended.is_set():
             action = self._chance.choices(list(actions), list(actions.values()))[0]
-            if not self._names or (action == self._begin and len(self._names) < self.MAX_QUEUES):
-                self._begin(channel)
-            elif action != self._begin:
+            if not self._names or (action == self._declare and len(self._names) < self.MAX_QUEUES):
+                self._declare(channel)
+            elif action != self._declare:
                 action(channel)
             connection.process_data_events(self._pause)
 
-    def _begin(self, channel: Any) -> None:
+    def _declare(self, channel: Any) -> None:
         name = self._name_of(self.done["queues declared"])
         self.done["queues declared"] += 1
         self._names.append(name)
@@ -149,11 +149,11 @@ class Tides(Busy):
         self._publish(channel, self._chance.choice(self._names), self._most + 1)
 
     def _publish(self, channel: Any, name: str, messages: int) -> None:
-        self._in[name] = channel.queue_declare(name, durable=True).method.message_count + self._unconfirmed[name]
+        self._lengths[name] = channel.queue_declare(name, durable=True).method.message_count + self._unconfirmed[name]
         is_over = False
         for _ in range(messages):
-            self._in[name] += 1
-            if self._in[name] > self._most and not is_over:
+            self._lengths[name] += 1
+            if self._lengths[name] > self._most and not is_over:
                 is_over = True
                 self.overflows[name] += 1
             self._unconfirmed[name] += 1  # it may arrive even if the connection is lost
@@ -169,11 +169,11 @@ class Tides(Busy):
                 break
             self.done["messages consumed"] += 1
 
-    def _empty(self, channel: Any) -> None:
+    def _purge(self, channel: Any) -> None:
         name = self._chance.choice(self._names)
         channel.queue_declare(name, durable=True)
         channel.queue_purge(name)
 
-    def _remove(self, channel: Any) -> None:
+    def _delete(self, channel: Any) -> None:
         name = self._names.pop(self._chance.randrange(len(self._names)))
         channel.queue_delete(name)

@@ -41,7 +41,7 @@ class Reader(NamedTuple):
     default: str | None
 
 
-def documented() -> dict[str, list[Setting]]:
+def documented_settings() -> dict[str, list[Setting]]:
     """Return what ``.env.example`` says, by its headings."""
     headings: dict[str, list[Setting]] = {}
     meaning: list[str] = []
@@ -60,13 +60,13 @@ def documented() -> dict[str, list[Setting]]:
     return headings
 
 
-def read() -> dict[str, Reader]:
+def read_settings() -> dict[str, Reader]:
     """Return the settings that ``guardian_site/settings.py`` reads from the environment."""
     tree = ast.parse((PROJECT / "guardian_site" / "settings.py").read_text())
-    return {name: reader for node in ast.walk(tree) for name, reader in _read_by(node)}
+    return {name: reader for node in ast.walk(tree) for name, reader in _reader_of(node)}
 
 
-def _read_by(node: ast.AST) -> Iterator[tuple[str, Reader]]:
+def _reader_of(node: ast.AST) -> Iterator[tuple[str, Reader]]:
     """Give the setting that this expression reads, where it reads one by its name."""
     if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
         return
@@ -81,10 +81,10 @@ def _read_by(node: ast.AST) -> Iterator[tuple[str, Reader]]:
         default = next(keyword.value for keyword in node.keywords if keyword.arg == "default")
     else:
         return
-    yield name, Reader(kind, _as_written(default))
+    yield name, Reader(kind, _default_text(default))
 
 
-def _as_written(default: ast.expr) -> str | None:
+def _default_text(default: ast.expr) -> str | None:
     """Return a default as it would stand in the environment; None where it is worked out."""
     try:
         value = ast.literal_eval(default)
@@ -99,7 +99,7 @@ def _as_written(default: ast.expr) -> str | None:
 
 def settings_page() -> str:
     """Return ``docs/settings.md``."""
-    readers = read()
+    readers = read_settings()
     lines = [
         "# Every setting",
         "",
@@ -109,7 +109,7 @@ def settings_page() -> str:
         "Processes read them when they start, so restart them after a change. `manage.py check` says what is wrong",
         "with yours, and `manage.py doctor` whether what they name answers.",
     ]
-    for heading, settings in documented().items():
+    for heading, settings in documented_settings().items():
         lines += ["", f"## {heading}", "", "| setting | what it takes | default | |", "| --- | --- | --- | --- |"]
         for setting in settings:
             default = f"`{setting.default}`" if setting.default else ""

@@ -18,7 +18,7 @@ import django
 import pika
 from playwright.sync_api import Page, sync_playwright
 
-from tools.demo import STEP_SECONDS, DidNotHappen
+from tools.demo import STEP_SECONDS, ExpectationFailed
 from tools.mail import Mail
 from tools.processes import StartError, end_with_parent
 from tools.stack import PROJECT, Stack, documented_defaults, turn_signals_into_interrupts
@@ -38,7 +38,7 @@ SETTINGS = {
 }
 
 
-class Filled(NamedTuple):
+class SampleQueue(NamedTuple):
     """A queue: its length in messages now and an hour ago, and whether it has a consumer."""
 
     account: str
@@ -51,20 +51,20 @@ class Filled(NamedTuple):
 QUEUES = {
     f"queue/{queue.account}/{queue.name}": queue
     for queue in (
-        Filled("alice-builds", "linux", 140, 90),
-        Filled("alice-builds", "windows", 2_600, 1_900),
-        Filled("alice-builds", "macos", 0, 12),
-        Filled("alice-nightly", "reports", 5_900, 700, has_consumer=False),
-        Filled("alice-nightly", "mail", 31, 40),
-        Filled("bob-metrics", "raw", 1_250, 1_100),
-        Filled("bob-metrics", "daily", 7, 3),
+        SampleQueue("alice-builds", "linux", 140, 90),
+        SampleQueue("alice-builds", "windows", 2_600, 1_900),
+        SampleQueue("alice-builds", "macos", 0, 12),
+        SampleQueue("alice-nightly", "reports", 5_900, 700, has_consumer=False),
+        SampleQueue("alice-nightly", "mail", 31, 40),
+        SampleQueue("bob-metrics", "raw", 1_250, 1_100),
+        SampleQueue("bob-metrics", "daily", 7, 3),
     )
 }
 LONG = "queue/alice-nightly/reports"
 UNOWNED = "left-by-nobody"
 
 
-class Shot(NamedTuple):
+class Screenshot(NamedTuple):
     """A picture of a page: whose page it is, its path, and the size in pixels; height 0: the whole page."""
 
     name: str
@@ -74,15 +74,15 @@ class Shot(NamedTuple):
     width: int = 1000
 
 
-def shots() -> list[Shot]:
+def screenshots() -> list[Screenshot]:
     """Return the pictures of pages."""
     from queues.models import Queue
 
     return [
-        Shot("queues", OWNER, "/queues/"),
-        Shot("queue", OWNER, f"/queues/{Queue.objects.get(name=LONG).uuid}/", 830),
-        Shot("pulse-users", OWNER, "/pulse-users/"),
-        Shot("admin", OPERATOR, "/admin/", 940, 1200),
+        Screenshot("queues", OWNER, "/queues/"),
+        Screenshot("queue", OWNER, f"/queues/{Queue.objects.get(name=LONG).uuid}/", 830),
+        Screenshot("pulse-users", OWNER, "/pulse-users/"),
+        Screenshot("admin", OPERATOR, "/admin/", 940, 1200),
     ]
 
 
@@ -160,7 +160,7 @@ def _write_last_hour() -> None:
 
 
 def wait_for_warning(stack: Stack, mails: list[Mail]) -> Mail:
-    """Return the warning by mail, once the management plugin has figures and passes ran; raises DidNotHappen."""
+    """Return the warning by mail, once the management plugin has figures and passes ran; raises ExpectationFailed."""
     from core import broker
     from queues.models import Pass
 
@@ -172,12 +172,12 @@ def wait_for_warning(stack: Stack, mails: list[Mail]) -> Mail:
         if warnings and Pass.objects.count() > 75 and sum("consumers" in row for row in rows) > len(QUEUES):
             return warnings[0]
         time.sleep(0.2)
-    raise DidNotHappen(f"there was a warning by mail, with figures of all queues (waited {STEP_SECONDS} s)")
+    raise ExpectationFailed(f"there was a warning by mail, with figures of all queues (waited {STEP_SECONDS} s)")
 
 
-def take(stack: Stack, warning: Mail) -> None:
-    """Take all pictures; raises DidNotHappen if a page is missing or a picture is too large."""
-    pages = shots()  # Playwright runs an event loop, in which Django refuses queries
+def take_screenshots(stack: Stack, warning: Mail) -> None:
+    """Take all pictures; raises ExpectationFailed if a page is missing or a picture is too large."""
+    pages = screenshots()  # Playwright runs an event loop, in which Django refuses queries
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for email in (OWNER, OPERATOR):
@@ -188,7 +188,7 @@ def take(stack: Stack, warning: Mail) -> None:
                     page.set_viewport_size({"width": shot.width, "height": shot.height or 600})
                     answer = page.goto(shot.path, wait_until="networkidle")
                     if answer is None or not answer.ok:
-                        raise DidNotHappen(f"{shot.path} was there")
+                        raise ExpectationFailed(f"{shot.path} was there")
                     _save(page, shot.name, full_page=not shot.height)
         page = browser.new_page(viewport={"width": 700, "height": 600})
         page.set_content(warning.html)
@@ -199,7 +199,7 @@ def take(stack: Stack, warning: Mail) -> None:
 def _save(page: Page, name: str, *, full_page: bool) -> None:
     picture = page.screenshot(full_page=full_page, animations="disabled")
     if len(picture) > MAX_BYTES:
-        raise DidNotHappen(f"{name} has {MAX_BYTES:,} bytes at most; it has {len(picture):,}")
+        raise ExpectationFailed(f"{name} has {MAX_BYTES:,} bytes at most; it has {len(picture):,}")
     (PICTURES / f"{name}.png").write_bytes(picture)
     print(f"{name}.png: {len(picture):,} bytes")
 
@@ -216,10 +216,10 @@ def main() -> int:
     try:
         with stack, contextlib.ExitStack() as consumers:
             prepare(stack, consumers)
-            take(stack, wait_for_warning(stack, mails))
+            take_screenshots(stack, wait_for_warning(stack, mails))
     except KeyboardInterrupt:
         return 130
-    except (StartError, DidNotHappen) as error:
+    except (StartError, ExpectationFailed) as error:
         print(f"✗  {error}")
         return 1
     return 0

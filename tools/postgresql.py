@@ -33,7 +33,7 @@ class PrivateCluster(PrivateServer):
 
     name = "PostgreSQL"
     not_ready = psycopg2.OperationalError
-    request = signal.SIGINT  # "fast shutdown": it doesn't wait for clients
+    stop_signal = signal.SIGINT  # "fast shutdown": it doesn't wait for clients
 
     def __init__(self) -> None:
         """Choose port and directory; nothing runs yet. Raises StartError when PostgreSQL isn't installed."""
@@ -67,7 +67,7 @@ class PrivateCluster(PrivateServer):
             death_signal=signal.SIGQUIT,
         )
 
-    def _ask(self) -> None:
+    def _check_ready(self) -> None:
         psycopg2.connect(self.database_url(), connect_timeout=5).close()
 
     @property

@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
-_given: set[int] = set()  # ports that were asked for and may not be in use yet
+_reserved_ports: set[int] = set()  # ports that were asked for and may not be in use yet
 
 
 class StartError(Exception):
@@ -54,13 +54,13 @@ def free_port(preferred: int | None = None) -> int:
             port = preferred
         else:
             port = 20_000 + secrets.randbelow(12_000)  # tests seed `random`, alike in each of their processes
-            if port in _given:
+            if port in _reserved_ports:
                 continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
-                _given.add(port)
+                _reserved_ports.add(port)
                 return port
     raise StartError("no free port between 20000 and 31999 on 127.0.0.1")
 
@@ -97,7 +97,7 @@ def spawn(
     """
     parent = os.getpid()
 
-    def ask_for_the_signal() -> None:
+    def request_death_signal() -> None:
         if _prctl is not None:
             _prctl(_PR_SET_PDEATHSIG, int(death_signal))
         if os.getppid() != parent:  # it ended before the line above
@@ -116,7 +116,7 @@ def spawn(
             group=user,
             extra_groups=None if user is None else [],
             pass_fds=inherited,
-            preexec_fn=ask_for_the_signal,
+            preexec_fn=request_death_signal,
         )
 
     return _starter.run(start)
@@ -182,7 +182,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-class Group:
+class ProcessGroup:
     """Named children with one environment, whose output is written to a log each, and shown with their names.
 
     One that has ended may be started again under its name; its log goes on.
@@ -206,7 +206,7 @@ class Group:
         self._logs = logs
         self._show = show
         self._children: dict[str, tuple[subprocess.Popen[bytes], threading.Thread]] = {}
-        self._asked_to_end: set[str] = set()
+        self._terminated: set[str] = set()
 
     def start(self, name: str, command: Sequence[str | Path], *, inherited: Sequence[int] = ()) -> None:
         """Start one more child, or one that has ended again; ``inherited`` as for `spawn`."""
@@ -222,7 +222,7 @@ class Group:
         reader = threading.Thread(target=self._read, args=(name, process, mode), name=f"output of {name}", daemon=True)
         reader.start()
         self._children[name] = (process, reader)
-        self._asked_to_end.discard(name)
+        self._terminated.discard(name)
 
     def _read(self, name: str, process: "subprocess.Popen[bytes]", mode: str) -> None:
         assert process.stdout is not None
@@ -242,14 +242,14 @@ class Group:
 
     def ended(self) -> dict[str, int]:
         """Give the children that have ended by themselves, with their exit codes (negative: the signal)."""
-        left = [child for child in self._children.copy().items() if child[0] not in self._asked_to_end]
+        left = [child for child in self._children.copy().items() if child[0] not in self._terminated]
         codes = {name: process.poll() for name, (process, _) in left}
         return {name: code for name, code in codes.items() if code is not None}
 
     def end(self, name: str, timeout: float) -> int:
         """Ask one to end, kill it after ``timeout`` seconds, and give its exit code (negative: the signal)."""
         process, reader = self._children[name]
-        self._asked_to_end.add(name)
+        self._terminated.add(name)
         end(process, timeout)
         reader.join(timeout=2)
         return process.wait()
@@ -257,7 +257,7 @@ class Group:
     def kill(self, name: str) -> None:
         """Kill one with all of its group, as a power cut does."""
         process, reader = self._children[name]
-        self._asked_to_end.add(name)
+        self._terminated.add(name)
         kill(process)
         reader.join(timeout=2)
 

@@ -65,10 +65,10 @@ class PrivateNode:
         self.directory = directory.resolve()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._lock: IO[str] | None = None
-        self._take_directory()
-        self.port = self._keep_port("port")
-        self.management_port = self._keep_port("management_port")
-        self.stomp_port = self._keep_port("stomp_port") if "rabbitmq_web_stomp" in plugins else None
+        self._lock_directory()
+        self.port = self._stored_port("port")
+        self.management_port = self._stored_port("management_port")
+        self.stomp_port = self._stored_port("stomp_port") if "rabbitmq_web_stomp" in plugins else None
         self._peer = peer
         self._quorum_tick_seconds = quorum_tick_seconds
         self._epmd: subprocess.Popen[bytes] | None = None
@@ -76,12 +76,12 @@ class PrivateNode:
         self._distribution_port = free_port()
         self._config = dict(config or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self.password: str = self._keep("password", secrets.token_hex(16) if peer is None else peer.password)
+        self.password: str = self._stored("password", secrets.token_hex(16) if peer is None else peer.password)
         (self.directory / "home").mkdir(exist_ok=True)
-        self._cookie: str = self._keep("home/.erlang.cookie", secrets.token_hex(16) if peer is None else peer._cookie)
+        self._cookie: str = self._stored("home/.erlang.cookie", secrets.token_hex(16) if peer is None else peer._cookie)
         self._write_configuration()
 
-    def _keep(self, name: str, default: str) -> str:
+    def _stored(self, name: str, default: str) -> str:
         """Give what the file holds, having written the default where there is none."""
         path = self.directory / name
         if not path.exists():
@@ -89,9 +89,9 @@ class PrivateNode:
             path.write_text(default)
         return path.read_text()
 
-    def _keep_port(self, name: str) -> int:
+    def _stored_port(self, name: str) -> int:
         """Give the port that was used the last time where it is free, so that an address stays what it was."""
-        port = free_port(preferred=int(self._keep(name, str(free_port()))))
+        port = free_port(preferred=int(self._stored(name, str(free_port()))))
         (self.directory / name).write_text(str(port))
         return port
 
@@ -191,7 +191,7 @@ class PrivateNode:
         """
         if self.running:
             raise RuntimeError(f"{self.name} is running already")
-        self._take_directory()
+        self._lock_directory()
         try:
             self._start_epmd()
             with (self.directory / "output").open("wb") as output:
@@ -207,7 +207,7 @@ class PrivateNode:
             raise
         return self
 
-    def _take_directory(self) -> None:
+    def _lock_directory(self) -> None:
         """Keep a second program from using the same directory: it would change this one's configuration."""
         if self._lock is not None:
             return
@@ -236,14 +236,14 @@ class PrivateNode:
             code = self._process.poll()
             if code is not None or time.monotonic() > deadline:
                 what = f"ended with code {code}" if code is not None else f"was not ready after {timeout:.0f} s"
-                raise StartError(f"RabbitMQ {what}. It said:\n{self._reason()}")
+                raise StartError(f"RabbitMQ {what}. It said:\n{self._startup_errors()}")
             time.sleep(0.05)
 
     @property
     def _ports(self) -> list[int]:
         return [port for port in (self.port, self.stomp_port) if port is not None]
 
-    def _reason(self) -> str:
+    def _startup_errors(self) -> str:
         """Give the errors that the node wrote first; what follows them is Erlang's report of its own end."""
         log = self.directory / "log" / f"{self.name}.log"
         for path in (log, self.directory / "output"):

@@ -53,7 +53,7 @@ class PrivateRedis(PrivateServer):
             output=output,
         )
 
-    def _ask(self) -> None:
+    def _check_ready(self) -> None:
         with redis.Redis.from_url(self.url, socket_timeout=5) as client:
             client.ping()
 

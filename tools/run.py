@@ -26,7 +26,7 @@ def show(name: str, line: str) -> None:
     console.print(f"[{COLOURS[name.partition('-')[0]]}]{name:>8}[/] {escape(line)}")
 
 
-def tell_mail(mail: Mail) -> None:
+def show_mail(mail: Mail) -> None:
     """Print a line for a mail."""
     console.print(f"[magenta]    mail[/] to {escape(', '.join(mail.recipients))}: {escape(mail.subject)}")
 
@@ -50,7 +50,7 @@ def main() -> int:
             var=PROJECT / "var",
             say=say,
             show=show,
-            on_mail=tell_mail,
+            on_mail=show_mail,
             web=wanted.web,
             workers=wanted.workers,
         ) as stack:

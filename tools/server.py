@@ -20,9 +20,9 @@ class PrivateServer(ABC):
 
     name: ClassVar[str]
     not_ready: ClassVar[type[Exception]]
-    """What ``_ask`` raises until it is."""
+    """What ``_check_ready`` raises until it is."""
 
-    request: ClassVar[signal.Signals] = signal.SIGTERM
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     """By which it is asked to end."""
 
     def __init__(self, parent: str | None = None) -> None:
@@ -51,7 +51,7 @@ class PrivateServer(ABC):
     def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]": ...
 
     @abstractmethod
-    def _ask(self) -> None:
+    def _check_ready(self) -> None:
         """Raise ``not_ready`` where it doesn't answer as it should."""
 
     @property
@@ -63,7 +63,7 @@ class PrivateServer(ABC):
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._ask()
+                self._check_ready()
                 return
             except self.not_ready as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
@@ -73,7 +73,7 @@ class PrivateServer(ABC):
     def halt(self) -> None:
         """End the server as its operator would, keeping its data and its port; `start` brings it back."""
         if self._process is not None:
-            end(self._process, 10, self.request)
+            end(self._process, 10, self.stop_signal)
             self._process = None
 
     def stop(self) -> None:

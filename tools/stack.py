@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import environ
 
 from tools.mail import Mail, MailCatcher
-from tools.processes import Group, StartError, free_port, lock_directory, tail
+from tools.processes import ProcessGroup, StartError, free_port, lock_directory, tail
 from tools.rabbitmq import PrivateNode
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -71,7 +71,7 @@ class Stack:
         self._sockets: dict[str, socket.socket] = {}
         self._commands: dict[str, list[str]] = {}
         self._lock: IO[str] | None = None
-        self._processes: Group | None = None
+        self._processes: ProcessGroup | None = None
         self._show = show
 
     @property
@@ -83,7 +83,7 @@ class Stack:
         """Start broker and mail server where none is configured, and make the database; raises StartError."""
         self._var.mkdir(parents=True, exist_ok=True)
         try:
-            self._take_var()
+            self._lock_var()
             if self._fresh:
                 self._empty_var()
             self._choose_settings()
@@ -111,7 +111,7 @@ class Stack:
             self.stop()
             raise
 
-    def _take_var(self) -> None:
+    def _lock_var(self) -> None:
         """Keep a second one from running on the same files: the broker's data and the task queue are one Guardian's."""
         self._lock = lock_directory(self._var, "another Guardian is running on")
 
@@ -137,7 +137,7 @@ class Stack:
         configured = urlsplit(environment.get("GUARDIAN_BASE_URL") or "http://127.0.0.1:8000")
         # Behind https stands a proxy, whose port isn't ours.
         wanted = configured.port if configured.scheme == "http" and configured.port is not None else 8000
-        port = self._take_ports(wanted)
+        port = self._reserve_ports(wanted)
         if port != wanted:
             self._say(f"Port {wanted} is taken or not allowed, so the pages are on port {port}.")
         if configured.scheme == "http" and port != wanted:
@@ -145,7 +145,7 @@ class Stack:
         environment["GUARDIAN_BASE_URL"] = configured.geturl()
         self.base_url = environment["GUARDIAN_BASE_URL"]
 
-    def _take_ports(self, wanted: int) -> int:
+    def _reserve_ports(self, wanted: int) -> int:
         """Take a port for each web process long before it listens there, so that no other Guardian takes it meanwhile.
 
         Returns the first one's.
@@ -181,7 +181,7 @@ class Stack:
             self._on_mail(mail)
 
     def _start_processes(self) -> None:
-        self._processes = Group(self.environment, directory=PROJECT, logs=self.logs, show=self._show)
+        self._processes = ProcessGroup(self.environment, directory=PROJECT, logs=self.logs, show=self._show)
         for name, listener in self._sockets.items():
             self._commands[name] = [
                 *(sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"fd://{listener.fileno()}"),

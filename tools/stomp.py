@@ -31,7 +31,7 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
         self.closed = threading.Event()
         self._answered = threading.Event()
         self._reading = False
-        self._said = ""
+        self._error_text = ""
         self._login = login
         self._passcode = passcode
         self._queue_name = queue_name
@@ -52,7 +52,7 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
         try:
             self._connection.connect(self._login, self._passcode, wait=True, headers={"accept-version": "1.2"})
         except stomp.exception.StompException as error:
-            raise Refused(self._said or f"no connection: {error!r}") from error
+            raise Refused(self._error_text or f"no connection: {error!r}") from error
         # `/amq/queue/` takes the queue as it is; `/queue/` would declare it with other arguments.
         self._connection.subscribe(
             f"/amq/queue/{self._queue_name}", id=self._queue_name, ack="auto", headers={"receipt": "reading"}
@@ -61,7 +61,7 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
         if not self._reading:
             # Where the queue isn't this login's, RabbitMQ says nothing and closes the connection.
             silence = "the broker closed the connection" if self.closed.is_set() else f"no answer in {timeout:.0f} s"
-            raise Refused(self._said or silence)
+            raise Refused(self._error_text or silence)
         return self
 
     def take(self) -> str | None:
@@ -91,7 +91,7 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
 
     def on_error(self, frame: Any) -> None:
         """Keep what the broker said."""
-        self._said = f"{frame.headers.get('message', '')}: {frame.body}".strip(": \n")
+        self._error_text = f"{frame.headers.get('message', '')}: {frame.body}".strip(": \n")
         self._answered.set()
 
     def on_disconnected(self) -> None:

@@ -63,7 +63,7 @@ class PrivateZooKeeper(PrivateServer):
             output=output,
         )
 
-    def _ask(self) -> None:
+    def _check_ready(self) -> None:
         client = KazooClient(self.hosts)
         try:
             client.start(timeout=2)
