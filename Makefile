@@ -31,20 +31,20 @@ export PYTHONDONTWRITEBYTECODE =
 	rabbitmq-server postgresql redis-server zookeeper chromium site-agents production-packages
 
 help:
-	@echo "make setup   install what is needed, here and (where allowed) by apt; a second time it does nothing"
-	@echo "make demo    see it work: a broker, real messages, real mails, told line by line"
-	@echo "make run     the pages, the worker and beat, until Ctrl-C; with a broker of its own if none is configured"
+	@echo "make setup   install the requirements, with apt where allowed; does nothing if they are installed"
+	@echo "make demo    show Guardian at work: a broker, real messages, real mails, line by line"
+	@echo "make run     run web process, workers and beat until Ctrl-C, with a private broker if none is configured"
 	@echo "             (make run WEB=2 WORKERS=2: two web processes, and two workers of each kind)"
 	@echo "make soak    put Guardian under load, kill and stop its parts at random for ten minutes, and check all invariants;"
 	@echo "             then the long tests"
 	@echo "             (make soak SECONDS=300 SEED=7: for five minutes, with the random choices of seed 7)"
-	@echo "make test    all tests but the long ones (make test ONLY=test_thresholds: those of one file)"
-	@echo "make lint    ruff, mypy, and whether a migration is missing"
-	@echo "make audit   look for known holes in the packages that are installed"
-	@echo "make bench   measure (make bench ONLY=name: one of them)"
+	@echo "make test    run all but the long tests (make test ONLY=test_thresholds: the tests of one file)"
+	@echo "make lint    run ruff and mypy, and check for missing migrations"
+	@echo "make audit   check the installed packages for known vulnerabilities"
+	@echo "make bench   run the benchmarks (make bench ONLY=name: one of them)"
 	@echo "make docs    write docs/settings.md from .env.example and the settings"
-	@echo "make pictures  take the pictures of docs/ anew, of the running application"
-	@echo "make lock    compile the requirements*.lock, and the agents' in tests/site_agents, anew"
+	@echo "make pictures  take the screenshots of docs/ in the running application"
+	@echo "make lock    compile requirements*.lock, and the agents' in tests/site_agents, again"
 	@echo "make clean   remove the virtual environments and the caches; data (var/) and .env stay"
 
 setup: .venv/installed .env $(BROKER)

@@ -93,15 +93,17 @@ def test_what_was_tried_for_a_day_may_be_given_up(passed):
 def test_a_deletion_that_nobody_is_told_of_is_lost(passed):
     Notification.objects.filter(kind="deletion").delete()
     [breach] = invariants.missing_notifications()
-    assert breach.startswith(f"queue/alice/too-long in {passed} was deleted 1 times, and 0 notifications tell")
+    assert breach.startswith(
+        f"queue/alice/too-long in {passed} was deleted 1 times, but {OPERATOR} has 0 notifications"
+    )
 
 
 @pytest.mark.soak
 def test_a_warning_that_nobody_is_told_of_is_lost(passed):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.missing_notifications()
-    assert (
-        breach == f"queue/alice/long in {passed} is said to be warned, and the last that {OPERATOR} was told is nothing"
+    assert breach == (
+        f"the notified state of queue/alice/long in {passed} is warned, but {OPERATOR}'s last notification is none"
     )
 
 
@@ -119,7 +121,7 @@ def test_a_change_that_was_folded_and_never_told_is_lost(passed):
 def test_a_mail_that_is_noted_as_sent_and_never_came_is_seen(passed, mailbox):
     notification(state="sent")
     assert invariants.undelivered_mails(mailbox.mails) == [
-        f"the outage to {OPERATOR} is noted as sent, and was never accepted"
+        f"the outage to {OPERATOR} is recorded as sent, but was never accepted"
     ]
 
 
@@ -135,7 +137,7 @@ def test_a_mail_that_came_twice_is_seen_unless_its_sender_was_interrupted(passed
 def test_a_mail_that_no_notification_stands_for_is_seen(passed, mailbox):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.duplicate_mails(mailbox.mails)
-    assert breach.endswith("is no notification's")
+    assert breach.endswith("has no notification")
 
 
 @pytest.mark.soak
@@ -152,9 +154,9 @@ def test_other_mails_such_as_codes_may_come_as_often_as_they_like(passed, mailbo
 @pytest.mark.parametrize(
     ("details", "why"),
     [
-        ({"length": 10, "max": 10}, "was deleted with 10 messages, and 10 are allowed"),
-        ({"length": 11, "max": 10, "spared": True}, "was deleted with 11 messages, though it is one that is never"),
-        ({}, "was deleted, and nothing tells by which figures"),
+        ({"length": 10, "max": 10}, "was deleted with 10 messages, and its limit is 10"),
+        ({"length": 11, "max": 10, "spared": True}, "was deleted with 11 messages, though it must never be deleted"),
+        ({}, "was deleted, but its length or limit is not recorded"),
     ],
 )
 def test_a_deletion_that_was_not_due_is_seen(passed, details, why):
@@ -178,14 +180,14 @@ def test_a_deletion_for_its_name_is_all_right_where_the_policy_says_so(passed, s
 def test_a_queue_without_its_row_is_seen(passed, management, amqp):
     amqp.queue("queue/alice/new")
     assert invariants.disagreements(management, [passed]) == [
-        f"queue/alice/new in {passed} is on the broker, and has no row"
+        f"queue/alice/new in {passed} is on the broker, but has no row"
     ]
 
 
 def test_a_row_without_its_queue_is_seen(passed, management):
     management.delete_queue(passed, "queue/alice/short")
     assert invariants.disagreements(management, [passed]) == [
-        f"queue/alice/short in {passed} is ok, and not on the broker"
+        f"queue/alice/short in {passed} is ok, but not on the broker"
     ]
 
 
@@ -193,7 +195,7 @@ def test_a_row_without_its_queue_is_seen(passed, management):
 def test_a_row_that_tells_another_length_is_seen(passed, management, amqp):
     amqp.publish("queue/alice/short", 2)
     assert invariants.disagreements(management, [passed]) == [
-        f"queue/alice/short in {passed} has 3 messages, and its row says 1"
+        f"queue/alice/short in {passed} has 3 messages, but 1 by its row"
     ]
 
 
@@ -224,20 +226,20 @@ class TestWhatAgentsRegistered:
     def test_a_registration_without_its_queue_is_seen(self, queue, management):
         management.delete_queue(queue.vhost, queue.queue_name)
         assert invariants.disagreements(management, [queue.vhost]) == [
-            f"{queue.queue_name} in {queue.vhost} is registered, and not on the broker"
+            f"{queue.queue_name} in {queue.vhost} is registered, but not on the broker"
         ]
 
     def test_a_registration_that_is_still_being_made_is_seen(self, queue, management):
         SubscriptionQueue.objects.update(state="creating")
         assert invariants.disagreements(management, [queue.vhost]) == [
-            f"{queue.queue_name} in {queue.vhost} is registered, and still creating"
+            f"{queue.queue_name} in {queue.vhost} is registered, but still creating"
         ]
         assert len(invariants.missing_registrations([(queue.vhost, queue.queue_name)])) == 1
 
     def test_a_queue_that_nobody_registered_is_seen(self, queue, management):
         management.declare_queue(queue.vhost, "subscription_orphan")
         assert invariants.disagreements(management, [queue.vhost]) == [
-            f"subscription_orphan in {queue.vhost} is on the broker, and nobody registered it"
+            f"subscription_orphan in {queue.vhost} is on the broker, but not registered"
         ]
 
     def test_a_vhost_without_its_dead_letter_queue_is_seen(self, queue, management):
@@ -250,7 +252,7 @@ class TestWhatAgentsRegistered:
         management.put_user(user := "0f1e2d3c4b5a49788796a5b4c3d2e1f0", "secret")
         management.set_permissions(queue.vhost, user, FULL_ACCESS)
         assert invariants.disagreements(management, [queue.vhost]) == [
-            f"the RabbitMQ user {user} has permissions in {queue.vhost}, and no row"
+            f"the RabbitMQ user {user} has permissions in {queue.vhost}, but no row"
         ]
 
     def test_a_removal_that_is_not_done_is_seen(self, queue, management):

@@ -34,27 +34,27 @@ def test_a_known_hole_fails_the_audit_and_is_named():
     code, lines = audit.evaluate_report({"dependencies": [FINE, BAD, UNKNOWN], "fixes": []})
     assert code == 1
     assert lines == [
-        "pika 1.0.0 has PYSEC-2026-1; it is mended in 1.0.1, 1.1.",
-        "pika 1.0.0 has GHSA-aaaa; there is no version without it yet.",
+        "pika 1.0.0 has PYSEC-2026-1; fixed in 1.0.1, 1.1.",
+        "pika 1.0.0 has GHSA-aaaa; no fixed version yet.",
     ]
 
 
 def test_without_a_known_hole_it_says_how_many_it_looked_at_and_of_which_nothing_is_known():
-    assert audit.evaluate_report({"dependencies": [FINE, FINE]}) == (0, ["No known hole in 2 packages."])
-    told = "No known hole in 1 packages. Nothing is known of amqp."
+    assert audit.evaluate_report({"dependencies": [FINE, FINE]}) == (0, ["No known vulnerabilities in 2 packages."])
+    told = "No known vulnerabilities in 1 packages. No data about amqp."
     assert audit.evaluate_report({"dependencies": [FINE, UNKNOWN]}) == (0, [told])
 
 
 def test_an_index_that_knows_of_nothing_is_no_reason_to_say_that_all_is_well():
     code, [line] = audit.evaluate_report({"dependencies": [UNKNOWN, UNKNOWN]})
     assert code == 0
-    assert line.startswith("Known holes were not looked for:")
+    assert line.startswith("Skipped the check for known vulnerabilities:")
 
 
 @pytest.mark.parametrize(
     ("does", "seconds", "code", "says"),
     [
-        ("import time; time.sleep(60)", 1, 0, "Known holes were not looked for"),
+        ("import time; time.sleep(60)", 1, 0, "Skipped the check for known vulnerabilities"),
         ("raise SystemExit('ERROR:pip_audit:Could not connect to the vulnerability feed')", 60, 0, "can't be reached"),
         ("raise SystemExit('ERROR:pip_audit:invalid requirements input')", 60, 1, "invalid requirements input"),
         ("print('{}')", 60, 1, "pip-audit failed"),

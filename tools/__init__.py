@@ -1,4 +1,1 @@
-"""What runs on one machine for development, the demo, the tests and the benchmarks.
-
-None of it is part of a running installation.
-"""
+"""Tools for development, the demo, tests and benchmarks on one machine. No installation runs them."""

@@ -2,8 +2,8 @@
 
 Guardian runs as in production, on private servers. Owners sign in, look at pages and create accounts; their agents
 register; events are published; queues grow and shrink past both thresholds. Meanwhile Guardian's processes are killed
-(SIGKILL, with their children) or asked to end (SIGTERM), and Redis, RabbitMQ, PostgreSQL and the mail server go away
-for a while. Then everything runs again, and what is under way gets its time.
+(SIGKILL, with their children) or terminated (SIGTERM), and Redis, RabbitMQ, PostgreSQL and the mail server are down
+for a while. Then everything runs again, and pending work can finish.
 
 At the end every invariant is checked against the broker, the mail server and the answers. The program prints a table of
 counts, and exits with 1 if an invariant is broken, with 2 if it could not run.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tools.findings import Finding
 
 WORK_SECONDS = 5
-"""How long a kill waits until the process holds the lease, or claims notifications."""
+"""How long a kill waits for the process to hold the lease, or to claim notifications."""
 
 Say = Callable[[str], None]
 DoFault = Callable[[random.Random], None]
@@ -56,11 +56,11 @@ DoFault = Callable[[random.Random], None]
 class Plan:
     """The size of a run, and its pauses in seconds.
 
-    ``each``: processes of each kind. ``actors``: owners that act at once, with ``pause`` between two actions of each.
-    ``max_gap``: the longest time between two faults; ``away``: the longest fault. ``settle``: the time for what is under
-    way at the end. ``unused``: after how long leases, claims and locks of killed processes are expired; None: they
-    expire by themselves, which takes minutes. Unless it is ``complete``, only guards are killed, and some kinds of
-    requests and events may be missing.
+    ``each``: processes of each kind. ``actors``: owners that act concurrently, with ``pause`` between two actions of
+    each. ``max_gap``: the longest time between two faults; ``max_outage``: the longest fault. ``settle``: the time for
+    pending work at the end. ``expire_after``: the time after which the run expires leases and claims of killed
+    processes; None: wait minutes for their normal expiry. Unless it is ``complete``, only guards are killed, and some
+    kinds of requests and events may be missing.
     """
 
     seconds: float
@@ -77,7 +77,7 @@ class Plan:
 
 
 def plan_of(seconds: float) -> Plan:
-    """Return the plan for so many seconds of load."""
+    """Return the plan for this duration of the load."""
     if seconds < 30:
         return Plan(seconds, 1, 2, 1, 2, max_gap=2, max_outage=0.5, settle=60, expire_after=2, complete=False)
     if seconds < 300:
@@ -97,7 +97,7 @@ class Chaos:
         self._over = threading.Event()
 
     def run(self) -> "list[Finding]":
-        """Run it and return the findings; raises StartError if something does not start or come back."""
+        """Run the chaos and return the findings. Raises StartError if a part does not start or come back."""
         self._say("Starting PostgreSQL, Redis, RabbitMQ, a mail server and Guardian's processes.")
         plan = self._plan
         with Production(self._directory, each=plan.each) as self._production:
@@ -131,7 +131,7 @@ class Chaos:
 
     @contextlib.contextmanager
     def _load(self) -> Iterator[list[LoadThread]]:
-        """Keep Guardian and its broker under load meanwhile."""
+        """Keep Guardian and its broker under load within the ``with`` block."""
 
         def chance() -> random.Random:
             return random.Random(self._chance.random())
@@ -160,7 +160,7 @@ class Chaos:
     # Faults
 
     def _do_faults(self) -> None:
-        """Do faults of Guardian's processes and, at the same time, of the servers, until the time is over."""
+        """Cause faults of Guardian's processes and, in parallel, of the servers, until the time is over."""
         until = time.monotonic() + self._plan.seconds
         lanes: list[list[DoFault]] = [[partial(self._stop_process, "guard", self._kill)]]
         if self._plan.complete:
@@ -180,7 +180,7 @@ class Chaos:
                 one.result()
 
     def _repeat_faults(self, faults: Sequence[DoFault], chance: random.Random, until: float) -> None:
-        """Do these faults in random order again and again; the first round is never cut short."""
+        """Repeat these faults in random order. The first round is always complete."""
         for number in itertools.count():
             for fault in chance.sample(faults, len(faults)):
                 if self._over.wait(chance.uniform(0.3, 1) * self._plan.max_gap) or (
@@ -198,7 +198,7 @@ class Chaos:
         cluster, mail = self._production.cluster, self._production.mail
         faults: list[tuple[str, str, Callable[[], object], Callable[[], object]]] = [
             ("Redis", "killed", redis.kill, redis.start),
-            ("Redis", "emptied", redis.empty, lambda: None),
+            ("Redis", "emptied", redis.flush, lambda: None),
             ("RabbitMQ", "stopped", node.halt, node.start),
             ("RabbitMQ", "frozen", node.suspend, node.resume),
             ("PostgreSQL", "stopped", cluster.halt, cluster.start),
@@ -227,12 +227,12 @@ class Chaos:
     def _end(self, name: str) -> None:
         code = self._production.stack.end_process(name)
         if code not in (0, -signal.SIGTERM):  # the latter: it had not yet installed its signal handlers
-            self._checks.bad_exits.append(f"{name} was asked to end, and exited with {code}")
+            self._checks.bad_exits.append(f"{name} exited with {code} after SIGTERM")
 
     def _do_fault(
         self, part: str, how: str, take: Callable[[], object], bring: Callable[[], object], chance: random.Random
     ) -> None:
-        """Take a part away, and bring it back after a while."""
+        """Take a part down, and bring it back after a random time."""
         began = time.monotonic()
         take()
         gone = time.monotonic()
@@ -242,7 +242,7 @@ class Chaos:
         self._checks.faults.append(Fault(part, how, began, gone, time.monotonic(), datetime.now(UTC)))
 
     def _watch(self) -> None:
-        """Report progress, and expire what killed processes held."""
+        """Report progress, and expire leases and claims of killed processes."""
         while not self._over.wait(10):
             if self._plan.expire_after is not None:
                 _query(partial(expire_abandoned, self._plan.expire_after), None)
@@ -253,11 +253,11 @@ class Chaos:
     # The end
 
     def _settle(self) -> None:
-        """Wait for everything that is under way."""
+        """Wait for all pending work."""
         from django.db import connections
 
-        connections.close_all()  # PostgreSQL's end cut them
-        self._say("All parts run again. Waiting for what is under way.")
+        connections.close_all()  # PostgreSQL's stop broke them
+        self._say("All parts run again. Waiting for pending work.")
         self._production.stack.check()
         deadline = time.monotonic() + self._plan.settle
         if self._plan.expire_after is not None:
@@ -270,7 +270,7 @@ class Chaos:
         self._wait_while(self._checks.breaches, min(deadline, time.monotonic() + self._plan.settle / 4))
 
     def _wait_while(self, left: Callable[[], list[str]], deadline: float) -> None:
-        """Wait until nothing is left, or until ``deadline``, and report what is left."""
+        """Wait until nothing is left or until ``deadline``. Report what is left."""
         reported = time.monotonic()
         while (found := left()) and time.monotonic() < deadline:
             if self._plan.expire_after is not None:
@@ -291,7 +291,7 @@ class Chaos:
         return [f"{count} {what}" for what, count in counts.items() if count]
 
     def _expire_waits(self, expire_after: float) -> None:
-        """Expire claims and make the next attempts due now; by themselves they take minutes."""
+        """Expire claims and make the next attempts due now instead of in minutes."""
         from django.utils import timezone
 
         from core import removals
@@ -307,7 +307,7 @@ class Chaos:
 
 
 def _is_at_work(kind: str) -> bool:
-    """Return whether a process of this kind has something to lose: the lease of passes, or claimed notifications."""
+    """Return whether a process of this kind has work in progress: the lease of passes, or claimed notifications."""
     from core.models import Lease
     from notifications.models import Notification
 
@@ -317,7 +317,7 @@ def _is_at_work(kind: str) -> bool:
 
 
 def _query(query: Callable[[], Any], otherwise: Any) -> Any:
-    """Return the result of a query; ``otherwise`` if the database is away."""
+    """Return the result of a query, or ``otherwise`` if the database is down."""
     from django.db import Error, connections
 
     try:
@@ -341,11 +341,11 @@ def _show(console: Console, findings: "list[Finding]") -> None:
 
 
 def main() -> int:
-    """Run it, print the table, and return the exit code."""
+    """Run the chaos, print the table, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.chaos", description="Run Guardian while its parts fail.")
     parser.add_argument("--seconds", type=float, default=600, help="duration of the load (default: 600)")
-    parser.add_argument("--seed", type=int, help="seed of all random choices; a random one by default")
-    parser.add_argument("--directory", type=Path, help="where logs are kept; by default only after a failure")
+    parser.add_argument("--seed", type=int, help="seed of all random choices (default: random)")
+    parser.add_argument("--directory", type=Path, help="where to keep logs (default: kept after a failure only)")
     options = parser.parse_args()
     if "MAKELEVEL" in os.environ:  # make forwards no signal
         end_with_parent()

@@ -23,13 +23,13 @@ TYPES = ("order", "resource", "user_role")
 """The object types of events."""
 
 MIN_TO_REMOVE = 2
-"""An owner with fewer loses none, so that some are left to check at the end."""
+"""An owner with fewer accounts or agents removes none, so that some are left to check at the end."""
 
 CONCURRENT_USE_STATUSES = (200, 202, 204, 404, 409)
-"""The expected answers for a queue that others use at the same time."""
+"""The expected answers for a queue in concurrent use."""
 
 SIGN_INS_A_MINUTE = 8
-"""All come from one address, which may request 20 codes a minute and 200 an hour."""
+"""All requests come from one address, which may request 20 codes a minute and 200 an hour."""
 
 _CODE = re.compile(r"^\s*([B-Z]{4}-[B-Z]{4})\s*$", re.MULTILINE)
 _CSRF_TOKEN = re.compile(r'name="csrfmiddlewaretoken" value="([^"]+)"')
@@ -43,7 +43,7 @@ class Registered(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An event that Guardian answered as published; ``began`` is of the monotonic clock."""
+    """A published event. ``began`` is a monotonic time."""
 
     number: int
     offering: str
@@ -56,7 +56,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Agent:
-    """A registered agent: its queue, its events, and when the answer came (monotonic clock)."""
+    """A registered agent with its queue and types of events. ``ready``: the monotonic time of the answer."""
 
     identity: str
     queue: Registered
@@ -67,7 +67,7 @@ class Agent:
 
 @dataclass
 class Outcome:
-    """What Guardian answered, and what therefore has to be true at the end. Unknown outcomes are left out."""
+    """What must be true at the end according to Guardian's answers, without unknown outcomes."""
 
     accounts: dict[str, set[str]] = field(default_factory=dict)
     """The e-mail addresses of the owners, by the account's name."""
@@ -79,10 +79,10 @@ class Outcome:
 
 
 class Person:
-    """An owner, with a token, a session, accounts and agents. Each does one thing at a time."""
+    """An owner with a token, a session, accounts and agents, who does one thing at a time."""
 
     def __init__(self, email: str, token: str, session: str, offering: str, addresses: Mapping[str, str]) -> None:
-        """Begin without accounts and agents. ``session`` is the cookie's value."""
+        """Create an owner without accounts and agents. ``session`` is the cookie's value."""
         self.email = email
         self.offering = offering
         self.lock = threading.Lock()
@@ -94,19 +94,19 @@ class Person:
         self.session = session
 
     def client(self, chance: random.Random, *, by_session: bool = False) -> Client:
-        """Return a client of one web process, which presents the token or the session."""
+        """Return a client of a random web process that sends the token or the session."""
         name = chance.choice(list(self._addresses))
         headers = {"Cookie": f"sessionid={self.session}"} if by_session else self._token
         return Client(name, self._addresses[name], headers, self.requests)
 
     def browser(self, chance: random.Random) -> tuple[str, httpx.Client]:
-        """Return the name of one web process, and a browser without cookies for it."""
+        """Return the name of a random web process, and a client for it without cookies."""
         name = chance.choice(list(self._addresses))
         return name, httpx.Client(base_url=self._addresses[name], trust_env=False, timeout=ANSWER_SECONDS)
 
 
 class Action(NamedTuple):
-    """An action with its weight. ``to``: only owners with ``least`` of these can do it."""
+    """An action and its weight. With ``to``, only owners with at least ``least`` of these can do it."""
 
     weight: int
     do: Callable[[Person, random.Random], None]
@@ -118,7 +118,7 @@ class Crowd:
     """All owners, their actions, and the outcome."""
 
     def __init__(self, people: Sequence[Person], mail: MailCatcher) -> None:
-        """Begin without any action."""
+        """Create the crowd."""
         self.people = people
         self.outcome = Outcome()
         self._mail = mail
@@ -141,7 +141,7 @@ class Crowd:
         ]
 
     def act(self, chance: random.Random) -> None:
-        """Let one owner do one thing; raises Failed at an unexpected answer."""
+        """Let one owner do one action. Raises Failed for an unexpected answer."""
         with self._lock:
             if not self._upcoming:
                 self._upcoming = [action for action in self._actions for _ in range(action.weight)]
@@ -162,7 +162,7 @@ class Crowd:
             person.lock.release()
 
     def name_of_queue(self, number: int, chance: random.Random) -> str:
-        """Return a name for a new queue: mostly of an account, sometimes without an owner or a pattern."""
+        """Return a name for a new queue: mostly of an account, sometimes unowned or unpatterned."""
         accounts = sorted(self.outcome.accounts)
         if not accounts or chance.random() < 0.1:
             return chance.choice((f"queue/nobody/{number}", f"loose-{number}"))
@@ -290,14 +290,14 @@ class Actor(LoadThread):
     """A thread in which the owners of a crowd act in turn."""
 
     def __init__(self, name: str, crowd: Crowd, pause: float, chance: random.Random) -> None:
-        """Choose; ``pause``: seconds between two actions, on average."""
+        """Create an actor. ``pause``: average seconds between two actions."""
         super().__init__(name)
         self._crowd = crowd
         self._pause = pause
         self._chance = chance
 
     def work(self) -> None:
-        """Act until it is ended; failed requests are recorded, and judged at the end."""
+        """Act until ``ended`` is set. Failed requests are recorded, and checked at the end."""
         while not self.ended.wait(self._chance.uniform(0, 2) * self._pause):
             with contextlib.suppress(Failed):
                 self._crowd.act(self._chance)

@@ -1,4 +1,4 @@
-"""``make demo``: the main job of Guardian on a real broker, with real messages and mails, is_done as it happens."""
+"""``make demo``: show Guardian's main features with a real broker, messages and mails, reporting each event."""
 
 import contextlib
 import json
@@ -29,10 +29,10 @@ from tools.stack import PROJECT, Stack, configured, turn_signals_into_interrupts
 from tools.stomp import Refused, StompReader
 
 WARN, MAX = 200, 800
-"""The lengths, in messages, at which the demo's Guardian warns and deletes."""
+"""Warning threshold and deletion limit, in messages."""
 
 STEP_SECONDS = 60
-"""How long any one thing may take to happen before the demo says that it didn't."""
+"""Timeout of each step."""
 
 OWNER = "alice@example.org"
 OPERATOR = "ops@example.org"
@@ -41,11 +41,11 @@ OFFERING = "Compute"
 
 
 class ExpectationFailed(Exception):
-    """A step of the story didn't take place in time; the text says which."""
+    """An expected event did not happen in time. The text is the expected event."""
 
 
 class Publisher(threading.Thread):
-    """Puts messages into a queue over AMQP, some a second, until there are as many as wanted."""
+    """Publishes messages over AMQP at a steady rate until it has sent ``wanted`` messages."""
 
     def __init__(self, url: str, exchange: str, routing_key: str) -> None:
         super().__init__(name=f"publisher to {exchange or routing_key}", daemon=True)
@@ -57,7 +57,7 @@ class Publisher(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Publish with confirms: what was sent is in the queue."""
+        """Publish with confirms."""
         sent = 0
         try:
             with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self._url))) as connection:
@@ -72,13 +72,13 @@ class Publisher(threading.Thread):
             self.error = error
 
     def end(self) -> None:
-        """Stop publishing, and wait for it."""
+        """Stop publishing, and wait for the thread."""
         self._ended.set()
         self.join(timeout=10)
 
 
 class Consumer(threading.Thread):
-    """Reads a queue over AMQP until it is empty."""
+    """Consumes a queue over AMQP until it is empty."""
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__(name=f"consumer of {name}", daemon=True)
@@ -87,7 +87,7 @@ class Consumer(threading.Thread):
         self._name = name
 
     def run(self) -> None:
-        """Acknowledge one message after the other; two seconds without one mean that there is none."""
+        """Acknowledge messages until none arrives for two seconds."""
         try:
             with contextlib.closing(pika.BlockingConnection(pika.URLParameters(self._url))) as connection:
                 channel = connection.channel()
@@ -102,7 +102,7 @@ class Consumer(threading.Thread):
 
 
 class AmqpReader:
-    """Reads a queue over AMQP, for a broker that doesn't speak STOMP over WebSocket."""
+    """Reads a queue over AMQP, for a broker without STOMP over WebSocket."""
 
     def __init__(self, url: str, name: str) -> None:
         self._name = name
@@ -110,26 +110,26 @@ class AmqpReader:
         self._channel = self._connection.channel()
 
     def take(self) -> str | None:
-        """Take the next message, and give its body; None where there is none."""
+        """Return the body of the next message, or None."""
         _, _, body = self._channel.basic_get(self._name, auto_ack=True)
         return None if body is None else str(body, "utf-8")
 
     def is_closed(self) -> bool:
-        """Whether the broker has closed the connection."""
+        """Return whether the broker has closed the connection."""
         with contextlib.suppress(pika.exceptions.AMQPError):
             self._connection.process_data_events(0)
         return not self._connection.is_open
 
     def stop(self) -> None:
-        """Close the connection, where it is open."""
+        """Close the connection if it is open."""
         if self._connection.is_open:
             self._connection.close()
 
 
 class Demo:
-    """The story, and what it needs on the broker: a vhost of its own with two Pulse users and three queues.
+    """The demo, with its own vhost, two Pulse users and three queues.
 
-    On a broker that is somebody else's, Guardian is pointed at that vhost alone, and all of it is removed at the end.
+    On a configured broker Guardian only guards this vhost, and the demo deletes all of it at the end.
     """
 
     def __init__(self, environment: dict[str, str], console: Console) -> None:
@@ -163,7 +163,7 @@ class Demo:
         )
 
     def _settings(self) -> dict[str, str]:
-        """Give every setting that the story depends on, so that none of them comes from ``.env``."""
+        """Return all settings that the demo depends on, to override ``.env``."""
         return {
             "DEBUG": "true",
             "DATABASE_URL": f"sqlite:///{self._var / 'guardian.sqlite3'}",
@@ -172,7 +172,7 @@ class Demo:
             "DEFAULT_FROM_EMAIL": "guardian@example.org",
             "GUARDIAN_BASE_URL": "",
             "ALLOWED_HOSTS": "",
-            # By default that vhost, and those that Guardian makes; on somebody else's broker not its `/`.
+            # The default also includes `/`, which must not be guarded on a configured broker.
             "GUARDIAN_VHOSTS": self.vhost if self._is_shared_broker else "",
             "GUARDIAN_PULSE_VHOST": self.vhost,
             "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
@@ -189,10 +189,10 @@ class Demo:
             "OIDC_ISSUER": "",
         }
 
-    # Telling
+    # Output
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line with the seconds since the beginning."""
+        """Print a line with the seconds since the start."""
         seconds = f"{time.monotonic() - self._began:5.1f} s"
         self._console.print(f"[dim]{seconds}[/]  [{style or 'default'}]{escape(text)}[/]")
 
@@ -209,10 +209,9 @@ class Demo:
         bar = "█" * min(40, round(40 * length / MAX))
         self.say(f"   {name:<32} {length:>5} {bar}", style)
 
-    # Watching
-
+    # Checks
     def report_changes(self) -> None:
-        """Tell what has happened since the last look: mails that came, lengths that changed."""
+        """Report new mails and changed lengths. Raises ExpectationFailed or StartError after a failure."""
         self.stack.check()
         for worker in self._workers:
             if worker.error is not None:
@@ -230,7 +229,7 @@ class Demo:
         assert self._management is not None
         columns = {"disable_stats": "true", "enable_queue_totals": "true", "columns": "name,messages"}
         rows = self._management.list_queues(self.vhost, columns)
-        # A queue that has just been made may have no length yet.
+        # A new queue may have no length yet.
         lengths = {str(row["name"]): int(row["messages"]) for row in rows if row.get("messages") is not None}
         for name, length in lengths.items():
             if self._lengths.get(name) != length:
@@ -240,7 +239,7 @@ class Demo:
         self._lengths = lengths
 
     def expect(self, what: str, happened: Callable[[], bool]) -> None:
-        """Look until it has happened, and say so; raises ExpectationFailed after ``STEP_SECONDS``."""
+        """Wait until something has happened, and report it. Raises ExpectationFailed after ``STEP_SECONDS``."""
         deadline = time.monotonic() + STEP_SECONDS
         while not happened():
             if time.monotonic() > deadline:
@@ -250,7 +249,7 @@ class Demo:
         self.say(f"✓  {what}", "bold green")
 
     def _page_contains(self, name: str, words: str) -> bool:
-        """Whether the page that the mail to the owner about this queue links to has these words in it."""
+        """Return whether the page linked in the owner's mail about this queue contains these words."""
         for mail in self._mails:
             if name in mail.subject and OWNER in mail.recipients:
                 link = re.search(r"http\S+/queues/\S+/", mail.text)
@@ -258,7 +257,7 @@ class Demo:
         return False
 
     def _read(self, url: str) -> str:
-        """Give the text of a page, as its owner sees it."""
+        """Return the text of a page as the owner sees it."""
         try:
             page = self._pages.get(url)
         except httpx.HTTPError as error:
@@ -271,20 +270,20 @@ class Demo:
         return name not in self._lengths
 
     def _has_mail(self, kind: str, name: str, recipient: str) -> bool:
-        """Whether a mail of this kind about this queue came to this recipient."""
+        """Return whether this recipient got a mail of this kind about this queue."""
         return any(
             mail.message["X-Guardian-Kind"] == kind and name in mail.subject and recipient in mail.recipients
             for mail in self._mails
         )
 
-    # The story
+    # The demo
 
     def prepare(self) -> None:
-        """Start what is missing, and make the demo's vhost, people, accounts and queues."""
+        """Start the stack, and create the vhost, owners, Pulse users and queues."""
         environment = self.stack.environment
         if environment.get("RABBITMQ_MANAGEMENT_URL") and not environment.get("RABBIT_URL"):
             raise StartError("RABBITMQ_MANAGEMENT_URL is set; set RABBIT_URL too, to the same broker's AMQP address.")
-        self.heading("Setting the scene")
+        self.heading("Preparing the demo")
         self.stack.prepare()
         try:
             self._management = Management(environment["RABBITMQ_MANAGEMENT_URL"])
@@ -296,10 +295,10 @@ class Demo:
         self._create_pulse_users()
         self.say(f"{OWNER} owns the RabbitMQ accounts {' and '.join(self._users)}; {OPERATOR} is the operator.")
         self._declare_queues()
-        self.stack.manage("monitor_queues", "--once")  # it knows them while they are empty, so it can tell their pace
+        self.stack.manage("monitor_queues", "--once")  # stores the empty queues, so that Guardian can compute rates
         self.stack.start()
         self.say(f"The web process, the guard, a worker and beat are running: {self.stack.base_url}")
-        self.say(f"Guardian looks every second, warns at {WARN} messages and deletes past {MAX}.")
+        self.say(f"Guardian runs a pass every second, warns at {WARN} messages and deletes above {MAX}.")
         self._read(self._link(OWNER))
         self._show_links()
 
@@ -307,8 +306,8 @@ class Demo:
         return self.stack.manage("login_link", email).strip()
 
     def _show_links(self) -> None:
-        """Print links that sign in, for those who want to follow the story on the pages."""
-        self.say("Follow it on the pages. Each of these links signs you in once, within ten minutes:")
+        """Print sign-in links."""
+        self.say("Follow the demo on Guardian's pages. Each link signs you in once, within ten minutes:")
         for email, who in ((OWNER, "who owns two of the queues"), (OPERATOR, "the operator")):
             self.say(f"   as {email}, {who}: {self._link(email)}", "cyan")
 
@@ -327,7 +326,7 @@ class Demo:
             _, self._users[name] = create_pulse_user(name, owners=[owner])
 
     def _address(self, user: str | None = None) -> str:
-        """Give the AMQP address of the demo's vhost, for a Pulse user or else as configured, that is, for the admin."""
+        """Return the AMQP URL of the demo's vhost, for a Pulse user or by default for the configured administrator."""
         configured = urlsplit(self.stack.environment["RABBIT_URL"])
         host = configured.netloc.rpartition("@")[2]
         if user is not None:
@@ -339,12 +338,12 @@ class Demo:
         try:
             connection = pika.BlockingConnection(pika.URLParameters(self._address(user)))
         except (pika.exceptions.AMQPError, OSError) as error:
-            raise StartError(f"Nobody can be signed in over AMQP at RABBIT_URL: {error!r}") from error
+            raise StartError(f"Can't connect over AMQP at RABBIT_URL: {error!r}") from error
         with contextlib.closing(connection):
             yield connection.channel()
 
     def _declare_queues(self) -> None:
-        """Make a queue and an exchange as each Pulse user, and one that follows no pattern as the admin."""
+        """Declare a queue and an exchange as each Pulse user, and an unpatterned queue as the administrator."""
         for user in self._users:
             with self._channel(user) as channel:
                 channel.exchange_declare(f"exchange/{user}/done", "topic", durable=True)
@@ -354,7 +353,7 @@ class Demo:
             channel.queue_declare(UNOWNED, durable=True)
 
     def run(self) -> None:
-        """Let it happen, and raise ExpectationFailed where it doesn't."""
+        """Run the demo. Raises ExpectationFailed."""
         began = time.monotonic()
         read, unread = self._users
         consumed, growing = f"queue/{read}/done", f"queue/{unread}/done"
@@ -368,7 +367,7 @@ class Demo:
             publisher.wanted = WARN + 50
             publisher.start()
 
-        self.heading("Messages come in, and nobody reads them")
+        self.heading("Messages arrive, and no consumer reads them")
         self.expect(f"{OWNER} is warned about {consumed}", lambda: self._has_mail("warning", consumed, OWNER))
         self.expect(f"{OWNER} is warned about {growing}", lambda: self._has_mail("warning", growing, OWNER))
         self.expect(
@@ -376,7 +375,7 @@ class Demo:
             lambda: self._page_contains(growing, "over its warn length"),
         )
         self.expect(
-            f"{OPERATOR} has copies, and hears of {UNOWNED}, which is nobody's",
+            f"{OPERATOR} gets copies, and is warned about the unowned queue {UNOWNED}",
             lambda: all(self._has_mail("warning", name, OPERATOR) for name in publishers),
         )
 
@@ -385,33 +384,37 @@ class Demo:
         self._workers.append(consumer)
         consumer.start()
         self.expect(f"{consumed} is empty", lambda: self._lengths.get(consumed) == 0)
-        self.expect(f"{OWNER} hears that it is back to normal", lambda: self._has_mail("recovery", consumed, OWNER))
+        self.expect(
+            f"{OWNER} is notified that it is back to normal", lambda: self._has_mail("recovery", consumed, OWNER)
+        )
 
-        self.heading(f"Nobody reads {growing} and {UNOWNED}, and they grow on")
+        self.heading(f"No consumer reads {growing} and {UNOWNED}, and they keep growing")
         for name in (growing, UNOWNED):
             publishers[name].wanted = MAX + 150
         for name in (growing, UNOWNED):
-            self.expect(f"{name} is gone from the broker", partial(self._is_gone, name))
-        self.expect(f"{OWNER} hears that {growing} was deleted", lambda: self._has_mail("deletion", growing, OWNER))
+            self.expect(f"{name} is deleted from the broker", partial(self._is_gone, name))
+        self.expect(
+            f"{OWNER} is notified that {growing} was deleted", lambda: self._has_mail("deletion", growing, OWNER)
+        )
         self.expect(
             f"The page of {growing} says that Guardian deleted it",
             lambda: self._page_contains(growing, "deleted by Guardian"),
         )
         self.expect(
-            f"{OPERATOR} hears of both",
+            f"{OPERATOR} is notified of both deletions",
             lambda: self._has_mail("deletion", growing, OPERATOR) and self._has_mail("deletion", UNOWNED, OPERATOR),
         )
-        self.expect(f"{consumed} is still there", lambda: consumed in self._lengths)
+        self.expect(f"{consumed} still exists", lambda: consumed in self._lengths)
         self.expect(
-            f"Of {UNOWNED} nobody was is_done but {OPERATOR}",
+            f"Only {OPERATOR} was notified about {UNOWNED}",
             lambda: {to for mail in self._mails if UNOWNED in mail.subject for to in mail.recipients} == {OPERATOR},
         )
         self._run_agent_story()
-        self.heading(f"That is the story: {len(self._mails)} mails in {time.monotonic() - began:.0f} s.")
+        self.heading(f"The demo is complete: {len(self._mails)} mails in {time.monotonic() - began:.0f} s.")
 
     def _run_agent_story(self) -> None:
-        """Tell how a program gets a queue by REST, is is_done of an event, and leaves nothing behind."""
-        self.heading(f"A program of {OWNER}'s, an agent, wants to hear of orders for the offering {OFFERING}")
+        """Show how an agent registers a queue over REST, receives an event and deletes its subscription."""
+        self.heading(f"An agent of {OWNER} subscribes to orders for the offering {OFFERING}")
         offering = str(uuid.uuid4())
         self.stack.manage(
             "create_offering", OFFERING, "--uuid", offering, *("--member", OWNER), *("--publisher", OWNER)
@@ -423,7 +426,7 @@ class Demo:
             timeout=20,
             trust_env=False,
         )
-        self.say(f"With a token of {OWNER}'s it introduces itself to the REST API, and is given a queue:")
+        self.say(f"With a token of {OWNER} it registers a queue over the REST API:")
         identity = self._request("marketplace-site-agent-identities/", {"offering": offering, "name": "demo-agent"})
         subscription = self._request(
             f"marketplace-site-agent-identities/{identity['uuid']}/register_event_subscription/",
@@ -438,7 +441,7 @@ class Demo:
         self.say(f"   {name}")
         wanted = {"x-max-length", "x-message-ttl", "x-dead-letter-routing-key"}
         self.expect(
-            "It is on the broker, with a limit, a lifetime for its messages and a place for what it can't hold",
+            "It is on the broker, with a length limit, a message TTL and a dead-letter queue",
             lambda: wanted <= self._arguments(vhost, name).keys(),
         )
         self._reader = self._read_as_agent(vhost, subscription["uuid"], token, name)
@@ -448,29 +451,29 @@ class Demo:
         )
 
         sent = {"order_uuid": uuid.uuid4().hex, "order_state": "done"}
-        self.say(f"An order is done, which somebody publishes: {json.dumps(sent)}")
+        self.say(f"A publisher sends an event about an order: {json.dumps(sent)}")
         published = self._request(f"offerings/{offering}/events/", {"object_type": "order", "payload": sent})
-        self.expect("Guardian put it into one queue", lambda: published["delivered"] == 1)
-        self.expect("The agent has it", lambda: self._agent_received(sent))
+        self.expect("Guardian published it to one queue", lambda: published["delivered"] == 1)
+        self.expect("The agent received it", lambda: self._agent_received(sent))
 
-        self.say("The agent is not needed any longer: its subscription is removed.")
+        self.say("The agent deletes its subscription.")
         self._request(f"event-subscriptions/{subscription['uuid']}/", method="DELETE")
-        self.expect("Its queue is gone from the broker", lambda: not self._arguments(vhost, name))
-        self.expect("Its connection is closed, and its login is gone", self._agent_is_disconnected)
+        self.expect("Its queue is deleted from the broker", lambda: not self._arguments(vhost, name))
+        self.expect("Its connection is closed, and its login is deleted", self._agent_is_disconnected)
 
     def _request(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
-        """Ask the REST API as the agent, and give the answer; raises ExpectationFailed where it says no."""
+        """Send a request to the REST API as the agent, and return the answer. Raises ExpectationFailed."""
         assert self._agent is not None
         try:
             answer = self._agent.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise ExpectationFailed(f"{method} {path} was answered: {error!r}") from error
         if not answer.is_success:
-            raise ExpectationFailed(f"{method} {path} was done; it was {answer.status_code}: {answer.text}")
+            raise ExpectationFailed(f"{method} {path} succeeded; it answered {answer.status_code}: {answer.text}")
         return dict(answer.json()) if answer.content else {}
 
     def _read_as_agent(self, vhost: str, login: str, token: str, name: str) -> StompReader | AmqpReader:
-        """Connect as the agent: the subscription's login, and the token as password."""
+        """Connect as the agent, with the subscription's login and the token as password."""
         assert self._management is not None
         host = urlsplit(self.stack.environment["RABBITMQ_MANAGEMENT_URL"]).hostname or ""
         if self.stack.node is not None:
@@ -478,14 +481,14 @@ class Demo:
         else:
             url = stomp_url_of(self._management.overview(), host)
         if url is not None:
-            logging.getLogger("stomp.py").setLevel(logging.WARNING)  # it tells of each step of connecting
-            self.say(f"It reads the queue by STOMP over WebSocket at {url}; its password there is its token.")
+            logging.getLogger("stomp.py").setLevel(logging.WARNING)  # it logs each step of connecting
+            self.say(f"It reads the queue with STOMP over WebSocket at {url}, with its token as password.")
             try:
                 return StompReader(url, vhost=vhost, login=login, passcode=token, queue_name=name).start()
             except Refused as error:
                 raise ExpectationFailed(f"The agent could read its queue: {error}") from error
-        logging.getLogger("pika").setLevel(logging.CRITICAL)  # that its connection is closed is part of the story
-        self.say("This broker doesn't speak STOMP over WebSocket, so it reads the queue by AMQP with its token.")
+        logging.getLogger("pika").setLevel(logging.CRITICAL)  # the demo expects that the connection is closed
+        self.say("This broker has no STOMP over WebSocket, so it reads the queue with AMQP and its token.")
         configured = urlsplit(self.stack.environment["RABBIT_URL"])
         netloc = f"{login}:{quote(token, safe='')}@{configured.netloc.rpartition('@')[2]}"
         try:
@@ -514,7 +517,7 @@ class Demo:
         return False
 
     def _arguments(self, vhost: str, name: str) -> dict[str, Any]:
-        """Give a queue's arguments on the broker; none where it isn't there."""
+        """Return a queue's arguments on the broker; empty if it does not exist."""
         assert self._management is not None
         try:
             return dict(self._management.queue(vhost, name)["arguments"])
@@ -522,12 +525,12 @@ class Demo:
             return {}
 
     def _shows(self, url: str, *names: str) -> bool:
-        """Whether this page has these names in it, wherever it lets a long one be broken."""
+        """Return whether a page contains these names, ignoring its line break opportunities."""
         text = self._read(url).replace("<wbr>", "")
         return all(name in text for name in names)
 
     def show_locations(self) -> None:
-        """Say where to look."""
+        """Print the addresses of Guardian and RabbitMQ, and the directories of mails and logs."""
         self.say(f"Guardian:  {self.stack.base_url}")
         if self.stack.node is not None:
             self.say(f"RabbitMQ:  {self.stack.node.management_url}")
@@ -535,15 +538,15 @@ class Demo:
         self.say(f"The logs:  {self.stack.logs}")
 
     def run_until_interrupted(self) -> None:
-        """Go on telling until Ctrl-C."""
+        """Report changes until Ctrl-C."""
         self._show_links()
-        self.say("It goes on running. Ctrl-C ends it and everything that it started.", "bold")
+        self.say("Guardian keeps running. Ctrl-C stops it and everything that it started.", "bold")
         while True:
             self.report_changes()
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End everything, and take back what was made on a broker that goes on without the demo."""
+        """Stop everything, and delete the demo's objects from a configured broker."""
         for worker in self._workers:
             if isinstance(worker, Publisher) and worker.is_alive():
                 worker.end()
@@ -569,8 +572,8 @@ class Demo:
 
 
 def main() -> int:
-    """Tell the story; gives 1 when something didn't start or didn't happen, 130 when it was interrupted."""
-    if "MAKELEVEL" in os.environ:  # make has nobody else to end
+    """Run the demo. Return 1 if something did not start or did not happen, 130 if interrupted."""
+    if "MAKELEVEL" in os.environ:  # make forwards no signal
         end_with_parent()
     turn_signals_into_interrupts()
     console = Console(highlight=False, soft_wrap=True)

@@ -7,17 +7,16 @@ from typing import NamedTuple
 from tools.load import Request
 
 RECOVERY_SECONDS = {"RabbitMQ": 20, "the mail server": 20, "PostgreSQL": 110, "web": 110}
-"""For how long after a fault of this part a request may still be answered with 503.
+"""How long after a fault of this part requests may still get 503.
 
-Connections are pooled; the lock of an account, held by a web process that was killed or lost PostgreSQL, expires after
-100 s.
+Connections are pooled. If a web process is killed or loses PostgreSQL, its lock on an account expires after 100 s.
 """
 
 
 class Fault(NamedTuple):
-    """A fault of one part, with times of the monotonic clock, and the wall clock at its end (``back``).
+    """A fault of one part. Times are monotonic, except ``back``: the end by the wall clock.
 
-    From ``gone`` on the part was away for certain.
+    From ``gone`` on the part was certainly down.
     """
 
     part: str
@@ -29,12 +28,12 @@ class Fault(NamedTuple):
 
 
 def is_excused(request: Request, faults: Collection[Fault]) -> bool:
-    """Return whether a request may have failed: it was cut off, needed a part that was away, or was one too many."""
+    """Return whether a request may fail: it was cut off, needed a part that was down, or hit a rate limit."""
     if request.status == 429:
         return request.what == "sign in"  # all sign-ins come from one address
     for fault in faults:
         if fault.how == "ended":
-            continue  # a process that is asked to end finishes its requests
+            continue  # a terminated process finishes its requests
         is_meanwhile = request.began <= fault.gone and fault.began <= request.ended
         if request.status == 0 and fault.part == request.process and is_meanwhile:
             return True

@@ -46,7 +46,7 @@ KINDS = (
 
 @dataclass
 class Finding:
-    """A row of the table: what was checked, the counts, and each breach."""
+    """A row of the table: the check, the counts, and the breaches."""
 
     what: str
     counts: str
@@ -58,7 +58,7 @@ class Checks:
     """The checks of one run.
 
     ``each``: processes of each kind. Unless the run is ``complete``, requests and events of a kind may be missing.
-    ``bad_exits`` and ``swept`` are what went wrong when a process was asked to end, and in the sweep at the end.
+    ``bad_exits`` and ``swept`` are the errors of terminated processes and of the sweep at the end.
     """
 
     each: int
@@ -72,11 +72,11 @@ class Checks:
     swept: list[str] = field(default_factory=list)
 
     def breaches(self) -> list[str]:
-        """Return the breaches that the next pass or delivery may end."""
+        """Return the breaches that the next pass or delivery may resolve."""
         return [breach for finding in (self._mails(), self._agreement(), self._queues()) for breach in finding.breaches]
 
     def findings(self) -> Iterator[Finding]:
-        """Check everything."""
+        """Run all checks."""
         errors = [f"{one.name}: {one.error!r}" for one in self.busy if one.error]
         yield Finding("The load ran to its end", f"{len(self.busy)} threads", errors)
         yield from self._requests()
@@ -130,7 +130,7 @@ class Checks:
 
     def _mails(self) -> Finding:
         mails = self.production.mail.mails
-        # A sender may be interrupted between the mail server's "accepted" and its own record of it. A worker has two.
+        # A sender may be interrupted after the mail server accepts a mail, before it records this. A worker has two.
         senders = {"worker": 2, "PostgreSQL": 2 * self.each, "the mail server": 2 * self.each}
         interrupted = mail_sending.MAIL_BATCH_SIZE * sum(
             senders.get(fault.part.partition("-")[0], 0) for fault in self.faults if fault.how in ("killed", "stopped")
@@ -213,7 +213,7 @@ class Checks:
         return Finding("Passes", counts, breaches)
 
     def _may_pass_fail(self, one: Pass) -> bool:
-        """Return whether RabbitMQ or PostgreSQL was away during this pass, or shortly before."""
+        """Return whether RabbitMQ or PostgreSQL was down during this pass, or shortly before."""
         ended = one.at + timedelta(seconds=one.seconds)
         return any(
             fault.back - timedelta(seconds=fault.ended - fault.began) <= ended

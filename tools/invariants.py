@@ -1,7 +1,7 @@
-"""What has to hold whatever was killed, cut or away: checked by `make soak` and the tests of faults.
+"""Invariants that hold despite any fault: checked by `make soak` and the tests of faults.
 
-It runs inside Django, on the database that is configured, once what was to follow has followed. Each function gives
-one sentence for each breach, so an empty list is all right.
+Call these functions with Django set up, after all pending work is done. Each returns a sentence for each breach, so an
+empty list is OK.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from rabbit.names import DEAD_LETTER_QUEUE, NameKind, is_agents_login, is_agents
 from tools.mail import Mail
 
 OUT_OF_DATE = "The queue was deleted in the meantime."
-"""Why a warning is given up that would come after the news of the deletion."""
+"""The reason to give up a warning after the deletion."""
 
 VALID_FAILURE_REASONS = {
     OUT_OF_DATE,
@@ -37,10 +37,10 @@ VALID_FAILURE_REASONS = {
     "The channel was removed.",
     "The address was confirmed or removed in the meantime.",
 }
-"""Why a notification may be given up that was not tried for a day."""
+"""Reasons to give up a notification before a day of attempts."""
 
 QUEUE_KINDS = ["warning", "recovery", "summary", "deletion"]
-"""The kinds of notifications that say where a queue stands."""
+"""The kinds of notifications about a queue's state."""
 
 REGISTERED: tuple[type[SubscriptionQueue] | type[Consumer], ...] = (SubscriptionQueue, Consumer)
 
@@ -48,7 +48,7 @@ _MESSAGE_ID = re.compile(r"<([0-9a-f-]{36})@")
 
 
 class _Notified(NamedTuple):
-    """What one recipient was told about a queue: the kind of the message, and the queue's state by it."""
+    """A recipient's last notification about a queue: its kind, and the queue's state in it."""
 
     kind: str
     state: str | None
@@ -57,10 +57,9 @@ class _Notified(NamedTuple):
 def breaches(
     management: Management, vhosts: Collection[str], mails: Iterable[Mail], *, interrupted: int = 0
 ) -> list[str]:
-    """Give all breaches that can be seen without knowing what was done, after a pass and a sweep.
+    """Return all breaches that are visible after a pass and a sweep, without knowledge of the actions.
 
-    ``vhosts`` are those to look at; ``mails`` all that the mail server accepted, and ``interrupted`` as for
-    `duplicate_mails`.
+    ``vhosts`` are the vhosts to check; ``mails`` are all accepted mails; ``interrupted`` is as for `duplicate_mails`.
     """
     return [
         *mail_breaches(mails, interrupted=interrupted),
@@ -70,16 +69,16 @@ def breaches(
 
 
 def mail_breaches(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]:
-    """Give what was to be told and wasn't, or was told more than once: `lost`, `undelivered_mails` and `duplicate_mails`."""
+    """Return the results of `missing_notifications`, `undelivered_mails` and `duplicate_mails`."""
     caught = list(mails)
     return [*missing_notifications(), *undelivered_mails(caught), *duplicate_mails(caught, interrupted=interrupted)]
 
 
 def missing_notifications(*, settled: bool = True) -> list[str]:
-    """Give what somebody was to be told and isn't: rows of the outbox, and what has no row there.
+    """Return the unsent, missing and outdated notifications.
 
-    ``settled``: what was put off has had its time; otherwise a notification may wait for its next attempt, or for the
-    end of the claim of a sender that was killed.
+    ``settled``: all deferred work is done. Otherwise a notification may wait for its next attempt, or for the expiry of
+    a killed sender's claim.
     """
     now = timezone.now()
     unsent = Notification.objects.filter(claims.Unsent).exclude(deferred_until__gt=now)
@@ -99,14 +98,14 @@ def missing_notifications(*, settled: bool = True) -> list[str]:
 
 
 def _miscounted_deletions() -> list[str]:
-    """Give the deletions that an operator was told of less or more often than they happened."""
+    """Return the deletions with fewer or more notifications to an operator than deletions."""
     deleted = Counter(
         QueueEvent.objects.filter(kind=QueueEvent.Kind.DELETED).order_by().values_list("vhost", "queue_name")
     )
     deletions = Notification.objects.filter(kind="deletion", channel=audience.EMAIL).order_by()
     told = Counter((to, facts["vhost"], facts["queue"]) for to, facts in deletions.values_list("recipient", "facts"))
     return [
-        f"{name} in {vhost} was deleted {times} times, and {told[operator, vhost, name]} notifications tell {operator}"
+        f"{name} in {vhost} was deleted {times} times, but {operator} has {told[operator, vhost, name]} notifications"
         for operator in audience.operators()
         for (vhost, name), times in deleted.items()
         if told[operator, vhost, name] != times
@@ -114,7 +113,7 @@ def _miscounted_deletions() -> list[str]:
 
 
 def _outdated_states(*, settled: bool) -> list[str]:
-    """Give the queues about which the last that was written to an operator isn't where they stand."""
+    """Return the queues whose state differs from the last notification to an operator."""
     now = timezone.now()
     wrong = []
     last: dict[tuple[str, str], _Notified] = {}
@@ -124,40 +123,40 @@ def _outdated_states(*, settled: bool) -> list[str]:
     for queue in Queue.objects.filter(state__in=[Queue.State.OK, Queue.State.WARNED]):
         is_quiet = queue.quiet_until is not None and not quiet.is_over(queue.quiet_until, now)
         if settled and not is_quiet and queue.said != queue.state:
-            wrong.append(f"{queue} is {queue.state}, and people were told that it is {queue.said}")
+            wrong.append(f"{queue} is {queue.state}, but the notified state is {queue.said}")
         for operator in audience.operators():
-            told = last.get((operator, f"queue {queue.pk}"), _Notified("nothing", None))
+            told = last.get((operator, f"queue {queue.pk}"), _Notified("none", None))
             is_told_warned = told.kind in ("warning", "summary") and told.state == Queue.State.WARNED
             if is_told_warned != (queue.said == Queue.State.WARNED):
                 wrong.append(
-                    f"{queue} is said to be {queue.said}, and the last that {operator} was told is {told.kind}"
+                    f"the notified state of {queue} is {queue.said}, but {operator}'s last notification is {told.kind}"
                 )
     return wrong
 
 
 def undelivered_mails(mails: Iterable[Mail]) -> list[str]:
-    """Give the notifications that are noted as sent by mail, and of which the mail server has none."""
+    """Return the notifications recorded as sent by mail that the mail server did not accept."""
     caught = {(to, row) for mail in mails if (row := _notification_uuid(mail)) for to in mail.recipients}
     sent = Notification.objects.filter(state=Notification.State.SENT, channel=audience.EMAIL)
     return [
-        f"{_describe(one)} is noted as sent, and was never accepted"
+        f"{_describe(one)} is recorded as sent, but was never accepted"
         for one in sent
         if (one.recipient, one.uuid) not in caught
     ]
 
 
 def duplicate_mails(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]:
-    """Give the notifications that the mail server accepted more than once for one recipient, and those nobody wrote.
+    """Return the mails that were accepted more than once for a recipient, and those without a notification.
 
-    ``interrupted`` is how many mails may have gone out once more, with the same Message-ID: since their sender was
-    killed, or lost the database, between the mail server's "accepted" and its own note of it.
+    ``interrupted`` is the allowed number of repeated mails with the same Message-ID: their senders were killed, or lost
+    the database, after the mail server accepted them and before they recorded this.
     """
     accepted: Counter[tuple[str, uuid.UUID]] = Counter()
     for mail in mails:
         if row := _notification_uuid(mail):
             accepted.update((to, row) for to in mail.recipients)
     known = {one.uuid: one for one in Notification.objects.filter(uuid__in={row for _, row in accepted})}
-    wrong = [f"the mail {row} to {to} is no notification's" for to, row in accepted if row not in known]
+    wrong = [f"the mail {row} to {to} has no notification" for to, row in accepted if row not in known]
     again = {key: count for key, count in accepted.items() if count > 1}
     if sum(again.values()) - len(again) > interrupted:
         wrong += [
@@ -168,15 +167,15 @@ def duplicate_mails(mails: Iterable[Mail], *, interrupted: int = 0) -> list[str]
 
 
 def count_resent_mails(mails: Iterable[Mail]) -> int:
-    """Give how many mails came once more, with the Message-ID and for the recipient of one that was accepted."""
+    """Return the number of repeated mails, with the same Message-ID and recipient as an accepted one."""
     accepted = Counter((to, row) for mail in mails if (row := _notification_uuid(mail)) for to in mail.recipients)
     return accepted.total() - len(accepted)
 
 
 def deleted_below_maximum() -> list[str]:
-    """Give the deletions by Guardian of queues whose length was not over the maximum that held then.
+    """Return Guardian's deletions of queues that were not over their deletion limit.
 
-    All right is one for its name, where the namespace policy asks for that.
+    Deletions by the namespace policy are OK.
     """
     wrong = []
     for event in QueueEvent.objects.filter(kind=QueueEvent.Kind.DELETED):
@@ -188,21 +187,21 @@ def deleted_below_maximum() -> list[str]:
         if for_its_name:
             continue
         if length is None or most is None:
-            wrong.append(f"{event.queue_name} in {event.vhost} was deleted, and nothing tells by which figures")
+            wrong.append(f"{event.queue_name} in {event.vhost} was deleted, but its length or limit is not recorded")
         elif length <= most or event.details.get("spared"):
-            why = "though it is one that is never deleted" if event.details.get("spared") else f"and {most} are allowed"
+            why = "though it must never be deleted" if event.details.get("spared") else f"and its limit is {most}"
             wrong.append(f"{event.queue_name} in {event.vhost} was deleted with {length} messages, {why}")
     return wrong
 
 
 def disagreements(management: Management, vhosts: Collection[str]) -> list[str]:
-    """Give the rows without their queue, the queues without their row, and those of another length.
+    """Return the differences between database and broker: rows or queues without a counterpart, and lengths.
 
-    That is of all guarded queues, and of all that agents registered, in these vhosts; with what is still to be removed
-    from the broker. A pass has to have seen what is there now, and a sweep to have been.
+    They cover the guarded and registered queues in these vhosts, and pending removals. Call this after a pass and a
+    sweep.
 
     Raises:
-        BrokerError: the broker can't be asked.
+        BrokerError: the broker is unreachable.
     """
     listed = snapshot.take(management, sorted(vhosts)) if vhosts else None
     there = {seen[:2]: seen.length for seen in listed.queues} if listed else {}
@@ -223,14 +222,14 @@ def _guarded_disagreements(there: dict[tuple[str, str], int | None], vhosts: Col
         for row in Queue.objects.filter(vhost__in=vhosts).exclude(state=Queue.State.GONE)
         if not rules.ignores(row.vhost, row.name)
     }
-    wrong = [f"{name} in {vhost} is on the broker, and has no row" for vhost, name in guarded.keys() - rows.keys()]
-    wrong += [f"{rows[key]} is {rows[key].state}, and not on the broker" for key in rows.keys() - guarded.keys()]
+    wrong = [f"{name} in {vhost} is on the broker, but has no row" for vhost, name in guarded.keys() - rows.keys()]
+    wrong += [f"{rows[key]} is {rows[key].state}, but not on the broker" for key in rows.keys() - guarded.keys()]
     for key in guarded.keys() & rows.keys():
         row, length = rows[key], guarded[key]
         if row.state == Queue.State.DELETING:
             wrong.append(f"{row} is still {row.state}")
         if length is not None and row.length != length:
-            wrong.append(f"{row} has {length} messages, and its row says {row.length}")
+            wrong.append(f"{row} has {length} messages, but {row.length} by its row")
     return wrong
 
 
@@ -243,11 +242,11 @@ def _agents_disagreements(there: Collection[tuple[str, str]], vhosts: Collection
             key = (row.vhost, row.queue_name)
             registered.add(key)
             if row.state != Registration.READY:
-                wrong.append(f"{row.queue_name} in {row.vhost} is registered, and still {row.state}")
+                wrong.append(f"{row.queue_name} in {row.vhost} is registered, but still {row.state}")
             elif key not in there:
-                wrong.append(f"{row.queue_name} in {row.vhost} is registered, and not on the broker")
+                wrong.append(f"{row.queue_name} in {row.vhost} is registered, but not on the broker")
     wrong += [
-        f"{name} in {vhost} is on the broker, and nobody registered it"
+        f"{name} in {vhost} is on the broker, but not registered"
         for vhost, name in there
         if vhost in made and is_agents_queue(name) and (vhost, name) not in registered
     ]
@@ -262,11 +261,11 @@ def _agents_disagreements(there: Collection[tuple[str, str]], vhosts: Collection
 
 
 def _logins_disagreements(management: Management, vhosts: Collection[str]) -> list[str]:
-    """Give the agents' accounts that may do something in these vhosts, and that no row stands for."""
+    """Return the agents' accounts with permissions in these vhosts that have no row."""
     known = {one.hex for one in EventSubscription.objects.values_list("uuid", flat=True)}
     known |= set(Consumer.objects.values_list("rmq_username", flat=True))
     return [
-        f"the RabbitMQ user {user} has permissions in {vhost}, and no row"
+        f"the RabbitMQ user {user} has permissions in {vhost}, but no row"
         for user, allowed in management.all_permissions().items()
         for vhost in allowed
         if vhost in vhosts and is_agents_login(user) and user not in known
@@ -274,20 +273,20 @@ def _logins_disagreements(management: Management, vhosts: Collection[str]) -> li
 
 
 def missing_registrations(registered: Iterable[tuple[str, str]]) -> list[str]:
-    """Give those of these queues (vhost, name), whose registration was answered, that aren't registered."""
+    """Return the queues (vhost, name) whose registration was answered, but that aren't registered."""
     ready: set[tuple[str, str]] = set()
     for model in REGISTERED:
         rows = model._default_manager.filter(state=Registration.READY).order_by()
         ready.update(rows.values_list("vhost", "queue_name"))
     return [
-        f"the registration of {name} in {vhost} was answered, and is not there"
+        f"the registration of {name} in {vhost} was answered, but is missing"
         for vhost, name in registered
         if (vhost, name) not in ready
     ]
 
 
 def overlapping_passes() -> list[str]:
-    """Return the passes that began before another was over."""
+    """Return the passes that overlap with an earlier one."""
     wrong = []
     passes = Pass.objects.order_by("at").values_list("at", "seconds")
     for (earlier, seconds), (later, _) in itertools.pairwise(passes):
@@ -297,7 +296,7 @@ def overlapping_passes() -> list[str]:
 
 
 def _notification_uuid(mail: Mail) -> uuid.UUID | None:
-    """Give the UUID of the notification that this mail is by its Message-ID; None: it is none of Guardian's."""
+    """Return the UUID of a mail's notification from its Message-ID, or None if Guardian didn't send it."""
     if "X-Guardian-Kind" not in mail.message:
         return None
     found = _MESSAGE_ID.match(str(mail.message["Message-ID"]))

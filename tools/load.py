@@ -1,4 +1,4 @@
-"""Load on Guardian and its broker: HTTP requests with a record of each, and queues that grow and shrink."""
+"""Load on Guardian and its broker: recorded HTTP requests, and queues that grow and shrink."""
 
 import contextlib
 import http.client
@@ -15,13 +15,13 @@ import pika
 import pika.exceptions
 
 ANSWER_SECONDS = 60.0
-"""How long a client waits for an answer, the start of a new web process included."""
+"""How long a client waits for an answer, including the start of a new web process."""
 
 
 class Request(NamedTuple):
-    """One request to one web process, with times of the monotonic clock.
+    """A request to a web process. Times are monotonic.
 
-    ``problem`` is empty if the answer was one of the expected. ``status`` is 0 if there was no answer.
+    ``problem`` is empty if the answer was expected. ``status`` is 0 without an answer.
     """
 
     process: str
@@ -33,14 +33,14 @@ class Request(NamedTuple):
 
 
 class Failed(Exception):
-    """A request had no answer, or an unexpected one."""
+    """A request got no answer or an unexpected one."""
 
 
 class Client:
     """Sends requests to one web process, each over a new connection, and records them in ``requests``."""
 
     def __init__(self, process: str, address: str, headers: Mapping[str, str], requests: list[Request]) -> None:
-        """Choose the process, its address and the headers of every request."""
+        """Create a client. ``headers`` are sent with every request."""
         self._process = process
         self._host = urlsplit(address).netloc
         self._headers = dict(headers)
@@ -49,7 +49,7 @@ class Client:
     def ask(
         self, method: str, path: str, body: Any = None, *, what: str, expected: Collection[int] = (200, 201, 202, 204)
     ) -> bytes:
-        """Return the body of the answer; raises Failed if its status is not an expected one."""
+        """Return the body of the answer. Raises Failed for an unexpected status."""
         began = time.monotonic()
         status, content, problem = 0, b"", ""
         connection = http.client.HTTPConnection(self._host, timeout=ANSWER_SECONDS)
@@ -71,10 +71,10 @@ class Client:
 
 
 class LoadThread(threading.Thread):
-    """A thread that repeats one thing until it is stopped; ``error`` is the exception that ended it before."""
+    """A thread that works until ``ended`` is set. ``error`` is an exception that stopped it earlier."""
 
     def __init__(self, name: str) -> None:
-        """Prepare the thread."""
+        """Create the thread."""
         super().__init__(name=name, daemon=True)
         self.error: Exception | None = None
         self.ended = threading.Event()
@@ -87,22 +87,22 @@ class LoadThread(threading.Thread):
             self.error = error
 
     def work(self) -> None:
-        """Repeat it until ``ended`` is set."""
+        """Work until ``ended`` is set."""
         raise NotImplementedError
 
 
 class QueueLoad(LoadThread):
-    """Queues that grow and shrink past both thresholds; their clients declare them again after a deletion."""
+    """Queues that grow and shrink past both thresholds and are declared again after a deletion."""
 
     MAX_QUEUES = 100
 
     def __init__(
         self, amqp_url: str, name_of: Callable[[int], str], *, warn: int, most: int, pause: float, chance: random.Random
     ) -> None:
-        """Choose. ``name_of`` names a queue by its number; ``pause``: seconds between two actions."""
-        super().__init__("queue_load")
+        """Create the load. ``name_of`` returns a queue's name by its number; ``pause``: seconds between two actions."""
+        super().__init__("queue load")
         self.overflows: Counter[str] = Counter()
-        """How often messages were published to a queue over its deletion limit, by its name."""
+        """How often publishing exceeded a queue's deletion limit, by the queue's name."""
         self.done: Counter[str] = Counter()
         self._parameters = pika.URLParameters(f"{amqp_url}/%2F?heartbeat=4&socket_timeout=5")
         self._name_of = name_of
@@ -115,7 +115,7 @@ class QueueLoad(LoadThread):
         self._unconfirmed: Counter[str] = Counter()
 
     def work(self) -> None:
-        """Connect again whenever the connection is lost."""
+        """Work, and reconnect whenever the connection is lost."""
         while not self.ended.is_set():
             try:
                 with contextlib.closing(pika.BlockingConnection(self._parameters)) as connection:

@@ -1,4 +1,4 @@
-"""A mail server that keeps what it is given instead of passing it on."""
+"""A mail server that stores mails instead of delivering them."""
 
 import email
 import email.policy
@@ -16,12 +16,12 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from tools.processes import free_port
 
-logging.getLogger("mail.log").setLevel(logging.WARNING)  # aiosmtpd's; it tells every line of every conversation
+logging.getLogger("mail.log").setLevel(logging.WARNING)  # aiosmtpd logs every line of every session
 
 
 @dataclass(frozen=True)
 class Mail:
-    """One mail as the server got it: the envelope, and its bytes as they came."""
+    """A received mail: the envelope and the unparsed content."""
 
     sender: str
     recipients: tuple[str, ...]
@@ -29,7 +29,7 @@ class Mail:
 
     @cached_property
     def message(self) -> EmailMessage:
-        """The mail, parsed once somebody looks at it: many may come at once."""
+        """The mail, parsed on first use, since many may arrive at once."""
         return email.message_from_bytes(self.content, policy=email.policy.default)
 
     @property
@@ -39,12 +39,12 @@ class Mail:
 
     @property
     def text(self) -> str:
-        """The plain text part, its lines ending in a newline alone."""
+        """The plain text part with newlines as line ends."""
         return self._part("plain")
 
     @property
     def html(self) -> str:
-        """The HTML part, or nothing."""
+        """The HTML part, or an empty string."""
         return self._part("html")
 
     def _part(self, kind: str) -> str:
@@ -53,13 +53,13 @@ class Mail:
 
 
 class MailCatcher:
-    """A real SMTP server on a free port of 127.0.0.1, for as long as the program runs.
+    """An SMTP server on a free port of 127.0.0.1. It is thread-safe.
 
-    ``rejected`` is a set of addresses that it refuses as recipients for good (550). It may be used from any thread.
+    ``rejected`` is a set of recipients that it refuses permanently (550).
     """
 
     def __init__(self, *, on_mail: Callable[[Mail], None] | None = None, port: int | None = None) -> None:
-        """Choose the port; nothing listens yet. ``on_mail`` is called for each mail, from the server's thread."""
+        """Choose the port without listening yet. The server's thread calls ``on_mail`` for each mail."""
         self.port = port or free_port()
         self.rejected: set[str] = set()
         self._on_mail = on_mail
@@ -70,11 +70,11 @@ class MailCatcher:
 
     @property
     def url(self) -> str:
-        """The server's address, as EMAIL_URL takes it."""
+        """The server's address for EMAIL_URL."""
         return f"smtp://127.0.0.1:{self.port}"
 
     def start(self) -> Self:
-        """Listen: the first time, or again on the same port, with the mails of before."""
+        """Start listening. After `stop`, the port and the mails are the same."""
         if self._controller is None:
             controller = Controller(self, hostname="127.0.0.1", port=self.port, enable_SMTPUTF8=True)
             controller.start()
@@ -82,7 +82,7 @@ class MailCatcher:
         return self
 
     def stop(self) -> None:
-        """Stop listening, so that connections are refused; what was caught stays."""
+        """Stop listening. Keep the mails."""
         if self._controller is not None:
             self._controller.stop()
             self._controller = None
@@ -94,26 +94,26 @@ class MailCatcher:
         self.stop()
 
     def refuse(self, refusing: bool) -> None:
-        """Answer every mail with 451, "try again later", or stop doing so."""
+        """Start or stop refusing every mail temporarily (451)."""
         self._refusing = refusing
 
     @property
     def mails(self) -> list[Mail]:
-        """What was caught so far, the oldest first."""
+        """The mails, the oldest first."""
         with self._arrived:
             return list(self._mails)
 
     def to(self, address: str) -> list[Mail]:
-        """What was caught so far for this recipient."""
+        """Return the mails for this recipient."""
         return [mail for mail in self.mails if address in mail.recipients]
 
     def clear(self) -> None:
-        """Forget what was caught."""
+        """Delete all mails."""
         with self._arrived:
             self._mails.clear()
 
     def wait_for(self, wanted: Callable[[Mail], bool], timeout: float = 10) -> Mail:
-        """Give the first mail that is wanted, waiting up to ``timeout`` seconds for it; else raise TimeoutError."""
+        """Return the first wanted mail, waiting up to ``timeout`` seconds. Raises TimeoutError."""
         deadline = time.monotonic() + timeout
         with self._arrived:
             while True:
@@ -124,12 +124,12 @@ class MailCatcher:
                     subjects = [mail.subject for mail in self._mails]
                     raise TimeoutError(f"no such mail within {timeout:.0f} s; there are: {subjects}")
 
-    # What aiosmtpd calls, by these names.
+    # aiosmtpd's hooks
 
     async def handle_MAIL(  # noqa: N802
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        """Take the sender, or put the client off."""
+        """Accept the sender, or refuse temporarily."""
         if self._refusing:
             return "451 Try again later"
         envelope.mail_from = address
@@ -139,7 +139,7 @@ class MailCatcher:
     async def handle_RCPT(  # noqa: N802
         self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        """Take a recipient, unless it is one of the rejected."""
+        """Accept a recipient unless it is rejected."""
         if address in self.rejected:
             return "550 No such mailbox"
         envelope.rcpt_tos.append(address)
@@ -147,7 +147,7 @@ class MailCatcher:
         return "250 OK"
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
-        """Keep the mail."""
+        """Store the mail."""
         content: Any = envelope.content
         mail = Mail(envelope.mail_from or "", tuple(envelope.rcpt_tos), content)
         with self._arrived:

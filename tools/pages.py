@@ -23,11 +23,11 @@ KINDS = {
     "email_url": "address",
     "log_level": "text",
 }
-"""What a setting's reader takes, in words."""
+"""Descriptions of the kinds of settings."""
 
 
 class Setting(NamedTuple):
-    """A setting: its name, its default as one would write it ("" where there is none), and what it means."""
+    """A setting's name, its default as text (empty if there is none), and its meaning."""
 
     name: str
     default: str
@@ -35,14 +35,14 @@ class Setting(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """How settings.py reads a setting: the kind of value, and the default; None where that depends on others."""
+    """How settings.py reads a setting. ``default`` is None if it depends on other settings."""
 
     kind: str
     default: str | None
 
 
 def documented_settings() -> dict[str, list[Setting]]:
-    """Return what ``.env.example`` says, by its headings."""
+    """Return the settings of ``.env.example`` by heading."""
     headings: dict[str, list[Setting]] = {}
     meaning: list[str] = []
     heading = ""
@@ -67,7 +67,7 @@ def read_settings() -> dict[str, Reader]:
 
 
 def _reader_of(node: ast.AST) -> Iterator[tuple[str, Reader]]:
-    """Give the setting that this expression reads, where it reads one by its name."""
+    """Yield the setting that an expression reads, if it does."""
     if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
         return
     name, called = node.args[0].value, ast.unparse(node.func)
@@ -85,7 +85,7 @@ def _reader_of(node: ast.AST) -> Iterator[tuple[str, Reader]]:
 
 
 def _default_text(default: ast.expr) -> str | None:
-    """Return a default as it would stand in the environment; None where it is worked out."""
+    """Return a default as the environment would have it; None if it is computed."""
     try:
         value = ast.literal_eval(default)
     except ValueError:

@@ -1,7 +1,6 @@
-"""``make pictures``: take the pictures of the documents in the running application, with Chromium.
+"""``make pictures``: take the screenshots for the documentation with Chromium.
 
-Guardian runs with a private RabbitMQ and a mail server that keeps mails. The lengths of the last hour are written to
-the database.
+Guardian runs with a private RabbitMQ and mail server. The lengths of the last hour are written to the database.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ SETTINGS = {
 
 
 class SampleQueue(NamedTuple):
-    """A queue: its length in messages now and an hour ago, and whether it has a consumer."""
+    """A queue with its length now and an hour ago, and whether it has a consumer."""
 
     account: str
     name: str
@@ -65,7 +64,7 @@ UNOWNED = "left-by-nobody"
 
 
 class Screenshot(NamedTuple):
-    """A picture of a page: whose page it is, its path, and the size in pixels; height 0: the whole page."""
+    """A screenshot of a page as ``email`` sees it. Sizes are in pixels; height 0: the whole page."""
 
     name: str
     email: str
@@ -75,7 +74,7 @@ class Screenshot(NamedTuple):
 
 
 def screenshots() -> list[Screenshot]:
-    """Return the pictures of pages."""
+    """Return the screenshots of pages."""
     from queues.models import Queue
 
     return [
@@ -128,7 +127,7 @@ def _channel(url: str, account: str = "", password: str = "") -> Iterator[Any]:
 
 
 def _create_accounts() -> dict[str, str]:
-    """Create the owners and their Pulse users, and return the Pulse users' passwords by name."""
+    """Create the owners and their Pulse users. Return the Pulse users' passwords by name."""
     from accounts.models import Owner
     from accounts.pulse_users import create_pulse_user
 
@@ -160,7 +159,7 @@ def _write_last_hour() -> None:
 
 
 def wait_for_warning(stack: Stack, mails: list[Mail]) -> Mail:
-    """Return the warning by mail, once the management plugin has figures and passes ran; raises ExpectationFailed."""
+    """Wait for passes, statistics of all queues and the warning mail, and return it. Raises ExpectationFailed."""
     from core import broker
     from queues.models import Pass
 
@@ -176,7 +175,7 @@ def wait_for_warning(stack: Stack, mails: list[Mail]) -> Mail:
 
 
 def take_screenshots(stack: Stack, warning: Mail) -> None:
-    """Take all pictures; raises ExpectationFailed if a page is missing or a picture is too large."""
+    """Take all screenshots. Raises ExpectationFailed if a page is missing or a screenshot is too large."""
     pages = screenshots()  # Playwright runs an event loop, in which Django refuses queries
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
@@ -205,7 +204,7 @@ def _save(page: Page, name: str, *, full_page: bool) -> None:
 
 
 def main() -> int:
-    """Take the pictures; return 1 if something failed, 130 if interrupted."""
+    """Take the screenshots. Return 1 if something failed, 130 if interrupted."""
     if "MAKELEVEL" in os.environ:  # make forwards no signal
         end_with_parent()
     turn_signals_into_interrupts()

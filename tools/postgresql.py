@@ -1,4 +1,4 @@
-"""A private PostgreSQL, from Debian's package, that leaves nothing behind."""
+"""A private PostgreSQL server from Debian's package, which leaves no files behind."""
 
 import os
 import pwd
@@ -19,7 +19,7 @@ USER = "guardian"
 
 
 def binaries() -> Path:
-    """Find the directory of the newest version's programs; raises StartError where none is installed."""
+    """Return the directory of the newest version's programs. Raises StartError if PostgreSQL is not installed."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     if not found:
         raise StartError(
@@ -29,24 +29,24 @@ def binaries() -> Path:
 
 
 class PrivateCluster(PrivateServer):
-    """A PostgreSQL server of one's own: fast, and not safe from a power cut. What was written is there after `halt`."""
+    """A private PostgreSQL server, fast but not crash-safe. Data survives `halt`."""
 
     name = "PostgreSQL"
     not_ready = psycopg2.OperationalError
     stop_signal = signal.SIGINT  # "fast shutdown": it doesn't wait for clients
 
     def __init__(self) -> None:
-        """Choose port and directory; nothing runs yet. Raises StartError when PostgreSQL isn't installed."""
+        """Choose port and directory. Raises StartError if PostgreSQL isn't installed."""
         self._binaries = binaries()
-        # PostgreSQL refuses to run as root, and its account may not get to where TMPDIR says.
+        # PostgreSQL refuses to run as root, and its account may not have access to TMPDIR.
         self._user = "postgres" if os.geteuid() == 0 else None
         super().__init__(None if self._user is None else "/tmp")
         self.password = secrets.token_hex(16)
 
     def start(self, timeout: float = 60) -> Self:
-        """Make the cluster, where it isn't made yet, and start the server, the first time or again.
+        """Start the server, creating the cluster if needed.
 
-        Raises StartError, with the end of the log, past ``timeout`` seconds.
+        Raises StartError with the end of the log after ``timeout`` seconds.
         """
         try:
             if not self._data.exists():
@@ -63,7 +63,7 @@ class PrivateCluster(PrivateServer):
             directory=self.directory,
             output=output,
             user=self._user,
-            # "Immediate shutdown": the server takes its own children and its shared memory along.
+            # "Immediate shutdown": the server removes its children and its shared memory.
             death_signal=signal.SIGQUIT,
         )
 
@@ -84,7 +84,7 @@ class PrivateCluster(PrivateServer):
             "port": str(self.port),
             "unix_socket_directories": "",
             "max_connections": "200",
-            # What is here is thrown away anyway.
+            # The data is temporary.
             "fsync": "off",
             "synchronous_commit": "off",
             "full_page_writes": "off",
@@ -116,16 +116,16 @@ class PrivateCluster(PrivateServer):
             raise StartError(f"PostgreSQL's initdb ended with code {code}. Its output:\n{tail(self._log)}")
 
     def database_url(self, name: str = "postgres") -> str:
-        """Give the address of a database, as DATABASE_URL takes it."""
+        """Return a database's address for DATABASE_URL."""
         return f"postgres://{USER}:{self.password}@127.0.0.1:{self.port}/{name}"
 
     def create_database(self, name: str) -> str:
-        """Make an empty database and give its address. (Django's test runner makes its own.)"""
+        """Create an empty database and return its address. (Django's test runner creates its own.)"""
         self._execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.database_url(name)
 
     def drop_database(self, name: str) -> None:
-        """Remove a database, whoever is still connected to it."""
+        """Drop a database, closing its connections."""
         self._execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _execute(self, statement: sql.Composed) -> None:

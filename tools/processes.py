@@ -1,4 +1,4 @@
-"""Child processes that never outlive the program that started them, and the free ports they listen on."""
+"""Child processes that never outlive this program, and free ports for them."""
 
 import contextlib
 import ctypes
@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
-# Linux alone has it; elsewhere only an orderly end takes the children along.
+# Only Linux has prctl. Elsewhere children outlive this program if it is killed.
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
 
-_reserved_ports: set[int] = set()  # ports that were asked for and may not be in use yet
+_reserved_ports: set[int] = set()  # returned by free_port, perhaps not yet in use
 
 
 class StartError(Exception):
-    """Something that is needed on this machine is missing, or didn't start; the text says what, and what to do."""
+    """A requirement is missing or did not start. The text says what to do."""
 
 
 def lock_directory(directory: Path, trouble: str) -> IO[str]:
-    """Return the open lock file of this directory, locked until it is closed.
+    """Lock a directory and return its lock file. Closing the file releases the lock.
 
     Raises:
-        StartError: another process has locked it; the text is ``trouble`` and the directory.
+        StartError: another process has the lock. The text is ``trouble`` and the directory.
     """
     lock = (directory / "lock").open("w")
     try:
@@ -44,16 +44,16 @@ def lock_directory(directory: Path, trouble: str) -> IO[str]:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """Give a TCP port on 127.0.0.1 that nobody listens on: the preferred one where it is free.
+    """Return a free TCP port of 127.0.0.1: the preferred one if possible.
 
-    Another lies below the range from which the kernel takes the ports of outgoing connections, so it is still free
-    after the program that listens on it was stopped for a while.
+    Other ports are below the kernel's range for outgoing connections. So they stay free while the server on them is
+    stopped.
     """
     for attempt in range(1000):
         if preferred is not None and attempt == 0:
             port = preferred
         else:
-            port = 20_000 + secrets.randbelow(12_000)  # tests seed `random`, alike in each of their processes
+            port = 20_000 + secrets.randbelow(12_000)  # not `random`, which tests seed equally in all processes
             if port in _reserved_ports:
                 continue
         with socket.socket() as probe:
@@ -66,14 +66,14 @@ def free_port(preferred: int | None = None) -> int:
 
 
 def port_answers(port: int) -> bool:
-    """Tell whether something accepts connections on this port of 127.0.0.1."""
+    """Return whether a server accepts connections on this port of 127.0.0.1."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2):
         return True
     return False
 
 
 def tail(path: Path, lines: int = 30) -> str:
-    """Give the last lines of a log file, and nothing where there is no such file."""
+    """Return the last lines of a log file, or an empty string if it does not exist."""
     if not path.exists():
         return ""
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
@@ -89,18 +89,18 @@ def spawn(
     inherited: Sequence[int] = (),
     death_signal: signal.Signals = signal.SIGKILL,
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own, which gets ``death_signal`` when this program ends, however it ends.
+    """Start a process in its own session. It gets ``death_signal`` when this program ends or is killed.
 
-    ``output`` takes both its output streams: an open file, or ``subprocess.PIPE``. A session of its own keeps
-    the terminal's Ctrl-C from it: this program decides what ends first. ``user`` needs root. ``inherited`` are open
-    files of this program that it gets under the same numbers. Raises OSError when the command can't be run.
+    ``output`` is an open file or ``subprocess.PIPE`` for stdout and stderr. The session shields the process from the
+    terminal's Ctrl-C, so that this program decides the order of shutdown. ``user`` needs root. ``inherited`` are file
+    descriptors to pass on. Raises OSError if the command can't be run.
     """
     parent = os.getpid()
 
     def request_death_signal() -> None:
         if _prctl is not None:
             _prctl(_PR_SET_PDEATHSIG, int(death_signal))
-        if os.getppid() != parent:  # it ended before the line above
+        if os.getppid() != parent:  # the parent ended before the line above
             os._exit(1)
 
     def start() -> "subprocess.Popen[bytes]":
@@ -123,24 +123,24 @@ def spawn(
 
 
 def end_with_parent() -> None:
-    """Ask for SIGTERM when the program that started this one ends, however it ends."""
+    """Get SIGTERM when the parent process ends or is killed."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 class _Starter:
-    """A thread that lives as long as the program and starts all its children.
+    """A permanent thread that starts all children.
 
-    Linux sends the death signal when the *thread* that started the child ends, so a child that was started by
-    a short-lived thread would end with that one.
+    Linux sends the death signal when the *thread* that started the child ends. So a child of a short-lived thread would
+    end with this thread.
     """
 
     def __init__(self) -> None:
-        self._wanted: queue.SimpleQueue[
+        self._requests: queue.SimpleQueue[
             tuple[Callable[[], subprocess.Popen[bytes]], Future[subprocess.Popen[bytes]]]
         ] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._pid = 0  # of the process whose thread it is: a fork takes no threads along
+        self._pid = 0  # of the process with the thread: threads don't survive a fork
 
     def run(self, start: Callable[[], "subprocess.Popen[bytes]"]) -> "subprocess.Popen[bytes]":
         with self._lock:
@@ -148,12 +148,12 @@ class _Starter:
                 self._pid = os.getpid()
                 threading.Thread(target=self._serve, name="child starter", daemon=True).start()
         done: Future[subprocess.Popen[bytes]] = Future()
-        self._wanted.put((start, done))
+        self._requests.put((start, done))
         return done.result()
 
     def _serve(self) -> None:
         while True:
-            start, done = self._wanted.get()
+            start, done = self._requests.get()
             try:
                 done.set_result(start())
             except BaseException as error:
@@ -164,11 +164,11 @@ _starter = _Starter()
 
 
 def end(process: "subprocess.Popen[bytes]", timeout: float, request: signal.Signals = signal.SIGTERM) -> None:
-    """Ask a process that `spawn` started to end, wait ``timeout`` seconds, then kill it with all of its group."""
+    """Terminate a process from `spawn`. After ``timeout`` seconds kill its process group."""
     if process.poll() is not None:
         return
     process.send_signal(request)
-    process.send_signal(signal.SIGCONT)  # one that is stopped would not hear of it
+    process.send_signal(signal.SIGCONT)  # a suspended process would not handle the signal
     try:
         process.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -176,16 +176,16 @@ def end(process: "subprocess.Popen[bytes]", timeout: float, request: signal.Sign
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process that `spawn` started with all of its group, and wait for it."""
+    """Kill a process from `spawn` with its process group, and wait for it."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 class ProcessGroup:
-    """Named children with one environment, whose output is written to a log each, and shown with their names.
+    """Named children with a common environment. Each has a log, and its output can be shown.
 
-    One that has ended may be started again under its name; its log goes on.
+    An ended child may be started again under the same name and appends to its log.
     """
 
     def __init__(
@@ -196,10 +196,10 @@ class ProcessGroup:
         logs: Path,
         show: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Prepare; nothing runs yet.
+        """Create an empty group.
 
-        ``directory`` is where they run, ``logs`` where NAME.log is written, anew each time. ``show(name, line)``
-        is called for each line, from a thread; without it, output goes to the logs alone.
+        The children run in ``directory`` and write ``logs``/NAME.log, which the first start truncates. A thread calls
+        ``show(name, line)`` for each line.
         """
         self._environment = {"PYTHONUNBUFFERED": "1", **environment}
         self._directory = directory
@@ -209,7 +209,7 @@ class ProcessGroup:
         self._terminated: set[str] = set()
 
     def start(self, name: str, command: Sequence[str | Path], *, inherited: Sequence[int] = ()) -> None:
-        """Start one more child, or one that has ended again; ``inherited`` as for `spawn`."""
+        """Start a new or ended child. ``inherited`` is as for `spawn`."""
         self._logs.mkdir(parents=True, exist_ok=True)
         mode = "ab" if name in self._children else "wb"
         process = spawn(
@@ -233,21 +233,21 @@ class ProcessGroup:
                     self._show(name, line.decode(errors="replace").rstrip())
 
     def log(self, name: str) -> Path:
-        """Where the output of this child is."""
+        """Return the path of a child's log."""
         return self._logs / f"{name}.log"
 
     def pid(self, name: str) -> int:
-        """The process id of this child."""
+        """Return the process id of a child."""
         return self._children[name][0].pid
 
     def ended(self) -> dict[str, int]:
-        """Give the children that have ended by themselves, with their exit codes (negative: the signal)."""
+        """Return the exit codes of children that ended without `end` or `kill` (negative: the signal)."""
         left = [child for child in self._children.copy().items() if child[0] not in self._terminated]
         codes = {name: process.poll() for name, (process, _) in left}
         return {name: code for name, code in codes.items() if code is not None}
 
     def end(self, name: str, timeout: float) -> int:
-        """Ask one to end, kill it after ``timeout`` seconds, and give its exit code (negative: the signal)."""
+        """Terminate a child, kill it after ``timeout`` seconds, and return its exit code (negative: the signal)."""
         process, reader = self._children[name]
         self._terminated.add(name)
         end(process, timeout)
@@ -255,14 +255,14 @@ class ProcessGroup:
         return process.wait()
 
     def kill(self, name: str) -> None:
-        """Kill one with all of its group, as a power cut does."""
+        """Kill a child with its process group."""
         process, reader = self._children[name]
         self._terminated.add(name)
         kill(process)
         reader.join(timeout=2)
 
     def stop(self, timeout: float = 15) -> None:
-        """End all of them, the last one started first; whoever is still there after ``timeout`` seconds is killed."""
+        """Terminate all children, the last started first, and kill the remaining ones after ``timeout`` seconds."""
         for process, _ in reversed(self._children.values()):
             if process.poll() is None:
                 process.terminate()

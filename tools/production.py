@@ -1,4 +1,4 @@
-"""Guardian as it runs in production, on private servers, for the chaos run (`tools/chaos.py`)."""
+"""Guardian as in production, on private servers, for the chaos run (`tools/chaos.py`)."""
 
 import io
 import os
@@ -24,19 +24,20 @@ WARN, MAX = 20, 60
 
 
 class Production:
-    """Web processes, guards, workers and beat, on a private PostgreSQL, Redis, RabbitMQ and mail server.
+    """Web processes, guards, workers and beat, with a private PostgreSQL, Redis, RabbitMQ and mail server.
 
-    This program becomes Guardian too, and may use its functions and rows. Use it in a ``with``, once in a program.
+    This process sets up Django, too, and may use Guardian's functions and rows. Use it as a context manager, once in a
+    process.
     """
 
     def __init__(self, directory: Path, *, each: int) -> None:
-        """Choose the directory for logs and data, and the number of processes of each kind."""
+        """Set the directory of logs and data, and the number of processes of each kind."""
         self._directory = directory
         self._each = each
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
-        """Start everything; raises StartError."""
+        """Start everything. Raises StartError."""
         with ExitStack() as exits:
             self.cluster = exits.enter_context(PrivateCluster())
             self.redis = exits.enter_context(PrivateRedis())
@@ -64,7 +65,7 @@ class Production:
     def __exit__(self, *exc_info: object) -> None:
         for kind in ("web", "guard", "worker", "beat"):
             for name in self.stack.names(kind):
-                self.stack.kill_process(name)  # nothing is left to finish
+                self.stack.kill_process(name)  # no work is left
         self._exits.close()
 
     def _environment(self) -> dict[str, str]:
@@ -75,12 +76,12 @@ class Production:
             "DATABASE_URL": self.cluster.create_database("guardian"),
             "CELERY_BROKER_URL": self.redis.url,
             "EMAIL_URL": "",
-            "GUARDIAN_IGNORED_QUEUES": "",  # named, so that .env does not set them
+            "GUARDIAN_IGNORED_QUEUES": "",  # set here to override .env
             "GUARDIAN_VHOSTS": "",
             "GUARDIAN_OPERATOR_EMAILS": OPERATOR,
-            "GUARDIAN_POLL_SECONDS": "0.7",  # with 1, as long as a worker waits for Redis at a time, one gets them all
+            "GUARDIAN_POLL_SECONDS": "0.7",  # at 1 s, the time a worker blocks on Redis, one guard gets all passes
             "GUARDIAN_POLL_MAX_SECONDS": "5",
-            "GUARDIAN_DELETE_BRAKE": "10000",  # deletions pile up while passes pause
+            "GUARDIAN_DELETE_BRAKE": "10000",  # many queues are due after an outage
             "GUARDIAN_WARN_QUEUE_LENGTH": str(WARN),
             "GUARDIAN_MAX_QUEUE_LENGTH": str(MAX),
             "GUARDIAN_QUIET_SECONDS": "15",
@@ -97,7 +98,7 @@ def command(*arguments: str) -> str:
 
 
 def await_pass(timeout: float = 150) -> None:
-    """Return after a pass that began now and had no error; raises StartError after ``timeout`` seconds."""
+    """Wait for a new pass without errors. Raises StartError after ``timeout`` seconds."""
     from django.utils import timezone
 
     from queues.models import Pass
@@ -108,7 +109,7 @@ def await_pass(timeout: float = 150) -> None:
 
 
 def happens(what: Callable[[], bool], timeout: float) -> bool:
-    """Return whether something happens within ``timeout`` seconds."""
+    """Return whether ``what()`` becomes true within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not what():
         if time.monotonic() > deadline:
@@ -118,9 +119,9 @@ def happens(what: Callable[[], bool], timeout: float) -> bool:
 
 
 def expire_abandoned(seconds: float) -> None:
-    """Expire the leases and claims that nobody used for so many seconds, which is longer than any work takes.
+    """Expire leases and claims that are unused for ``seconds``, which must be longer than any work takes.
 
-    Otherwise they expire after 90, 100 and 300 seconds.
+    Their normal expiry is after 90, 100 and 300 seconds.
     """
     from django.utils import timezone
 
@@ -146,8 +147,7 @@ def expire_abandoned(seconds: float) -> None:
 def sweep(*, patience: bool) -> list[str]:
     """Sweep orphans once, and return the sweep's errors.
 
-    A sweep leaves young registrations alone. With ``patience`` this waits until all are old enough; otherwise it
-    backdates them.
+    A sweep ignores young registrations. So wait until all are old enough with ``patience``; otherwise backdate them.
     """
     from django.db.models import F
     from django.utils import timezone

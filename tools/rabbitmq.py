@@ -1,4 +1,4 @@
-"""A private RabbitMQ node, from Debian's package, that leaves nothing behind."""
+"""A private RabbitMQ node from Debian's package, which leaves no files behind."""
 
 import base64
 import contextlib
@@ -27,9 +27,9 @@ class ControlError(Exception):
 
 
 class PrivateNode:
-    """A RabbitMQ node of one's own: on free ports of 127.0.0.1, with its own data, Erlang cookie and epmd.
+    """A private RabbitMQ node on free ports of 127.0.0.1, with its own data, Erlang cookie and epmd.
 
-    It ends with the program that started it, even when that one is killed.
+    It ends with this program, even if this is killed.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class PrivateNode:
         peer: "PrivateNode | None" = None,
         quorum_tick_seconds: float = 5,
     ) -> None:
-        """Choose ports and write the configuration; nothing runs yet.
+        """Choose ports and write the configuration.
 
-        ``config`` holds further lines of ``rabbitmq.conf``. ``directory`` keeps data, password and ports from one time
-        to the next; without it both are in a temporary directory that `stop` removes. ``peer`` is a running node whose
-        cookie, password and epmd this one shares, so that it can `join` it; its ``name`` must be another.
-        ``quorum_tick_seconds`` is how old the listed length of a quorum queue may be; 5 is RabbitMQ's default.
-        Raises StartError when RabbitMQ isn't installed, or another program runs the node of that directory.
+        ``config`` has further lines of ``rabbitmq.conf``. ``directory`` keeps data, password and ports between runs; by
+        default it is a temporary one that `stop` deletes. ``peer`` is a running node with another ``name``, whose
+        cookie, password and epmd this node shares, so that it can `join` it. ``quorum_tick_seconds`` is the maximum age
+        of a quorum queue's listed length; 5 is RabbitMQ's default.
+        Raises StartError if RabbitMQ isn't installed, or another program runs the node of this directory.
         """
         if not (SCRIPTS / "rabbitmq-server").exists():
             raise StartError(
                 "RabbitMQ is not installed: there is no rabbitmq-server. On Debian or Ubuntu run `apt-get install"
-                " rabbitmq-server`, or name a broker that is there already in RABBITMQ_MANAGEMENT_URL and RABBIT_URL."
+                " rabbitmq-server`, or set RABBITMQ_MANAGEMENT_URL and RABBIT_URL to an existing broker."
             )
         if peer is not None and peer.name == f"{name}@localhost":
             raise ValueError("two nodes of a cluster need two names")
@@ -82,7 +82,7 @@ class PrivateNode:
         self._write_configuration()
 
     def _stored(self, name: str, default: str) -> str:
-        """Give what the file holds, having written the default where there is none."""
+        """Return the content of a file, creating it with the default if needed."""
         path = self.directory / name
         if not path.exists():
             path.touch(mode=0o600)
@@ -90,7 +90,7 @@ class PrivateNode:
         return path.read_text()
 
     def _stored_port(self, name: str) -> int:
-        """Give the port that was used the last time where it is free, so that an address stays what it was."""
+        """Return the port of the last run if it is free, so that the address stays the same."""
         port = free_port(preferred=int(self._stored(name, str(free_port()))))
         (self.directory / name).write_text(str(port))
         return port
@@ -105,7 +105,7 @@ class PrivateNode:
             "default_user_tags.administrator": "true",
             "loopback_users": "none",
         }
-        # A key of a plugin that isn't enabled stops the start.
+        # RabbitMQ doesn't start with a key of a disabled plugin.
         if "rabbitmq_prometheus" in self.plugins:
             lines |= {"prometheus.tcp.ip": "127.0.0.1", "prometheus.tcp.port": str(free_port())}
         if "rabbitmq_stomp" in self.plugins or "rabbitmq_web_stomp" in self.plugins:
@@ -119,7 +119,7 @@ class PrivateNode:
         (self.directory / "rabbitmq.conf").write_text(text)
         tick = round(self._quorum_tick_seconds * 1000)
         (self.directory / "advanced.config").write_text(f"[{{rabbit, [{{quorum_tick_interval, {tick}}}]}}].\n")
-        (self.directory / "rabbitmq-env.conf").write_text("")  # so that the one under /etc isn't read
+        (self.directory / "rabbitmq-env.conf").write_text("")  # instead of the one in /etc
         (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
 
     @property
@@ -130,7 +130,7 @@ class PrivateNode:
             "HOME": str(self.directory / "home"),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            # The start script then becomes the broker, under the same process id, instead of waiting beside it.
+            # The start script then replaces itself with the broker, under the same process id.
             "RUNNING_UNDER_SYSTEMD": "true",
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_CONF_ENV_FILE": str(self.directory / "rabbitmq-env.conf"),
@@ -143,28 +143,28 @@ class PrivateNode:
             "RABBITMQ_PID_FILE": str(self.directory / "pid"),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-            # By default each scheduler keeps to one core. Whatever else is at work there then holds it up, although the
-            # other core rests; and every node on this machine binds its first one to the same core.
+            # By default each scheduler is bound to a core, and every node's first one to the same core. Other work on
+            # this core then delays it, even if other cores are idle.
             "RABBITMQ_SCHEDULER_BIND_TYPE": "u",
             "RABBITMQ_CTL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-            # rabbitmqctl listens too, by default on a port of a range that other programs use; 0 takes any.
+            # rabbitmqctl also listens, by default in a range that other programs use; 0 is any free port.
             "RABBITMQ_CTL_DIST_PORT_MIN": "0",
             "RABBITMQ_CTL_DIST_PORT_MAX": "0",
         }
 
     @property
     def management_url(self) -> str:
-        """The management API's address, with an administrator's credentials."""
+        """The management API's URL with an administrator's credentials."""
         return f"http://{USER}:{self.password}@127.0.0.1:{self.management_port}"
 
     @property
     def amqp_url(self) -> str:
-        """The AMQP address with the same credentials, without a vhost."""
+        """The AMQP URL with the same credentials, without a vhost."""
         return f"amqp://{USER}:{self.password}@127.0.0.1:{self.port}"
 
     @property
     def stomp_url(self) -> str | None:
-        """Where agents connect by STOMP over WebSocket; None without the plugin ``rabbitmq_web_stomp``."""
+        """The URL of STOMP over WebSocket; None without the plugin ``rabbitmq_web_stomp``."""
         return None if self.stomp_port is None else f"ws://127.0.0.1:{self.stomp_port}/ws"
 
     @property
@@ -176,18 +176,18 @@ class PrivateNode:
 
     @property
     def running(self) -> bool:
-        """Whether its process is there; it may not be ready yet."""
+        """Whether the node's process exists, ready or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def ended(self) -> bool:
-        """Whether its process has ended without being asked to."""
+        """Whether the node's process has ended unexpectedly."""
         return self._process is not None and self._process.poll() is not None
 
     def start(self, timeout: float = 90) -> Self:
-        """Start the node, and return when the management API, the AMQP port and STOMP's, where it has one, answer.
+        """Start the node, and wait until the management API and the ports of AMQP and STOMP answer.
 
-        Raises StartError, with the end of the log, when that takes more than ``timeout`` seconds.
+        Raises StartError with the errors of the log after ``timeout`` seconds.
         """
         if self.running:
             raise RuntimeError(f"{self.name} is running already")
@@ -208,13 +208,13 @@ class PrivateNode:
         return self
 
     def _lock_directory(self) -> None:
-        """Keep a second program from using the same directory: it would change this one's configuration."""
+        """Lock the directory against other programs, which would change the configuration."""
         if self._lock is not None:
             return
         self._lock = lock_directory(self.directory, "another program is running the RabbitMQ node in")
 
     def _start_epmd(self) -> None:
-        # Without one of our own the node would start a daemon that stays when everything else has ended.
+        # Otherwise the node would start an epmd daemon that outlives it.
         if self._peer is not None or (self._epmd is not None and self._epmd.poll() is None):
             return
         self._epmd = spawn(
@@ -236,7 +236,7 @@ class PrivateNode:
             code = self._process.poll()
             if code is not None or time.monotonic() > deadline:
                 what = f"ended with code {code}" if code is not None else f"was not ready after {timeout:.0f} s"
-                raise StartError(f"RabbitMQ {what}. It said:\n{self._startup_errors()}")
+                raise StartError(f"RabbitMQ {what}. Its log:\n{self._startup_errors()}")
             time.sleep(0.05)
 
     @property
@@ -244,7 +244,7 @@ class PrivateNode:
         return [port for port in (self.port, self.stomp_port) if port is not None]
 
     def _startup_errors(self) -> str:
-        """Give the errors that the node wrote first; what follows them is Erlang's report of its own end."""
+        """Return the first errors in the log. Erlang's crash reports follow them."""
         log = self.directory / "log" / f"{self.name}.log"
         for path in (log, self.directory / "output"):
             errors = [line for line in tail(path, 1000).splitlines() if "[error]" in line]
@@ -264,37 +264,37 @@ class PrivateNode:
             connection.close()
 
     def halt(self, timeout: float = 30) -> None:
-        """Stop the broker as its operator would, keeping data, ports and epmd; `start` brings it back.
+        """Stop the broker gracefully, keeping data, ports and epmd for `start`.
 
-        It takes about 7 seconds, all of them RabbitMQ's own; after ``timeout`` seconds it is killed.
+        RabbitMQ takes about 7 seconds. After ``timeout`` seconds it is killed.
         """
         self._finish(lambda process: end(process, timeout))
 
     def kill(self) -> None:
-        """Kill the broker as a power cut would, keeping data, ports and epmd; `start` brings it back.
+        """Kill the broker, keeping data, ports and epmd for `start`.
 
-        As with a power cut, what was declared in the last seconds is not always there again.
+        As after a power cut, declarations of the last seconds may be lost.
         """
         self._finish(kill)
 
     def restart(self, timeout: float = 90) -> None:
-        """Stop the broker and start it again, on the same data and ports."""
+        """Stop the broker and start it again with the same data and ports."""
         self.halt()
         self.start(timeout)
 
     def suspend(self) -> None:
-        """Stop the broker's process where it is (SIGSTOP): it accepts connections and answers nothing."""
+        """Freeze the broker's process (SIGSTOP): it accepts connections but doesn't answer."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a suspended broker go on."""
+        """Resume a suspended broker (SIGCONT)."""
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self, grace: float | None = None) -> None:
-        """End the node and all that belongs to it, and remove its directory where it was a temporary one.
+        """Stop the node and its helpers, and delete a temporary directory.
 
-        ``grace`` is how long it may take to write its data, in seconds: 30 for a directory that is kept; none
-        for one that goes anyway.
+        ``grace`` is the time in seconds for writing data, by default 30 for a permanent directory, 0 for a temporary
+        one.
         """
         if grace is None:
             grace = 0 if self._temporary else 30
@@ -316,16 +316,16 @@ class PrivateNode:
             return
         finish(self._process)
         self._process = None
-        # The broker's helpers end by themselves when they read the end of its pipe, which takes them a moment.
+        # The broker's helper processes end shortly after its pipe is closed.
         deadline = time.monotonic() + 5
         while self._has_helpers() and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _has_helpers(self) -> bool:
-        """Whether a process that was started with this node's environment is there, other than its epmd."""
+        """Return whether a process with this node's environment exists, other than epmd."""
         mark = os.fsencode(f"RABBITMQ_PID_FILE={self._environment['RABBITMQ_PID_FILE']}")
         for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it has ended since, or is somebody else's
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 if mark in path.read_bytes() and (self._epmd is None or int(path.parent.name) != self._epmd.pid):
                     return True
         return False
@@ -339,7 +339,7 @@ class PrivateNode:
         self.stop()
 
     def ctl(self, *arguments: str, timeout: float = 60) -> str:
-        """Run ``rabbitmqctl`` on this node and give its output; raises ControlError with what it said otherwise."""
+        """Run ``rabbitmqctl`` on this node and return its output. Raises ControlError with its output if it fails."""
         try:
             done = subprocess.run(
                 [SCRIPTS / "rabbitmqctl", "-q", *arguments],
@@ -359,9 +359,10 @@ class PrivateNode:
         return done.stdout
 
     def eval(self, expression: str, timeout: float = 60) -> str:
-        """Evaluate an Erlang expression in the node and return the result as text; the final dot may be left out.
+        """Evaluate an Erlang expression in the node and return the result as text. The final dot is optional.
 
-        Raises ControlError if it fails. It takes milliseconds: ``rabbitmqctl eval`` starts an Erlang node first.
+        Raises ControlError if it fails. It takes milliseconds, whereas ``rabbitmqctl eval`` first starts an Erlang
+        node.
         """
         expression = expression.strip().removesuffix(".")
         try:
@@ -382,9 +383,9 @@ class PrivateNode:
         return done.stdout.removeprefix("{ok, ").removesuffix("}")
 
     def join(self, other: "PrivateNode") -> None:
-        """Make this node, which loses its own data by it, a member of the other's cluster."""
+        """Join the other node's cluster. This node loses its data."""
         if self._peer is not other:
-            raise ValueError("give the other node as `peer` when making this one: they have to share cookie and epmd")
+            raise ValueError("pass the other node as `peer` to the constructor: the nodes must share cookie and epmd")
         self.ctl("stop_app")
         self.ctl("reset")
         self.ctl("join_cluster", other.name)
@@ -393,7 +394,7 @@ class PrivateNode:
 
 
 def stomp_url_of(overview: Mapping[str, Any], host: str) -> str | None:
-    """Find where a broker serves STOMP over WebSocket, in its management API's overview; None: it doesn't."""
+    """Return a broker's URL of STOMP over WebSocket from its management overview, or None."""
     for listener in overview.get("listeners", []):
         if listener["protocol"] == "http/web-stomp":
             return f"ws://{host}:{listener['port']}/ws"
@@ -401,7 +402,7 @@ def stomp_url_of(overview: Mapping[str, Any], host: str) -> str | None:
 
 
 def _epmd() -> str:
-    """Find Erlang's port mapper: on the path, or inside Erlang's own directory."""
+    """Return the path of Erlang's port mapper, from PATH or Erlang's directory."""
     found = shutil.which("epmd")
     if found is not None:
         return found

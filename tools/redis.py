@@ -1,4 +1,4 @@
-"""A private Redis, from Debian's package, that leaves nothing behind."""
+"""A private Redis server from Debian's package, which leaves no files behind."""
 
 import secrets
 import subprocess
@@ -14,13 +14,13 @@ PROGRAM = Path("/usr/bin/redis-server")
 
 
 class PrivateRedis(PrivateServer):
-    """A Redis server of one's own. What was written is there after `kill` and `start`."""
+    """A private Redis server. Data survives `kill` and `start`."""
 
     name = "Redis"
     not_ready = redis.RedisError
 
     def __init__(self) -> None:
-        """Choose port and directory; nothing runs yet. Raises StartError when Redis isn't installed."""
+        """Choose port and directory. Raises StartError if Redis isn't installed."""
         if not PROGRAM.exists():
             raise StartError(
                 f"Redis is not installed: there is no {PROGRAM}. On Debian or Ubuntu run"
@@ -42,7 +42,7 @@ class PrivateRedis(PrivateServer):
 
     @property
     def url(self) -> str:
-        """The server's address, as CELERY_BROKER_URL takes it."""
+        """The server's address for CELERY_BROKER_URL."""
         return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
 
     def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
@@ -57,13 +57,13 @@ class PrivateRedis(PrivateServer):
         with redis.Redis.from_url(self.url, socket_timeout=5) as client:
             client.ping()
 
-    def empty(self) -> None:
-        """Remove all that was written."""
+    def flush(self) -> None:
+        """Delete all data."""
         with redis.Redis.from_url(self.url, socket_timeout=5) as client:
             client.flushall()
 
     def kill(self) -> None:
-        """End the server at once, as a power cut does."""
+        """Kill the server, as a power cut does."""
         if self._process is not None:
             kill(self._process)
             self._process = None

@@ -1,4 +1,4 @@
-"""``make run``: Guardian on this machine, with the broker and the mail server that are configured, or with its own."""
+"""``make run``: run Guardian on this machine, with the configured broker and mail server or private ones."""
 
 import argparse
 import os
@@ -17,12 +17,12 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Print a line of our own."""
+    """Print a message of this program."""
     console.print(f"[bold]guardian[/] {escape(text)}")
 
 
 def show(name: str, line: str) -> None:
-    """Print a line that one of the processes wrote."""
+    """Print a line of a process's output."""
     console.print(f"[{COLOURS[name.partition('-')[0]]}]{name:>8}[/] {escape(line)}")
 
 
@@ -32,16 +32,16 @@ def show_mail(mail: Mail) -> None:
 
 
 def main() -> int:
-    """Run until Ctrl-C; gives 1 when something didn't start, or ended by itself."""
+    """Run until Ctrl-C. Return 1 if something did not start or ended unexpectedly."""
     parser = argparse.ArgumentParser(prog="python -m tools.run", description="Run Guardian on this machine.")
     parser.add_argument(
-        "--web", type=int, choices=range(1, 10), default=1, metavar="N", help="web processes, each on a port of its own"
+        "--web", type=int, choices=range(1, 10), default=1, metavar="N", help="web processes, each on its own port"
     )
     parser.add_argument(
         "--workers", type=int, choices=range(1, 10), default=1, metavar="N", help="workers of each kind"
     )
-    wanted = parser.parse_args()
-    if "MAKELEVEL" in os.environ:  # make has nobody else to end
+    options = parser.parse_args()
+    if "MAKELEVEL" in os.environ:  # make forwards no signal
         end_with_parent()
     turn_signals_into_interrupts()
     try:
@@ -51,14 +51,14 @@ def main() -> int:
             say=say,
             show=show,
             on_mail=show_mail,
-            web=wanted.web,
-            workers=wanted.workers,
+            web=options.web,
+            workers=options.workers,
         ) as stack:
             stack.prepare()
             stack.start()
-            for name, address in stack.addresses.items() if wanted.web > 1 else ():
+            for name, address in stack.addresses.items() if options.web > 1 else ():
                 say(f"{name} is at {address}")
-            say(f"Guardian is at {stack.base_url}. Ctrl-C ends it and everything that it started.")
+            say(f"Guardian is at {stack.base_url}. Ctrl-C stops it and everything that it started.")
             stack.wait()
     except KeyboardInterrupt:
         say("Stopped.")

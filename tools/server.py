@@ -1,4 +1,4 @@
-"""What private servers have in common: a directory and a port of their own, a start that is waited for, and an end."""
+"""The base class of private servers, each with its own directory and port."""
 
 import shutil
 import signal
@@ -13,26 +13,25 @@ from tools.processes import StartError, end, free_port, tail
 
 
 class PrivateServer(ABC):
-    """A server of one's own, on a free port of 127.0.0.1, which ends with the program that started it, even by a kill.
+    """A private server on a free port of 127.0.0.1. It ends with this program, even if this is killed.
 
-    Whoever has one says how it is launched, and how to ask it whether it is ready.
+    Subclasses define how to launch the server and how to check whether it is ready.
     """
 
     name: ClassVar[str]
     not_ready: ClassVar[type[Exception]]
-    """What ``_check_ready`` raises until it is."""
+    """The exception of ``_check_ready``."""
 
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    """By which it is asked to end."""
 
     def __init__(self, parent: str | None = None) -> None:
-        """Choose port and directory, in ``parent`` where that is given; nothing runs yet."""
+        """Choose a port and create the directory, by default in the system's temporary directory."""
         self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix=f"guardian-{self.name.lower()}-", dir=parent))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, timeout: float = 60) -> Self:
-        """Start the server, the first time or again; raises StartError, with its log, past ``timeout`` seconds."""
+        """Start the server, and wait until it is ready. Raises StartError with its log after ``timeout`` seconds."""
         try:
             with self._log.open("ab") as output:
                 self._process = self._launch(output)
@@ -44,7 +43,7 @@ class PrivateServer(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not ended again."""
+        """Whether the server was started and not stopped."""
         return self._process is not None
 
     @abstractmethod
@@ -52,7 +51,7 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def _check_ready(self) -> None:
-        """Raise ``not_ready`` where it doesn't answer as it should."""
+        """Raise ``not_ready`` if the server doesn't answer correctly."""
 
     @property
     def _log(self) -> Path:
@@ -71,13 +70,13 @@ class PrivateServer(ABC):
                 time.sleep(0.02)
 
     def halt(self) -> None:
-        """End the server as its operator would, keeping its data and its port; `start` brings it back."""
+        """Stop the server gracefully, keeping its data and port for `start`."""
         if self._process is not None:
             end(self._process, 10, self.stop_signal)
             self._process = None
 
     def stop(self) -> None:
-        """End the server, and remove its directory."""
+        """Stop the server and delete its directory."""
         self.halt()
         shutil.rmtree(self.directory, ignore_errors=True)
 

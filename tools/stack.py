@@ -1,4 +1,4 @@
-"""Guardian with all that it needs, on one machine: what `make run` and `make demo` have in common."""
+"""Guardian with its processes and servers on one machine, for `make run`, `make demo` and the chaos run."""
 
 import contextlib
 import datetime
@@ -30,10 +30,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stack:
-    """The web processes, workers and beat, with a RabbitMQ and a mail server of their own where none is configured.
+    """Web processes, workers and beat, with a private RabbitMQ and mail server unless others are configured.
 
-    Each web process has a port of its own. This program holds their sockets open, so that whoever connects while one
-    is being started again waits, and is answered. All of it ends with `stop`, and with the program, however that ends.
+    Each web process has its own port. This program keeps the listening sockets open, so that clients wait while a web
+    process restarts. Everything ends with `stop`, or when this program ends or is killed.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class Stack:
         web: int = 1,
         workers: int = 1,
     ) -> None:
-        """Choose; nothing runs yet.
+        """Create a stack without starting it.
 
-        ``environment`` is what is configured. Files go under ``var``. ``say`` is told what is being done,
-        ``show(name, line)`` each line that a process writes, and ``on_mail`` each mail that was caught, the last two
-        from other threads. ``fresh``: begin with nothing of an earlier time, and keep no broker data for a later one.
-        ``web`` and ``workers`` are how many there are of the web process, and of each kind of worker. With two, their
-        names are web-1, web-2, guard-1 and so on.
+        ``environment`` has the settings. Files go under ``var``. ``say`` is called with progress messages,
+        ``show(name, line)`` with each line of output of a process, and ``on_mail`` with each mail, the last two from
+        other threads. ``fresh``: delete the files of earlier runs, and don't let the broker save its data at the end.
+        ``web`` and ``workers`` are the numbers of web processes and of workers of each kind. With two, the names are
+        web-1, web-2, guard-1 and so on.
         """
         self.environment = dict(environment)
         self.base_url = ""
         self.addresses: dict[str, str] = {}
-        """Where each web process is, by its name."""
+        """The addresses of the web processes by name."""
         self.node: PrivateNode | None = None
         self.mail: MailCatcher | None = None
         self._var = var
@@ -76,11 +76,11 @@ class Stack:
 
     @property
     def logs(self) -> Path:
-        """Where the output of the processes is written."""
+        """The directory of the processes' logs."""
         return self._var / "log"
 
     def prepare(self) -> None:
-        """Start broker and mail server where none is configured, and make the database; raises StartError."""
+        """Start a broker and a mail server if none is configured, and migrate the database. Raises StartError."""
         self._var.mkdir(parents=True, exist_ok=True)
         try:
             self._lock_var()
@@ -94,8 +94,8 @@ class Stack:
                 self._choose_broker()
             if not self.environment.get("EMAIL_URL"):
                 self._start_mail()
-            with ThreadPoolExecutor(1) as side_by_side:  # both take seconds
-                starting = side_by_side.submit(self.node.start) if self.node is not None else None
+            with ThreadPoolExecutor(1) as executor:  # both take seconds
+                starting = executor.submit(self.node.start) if self.node is not None else None
                 self.manage("migrate", "--no-input")
             if starting is not None:
                 self._report_broker(starting.result())
@@ -104,7 +104,7 @@ class Stack:
             raise
 
     def start(self) -> None:
-        """After `prepare`: start the processes, and return when the web one answers; raises StartError."""
+        """Start the processes after `prepare`, and wait until the web processes answer. Raises StartError."""
         try:
             self._start_processes()
         except BaseException:
@@ -112,7 +112,7 @@ class Stack:
             raise
 
     def _lock_var(self) -> None:
-        """Keep a second one from running on the same files: the broker's data and the task queue are one Guardian's."""
+        """Lock the directory: two Guardians can't share the broker's data and the task queue."""
         self._lock = lock_directory(self._var, "another Guardian is running on")
 
     def _empty_var(self) -> None:
@@ -135,7 +135,7 @@ class Stack:
             environment["SECRET_KEY"] = key.read_text()
 
         configured = urlsplit(environment.get("GUARDIAN_BASE_URL") or "http://127.0.0.1:8000")
-        # Behind https stands a proxy, whose port isn't ours.
+        # With https, the port is that of a proxy.
         wanted = configured.port if configured.scheme == "http" and configured.port is not None else 8000
         port = self._reserve_ports(wanted)
         if port != wanted:
@@ -146,9 +146,9 @@ class Stack:
         self.base_url = environment["GUARDIAN_BASE_URL"]
 
     def _reserve_ports(self, wanted: int) -> int:
-        """Take a port for each web process long before it listens there, so that no other Guardian takes it meanwhile.
+        """Open the listening sockets of all web processes early, so that no other program takes the ports.
 
-        Returns the first one's.
+        Return the first port.
         """
         for number, name in enumerate(_names("web", self._web)):
             listener = _listen(wanted + number)
@@ -157,19 +157,19 @@ class Stack:
         return int(next(iter(self._sockets.values())).getsockname()[1])
 
     def _choose_broker(self) -> None:
-        self._say("No RabbitMQ is configured (RABBITMQ_MANAGEMENT_URL), so a private one is started.")
+        self._say("No RabbitMQ is configured (RABBITMQ_MANAGEMENT_URL), so a private one starts.")
         self.node = PrivateNode(directory=self._var / "rabbitmq")
         self.environment["RABBITMQ_MANAGEMENT_URL"] = self.node.management_url
         self.environment["RABBIT_URL"] = self.node.amqp_url
 
     def _report_broker(self, node: PrivateNode) -> None:
         self._say(f"RabbitMQ is ready: {node.management_url} and {node.amqp_url}")
-        self._say(f"Agents read their queues from it by STOMP over WebSocket: {node.stomp_url}")
+        self._say(f"Agents can use STOMP over WebSocket: {node.stomp_url}")
 
     def _start_mail(self) -> None:
         self.mail = MailCatcher(on_mail=self._keep_mail).start()
         self.environment["EMAIL_URL"] = self.mail.url
-        self._say(f"No mail server is configured (EMAIL_URL), so mails are kept in {self._var / 'mail'}.")
+        self._say(f"No mail server is configured (EMAIL_URL), so mails are stored in {self._var / 'mail'}.")
 
     def _keep_mail(self, mail: Mail) -> None:
         folder = self._var / "mail"
@@ -185,11 +185,11 @@ class Stack:
         for name, listener in self._sockets.items():
             self._commands[name] = [
                 *(sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"fd://{listener.fileno()}"),
-                # Its threads look every second whether their parent is there; a plain worker takes 15 seconds.
+                # gthread workers check every second whether their parent still runs; sync workers take 15 s.
                 *("--worker-class", "gthread", "--threads", "8", "--no-control-socket"),
             ]
         celery = [sys.executable, "-m", "celery", "-A", "guardian_site"]
-        # They have nothing to say to each other.
+        # The workers need no communication with each other.
         quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
         for kind, queue, concurrency in (("guard", "guarding", "1"), ("worker", "celery", "2")):
             for name in _names(kind, self._workers):
@@ -197,7 +197,7 @@ class Stack:
                 self._commands[name] = [*celery, "worker", *options, "--loglevel", "INFO", *quiet]
         schedule = self._var / "celery" / "beat-schedule"
         schedule.parent.mkdir(parents=True, exist_ok=True)
-        # No pid file: after a kill it would name a process of somebody else, and a second beat does no harm.
+        # No pid file: after a kill it could name an unrelated process, and a second beat does no harm.
         self._commands["beat"] = [*celery, "beat", "--schedule", str(schedule), "--pidfile=", "--loglevel", "INFO"]
         for name in self._commands:
             self.start_process(name)
@@ -209,30 +209,30 @@ class Stack:
         return _names(kind, count)
 
     def start_process(self, name: str) -> None:
-        """Start one of the processes: the first time, or again after `end_process` or `kill_process`."""
+        """Start a process, also after `end_process` or `kill_process`."""
         assert self._processes is not None
         inherited = [listener.fileno() for listener in self._sockets.values()] if name in self.addresses else []
         self._processes.start(name, self._commands[name], inherited=inherited)
 
     def add_beat(self, name: str) -> None:
-        """Start one more beat, with a schedule of its own."""
+        """Start another beat with its own schedule file."""
         schedule = str(self._var / "celery" / f"{name}-schedule")
         mine = self._commands["beat"]
         self._commands[name] = [schedule if part.endswith("/beat-schedule") else part for part in mine]
         self.start_process(name)
 
     def end_process(self, name: str, timeout: float = 120) -> int:
-        """Ask one of the processes to end, and give its exit code; it is killed after ``timeout`` seconds."""
+        """Terminate a process, kill it after ``timeout`` seconds, and return its exit code."""
         assert self._processes is not None
         return self._processes.end(name, timeout)
 
     def kill_process(self, name: str) -> None:
-        """Kill one of the processes with its children."""
+        """Kill a process with its children."""
         assert self._processes is not None
         self._processes.kill(name)
 
     def wait_for_web(self, *names: str, timeout: float = 60) -> None:
-        """Return when these web processes answer; StartError where one has ended, or doesn't in so many seconds."""
+        """Wait until these web processes answer. Raises StartError if one ends or the time is over."""
         assert self._processes is not None
         deadline = time.monotonic() + timeout
         for name in names:
@@ -244,7 +244,7 @@ class Stack:
                 time.sleep(0.05)
 
     def check(self) -> None:
-        """Raise StartError when something that was started has ended by itself, with the end of its log."""
+        """Raise StartError with the end of its log if a process has ended unexpectedly."""
         if self.node is not None and self.node.ended:
             raise StartError("the private RabbitMQ has ended")
         if self._processes is not None:
@@ -253,13 +253,13 @@ class Stack:
                 raise StartError(f"the process {name!r} has ended with code {code}. Its output:\n{log}")
 
     def wait(self) -> None:
-        """Watch over it, and raise StartError as `check` does; otherwise it returns never."""
+        """Run `check` repeatedly until it raises StartError."""
         while True:
             self.check()
             time.sleep(0.2)
 
     def manage(self, *arguments: str) -> str:
-        """Run a command of ``manage.py`` with the same settings, and give its output; StartError where it fails."""
+        """Run a command of ``manage.py`` with the same settings, and return its output. Raises StartError."""
         done = subprocess.run(
             [sys.executable, PROJECT / "manage.py", *arguments],
             env=self.environment,
@@ -275,7 +275,7 @@ class Stack:
         return done.stdout
 
     def stop(self) -> None:
-        """End everything that was started, and wait for it; a second Ctrl-C doesn't break into that."""
+        """Stop everything that was started. A second Ctrl-C does not interrupt this."""
         with _signals_ignored():
             if self._processes is not None:
                 self._processes.stop()
@@ -286,7 +286,7 @@ class Stack:
                 self.mail.stop()
                 self.mail = None
             if self.node is not None:
-                self.node.stop(grace=0 if self._fresh else None)  # data that nobody wants need no time
+                self.node.stop(grace=0 if self._fresh else None)
                 self.node = None
             if self._lock is not None:
                 self._lock.close()
@@ -300,9 +300,9 @@ class Stack:
 
 
 def _listen(port: int) -> socket.socket:
-    """Listen on this port of 127.0.0.1, or on another where it isn't free; raises StartError where none is."""
+    """Listen on this port of 127.0.0.1, or on another if it isn't free. Raises StartError if no port is free."""
     while True:
-        with contextlib.suppress(OSError):  # somebody may have taken it just now
+        with contextlib.suppress(OSError):  # another program may have taken the port meanwhile
             return socket.create_server(("127.0.0.1", free_port(preferred=port)))
 
 
@@ -322,20 +322,20 @@ def _answers(address: str) -> bool:
 
 
 def configured() -> dict[str, str]:
-    """Give the environment, completed by what ``.env`` says."""
+    """Return the environment, with the defaults of ``.env``."""
     if (PROJECT / ".env").exists():
         environ.Env.read_env(PROJECT / ".env")
     return dict(os.environ)
 
 
 def documented_defaults() -> dict[str, str]:
-    """Give the settings of ``.env.example`` that have a default, for what isn't to go by this machine's ``.env``."""
+    """Return the settings of ``.env.example`` that have a default, to use instead of this machine's ``.env``."""
     lines = (PROJECT / ".env.example").read_text().splitlines()
     return {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# ([A-Z_]+)=(.+)", line))}
 
 
 def turn_signals_into_interrupts() -> None:
-    """Let SIGTERM and a closed terminal end the program as Ctrl-C does."""
+    """Turn SIGTERM and a closed terminal into KeyboardInterrupt, like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -346,7 +346,7 @@ def turn_signals_into_interrupts() -> None:
 
 @contextlib.contextmanager
 def _signals_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # no other one may say what signals do
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
         yield
         return
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}

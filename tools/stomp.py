@@ -1,4 +1,4 @@
-"""A queue read as site agents read theirs: by STOMP over WebSocket."""
+"""Read a queue as site agents do: with STOMP over WebSocket."""
 
 import contextlib
 import queue
@@ -11,21 +11,21 @@ import stomp
 
 
 class Received(NamedTuple):
-    """One message: its headers and its body, both as they came."""
+    """A message with its headers and body."""
 
     headers: dict[str, str]
     body: str
 
 
 class Refused(Exception):
-    """The broker did not let this login in, or not read this queue; the text is what it said."""
+    """The broker refused the login or the subscription, with this text."""
 
 
 class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no types
-    """One connection that reads one queue, which it never declares. A message counts as handled once it was sent."""
+    """A connection that reads an existing queue with automatic acknowledgement."""
 
     def __init__(self, url: str, *, vhost: str, login: str, passcode: str, queue_name: str) -> None:
-        """Choose; nothing is connected yet. ``url`` is ``ws://HOST:PORT/PATH``."""
+        """Create the reader without connecting. ``url`` is ``ws://HOST:PORT/PATH``."""
         address = urlsplit(url)
         self.messages: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self.closed = threading.Event()
@@ -40,62 +40,62 @@ class StompReader(stomp.ConnectionListener):  # type: ignore[misc]  # it has no 
             ws_path=address.path,
             vhost=vhost,
             reconnect_attempts_max=1,
-            heartbeats=(10_000, 10_000),  # milliseconds, there and back
+            heartbeats=(10_000, 10_000),  # milliseconds in both directions
         )
         self._connection.set_listener("reader", self)
 
     def start(self, timeout: float = 10) -> Self:
-        """Connect, and return when the queue is being read.
+        """Connect, and wait until the subscription is active.
 
-        Raises Refused, also where nobody answers within ``timeout`` seconds.
+        Raises Refused, also without an answer within ``timeout`` seconds.
         """
         try:
             self._connection.connect(self._login, self._passcode, wait=True, headers={"accept-version": "1.2"})
         except stomp.exception.StompException as error:
             raise Refused(self._error_text or f"no connection: {error!r}") from error
-        # `/amq/queue/` takes the queue as it is; `/queue/` would declare it with other arguments.
+        # `/amq/queue/` uses the existing queue; `/queue/` would declare it with other arguments.
         self._connection.subscribe(
             f"/amq/queue/{self._queue_name}", id=self._queue_name, ack="auto", headers={"receipt": "reading"}
         )
         self._answered.wait(timeout)
         if not self._reading:
-            # Where the queue isn't this login's, RabbitMQ says nothing and closes the connection.
+            # Without permission for the queue, RabbitMQ closes the connection without an error.
             silence = "the broker closed the connection" if self.closed.is_set() else f"no answer in {timeout:.0f} s"
             raise Refused(self._error_text or silence)
         return self
 
     def take(self) -> str | None:
-        """Give the body of the next message; None where there is none."""
+        """Return the body of the next message, or None."""
         with contextlib.suppress(queue.Empty):
             return self.messages.get_nowait().body
         return None
 
     def is_closed(self) -> bool:
-        """Whether the connection was open and is closed, by whomever."""
+        """Return whether either side has closed the connection."""
         return self.closed.is_set()
 
     def stop(self) -> None:
-        """Close the connection, where it is open."""
+        """Close the connection if it is open."""
         if self._connection.is_connected():
             self._connection.disconnect()
 
     def on_receipt(self, frame: Any) -> None:
-        """Take note that the queue is being read."""
+        """Record that the subscription is active."""
         if frame.headers["receipt-id"] == "reading":
             self._reading = True
             self._answered.set()
 
     def on_message(self, frame: Any) -> None:
-        """Keep a message."""
+        """Store a message."""
         self.messages.put(Received(dict(frame.headers), frame.body))
 
     def on_error(self, frame: Any) -> None:
-        """Keep what the broker said."""
+        """Store the broker's error."""
         self._error_text = f"{frame.headers.get('message', '')}: {frame.body}".strip(": \n")
         self._answered.set()
 
     def on_disconnected(self) -> None:
-        """Take note that the connection is closed, by whomever."""
+        """Record that the connection is closed."""
         self.closed.set()
         self._answered.set()
 

@@ -1,4 +1,4 @@
-"""A private ZooKeeper, from Debian's package, that leaves nothing behind."""
+"""A private ZooKeeper server from Debian's package, which leaves no files behind."""
 
 import os
 import shutil
@@ -13,20 +13,20 @@ from tools.processes import StartError, spawn
 from tools.server import PrivateServer
 
 JAR = Path("/usr/share/java/zookeeper.jar")
-"""Its manifest names all the others that it needs."""
+"""Its manifest lists the other JARs."""
 
 TICK_MILLISECONDS = 200
-"""Sessions last from 2 to 20 of these."""
+"""Session timeouts are from 2 to 20 ticks."""
 
 
 class PrivateZooKeeper(PrivateServer):
-    """A ZooKeeper of one's own, for tests: it isn't safe from a power cut."""
+    """A private ZooKeeper server for tests, not crash-safe."""
 
     name = "ZooKeeper"
     not_ready = KazooTimeoutError
 
     def __init__(self) -> None:
-        """Choose port and directory; nothing runs yet. Raises StartError when ZooKeeper or Java isn't installed."""
+        """Choose port and directory. Raises StartError if ZooKeeper or Java isn't installed."""
         java = shutil.which("java")
         if java is None or not JAR.exists():
             raise StartError(
@@ -48,7 +48,7 @@ class PrivateZooKeeper(PrivateServer):
 
     @property
     def hosts(self) -> str:
-        """The server's address, as ZOOKEEPER_HOSTS takes it."""
+        """The server's address for ZOOKEEPER_HOSTS."""
         return f"127.0.0.1:{self.port}"
 
     def _launch(self, output: BinaryIO) -> "subprocess.Popen[bytes]":
