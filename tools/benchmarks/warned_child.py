@@ -24,7 +24,7 @@ from tools.benchmarks.load import publish_one_each, queue_name, wait_for_message
 from tools.benchmarks.passes import timed
 from tools.benchmarks.services import PROJECT
 from tools.mail import Mail, MailCatcher
-from tools.processes import Group
+from tools.processes import ProcessProcessGroup
 
 SECONDS = 120.0
 """How long all mails of a round may take."""
@@ -78,7 +78,7 @@ def at_work() -> Iterator[None]:
     """Run the processes of the Procfile, but for the web one."""
     var = Path(os.environ["GUARDIAN_VAR_DIR"])
     lines = dict(line.split(": ", 1) for line in (PROJECT / "Procfile").read_text().splitlines() if line)
-    group = Group(os.environ, directory=PROJECT, logs=var / "logs")
+    group = ProcessGroup(os.environ, directory=PROJECT, logs=var / "logs")
     binaries = Path(sys.executable).parent
     try:
         for name in ("guard", "worker", "beat"):
