@@ -102,7 +102,7 @@ ACTIONS = ["password", "owners", "addresses", "thresholds"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_page_is_there_for_those_it_is_for(account, people, visit, page):
+def test_each_page_answers_only_those_who_may_see_it(account, people, visit, page):
     token = tokens.create_token(people["owner"], "builds")[0]
     path = page.replace("NAME", account.username).replace("UUID", str(people["owner"].uuid))
     path = path.replace("TOKEN", str(token.uuid))
@@ -112,7 +112,7 @@ def test_each_page_is_there_for_those_it_is_for(account, people, visit, page):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_what_is_done_with_an_account_is_done_by_those_who_see_it_and_by_post(account, visit, action):
+def test_account_actions_need_a_post_by_somebody_who_sees_the_account(account, visit, action):
     path = f"/pulse-users/{account.username}/{action}/"
     for who in ("other", "not vouched"):
         assert visit(who).post(path).status_code == 404
@@ -151,7 +151,7 @@ def test_a_post_without_the_csrf_token_is_refused(account, people, visit, page):
     assert AuthToken.objects.filter(pk=token.pk).exists()
 
 
-def test_an_address_is_confirmed_with_the_csrf_token_only(account, people):
+def test_confirming_an_address_needs_the_csrf_token(account, people):
     address = addresses.add_address(account, "team@example.org", people["owner"])
     path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
     assert Client(enforce_csrf_checks=True).post(path).status_code == 403
@@ -162,13 +162,13 @@ def test_an_address_is_confirmed_with_the_csrf_token_only(account, people):
 # The list, and making
 
 
-def test_without_accounts_the_list_says_what_to_do_first(people, visit):
+def test_the_empty_list_explains_how_to_create_an_account(people, visit):
     page = visit("owner").get("/pulse-users/")
     assert "Make your first" in page.text
     assert 'name="username"' in page.text
 
 
-def test_who_is_not_vouched_for_sees_why_and_no_form_and_makes_nothing(people, visit, name, management):
+def test_an_owner_without_access_sees_why_and_creates_no_account(people, visit, name, management):
     page = visit("not vouched").get("/pulse-users/")
     assert 'name="username"' not in page.text
     assert 'href="/vouching/"' in page.text
@@ -180,7 +180,7 @@ def test_who_is_not_vouched_for_sees_why_and_no_form_and_makes_nothing(people, v
         management.user(name)
 
 
-def test_a_made_account_has_its_password_shown_once_and_works(people, visit, name, broker, guarded):
+def test_a_new_account_shows_its_password_once_and_can_log_in(people, visit, name, broker, guarded):
     client = visit("owner")
     made = client.post(
         "/pulse-users/", {"username": name, "owners": "bob@example.org", "notification_emails": "a@b.org"}
@@ -205,7 +205,7 @@ def test_a_made_account_has_its_password_shown_once_and_works(people, visit, nam
     assert password not in dump.getvalue()
 
 
-def test_the_example_on_the_page_of_a_made_account_runs(people, visit, name, broker, guarded):
+def test_the_example_on_the_page_of_a_new_account_runs(people, visit, name, broker, guarded):
     made = visit("owner").post("/pulse-users/", {"username": name})
     address = re.search(r"URLParameters\(&quot;(.+?)&quot;\)|URLParameters\(\"(.+?)\"\)", made.text)
     url = (address[1] or address[2]).replace("PASSWORD", secret_in(made))
@@ -213,7 +213,7 @@ def test_the_example_on_the_page_of_a_made_account_runs(people, visit, name, bro
         assert connection.channel().queue_declare(f"queue/{name}/first", durable=True).method.message_count == 0
 
 
-def test_a_password_of_ones_own_is_never_shown(people, visit, name, broker, guarded):
+def test_a_chosen_password_is_never_shown(people, visit, name, broker, guarded):
     password = "correct <horse> battery"
     made = visit("owner").post("/pulse-users/", {"username": name, "password": password})
     assert made.status_code == 201
@@ -221,7 +221,7 @@ def test_a_password_of_ones_own_is_never_shown(people, visit, name, broker, guar
     assert can_log_in(broker, guarded, name, password)
 
 
-def test_sending_the_form_again_makes_no_second_one_and_says_so_at_the_name(people, visit, name, broker, guarded):
+def test_submitting_the_form_twice_reports_a_taken_name(people, visit, name, broker, guarded):
     client = visit("owner")
     password = secret_in(client.post("/pulse-users/", {"username": name}))
     again = client.post("/pulse-users/", {"username": name})
@@ -242,7 +242,7 @@ def test_sending_the_form_again_makes_no_second_one_and_says_so_at_the_name(peop
         *((hostile, "") for hostile in HOSTILE),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused_at_its_field(people, visit, username, why):
+def test_an_invalid_name_shows_an_error_at_its_field(people, visit, username, why):
     page = visit("owner").post("/pulse-users/", {"username": username, "password": "not-to-be-echoed-1"})
     assert page.status_code == 200
     assert error_at(page, "new-username")
@@ -252,7 +252,7 @@ def test_a_name_that_cannot_be_used_is_refused_at_its_field(people, visit, usern
     assert not PulseUser.objects.exists()
 
 
-def test_a_name_that_is_on_the_broker_already_is_refused_at_its_field(people, visit, name, management):
+def test_a_name_that_exists_on_the_broker_shows_an_error_at_its_field(people, visit, name, management):
     management.put_user(name, "theirs", ["monitoring"])
     page = visit("owner").post("/pulse-users/", {"username": name})
     assert "an account on the broker already" in error_at(page, "new-username")
@@ -272,7 +272,7 @@ def test_a_name_that_is_on_the_broker_already_is_refused_at_its_field(people, vi
         *((field, hostile, "") for field in ("owners", "notification_emails") for hostile in HOSTILE),
     ],
 )
-def test_what_cannot_be_used_is_refused_at_its_field(people, visit, name, field, value, why):
+def test_an_invalid_value_shows_an_error_at_its_field(people, visit, name, field, value, why):
     page = visit("owner").post("/pulse-users/", {"username": name, field: value})
     assert page.status_code == 200
     assert error_at(page, f"new-{field}")
@@ -281,14 +281,14 @@ def test_what_cannot_be_used_is_refused_at_its_field(people, visit, name, field,
     assert not PulseUser.objects.exists()
 
 
-def test_all_that_is_wrong_is_said_at_once_and_the_first_is_gone_to(people, visit):
+def test_all_errors_show_at_once_and_one_field_has_the_focus(people, visit):
     page = visit("owner").post("/pulse-users/", {"username": "1", "owners": "nobody@example.org"})
     assert error_at(page, "new-username")
     assert error_at(page, "new-owners")
     assert page.text.count("autofocus") == 1
 
 
-def test_with_the_broker_away_nothing_is_made_and_the_form_is_kept(people, visit, name, settings):
+def test_without_the_broker_no_account_is_created_and_the_form_is_kept(people, visit, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = visit("owner").post(
         "/pulse-users/", {"username": name, "password": "kept-to-myself-7", "owners": "bob@example.org"}
@@ -302,7 +302,7 @@ def test_with_the_broker_away_nothing_is_made_and_the_form_is_kept(people, visit
     assert not PulseUser.objects.exists()
 
 
-def test_the_list_says_whose_each_is_and_how_it_stands(people, visit):
+def test_the_list_shows_owners_and_states_of_accounts(people, visit):
     now = timezone.now()
     for username, fields in (
         ("in-use", {"ready": True}),
@@ -320,7 +320,7 @@ def test_the_list_says_whose_each_is_and_how_it_stands(people, visit):
     assert "in-use" not in visit("other").get("/pulse-users/").text
 
 
-def test_operators_search_by_name_and_by_owner(people, visit):
+def test_operators_search_accounts_by_name_and_owner(people, visit):
     PulseUser.objects.create(username="one", ready=True).owners.add(people["owner"])
     PulseUser.objects.create(username="two", ready=True).owners.add(people["owner"], people["other"])
     client = visit("operator")
@@ -336,7 +336,7 @@ def test_operators_search_by_name_and_by_owner(people, visit):
         assert MARKUP not in page.text
 
 
-def test_the_lists_have_pages_and_their_statements_do_not_grow(people, visit, django_assert_max_num_queries):
+def test_lists_are_paginated_in_a_constant_number_of_statements(people, visit, django_assert_max_num_queries):
     made = PulseUser.objects.bulk_create([PulseUser(username=f"account-{n:03}", ready=True) for n in range(120)])
     through = PulseUser.owners.through
     through.objects.bulk_create([through(pulseuser=one, owner=people["owner"]) for one in made])
@@ -373,7 +373,7 @@ def test_the_lists_have_pages_and_their_statements_do_not_grow(people, visit, dj
 # Adopting
 
 
-def test_operators_adopt_what_was_made_by_hand(people, visit, name, management, broker, guarded):
+def test_an_operator_adopts_an_account_of_the_broker(people, visit, name, management, broker, guarded):
     management.put_user(name, "by-hand")
     assert "Adopt an account" not in visit("owner").get("/pulse-users/?adopt=1").text
     client = visit("operator")
@@ -386,7 +386,7 @@ def test_operators_adopt_what_was_made_by_hand(people, visit, name, management, 
     assert "There is no such account to adopt any more" in error_at(gone, "adopt-username")
 
 
-def test_nobody_else_adopts(people, visit, name, management):
+def test_only_operators_adopt_accounts(people, visit, name, management):
     management.put_user(name, "by-hand")
     answer = visit("owner").post("/pulse-users/", {"adopt": "1", "username": name, "owners": "alice@example.org"})
     assert answer.status_code == 403
@@ -395,7 +395,7 @@ def test_nobody_else_adopts(people, visit, name, management):
 
 
 @pytest.mark.parametrize("owners", ["", " , ", "nobody@example.org", *HOSTILE])
-def test_an_adopted_account_needs_owners_who_are_known(people, visit, name, management, owners):
+def test_an_adopted_account_needs_owners_with_access(people, visit, name, management, owners):
     management.put_user(name, "by-hand")
     page = visit("operator").post("/pulse-users/", {"adopt": "1", "username": name, "owners": owners})
     assert page.status_code == 200
@@ -403,7 +403,7 @@ def test_an_adopted_account_needs_owners_who_are_known(people, visit, name, mana
     assert not PulseUser.objects.exists()
 
 
-def test_with_the_broker_away_nothing_is_adopted_and_the_list_is_there(people, visit, name, settings):
+def test_without_the_broker_nothing_is_adopted_and_the_list_still_shows(people, visit, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     client = visit("operator")
     assert client.get("/pulse-users/").status_code == 200
@@ -415,7 +415,7 @@ def test_with_the_broker_away_nothing_is_adopted_and_the_list_is_there(people, v
 # One account
 
 
-def test_the_page_of_an_account_says_what_it_may_do_and_whose_it_is(account, people, visit, name, broker, guarded):
+def test_an_accounts_page_shows_its_permissions_and_owners(account, people, visit, name, broker, guarded):
     password = pulse_users.rotate_password(account)
     live = Amqp(f"amqp://{name}:{password}@{broker.amqp_url.rpartition('@')[2]}", guarded)
     page = visit("owner").get(f"/pulse-users/{name}/").text
@@ -432,7 +432,7 @@ def test_the_page_of_an_account_says_what_it_may_do_and_whose_it_is(account, peo
     live.connection.close()
 
 
-def test_with_the_broker_away_the_page_of_an_account_says_so(account, visit, name, settings):
+def test_without_the_broker_an_accounts_page_says_so(account, visit, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = visit("owner").get(f"/pulse-users/{name}/")
     assert page.status_code == 200
@@ -443,9 +443,7 @@ def test_with_the_broker_away_the_page_of_an_account_says_so(account, visit, nam
     assert "127.0.0.1:1" in visit("operator").get(f"/pulse-users/{name}/").text
 
 
-def test_an_account_that_vanished_from_the_broker_can_be_made_again_there(
-    account, visit, name, management, broker, guarded
-):
+def test_a_new_password_recreates_an_account_missing_from_the_broker(account, visit, name, management, broker, guarded):
     management.delete_user(name)
     client = visit("owner")
     assert "A new password makes it again" in client.get(f"/pulse-users/{name}/").text
@@ -453,7 +451,7 @@ def test_an_account_that_vanished_from_the_broker_can_be_made_again_there(
     assert can_log_in(broker, guarded, name, password)
 
 
-def test_an_account_that_is_being_deleted_offers_nothing_to_do(account, visit, name):
+def test_an_account_being_deleted_offers_no_actions(account, visit, name):
     PulseUser.objects.update(removing_since=timezone.now())
     client = visit("owner")
     page = client.get(f"/pulse-users/{name}/").text
@@ -462,7 +460,9 @@ def test_an_account_that_is_being_deleted_offers_nothing_to_do(account, visit, n
     assert client.get(f"/pulse-users/{name}/delete/")["Location"] == f"/pulse-users/{name}/"
 
 
-def test_the_statements_of_an_account_page_do_not_grow(account, people, visit, name, django_assert_max_num_queries):
+def test_an_accounts_page_takes_a_constant_number_of_statements(
+    account, people, visit, name, django_assert_max_num_queries
+):
     account.owners.add(*(Owner.objects.create_user(f"o{n}@example.org", vouched=True) for n in range(30)))
     for n in range(10):
         addresses.add_address(account, f"a{n}@example.com", people["owner"])
@@ -475,7 +475,7 @@ def test_the_statements_of_an_account_page_do_not_grow(account, people, visit, n
 # Owners of an account
 
 
-def test_an_owner_is_added_and_removed(account, people, visit, name):
+def test_an_owner_adds_and_removes_a_co_owner(account, people, visit, name):
     path = f"/pulse-users/{name}/owners/"
     client = visit("owner")
     page = client.post(path, {"email": "Carol@Example.org"}, follow=True)
@@ -486,7 +486,7 @@ def test_an_owner_is_added_and_removed(account, people, visit, name):
     assert set(account.owners.all()) == {people["owner"], people["co-owner"]}
 
 
-def test_who_leaves_comes_back_to_the_list_and_the_last_one_cannot(account, people, visit, name):
+def test_an_owner_can_leave_unless_they_are_the_last(account, people, visit, name):
     path = f"/pulse-users/{name}/owners/"
     page = visit("owner").post(path, {"remove": str(people["owner"].uuid)}, follow=True)
     assert page.redirect_chain == [("/pulse-users/", 302)]
@@ -496,7 +496,7 @@ def test_who_leaves_comes_back_to_the_list_and_the_last_one_cannot(account, peop
 
 
 @pytest.mark.parametrize("email", ["", "nobody@example.org", "dora@example.org", *HOSTILE])
-def test_who_cannot_be_an_owner_is_refused_at_the_field(account, people, visit, name, email):
+def test_an_address_that_cannot_own_accounts_shows_an_error_at_the_field(account, people, visit, name, email):
     page = visit("owner").post(f"/pulse-users/{name}/owners/", {"email": email})
     assert page.status_code == 200
     assert error_at(page, "owner-email")
@@ -505,7 +505,7 @@ def test_who_cannot_be_an_owner_is_refused_at_the_field(account, people, visit, 
 
 
 @pytest.mark.parametrize("who", ["carol", "no uuid", "unknown", *HOSTILE])
-def test_a_stale_page_removes_nobody_and_says_so(account, people, visit, name, who):
+def test_removing_somebody_who_is_no_owner_says_so(account, people, visit, name, who):
     uuids = {"carol": str(people["other"].uuid), "unknown": str(uuid.uuid4())}
     page = visit("owner").post(f"/pulse-users/{name}/owners/", {"remove": uuids.get(who, who)}, follow=True)
     assert "isn&#x27;t an owner" in page.text
@@ -522,9 +522,7 @@ def test_a_stale_page_removes_nobody_and_says_so(account, people, visit, name, w
         ("delete", None),
     ],
 )
-def test_an_account_that_is_gone_when_the_button_is_pressed_is_told_not_a_crash(
-    account, visit, name, monkeypatch, action, fields
-):
+def test_an_action_on_an_account_deleted_meanwhile_shows_a_message(account, visit, name, monkeypatch, action, fields):
     """It goes between the look at who may and the deed."""
     import accounts.views
 
@@ -571,7 +569,7 @@ def test_an_address_is_added_asked_again_confirmed_and_removed(account, visit, n
 
 
 @pytest.mark.parametrize("email", ["", "alice@example.org", "team@example.org", *HOSTILE])
-def test_an_address_that_cannot_be_used_is_refused_at_its_field(account, people, visit, name, email):
+def test_an_invalid_address_shows_an_error_at_its_field(account, people, visit, name, email):
     addresses.add_address(account, "team@example.org", people["owner"])
     page = visit("owner").post(f"/pulse-users/{name}/addresses/", {"email": email})
     assert page.status_code == 200
@@ -580,14 +578,14 @@ def test_an_address_that_cannot_be_used_is_refused_at_its_field(account, people,
     assert NotificationAddress.objects.count() == 1
 
 
-def test_another_accounts_address_is_not_touched(account, people, visit, name):
+def test_an_address_of_another_account_cannot_be_removed(account, people, visit, name):
     theirs = PulseUser.objects.create(username="theirs", ready=True)
     address = addresses.add_address(theirs, "team@example.org", people["other"])
     visit("owner").post(f"/pulse-users/{name}/addresses/", {"remove": str(address.uuid)})
     assert NotificationAddress.objects.filter(pk=address.pk).exists()
 
 
-def test_an_address_is_confirmed_by_whoever_reads_its_mails_and_not_by_looking(account, people, name):
+def test_an_address_is_confirmed_by_a_post_without_sign_in_and_not_by_a_get(account, people, name):
     address = addresses.add_address(account, "team@example.org", people["owner"])
     path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
     nobody = Client()
@@ -603,7 +601,7 @@ def test_an_address_is_confirmed_by_whoever_reads_its_mails_and_not_by_looking(a
     assert "The address is confirmed" in nobody.get(path).text
 
 
-def test_a_link_that_has_run_out_or_is_none_says_what_to_do(account, people, visit):
+def test_an_expired_or_invalid_confirmation_link_says_what_to_do(account, people, visit):
     address = addresses.add_address(account, "team@example.org", people["owner"])
     path = reverse("confirm_address", args=[addresses.confirmation_token(address)])
     with time_machine.travel(timezone.now() + timedelta(days=8)):
@@ -620,7 +618,7 @@ def test_a_link_that_has_run_out_or_is_none_says_what_to_do(account, people, vis
 # Thresholds
 
 
-def test_operators_set_thresholds_and_owners_where_they_may(account, people, visit, name, settings):
+def test_operators_set_thresholds_and_owners_within_their_maximum(account, people, visit, name, settings):
     path = f"/pulse-users/{name}/thresholds/"
     both = {"warn_length": "3", "max_length": "9"}
     assert 'name="max_length"' not in visit("owner").get(f"/pulse-users/{name}/").text
@@ -643,7 +641,7 @@ def test_operators_set_thresholds_and_owners_where_they_may(account, people, vis
 @pytest.mark.parametrize(
     ("warn", "most"), [("9", "3"), ("0", "5"), ("x", "5"), ("1", "9" * 30), ("-1", ""), *((h, h) for h in HOSTILE)]
 )
-def test_thresholds_that_cannot_be_used_are_refused_at_their_field(account, visit, name, warn, most):
+def test_invalid_thresholds_show_an_error_at_their_field(account, visit, name, warn, most):
     page = visit("operator").post(f"/pulse-users/{name}/thresholds/", {"warn_length": warn, "max_length": most})
     assert page.status_code == 200
     assert error_at(page, "thresholds-warn_length") or error_at(page, "thresholds-max_length")
@@ -654,9 +652,7 @@ def test_thresholds_that_cannot_be_used_are_refused_at_their_field(account, visi
 # The password
 
 
-def test_a_new_password_is_shown_once_and_works_and_the_permissions_stay(
-    account, visit, name, management, broker, guarded
-):
+def test_a_new_password_is_shown_once_and_permissions_stay(account, visit, name, management, broker, guarded):
     before = management.permissions_of(name)
     client = visit("co-owner")
     page = client.post(f"/pulse-users/{name}/password/")
@@ -668,9 +664,7 @@ def test_a_new_password_is_shown_once_and_works_and_the_permissions_stay(
     assert password not in client.get(f"/pulse-users/{name}/").text
 
 
-def test_a_new_password_of_ones_own_is_never_shown_and_its_connections_are_closed_on_demand(
-    account, visit, name, broker, guarded
-):
+def test_a_chosen_new_password_is_not_shown_and_can_close_connections(account, visit, name, broker, guarded):
     page = visit("owner").post(
         f"/pulse-users/{name}/password/", {"password": "correct horse battery", "close_connections": "on"}
     )
@@ -680,14 +674,14 @@ def test_a_new_password_of_ones_own_is_never_shown_and_its_connections_are_close
 
 
 @pytest.mark.parametrize("password", ["short", "12345678901", *(hostile for hostile in HOSTILE if len(hostile) < 8)])
-def test_a_new_password_that_cannot_be_used_is_refused_at_its_field(account, visit, name, password):
+def test_an_invalid_new_password_shows_an_error_at_its_field(account, visit, name, password):
     page = visit("owner").post(f"/pulse-users/{name}/password/", {"password": password})
     assert page.status_code == 200
     assert error_at(page, "password-password")
     assert f'value="{password}"' not in page.text
 
 
-def test_with_the_broker_away_no_password_is_shown(account, visit, name, settings):
+def test_without_the_broker_no_password_is_shown(account, visit, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     page = visit("owner").post(f"/pulse-users/{name}/password/")
     assert page.status_code == 503
@@ -699,7 +693,7 @@ def test_with_the_broker_away_no_password_is_shown(account, visit, name, setting
 # Deleting
 
 
-def test_the_page_before_deleting_lists_what_goes_and_wants_the_name_typed(account, visit, name, management, guarded):
+def test_the_deletion_page_lists_queues_and_asks_for_the_name(account, visit, name, management, guarded):
     for number in range(12):
         management.declare_queue(guarded, f"queue/{name}/{number}")
     management.declare_exchange(guarded, f"exchange/{name}/{MARKUP}\u202e")
@@ -718,7 +712,7 @@ def test_the_page_before_deleting_lists_what_goes_and_wants_the_name_typed(accou
     assert management.user(name).name == name
 
 
-def test_a_deleted_account_is_gone_with_all_it_had(account, visit, name, management, guarded):
+def test_deleting_an_account_removes_its_queues_and_its_login(account, visit, name, management, guarded):
     management.declare_queue(guarded, f"queue/{name}/builds")
     page = visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}, follow=True)
     assert page.redirect_chain == [("/pulse-users/", 302)]
@@ -730,7 +724,7 @@ def test_a_deleted_account_is_gone_with_all_it_had(account, visit, name, managem
     assert visit("owner").post(f"/pulse-users/{name}/delete/", {"name": name}).status_code == 404
 
 
-def test_with_the_broker_away_nothing_is_deleted(account, visit, name, settings):
+def test_without_the_broker_no_account_is_deleted(account, visit, name, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     client = visit("owner")
     for page in (
@@ -746,7 +740,7 @@ def test_with_the_broker_away_nothing_is_deleted(account, visit, name, settings)
 # Vouching
 
 
-def test_who_is_not_vouched_for_sees_the_rules_and_asks(people, visit, settings):
+def test_an_owner_without_access_sees_the_rules_and_requests_access(people, visit, settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["mozilla.example"]
     settings.OIDC_ISSUER, settings.OIDC_VOUCHED_GROUPS = "https://login.example.org", ["builders"]
     client = visit("not vouched")
@@ -762,14 +756,14 @@ def test_who_is_not_vouched_for_sees_the_rules_and_asks(people, visit, settings)
 
 
 @pytest.mark.parametrize("reason", ["", " \n", "a\x07b", "x" * 501, "\x00", RIGHT_TO_LEFT])
-def test_a_reason_that_cannot_be_used_is_refused_at_its_field(people, visit, reason):
+def test_an_invalid_reason_shows_an_error_at_its_field(people, visit, reason):
     page = visit("not vouched").post("/vouching/", {"reason": reason})
     assert page.status_code == 200
     assert error_at(page, "request-reason")
     assert people["not vouched"].vouchings.count() == 0
 
 
-def test_who_is_vouched_for_sees_since_when_and_by_whom_or_which_rule(people, visit):
+def test_an_owner_sees_who_approved_or_withdrew_their_access(people, visit):
     vouching.vouch(people["not vouched"], people["operator"], "Works with alice.")
     page = visit("not vouched").get("/vouching/").text
     for what in ("You may use RabbitMQ since", "ops@example.org", "Works with alice."):
@@ -781,7 +775,7 @@ def test_who_is_vouched_for_sees_since_when_and_by_whom_or_which_rule(people, vi
     assert "Left the team." in page
 
 
-def test_an_operator_sees_who_asks_first_and_vouches_with_a_button(people, visit):
+def test_an_operator_sees_requests_first_and_approves_one(people, visit):
     vouching.request_vouching(people["not vouched"], MARKUP)
     client = visit("operator")
     page = client.get("/owners/").text
@@ -794,7 +788,7 @@ def test_an_operator_sees_who_asks_first_and_vouches_with_a_button(people, visit
     assert (record.vouched, record.by) == (True, people["operator"])
 
 
-def test_who_merely_typed_an_address_is_not_listed_and_not_vouched_for(people, visit):
+def test_an_address_that_never_signed_in_is_neither_listed_nor_approved(people, visit):
     Client().post("/signin/", {"email": "typed@example.org"})
     assert Owner.objects.filter(email="typed@example.org").exists()
     client = visit("operator")
@@ -807,7 +801,7 @@ def test_who_merely_typed_an_address_is_not_listed_and_not_vouched_for(people, v
     assert "typed@example.org" in client.get("/owners/").text
 
 
-def test_owners_who_may_vouch_see_only_who_asks(people, visit, settings):
+def test_owners_who_may_vouch_see_only_requests(people, visit, settings):
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
     vouching.request_vouching(people["not vouched"], "For the builds.")
     client = visit("owner")
@@ -821,7 +815,7 @@ def test_owners_who_may_vouch_see_only_who_asks(people, visit, settings):
     assert client.post(f"/owners/{people['not vouched'].uuid}/", {}).status_code == 403
 
 
-def test_nobody_else_vouches(people, visit):
+def test_other_owners_cannot_vouch(people, visit):
     for who in ("owner", "not vouched"):
         answer = visit(who).post("/owners/", {"email": "dora@example.org"})
         assert answer.status_code == 403
@@ -831,7 +825,7 @@ def test_nobody_else_vouches(people, visit):
 
 
 @pytest.mark.parametrize("email", ["", "nobody@example.org", *HOSTILE])
-def test_who_never_signed_in_cannot_be_vouched_for(people, visit, email):
+def test_an_unknown_address_cannot_be_vouched_for(people, visit, email):
     page = visit("operator").post("/owners/", {"email": email})
     assert page.status_code == 200
     assert error_at(page, "vouch-email")
@@ -850,7 +844,7 @@ def test_operators_search_owners(people, visit):
 
 
 @pytest.mark.parametrize("remove", [False, True])
-def test_a_withdrawal_says_what_goes_and_goes_as_far_as_chosen(account, people, visit, name, management, remove):
+def test_a_withdrawal_lists_its_effects_and_removes_what_was_chosen(account, people, visit, name, management, remove):
     tokens.create_token(people["owner"], "builds")
     pulse_users.create_pulse_user(f"{name}-alone", [people["owner"]])
     path = f"/owners/{people['owner'].uuid}/"
@@ -869,7 +863,7 @@ def test_a_withdrawal_says_what_goes_and_goes_as_far_as_chosen(account, people, 
     assert visit("owner").post("/tokens/", {"name": "x", "days": "1"}).status_code == 403
 
 
-def test_an_operator_is_not_withdrawn(people, visit):
+def test_an_operators_access_cannot_be_withdrawn(people, visit):
     path = f"/owners/{people['operator'].uuid}/"
     client = visit("operator")
     assert "Withdraw it" not in client.get(path).text
@@ -879,7 +873,7 @@ def test_an_operator_is_not_withdrawn(people, visit):
 
 
 @pytest.mark.parametrize("reason", ["a\x07b", "x" * 301, "\x00"])
-def test_a_reason_of_a_withdrawal_that_cannot_be_used_is_refused_at_its_field(people, visit, reason):
+def test_an_invalid_reason_of_a_withdrawal_shows_an_error_at_its_field(people, visit, reason):
     page = visit("operator").post(f"/owners/{people['owner'].uuid}/", {"reason": reason})
     assert error_at(page, "withdraw-reason")
     people["owner"].refresh_from_db()
@@ -890,7 +884,7 @@ def test_a_reason_of_a_withdrawal_that_cannot_be_used_is_refused_at_its_field(pe
 # Tokens
 
 
-def test_a_token_is_shown_once_and_works(people, visit, settings):
+def test_a_token_is_shown_once_and_stored_nowhere_in_clear(people, visit, settings):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     client = visit("owner")
     assert "Make your first" in client.get("/tokens/").text
@@ -911,7 +905,7 @@ def test_a_token_is_shown_once_and_works(people, visit, settings):
     assert key not in dump.getvalue()
 
 
-def test_an_expired_token_is_called_so_and_others_tokens_are_not_listed(people, visit):
+def test_the_list_marks_expired_tokens_and_hides_tokens_of_others(people, visit):
     token = tokens.create_token(people["owner"], "old")[0]
     tokens.create_token(people["other"], "carols")
     AuthToken.objects.filter(pk=token.pk).update(expiry=timezone.now() - timedelta(days=1))
@@ -920,7 +914,7 @@ def test_an_expired_token_is_called_so_and_others_tokens_are_not_listed(people, 
     assert "carols" not in page
 
 
-def test_a_token_is_revoked_after_a_question_and_once(people, visit):
+def test_a_token_is_revoked_once_after_a_confirmation(people, visit):
     token = tokens.create_token(people["owner"], MARKUP)[0]
     path = f"/tokens/{token.uuid}/revoke/"
     client = visit("owner")
@@ -942,7 +936,7 @@ def test_a_token_is_revoked_after_a_question_and_once(people, visit):
         ("days", MARKUP),
     ],
 )  # fmt: skip
-def test_a_token_that_cannot_be_made_is_refused_at_its_field(people, visit, field, value):
+def test_an_invalid_token_field_shows_an_error(people, visit, field, value):
     page = visit("owner").post("/tokens/", {"name": "builds", "days": "30", field: value})
     assert page.status_code == 200
     assert error_at(page, f"token-{field}")
@@ -951,7 +945,7 @@ def test_a_token_that_cannot_be_made_is_refused_at_its_field(people, visit, fiel
 
 
 @pytest.mark.parametrize("named", [MARKUP, "\"'", "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")])
-def test_a_token_may_have_any_name_and_the_page_stays_what_it_is(people, visit, named):
+def test_markup_in_a_tokens_name_is_escaped(people, visit, named):
     client = visit("owner")
     assert client.post("/tokens/", {"name": named, "days": "30"}).status_code == 201
     page = client.get("/tokens/")
@@ -959,7 +953,7 @@ def test_a_token_may_have_any_name_and_the_page_stays_what_it_is(people, visit, 
     assert MARKUP not in page.text
 
 
-def test_who_is_not_vouched_for_makes_no_token(people, visit):
+def test_an_owner_without_access_creates_no_token(people, visit):
     client = visit("not vouched")
     assert 'name="days"' not in client.get("/tokens/").text
     answer = client.post("/tokens/", {"name": "builds", "days": "30"})
@@ -986,7 +980,7 @@ def test_the_front_page_says_what_to_do_first(people, visit):
     "path",
     ["/", "/pulse-users/", "/pulse-users/NAME/", "/pulse-users/NAME/delete/", "/vouching/", "/owners/", "/tokens/"],
 )
-def test_nothing_on_a_page_is_inline_or_from_elsewhere(account, visit, name, path):
+def test_pages_have_no_inline_code_and_load_nothing_from_other_hosts(account, visit, name, path):
     page = visit("operator").get(path.replace("NAME", name)).text
     assert not re.search(r"<style|<script(?![^>]* src=)| style=| on[a-z]+=", page)
     assert not re.search(r'(?:src|href)="(?:https?:)?//', page)

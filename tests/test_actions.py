@@ -30,7 +30,7 @@ def events_with_owner(queue):
     return [(event.kind, event.by.email if event.by else None) for event in events]
 
 
-def test_a_queue_is_deleted_and_it_is_written_down_by_whom(queue, alice, management, vhost):
+def test_deleting_a_queue_records_its_owner(queue, alice, management, vhost):
     actions.delete_queue(queue, alice)
     assert queue_names(management, vhost) == set()
     queue.refresh_from_db()
@@ -39,14 +39,14 @@ def test_a_queue_is_deleted_and_it_is_written_down_by_whom(queue, alice, managem
     assert QueueEvent.objects.get(kind="removed").details == {"length": 3}
 
 
-def test_a_deletion_by_hand_is_no_news_to_the_passes_that_follow(queue, alice):
+def test_passes_do_not_report_a_queue_deleted_by_its_owner(queue, alice):
     actions.delete_queue(queue, alice)
     reports = [run_pass() for _ in range(3)]
     assert [(report.gone, report.errors) for report in reports] == [(0, [])] * 3
     assert events_with_owner(queue)[-1] == ("removed", "alice@example.org")
 
 
-def test_a_queue_that_was_deleted_by_hand_and_is_declared_again_is_the_same_row(queue, alice, amqp):
+def test_a_deleted_queue_that_is_declared_again_keeps_its_row(queue, alice, amqp):
     actions.delete_queue(queue, alice)
     amqp.queue("queue/alice/builds", 1)
     run_pass()
@@ -55,7 +55,7 @@ def test_a_queue_that_was_deleted_by_hand_and_is_declared_again_is_the_same_row(
 
 
 @pytest.mark.parametrize("do", [actions.delete_queue, actions.purge_queue])
-def test_a_404_decides_nothing_and_two_lists_do(queue, alice, amqp, management, vhost, do):
+def test_a_404_does_not_count_a_queue_as_gone_but_two_lists_do(queue, alice, amqp, management, vhost, do):
     # A queue whose node stops has a 404 too, and for a moment isn't listed either.
     amqp.queue("another")
     run_pass()
@@ -69,7 +69,7 @@ def test_a_404_decides_nothing_and_two_lists_do(queue, alice, amqp, management, 
     assert events_with_owner(queue) == [("gone", None)]
 
 
-def test_with_the_broker_away_nothing_is_changed(queue, alice, settings):
+def test_without_the_broker_nothing_is_changed(queue, alice, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     for do in (actions.delete_queue, actions.purge_queue):
         with pytest.raises(BrokerUnavailable):
@@ -78,7 +78,7 @@ def test_with_the_broker_away_nothing_is_changed(queue, alice, settings):
     assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
 
 
-def test_where_the_broker_does_not_answer_in_time_it_stays_written_down(queue, alice, settings, broker):
+def test_after_a_timeout_the_decision_stays_recorded(queue, alice, settings, broker):
     with Proxy.before(broker.management_url) as proxy:
         proxy.delay(5)
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
@@ -92,7 +92,7 @@ def test_where_the_broker_does_not_answer_in_time_it_stays_written_down(queue, a
     "answer",
     [http_answer("504 Gateway Time-out"), http_answer("502 Bad Gateway"), b"", http_answer("200 OK", b"<html>")],
 )
-def test_where_the_answer_tells_nothing_it_stays_written_down(queue, alice, settings, broker, client, answer):
+def test_after_an_unclear_answer_the_decision_stays_recorded(queue, alice, settings, broker, client, answer):
     # A reverse proxy that gave up has passed the request on; what became of it can't be known.
     client.force_login(alice)
     with Proxy.before(broker.management_url) as proxy:
@@ -106,7 +106,7 @@ def test_where_the_answer_tells_nothing_it_stays_written_down(queue, alice, sett
     assert events_with_owner(queue) == [("purged", "alice@example.org"), ("removing", "alice@example.org")]
 
 
-def test_a_connection_that_never_came_about_leaves_nothing_written_down_even_by_amqp(amqp, operator, settings):
+def test_a_refused_amqp_connection_leaves_no_decision_recorded(amqp, operator, settings):
     amqp.queue("..")
     run_pass()
     settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
@@ -115,7 +115,7 @@ def test_a_connection_that_never_came_about_leaves_nothing_written_down_even_by_
     assert not QueueEvent.objects.exists()
 
 
-def test_a_crash_right_after_the_decision_leaves_it_written_down(queue, alice, monkeypatch, management, vhost):
+def test_after_a_crash_the_decision_stays_recorded(queue, alice, monkeypatch, management, vhost):
     def crash(queue):
         raise KeyboardInterrupt
 
@@ -126,7 +126,7 @@ def test_a_crash_right_after_the_decision_leaves_it_written_down(queue, alice, m
     assert queue_names(management, vhost) == {queue.name}
 
 
-def test_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, management, vhost):
+def test_deleting_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, management, vhost):
     amqp.queue("queue/alice/mine", durable=False, exclusive=True)
     run_pass()
     queue = Queue.objects.get()
@@ -138,7 +138,7 @@ def test_an_exclusive_queue_is_refused_with_the_brokers_reason(amqp, alice, mana
 
 
 @pytest.mark.parametrize("name", [".", ".."])
-def test_a_name_that_no_url_can_have_goes_by_amqp(amqp, operator, management, vhost, name):
+def test_a_queue_named_like_a_relative_path_is_deleted(amqp, operator, management, vhost, name):
     amqp.queue(name)
     run_pass()
     actions.delete_queue(Queue.objects.get(), operator)
@@ -151,7 +151,7 @@ def test_a_name_that_no_url_can_have_goes_by_amqp(amqp, operator, management, vh
     ["queue/alice/<script>", "queue/alice/'\"", "queue/alice/\x07\t\x1b", "queue/alice/\u202eabc",
      "queue/alice/%2F../a", "queue/alice/" + "\N{PILE OF POO}" * 60 + "abc"],
 )  # fmt: skip
-def test_any_name_can_be_emptied_and_deleted(amqp, alice, management, vhost, name):
+def test_a_queue_with_any_name_can_be_purged_and_deleted(amqp, alice, management, vhost, name):
     amqp.queue(name, 2)
     run_pass()
     queue = Queue.objects.get()
@@ -162,7 +162,7 @@ def test_any_name_can_be_emptied_and_deleted(amqp, alice, management, vhost, nam
     assert queue_names(management, vhost) == set()
 
 
-def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amqp):
+def test_purging_removes_ready_messages_and_is_recorded(queue, alice, amqp):
     amqp.channel.basic_get(queue.name)  # one is unacknowledged now
     actions.purge_queue(queue, alice)
     run_pass()
@@ -171,7 +171,7 @@ def test_emptying_takes_the_ready_messages_and_is_written_down(queue, alice, amq
     assert events_with_owner(queue) == [("purged", "alice@example.org")]
 
 
-def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, management, vhost):
+def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, management, vhost):
     def delete(by):
         try:
             actions.delete_queue(Queue.objects.get(), by)
@@ -189,7 +189,7 @@ def test_two_who_delete_at_once_both_hear_the_truth(queue, alice, operator, mana
     assert kinds.count("removed") == outcomes.count("deleted")
 
 
-def test_only_operators_destroy_what_an_agent_registered(queue, alice, operator, management, vhost):
+def test_only_operators_purge_or_delete_a_registered_queue(queue, alice, operator, management, vhost):
     Queue.objects.update(registered=True)
     queue.refresh_from_db()
     for do in (actions.delete_queue, actions.purge_queue):
@@ -203,7 +203,7 @@ def test_only_operators_destroy_what_an_agent_registered(queue, alice, operator,
 # Limits
 
 
-def test_operators_set_limits_and_it_is_written_down(queue, operator):
+def test_setting_limits_is_recorded(queue, operator):
     actions.set_limits(queue, operator, unbounded=True, warn_length=4, max_length=None)
     queue.refresh_from_db()
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, 4, None)
@@ -215,25 +215,25 @@ def test_operators_set_limits_and_it_is_written_down(queue, operator):
     }
 
 
-def test_limits_that_are_as_they_were_are_no_event(queue, operator):
+def test_unchanged_limits_record_no_event(queue, operator):
     actions.set_limits(queue, operator, unbounded=False, warn_length=None, max_length=None)
     assert events_with_owner(queue) == []
 
 
-def test_owners_set_no_limits(queue, alice):
+def test_owners_cannot_set_limits(queue, alice):
     with pytest.raises(PermissionDenied):
         actions.set_limits(queue, alice, unbounded=True, warn_length=None, max_length=None)
 
 
 @pytest.mark.parametrize(("warn", "most"), [(10, None), (5, 5), (0, 8), (None, 5), (-1, 8), (2**63, 2**63 + 1)])
-def test_limits_that_delete_before_they_warn_are_refused(queue, operator, warn, most):
+def test_a_deletion_limit_below_the_warning_threshold_is_refused(queue, operator, warn, most):
     with pytest.raises(ValidationError):
         actions.set_limits(queue, operator, unbounded=False, warn_length=warn, max_length=most)
     queue.refresh_from_db()
     assert (queue.warn_length, queue.max_length, events_with_owner(queue)) == (None, None, [])
 
 
-def test_an_empty_limit_is_held_against_the_one_of_the_pulse_user(queue, operator):
+def test_an_unset_limit_falls_back_to_the_pulse_users(queue, operator):
     PulseUser.objects.update(warn_length=2, max_length=4)
     with pytest.raises(ValidationError):
         actions.set_limits(queue, operator, unbounded=False, warn_length=4, max_length=None)
@@ -242,14 +242,14 @@ def test_an_empty_limit_is_held_against_the_one_of_the_pulse_user(queue, operato
     assert queue.warn_length == 3
 
 
-def test_limits_leave_what_a_pass_wrote_meanwhile(queue, operator):
+def test_setting_limits_keeps_what_a_pass_wrote_meanwhile(queue, operator):
     Queue.objects.update(state="deleting", ready=11)
     actions.set_limits(queue, operator, unbounded=True, warn_length=None, max_length=None)
     queue.refresh_from_db()
     assert (queue.state, queue.ready, queue.unbounded) == ("deleting", 11, True)
 
 
-def test_limits_that_are_left_out_stay_as_the_database_has_them(queue, operator):
+def test_omitted_limits_stay_unchanged(queue, operator):
     Queue.objects.update(unbounded=True, warn_length=3)
     actions.set_limits(queue, operator, max_length=9)
     queue.refresh_from_db()
@@ -262,7 +262,7 @@ def test_limits_that_are_left_out_stay_as_the_database_has_them(queue, operator)
 # What its page asks
 
 
-def test_live_tells_what_the_broker_says_now(queue, amqp):
+def test_live_details_come_from_the_broker(queue, amqp):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.channel.queue_bind(queue.name, "exchange/alice/events", "build.#")
     amqp.publish(queue.name, 2)
@@ -273,12 +273,12 @@ def test_live_tells_what_the_broker_says_now(queue, amqp):
     ]
 
 
-def test_live_has_gaps_where_the_broker_is_away(queue, settings):
+def test_without_the_broker_live_details_are_empty(queue, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     assert actions.live(queue) == (None, None, None, None)
 
 
-def test_live_knows_by_amqp_what_no_url_can_name(amqp, alice):
+def test_live_details_of_a_name_without_a_url_come_over_amqp(amqp, alice):
     amqp.queue("..", 2)
     run_pass()
     assert actions.live(Queue.objects.get()) == (2, 0, None, None)

@@ -201,7 +201,7 @@ def agree(client, page, **answers):
 # Every model
 
 
-def test_every_model_of_ours_is_in_the_administration_or_has_a_reason():
+def test_every_model_is_in_the_admin_or_has_a_reason_not_to_be():
     registered = {model._meta.label for model in administration.site._registry}
     ours = {
         model._meta.label
@@ -213,7 +213,7 @@ def test_every_model_of_ours_is_in_the_administration_or_has_a_reason():
 
 
 @pytest.mark.parametrize("label", ALLOWED)
-def test_only_what_can_not_make_database_and_broker_disagree_is_allowed(admin, operator, label):
+def test_forms_allow_only_changes_that_keep_database_and_broker_consistent(admin, operator, label):
     row = MAKE[label]()
     allowed, _ = ALLOWED[label]
     page = path_of(label)
@@ -230,7 +230,7 @@ def test_only_what_can_not_make_database_and_broker_disagree_is_allowed(admin, o
 
 
 @pytest.mark.parametrize("label", ALLOWED)
-def test_no_way_round_it_deletes_several(admin, label):
+def test_rows_that_cannot_be_deleted_cannot_be_deleted_in_bulk(admin, label):
     rows = [MAKE[label](), MAKE[label]()]
     allowed, _ = ALLOWED[label]
     form = {"action": "delete_selected", "_selected_action": [row.pk for row in rows], "post": "yes"}
@@ -240,7 +240,7 @@ def test_no_way_round_it_deletes_several(admin, label):
 
 
 @pytest.mark.parametrize("label", ALLOWED)
-def test_a_list_takes_as_many_statements_whatever_its_rows(admin, label):
+def test_a_list_takes_a_constant_number_of_statements(admin, label):
     def statements(rows):
         for _ in range(rows):
             MAKE[label]()
@@ -263,7 +263,7 @@ def test_no_page_shows_a_secret(admin, label):
 
 
 @pytest.mark.parametrize("label", ALLOWED)
-def test_no_regex_of_an_address_is_looked_for(admin, label):
+def test_regex_filters_in_urls_are_refused(admin, label):
     model = next(one for one in administration.site._registry if one._meta.label == label)
     fields = [field.name for field in model._meta.fields if field.get_internal_type() in ("CharField", "EmailField")]
     for name in [*fields, "pk"]:
@@ -272,7 +272,7 @@ def test_no_regex_of_an_address_is_looked_for(admin, label):
 
 
 @pytest.mark.parametrize("label", ALLOWED)
-def test_each_list_is_searched_or_says_that_it_can_not_be(admin, label):
+def test_lists_with_search_fields_can_be_searched(admin, label):
     MAKE[label]()
     model_admin = next(one for model, one in administration.site._registry.items() if model._meta.label == label)
     found = admin.get(path_of(label), {"q": "nothing-like-this"})
@@ -286,7 +286,7 @@ def plain(db):
     return Owner.objects.create_user("helper@example.org", is_staff=True)
 
 
-def test_whoever_is_an_operator_may_do_all_there_is_to_do(client, operator, plain):
+def test_operators_have_all_permissions_of_a_superuser(client, operator, plain):
     request = RequestFactory().get("/")
     seen = []
     for one in (operator, plain):
@@ -301,7 +301,7 @@ def test_whoever_is_an_operator_may_do_all_there_is_to_do(client, operator, plai
     assert {label: client.get(path_of(label)).status_code for label in ALLOWED} == dict.fromkeys(ALLOWED, 200)
 
 
-def test_an_operator_makes_another_who_may_do_as_much(client, plain):
+def test_an_operator_makes_another_owner_an_operator(client, plain):
     alice = make_owner()
     client.force_login(plain)
     form = {"email": alice.email, "is_staff": "on", "is_active": "on"}
@@ -311,7 +311,7 @@ def test_an_operator_makes_another_who_may_do_as_much(client, plain):
 
 
 @pytest.mark.parametrize("fields", [{"is_staff": True, "is_active": False}, {"is_superuser": True}, {"vouched": True}])
-def test_nobody_else_may_do_anything_there(client, db, fields):
+def test_owners_who_are_no_active_operators_are_refused(client, db, fields):
     one = Owner.objects.create_user("helper@example.org", **fields)
     assert not one.has_perm("queues.view_pass")
     assert not one.has_module_perms("queues")
@@ -319,12 +319,12 @@ def test_nobody_else_may_do_anything_there(client, db, fields):
     assert client.get("/admin/queues/pass/").status_code == 302
 
 
-def test_nobody_deletes_themselves(admin, operator):
+def test_operators_cannot_delete_themselves(admin, operator):
     assert admin.post(f"/admin/accounts/owner/{operator.pk}/delete/", {"post": "yes"}).status_code == 403
     assert Owner.objects.filter(pk=operator.pk).exists()
 
 
-def test_what_changes_meanwhile_is_not_written_over(admin, monkeypatch):
+def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
     owner, account = make_owner(), make_account()
     save = Owner.save
 
@@ -363,7 +363,7 @@ def queues(guarded, amqp, operator):
     return list(Queue.objects.order_by("ready"))
 
 
-def test_the_page_that_asks_names_the_queues_and_their_lengths_and_does_nothing(admin, queues, management, guarded):
+def test_the_confirmation_page_lists_queues_and_deletes_nothing(admin, queues, management, guarded):
     page = act(admin, Queue, "delete_on_broker", *queues)
     assert page.status_code == 200
     for text in ("queue/alice/a", "queue/alice/b", "&lt;script&gt;", "3 queues", "Length", "be taken back"):
@@ -372,7 +372,7 @@ def test_the_page_that_asks_names_the_queues_and_their_lengths_and_does_nothing(
     assert queue_names(management, guarded) == {"queue/alice/a", "queue/alice/b", ODD}
 
 
-def test_queues_are_deleted_once_it_was_agreed_to(admin, queues, management, guarded, operator):
+def test_an_operator_deletes_queues_after_confirming(admin, queues, management, guarded, operator):
     answer = agree(admin, act(admin, Queue, "delete_on_broker", *queues[1:]))
     assert answer.status_code == 302
     [text] = messages_of(answer)
@@ -383,7 +383,7 @@ def test_queues_are_deleted_once_it_was_agreed_to(admin, queues, management, gua
     assert set(QueueEvent.objects.filter(kind="removed").values_list("by", flat=True)) == {operator.pk}
 
 
-def test_what_was_shown_is_what_is_done_whatever_the_list_shows_by_then(admin, queues, management, guarded):
+def test_only_the_queues_on_the_confirmation_page_are_deleted(admin, queues, management, guarded):
     form = {"action": "delete_on_broker", "_selected_action": [queues[0].pk], "select_across": "1"}
     page = admin.post(f"/admin/queues/queue/?vhost={guarded}", form)
     assert "3 queues" in page.text
@@ -393,13 +393,13 @@ def test_what_was_shown_is_what_is_done_whatever_the_list_shows_by_then(admin, q
     assert Queue.objects.get(name="queue/alice/newer").state == "ok"
 
 
-def test_queues_are_emptied(admin, queues, amqp):
+def test_an_operator_purges_queues(admin, queues, amqp):
     answer = agree(admin, act(admin, Queue, "purge", *queues))
     assert messages_of(answer)[0].startswith("3 are emptied")
     assert amqp.channel.queue_declare("queue/alice/b", passive=True).method.message_count == 0
 
 
-def test_single_failures_are_told_and_the_others_go_on(admin, queues, management, guarded):
+def test_one_failure_is_reported_and_the_other_queues_are_deleted(admin, queues, management, guarded):
     management.delete_queue(guarded, "queue/alice/a")
     page = act(admin, Queue, "delete_on_broker", *queues)
     [failed, done] = messages_of(agree(admin, page))
@@ -408,7 +408,7 @@ def test_single_failures_are_told_and_the_others_go_on(admin, queues, management
     assert queue_names(management, guarded) == set()
 
 
-def test_a_refusal_is_told_with_the_reason_and_nothing_is_half_done(admin, queues, broker, settings):
+def test_a_refusal_by_the_broker_is_reported_with_its_reason(admin, queues, broker, settings):
     page = act(admin, Queue, "delete_on_broker", *queues[:2])
     with Proxy.before(broker.management_url) as proxy:
         proxy.answer(http_answer("403 Forbidden", b'{"error": "x", "reason": "not yours"}'))
@@ -421,7 +421,7 @@ def test_a_refusal_is_told_with_the_reason_and_nothing_is_half_done(admin, queue
 
 
 @pytest.mark.parametrize("action", ["delete_on_broker", "purge"])
-def test_a_broker_that_is_away_is_asked_once_and_the_rest_is_left(admin, queues, settings, action):
+def test_an_unavailable_broker_is_tried_once_and_the_rest_is_skipped(admin, queues, settings, action):
     page = act(admin, Queue, action, *queues)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with counted_requests() as requests:
@@ -433,7 +433,7 @@ def test_a_broker_that_is_away_is_asked_once_and_the_rest_is_left(admin, queues,
     assert set(Queue.objects.values_list("state", flat=True)) == {"ok"}
 
 
-def test_the_brake_holds_for_what_is_chosen_in_a_list(admin, queues, settings, management, guarded):
+def test_the_brake_limits_the_queues_of_an_action(admin, queues, settings, management, guarded):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for action in ("delete_on_broker", "purge"):
         [text] = messages_of(act(admin, Queue, action, *queues))
@@ -449,12 +449,12 @@ def test_the_brake_holds_for_what_is_chosen_in_a_list(admin, queues, settings, m
     assert len(queue_names(management, guarded)) == 3
 
 
-def test_queues_that_are_gone_are_nothing_to_do(admin, db):
+def test_deleting_gone_queues_does_nothing(admin, db):
     gone = make_queue(state="gone")
     assert messages_of(act(admin, Queue, "delete_on_broker", gone)) == ["None of these is on the broker any more."]
 
 
-def test_limits_are_set_for_several_and_each_that_can_not_be_is_told(admin, db):
+def test_limits_are_set_in_bulk_and_each_failure_is_reported(admin, db):
     queues = [make_queue(), make_queue()]
     page = act(admin, Queue, "set_limits", *queues)
     assert "Deleted past (messages)" in page.text
@@ -475,7 +475,7 @@ def test_limits_are_set_for_several_and_each_that_can_not_be_is_told(admin, db):
     assert "Enter a whole number" in agree(admin, page, warn_length="many").text
 
 
-def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin, db, monkeypatch):
+def test_bulk_limits_take_constant_statements_and_list_few_failures(admin, db, monkeypatch):
     def statements(queues):
         with CaptureQueriesContext(connection) as captured:
             answer = act(admin, Queue, "make_unbounded", *queues)
@@ -502,7 +502,7 @@ def test_limits_of_many_take_as_many_statements_and_say_why_not_of_so_many(admin
 
 
 @pytest.mark.parametrize("page", ["/admin/queues/queue/{0.pk}/change/", "/queues/{0.uuid}/limits/"])
-def test_a_form_that_was_open_while_somebody_else_set_limits_sets_what_was_changed_in_it(admin, operator, page):
+def test_a_stale_limits_form_changes_only_the_edited_fields(admin, operator, page):
     queue = make_queue(warn_length=6, max_length=9, last_seen=timezone.now())
     path = page.format(queue)
     form = fields_of(admin.get(path))
@@ -519,7 +519,7 @@ def test_a_form_that_was_open_while_somebody_else_set_limits_sets_what_was_chang
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (False, 5, None)
 
 
-def test_limits_that_can_not_be_as_things_stand_by_now_are_told(admin, operator):
+def test_limits_that_conflict_with_a_concurrent_change_are_refused(admin, operator):
     queue = make_queue(warn_length=6, max_length=9)
     path = f"/admin/queues/queue/{queue.pk}/change/"
     form = fields_of(admin.get(path))
@@ -543,7 +543,7 @@ def fields_of(page):
 
 
 @pytest.mark.parametrize(("make", "label"), [(make_queue, "queue"), (lambda: make_account(), "pulseuser")])
-def test_no_limit_is_more_than_a_column_holds(admin, db, make, label):
+def test_a_limit_larger_than_its_column_is_refused(admin, db, make, label):
     row = make()
     path = f"{path_of(row._meta.label)}{row.pk}/change/"
     for most in ("3000000000", "9" * 40):
@@ -554,7 +554,7 @@ def test_no_limit_is_more_than_a_column_holds(admin, db, make, label):
     assert row.max_length is None
 
 
-def test_a_question_whose_rows_are_gone_is_answered(admin, db):
+def test_an_action_on_rows_deleted_meanwhile_says_so(admin, db):
     account, token, queue = make_account(), make_revocable(), make_queue()
     pages = [
         (act(admin, PulseUser, "set_thresholds", account), {"warn_length": "6", "max_length": "9"}),
@@ -569,7 +569,7 @@ def test_a_question_whose_rows_are_gone_is_answered(admin, db):
 
 
 @pytest.mark.parametrize("odd", ["9" * 30, ",,", "-1", "x", "1.5", "\x00", "1\x00", "'"])
-def test_what_is_no_key_is_no_row(admin, db, odd):
+def test_invalid_keys_select_no_rows(admin, db, odd):
     queue, token = make_queue(), make_revocable()
     for model, action, row in ((Queue, "set_limits", queue), (AuthToken, "revoke", token)):
         answers = {"post": "yes", "select_across": "1", "warn_length": "6", "max_length": "9"}
@@ -582,11 +582,11 @@ def test_what_is_no_key_is_no_row(admin, db, odd):
 
 
 @pytest.mark.parametrize("key", ["x", "9" * 30])
-def test_the_history_of_no_entry_is_not_found(admin, db, key):
+def test_the_history_of_an_unknown_audit_entry_is_404(admin, db, key):
     assert admin.get(f"/admin/accounts/auditentry/{key}/history/").status_code == 404
 
 
-def test_queues_are_marked_unbounded_at_once_and_bounded_once_it_was_agreed_to(admin, db):
+def test_making_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admin, db):
     queue = make_queue(warn_length=20, max_length=30)
     assert messages_of(act(admin, Queue, "make_unbounded", queue))[0].startswith("1 is unbounded from now on")
     queue.refresh_from_db()
@@ -624,7 +624,7 @@ def on_broker(guarded, management):
             continue
 
 
-def test_accounts_are_removed_from_the_broker_and_here(admin, operator, on_broker, management, guarded):
+def test_an_operator_removes_accounts_with_their_queues(admin, operator, on_broker, management, guarded):
     accounts = [on_broker("remove-1"), on_broker("remove-2")]
     run_pass()
     page = act(admin, PulseUser, "remove", *accounts)
@@ -640,9 +640,7 @@ def test_accounts_are_removed_from_the_broker_and_here(admin, operator, on_broke
             management.user(account.username)
 
 
-def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by_itself(
-    admin, operator, on_broker, guarded, monkeypatch
-):
+def test_a_busy_or_unfinished_removal_of_an_account_continues_later(admin, operator, on_broker, guarded, monkeypatch):
     accounts = [on_broker("remove-1"), on_broker("remove-2"), on_broker("remove-3")]
     page = act(admin, PulseUser, "remove", *accounts)
     remove = removal._remove_from_broker
@@ -662,7 +660,7 @@ def test_an_account_that_somebody_is_changing_or_that_is_not_all_gone_goes_on_by
     assert PulseUser.objects.filter(removing_since__isnull=False).count() == 2
 
 
-def test_with_the_broker_away_no_account_is_removed_and_it_says_so(admin, settings):
+def test_without_the_broker_no_account_is_removed(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     accounts = [make_account(), make_account()]
     [failed, left] = messages_of(agree(admin, act(admin, PulseUser, "remove", *accounts)))
@@ -671,7 +669,7 @@ def test_with_the_broker_away_no_account_is_removed_and_it_says_so(admin, settin
     assert PulseUser.objects.filter(removing_since=None).count() == 2
 
 
-def test_several_accounts_with_more_queues_than_the_brake_allows_stay(admin, settings):
+def test_the_brake_limits_the_queues_of_removed_accounts(admin, settings):
     settings.GUARDIAN_DELETE_BRAKE = 2
     accounts = [make_account(), make_account()]
     make_queue(pulse_user=accounts[0])
@@ -680,7 +678,7 @@ def test_several_accounts_with_more_queues_than_the_brake_allows_stay(admin, set
     assert PulseUser.objects.filter(removing_since=None).count() == 2
 
 
-def test_accounts_are_given_thresholds(admin):
+def test_an_operator_sets_thresholds_of_accounts(admin):
     accounts = [make_account(), make_account()]
     page = act(admin, PulseUser, "set_thresholds", *accounts)
     assert "policy / policy" in page.text
@@ -691,7 +689,7 @@ def test_accounts_are_given_thresholds(admin):
     assert set(PulseUser.objects.values_list("warn_length", "max_length")) == {(6, 9)}
 
 
-def test_the_list_of_accounts_leads_to_where_they_are_made_and_adopted(guarded, admin):
+def test_the_list_of_accounts_links_to_the_adoption_form(guarded, admin):
     page = admin.get("/admin/accounts/pulseuser/").text
     assert '<a href="/pulse-users/?adopt=1#adopt">Adopt an account made by hand</a>' in page
     adopting = admin.get("/pulse-users/?adopt=1")
@@ -702,7 +700,7 @@ def test_the_list_of_accounts_leads_to_where_they_are_made_and_adopted(guarded, 
 # Owners
 
 
-def test_what_vouches_is_withdrawn_with_a_reason(admin, operator):
+def test_an_operator_withdraws_access_with_a_reason(admin, operator):
     owner = make_owner()
     create_token(owner, "kept")
     page = act(admin, Owner, "withdraw", owner)
@@ -713,7 +711,7 @@ def test_what_vouches_is_withdrawn_with_a_reason(admin, operator):
     assert AuthToken.objects.filter(user=owner).exists()
 
 
-def test_what_owners_have_is_removed_for_one_at_a_time(admin, settings):
+def test_belongings_are_removed_for_one_owner_at_a_time(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     account = make_account()
     owners = list(account.owners.all())
@@ -727,7 +725,7 @@ def test_what_owners_have_is_removed_for_one_at_a_time(admin, settings):
     assert (account.owners.count(), account.removing_since is not None) == (1, True)
 
 
-def test_who_is_an_operator_is_told_of_and_the_others_go_on(admin, operator):
+def test_an_operator_is_skipped_when_access_is_withdrawn_in_bulk(admin, operator):
     owner = make_owner()
     answer = agree(admin, act(admin, Owner, "withdraw", operator, owner))
     assert sorted(text.partition(" ")[0] for text in messages_of(answer)) == ["'ops@example.org':", "1"]
@@ -735,14 +733,14 @@ def test_who_is_an_operator_is_told_of_and_the_others_go_on(admin, operator):
     assert not owner.vouched
 
 
-def test_nobody_shuts_themselves_out(admin, operator):
+def test_operators_cannot_deactivate_themselves(admin, operator):
     form = {"email": operator.email, "full_name": "Ops"}
     assert admin.post(f"/admin/accounts/owner/{operator.pk}/change/", form).status_code == 302
     operator.refresh_from_db()
     assert (operator.full_name, operator.is_active, operator.is_staff) == ("Ops", True, True)
 
 
-def test_who_has_become_an_owner_of_an_account_is_not_deleted(admin, monkeypatch):
+def test_an_owner_who_just_got_an_account_is_not_deleted(admin, monkeypatch):
     owner = make_owner()
     lock_existing = vouching.lock_existing
 
@@ -759,7 +757,7 @@ def test_who_has_become_an_owner_of_an_account_is_not_deleted(admin, monkeypatch
 # Tokens
 
 
-def test_tokens_are_revoked_once_it_was_agreed_to(admin):
+def test_an_operator_revokes_tokens_after_confirming(admin):
     tokens = [make_revocable(), make_revocable(), make_revocable()]
     page = act(admin, AuthToken, "revoke", *tokens[1:])
     assert "2 auth tokens" in page.text
@@ -773,7 +771,7 @@ def test_tokens_are_revoked_once_it_was_agreed_to(admin):
     assert AuthToken.objects.get() == tokens[0]
 
 
-def test_the_page_that_deletes_an_owner_has_no_digest(admin):
+def test_the_page_that_deletes_an_owner_shows_no_digest(admin):
     token = make_revocable()
     page = admin.get(f"/admin/accounts/owner/{token.user_id}/delete/")
     assert "nightly" in page.text
@@ -783,7 +781,7 @@ def test_the_page_that_deletes_an_owner_has_no_digest(admin):
 # Agents
 
 
-def test_the_brake_holds_for_agents_registrations_that_are_chosen_in_a_list(admin, settings):
+def test_the_brake_limits_the_agents_queues_of_an_action(admin, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     settings.GUARDIAN_DELETE_BRAKE = 2
     rows = [make_registered() for _ in range(3)]
@@ -807,7 +805,7 @@ def test_the_brake_holds_for_agents_registrations_that_are_chosen_in_a_list(admi
 # The outbox
 
 
-def test_what_was_given_up_is_sent_again(admin, mailbox, settings):
+def test_an_operator_sends_a_failed_notification_again(admin, mailbox, settings):
     settings.GUARDIAN_OPERATOR_EMAILS = ["alice@example.org"]
     given_up = make_notification(
         kind="outage", about="the broker", facts={"error": "no answer"}, attempts=100, last_error="refused"
@@ -823,7 +821,7 @@ def test_what_was_given_up_is_sent_again(admin, mailbox, settings):
     assert sending.send_due().claimed == 0
 
 
-def test_two_who_have_it_sent_again_at_once_have_it_sent_once(transactional_db):
+def test_two_operators_who_send_a_notification_again_send_it_once(transactional_db):
     given_up = make_notification()
     assert sorted(in_parallel(*[lambda: sending.send_again([given_up.pk])] * 2)) == [0, 1]
     assert AuditEntry.objects.filter(deed="had sent again").count() == 1
@@ -833,7 +831,7 @@ def test_two_who_have_it_sent_again_at_once_have_it_sent_once(transactional_db):
     ("later", "together", "again"),
     [("sent", False, 0), ("failed", False, 0), ("failed", True, 2), ("due", False, 1), (None, False, 1)],
 )
-def test_the_last_message_that_somebody_has_stays_true(db, later, together, again):
+def test_an_outdated_notification_is_not_sent_again(db, later, together, again):
     first = make_notification(about="queue 1")
     picked = [first.pk]
     if later:
@@ -844,7 +842,7 @@ def test_the_last_message_that_somebody_has_stays_true(db, later, together, agai
     assert first.state == ("due" if again else "failed")
 
 
-def test_letters_about_nothing_else_do_not_wait_for_each_other(db):
+def test_a_weekly_report_is_sent_again_after_a_later_one(db):
     first = make_notification(kind="weekly", about="weekly")
     make_notification(kind="weekly", about="weekly", state="sent")
     assert sending.send_again([first.pk]) == 1
@@ -853,7 +851,7 @@ def test_letters_about_nothing_else_do_not_wait_for_each_other(db):
 # All of it
 
 
-def test_actions_are_for_operators_alone(db):
+def test_only_operators_are_offered_actions(db):
     request = RequestFactory().get("/")
     request.user = make_owner()
     for model_admin in administration.site._registry.values():
@@ -869,7 +867,7 @@ def test_an_action_needs_the_csrf_token(operator):
     assert not queue.unbounded
 
 
-def test_a_question_is_answered_in_a_browser_by_the_keyboard_without_breaking_the_policy(page, settings, mailbox):
+def test_actions_work_by_keyboard_in_a_browser_without_csp_violations(page, settings, mailbox):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     operator = Owner.objects.create_superuser("ops@example.org")
     for _ in range(3):

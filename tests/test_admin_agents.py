@@ -45,7 +45,7 @@ def world(alice, operator, compute, settings):  # noqa: F811
     }
 
 
-def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):
+def test_an_operator_creates_an_offering_with_members_and_publishers(admin, alice, bob):
     form = {"name": "Storage", "members": [alice.pk, bob.pk], "publishers": [bob.pk]}
     assert admin.post("/admin/agents/offering/add/", form).status_code == 302
     offering = Offering.objects.get(name="Storage")
@@ -60,7 +60,7 @@ def test_an_offering_is_made_with_its_members_and_publishers(admin, alice, bob):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x85b", "a\u2028b", "Clu\u202ester", "Clu\u200bster"])
-def test_the_name_of_an_offering_is_refused_as_the_command_refuses_it(admin, compute, name):  # noqa: F811
+def test_the_admin_and_the_command_refuse_the_same_offering_names(admin, compute, name):  # noqa: F811
     with pytest.raises(CommandError) as refused:
         call_command("create_offering", name)
     for address in ("/admin/agents/offering/add/", f"/admin/agents/offering/{compute.pk}/change/"):
@@ -71,13 +71,13 @@ def test_the_name_of_an_offering_is_refused_as_the_command_refuses_it(admin, com
     assert [offering.name for offering in Offering.objects.all()] == ["Compute"]
 
 
-def test_members_are_found_by_their_address_as_it_is_typed(admin, alice, bob):
+def test_members_are_found_by_their_address(admin, alice, bob):
     query = {"app_label": "agents", "model_name": "offering", "field_name": "members", "term": "ali"}
     found = admin.get("/admin/autocomplete/", query).json()["results"]
     assert [one["text"] for one in found] == ["alice@example.org"]
 
 
-def test_the_list_of_offerings_counts_what_agents_have(admin, alice, compute, world):  # noqa: F811
+def test_the_list_of_offerings_counts_agents_and_queues(admin, alice, compute, world):  # noqa: F811
     with CaptureQueriesContext(connection) as few:
         page = admin.get("/admin/agents/offering/").text
     assert '<td class="field-agents">1</td><td class="field-queues">1</td>' in page
@@ -88,7 +88,7 @@ def test_the_list_of_offerings_counts_what_agents_have(admin, alice, compute, wo
     assert len(many) == len(few)
 
 
-def test_deleting_an_offering_asks_names_what_goes_and_takes_it_along(admin, compute, world):  # noqa: F811
+def test_deleting_an_offering_lists_and_removes_its_registrations(admin, compute, world):  # noqa: F811
     address = f"/admin/agents/offering/{compute.pk}/delete/"
     page = admin.get(address).text
     for row in ("agentidentity", "subscriptionqueue", "consumer"):
@@ -110,7 +110,7 @@ def list_of(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_each_is_looked_at_and_not_changed(admin, world, model):
+def test_registrations_are_shown_but_cannot_be_changed(admin, world, model):
     row = world[model]
     listed = admin.get(list_of(model))
     page = admin.get(f"{list_of(model)}{row.pk}/change/")
@@ -128,7 +128,7 @@ def test_each_is_looked_at_and_not_changed(admin, world, model):
     assert MODELS[model].objects.filter(pk=row.pk).exists() is not allowed
 
 
-def test_several_are_deleted_at_once_and_go_from_the_broker(admin, world):
+def test_a_bulk_deletion_schedules_removals_from_the_broker(admin, world):
     chosen = [world["eventsubscription"].pk]
     form = {"action": "delete_selected", "_selected_action": chosen, "post": "yes"}
     assert admin.post("/admin/agents/eventsubscription/", form).status_code == 302
@@ -146,7 +146,7 @@ def test_several_are_deleted_at_once_and_go_from_the_broker(admin, world):
         ("agentvhost", "{agentvhost.name}"), ("removal", "left-over"),
     ],
 )  # fmt: skip
-def test_each_is_found(admin, world, model, search):
+def test_each_model_can_be_searched(admin, world, model, search):
     told = search.format(**world)
     page = admin.get(list_of(model), {"q": told}).text
     assert f"{list_of(model)}{world[model].pk}/change/" in page
@@ -155,7 +155,7 @@ def test_each_is_found(admin, world, model, search):
     assert f"{list_of(model)}{world[model].pk}/change/" not in missed.text
 
 
-def test_an_owner_is_deleted_with_all_agents_once_the_list_of_them_was_shown(admin, alice, operator, world):
+def test_deleting_an_owner_lists_and_removes_their_agents(admin, alice, operator, world):
     vouch(alice, operator, "a colleague")
     address = f"/admin/accounts/owner/{alice.pk}/delete/"
     page = admin.get(address).text

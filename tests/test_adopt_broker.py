@@ -73,7 +73,7 @@ def owned():
 # Proposing
 
 
-def test_the_accounts_without_an_owner_are_listed_with_what_they_have(
+def test_accounts_without_an_owner_are_listed_with_queues_and_messages(
     alice, on_broker, amqp, broker, guarded, management
 ):
     busy, idle, root, mine = (
@@ -112,7 +112,7 @@ def _until(rows, name):
     return wait_until(lambda: found if (found := rows())[name]["connections"] != "0" else None)
 
 
-def test_an_owner_is_guessed_where_a_name_fits_one_account_and_one_owner(alice, bob, on_broker, amqp, settings):
+def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, on_broker, amqp, settings):
     for local in ("=carol", "dan", "eve", "ed"):
         Owner.objects.create_user(f"{local}@example.org", vouched=True, last_login=timezone.now())
     Owner.objects.create_user("dan@example.com", vouched=True, last_login=timezone.now())
@@ -137,7 +137,7 @@ def test_an_owner_is_guessed_where_a_name_fits_one_account_and_one_owner(alice, 
     assert [guesses[name] for name in (two, unvouched, another, both)] == [""] * 4
 
 
-def test_agents_logins_are_not_offered(agents, on_broker, management):
+def test_agents_logins_are_left_out(agents, on_broker, management):
     login = on_broker("abcdef0123456789abcdef0123456789", exactly=True)
     out, err = called()
     assert login not in out
@@ -147,7 +147,7 @@ def test_agents_logins_are_not_offered(agents, on_broker, management):
 # Adopting
 
 
-def test_a_filled_file_is_shown_first_and_then_done(alice, bob, on_broker, filled, environment, management):
+def test_a_file_is_first_previewed_and_then_applied(alice, bob, on_broker, filled, environment, management):
     first, second, third = on_broker("a"), on_broker("b"), on_broker("c")
     before = management.users(), management.all_permissions()
     path = filled(f"username,owners\n{first},alice@example.org BOB@example.org\n{second},bob@example.org\n{third},\n")
@@ -180,13 +180,13 @@ def test_a_filled_file_is_shown_first_and_then_done(alice, bob, on_broker, fille
     ],
     ids=["plain", "excel with a BOM", "tabs", "line break in a cell", "quotes", "short rows"],
 )
-def test_files_are_taken_as_spreadsheets_write_them(alice, bob, on_broker, filled, content):
+def test_files_of_spreadsheet_programs_are_read(alice, bob, on_broker, filled, content):
     name = on_broker("a")
     called(filled(content.format(name)), "--apply")
     assert owned() == {name: ["alice@example.org", "bob@example.org"]}
 
 
-def test_a_printed_file_comes_back_as_it_was_meant(on_broker, amqp, filled):
+def test_a_guess_that_looks_like_a_formula_survives_a_round_trip(on_broker, amqp, filled):
     Owner.objects.create_user("=carol@example.org", vouched=True, last_login=timezone.now())
     name = on_broker("=carol"[1:], exactly=True)
     amqp.queue(f"queue/{name}/=carol")
@@ -197,9 +197,7 @@ def test_a_printed_file_comes_back_as_it_was_meant(on_broker, amqp, filled):
     assert owned() == {name: ["=carol@example.org"]}
 
 
-def test_everything_wrong_in_a_file_is_told_at_once_with_its_line_and_nothing_is_done(
-    alice, on_broker, filled, management
-):
+def test_all_errors_of_a_file_are_reported_with_their_lines(alice, on_broker, filled, management):
     own = management.whoami().name
     Owner.objects.create_user("unvouched@example.org", last_login=timezone.now())
     Owner.objects.create_user("unproven@example.org", vouched=True)
@@ -242,11 +240,11 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line_and_nothing_is
         ("username,owners\na," + "x" * 200_000 + "\n", "line 2: field larger than field limit"),
     ],
 )
-def test_what_is_no_such_file_is_refused(filled, content, said):
+def test_a_malformed_file_is_refused(filled, content, said):
     assert refused(filled(content))[0].startswith(said)
 
 
-def test_a_file_that_cant_be_read_is_refused(filled, tmp_path, monkeypatch):
+def test_an_unreadable_file_is_refused(filled, tmp_path, monkeypatch):
     assert refused(str(tmp_path / "none.csv")) == [f"{tmp_path}/none.csv: No such file or directory."]
     assert refused(str(tmp_path)) == [f"{tmp_path}: Is a directory."]
     assert "UTF-8" in refused(filled("username,owners\n", encoding="utf-16"))[0]
@@ -256,7 +254,7 @@ def test_a_file_that_cant_be_read_is_refused(filled, tmp_path, monkeypatch):
         called("--apply")
 
 
-def test_an_account_that_has_owners_keeps_them(alice, bob, on_broker, filled):
+def test_an_account_with_owners_keeps_them(alice, bob, on_broker, filled):
     name = on_broker("a")
     called(filled(f"username,owners\n{name},alice@example.org\n"), "--apply")
     out, _ = called(filled(f"username,owners\n{name},bob@example.org\n"), "--apply")
@@ -266,7 +264,7 @@ def test_an_account_that_has_owners_keeps_them(alice, bob, on_broker, filled):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["FILE"], ["FILE", "--apply"]])
-def test_a_broker_that_is_away_is_told_and_nothing_is_done(alice, filled, settings, arguments):
+def test_without_the_broker_nothing_is_adopted(alice, filled, settings, arguments):
     path = filled("username,owners\na,alice@example.org\n")
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(
@@ -277,9 +275,7 @@ def test_a_broker_that_is_away_is_told_and_nothing_is_done(alice, filled, settin
     assert not PulseUser.objects.exists()
 
 
-def test_a_broker_that_goes_away_halfway_leaves_nothing_half_done(
-    alice, on_broker, filled, settings, broker, monkeypatch
-):
+def test_a_broker_that_fails_midway_leaves_nothing_half_done(alice, on_broker, filled, settings, broker, monkeypatch):
     name = on_broker("a")
     path = filled(f"username,owners\n{name},alice@example.org\n")
     with Proxy.before(broker.management_url) as proxy:
@@ -304,7 +300,7 @@ def test_a_broker_that_goes_away_halfway_leaves_nothing_half_done(
     assert owned() == {name: ["alice@example.org"]}
 
 
-def test_five_hundred_accounts_are_listed_once(alice, on_broker, filled):
+def test_five_hundred_accounts_take_a_constant_number_of_requests(alice, on_broker, filled):
     def counted(names):
         path = filled("username,owners\n" + "".join(f"{name},alice@example.org\n" for name in names))
         with counted_requests() as requests, CaptureQueriesContext(connection) as queries:

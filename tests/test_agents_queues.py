@@ -78,7 +78,7 @@ def facts(name):
 # What is guarded
 
 
-def test_by_default_the_vhosts_of_agents_are_guarded_once_they_are_ready(guarded, settings):
+def test_vhosts_of_agents_are_guarded_once_they_are_ready(guarded, settings):
     settings.GUARDIAN_VHOSTS = []
     settings.GUARDIAN_PULSE_VHOST = "pulse"
     for name in ("alice", "bob"):
@@ -91,7 +91,7 @@ def test_by_default_the_vhosts_of_agents_are_guarded_once_they_are_ready(guarded
     assert pass_run.guarded_vhosts() is None
 
 
-def test_what_agents_registered_belongs_to_their_owner_and_is_never_misnamed(registered, theirs, open_theirs, amqp):
+def test_a_registered_queue_belongs_to_its_agents_owner(registered, theirs, open_theirs, amqp):
     open_theirs.queue("subscription_of_nobody")
     amqp.queue("queue/alice/builds")
     report = monitor.run_pass()
@@ -103,7 +103,7 @@ def test_what_agents_registered_belongs_to_their_owner_and_is_never_misnamed(reg
     assert monitor.run_pass().changed == 0
 
 
-def test_a_queue_without_a_registration_is_registered_no_more(registered, theirs):
+def test_a_queue_that_lost_its_registration_is_no_longer_registered(registered, theirs):
     monitor.run_pass()
     SubscriptionQueue.objects.filter(pk=registered.pk)._raw_delete("default")
     assert monitor.run_pass().changed == 1
@@ -111,7 +111,7 @@ def test_a_queue_without_a_registration_is_registered_no_more(registered, theirs
 
 
 @pytest.mark.parametrize("queues", [2, 40])
-def test_a_pass_over_agents_queues_takes_as_many_statements_and_requests_for_many_as_for_few(
+def test_a_pass_over_agents_queues_takes_constant_statements_and_requests(
     queues, theirs, open_theirs, subscription, settings
 ):
     settings.GUARDIAN_OPERATOR_EMAILS = []
@@ -139,7 +139,7 @@ def test_a_pass_over_agents_queues_takes_as_many_statements_and_requests_for_man
     assert len(listings) <= 6, listings
 
 
-def test_where_nobody_registered_anything_a_pass_asks_one_statement_for_it(guarded, amqp):
+def test_without_registrations_a_pass_needs_one_statement_for_agents(guarded, amqp):
     amqp.queue("queue/alice/builds", 1)
     monitor.run_pass()
     with CaptureQueriesContext(connection) as statements:
@@ -153,7 +153,7 @@ def test_where_nobody_registered_anything_a_pass_asks_one_statement_for_it(guard
 # Who is told, and what
 
 
-def test_a_registered_queue_past_its_maximum_is_warned_about_and_stays(registered, theirs, open_theirs, agents):
+def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, theirs, open_theirs, agents):
     monitor.run_pass()
     open_theirs.publish(registered.queue_name, 11)
     report = monitor.run_pass()
@@ -169,7 +169,7 @@ def test_a_registered_queue_past_its_maximum_is_warned_about_and_stays(registere
     assert "the queue is your agents'." in text
 
 
-def test_dead_letters_are_warned_about_as_such(registered, theirs, open_theirs):
+def test_a_long_dead_letter_queue_is_warned_about(registered, theirs, open_theirs):
     monitor.run_pass()
     open_theirs.publish(DEAD_LETTER_QUEUE, 11)
     report = monitor.run_pass()
@@ -181,20 +181,20 @@ def test_dead_letters_are_warned_about_as_such(registered, theirs, open_theirs):
     assert "delete it" not in text
 
 
-def test_an_orphan_that_grows_past_the_maximum_is_deleted_and_the_owner_of_the_vhost_hears_of_it(theirs, open_theirs):
+def test_an_orphan_over_the_limit_is_deleted_and_its_owner_notified(theirs, open_theirs):
     open_theirs.queue("subscription_of_nobody", 11)
     assert monitor.run_pass().deleted == 1
     assert sent_with_queue() == [("deletion", "subscription_of_nobody")] == sent_with_queue("ops@example.org")
 
 
-def test_an_owner_who_may_not_sign_in_any_more_is_not_told(registered, theirs, open_theirs):
+def test_an_inactive_owner_is_not_notified(registered, theirs, open_theirs):
     Owner.objects.update(is_active=False)
     open_theirs.publish(registered.queue_name, 6)
     monitor.run_pass()
     assert (sent_with_queue(), sent_with_queue("ops@example.org")) == ([], [("warning", registered.queue_name)])
 
 
-def test_an_owner_is_told_that_nothing_reads_a_registered_queue_but_not_of_dead_letters(registered, theirs, settings):
+def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registered, theirs, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     monitor.run_pass()
 
@@ -215,7 +215,7 @@ def test_an_owner_is_told_that_nothing_reads_a_registered_queue_but_not_of_dead_
 # What goes, and comes back
 
 
-def test_a_registered_queue_that_vanished_is_being_made_again_and_ready_when_it_is_back(
+def test_a_vanished_registered_queue_is_ready_once_it_is_declared_again(
     registered, theirs, management, presented, agents, alice, offering
 ):
     consumer, _ = register_consumer(agents.identity(alice, offering), presented, None)
@@ -235,7 +235,7 @@ def test_a_registered_queue_that_vanished_is_being_made_again_and_ready_when_it_
     assert (SubscriptionQueue.objects.get().state, Consumer.objects.get().state) == ("ready", "creating")
 
 
-def test_a_queue_that_its_agent_made_again_while_a_pass_took_it_for_vanished_is_ready_one_pass_later(
+def test_a_queue_declared_again_during_a_pass_is_ready_one_pass_later(
     registered, theirs, management, subscription, offering, presented, monkeypatch
 ):
     monitor.run_pass()
@@ -249,7 +249,7 @@ def test_a_queue_that_its_agent_made_again_while_a_pass_took_it_for_vanished_is_
     assert facts(registered.queue_name)[2] == "ok"
 
 
-def test_what_goes_with_a_subscription_is_gone_at_once_and_no_pass_wonders(
+def test_queues_of_a_deleted_subscription_are_gone_without_errors(
     registered, theirs, subscription, offering, presented, settings
 ):
     settings.GUARDIAN_DELETE_BRAKE = 1
@@ -263,7 +263,7 @@ def test_what_goes_with_a_subscription_is_gone_at_once_and_no_pass_wonders(
     assert facts(registered.queue_name)[2] == "gone"
 
 
-def test_an_owner_may_not_delete_or_empty_a_registered_queue_and_an_operator_may(registered, theirs, alice, agents):
+def test_only_operators_delete_or_purge_a_registered_queue(registered, theirs, alice, agents):
     operator = Owner.objects.create_superuser("root@example.org")
     monitor.run_pass()
     queue = Queue.objects.get(name=registered.queue_name)
@@ -277,7 +277,7 @@ def test_an_owner_may_not_delete_or_empty_a_registered_queue_and_an_operator_may
     assert registered.queue_name not in agents.queues(theirs)
 
 
-def test_an_owner_may_delete_an_orphan_in_the_vhost_of_their_agents(theirs, open_theirs, alice):
+def test_an_owner_deletes_an_orphan_in_their_agents_vhost(theirs, open_theirs, alice):
     open_theirs.queue("subscription_of_nobody", 3)
     monitor.run_pass()
     actions.delete_queue(Queue.objects.get(name="subscription_of_nobody"), alice)
@@ -299,9 +299,7 @@ def before_the_pass_writes(monkeypatch, do):
     monkeypatch.setattr(monitor, "write", do_and_write)
 
 
-def test_an_owner_who_is_deleted_during_a_pass_owns_nothing_and_the_pass_goes_on(
-    registered, theirs, open_theirs, alice, monkeypatch
-):
+def test_an_owner_deleted_during_a_pass_owns_no_queue_afterwards(registered, theirs, open_theirs, alice, monkeypatch):
     monitor.run_pass()
     open_theirs.queue("subscription_of_nobody", 6)
     open_theirs.publish(DEAD_LETTER_QUEUE, 6)
@@ -311,7 +309,7 @@ def test_an_owner_who_is_deleted_during_a_pass_owns_nothing_and_the_pass_goes_on
     assert sent_with_queue() == []
 
 
-def test_an_owner_who_is_deleted_while_a_pass_writes_waits_for_it(registered, theirs, open_theirs, alice, monkeypatch):
+def test_deleting_an_owner_waits_while_a_pass_writes(registered, theirs, open_theirs, alice, monkeypatch):
     open_theirs.queue("subscription_of_nobody", 6)
     insert, deletions = persistence._insert, []
 
@@ -328,7 +326,7 @@ def test_an_owner_who_is_deleted_while_a_pass_writes_waits_for_it(registered, th
     assert not Queue.objects.exclude(owner=None).exists()
 
 
-def test_a_vhost_of_agents_that_is_gone_from_the_broker_is_said_to_come_again(registered, theirs, management, amqp):
+def test_a_vanished_agents_vhost_is_reported_as_to_be_recreated(registered, theirs, management, amqp):
     amqp.queue("another")
     monitor.run_pass()
     management.delete_vhost(theirs)
@@ -337,7 +335,7 @@ def test_a_vhost_of_agents_that_is_gone_from_the_broker_is_said_to_come_again(re
     assert SubscriptionQueue.objects.get().state == "creating"
 
 
-def test_a_vhost_that_goes_with_its_owner_is_no_error(registered, theirs, alice, settings, monkeypatch):
+def test_a_vhost_removed_with_its_owner_is_no_error(registered, theirs, alice, settings, monkeypatch):
     settings.GUARDIAN_VHOSTS = []
     settings.GUARDIAN_IGNORED_QUEUES = "^(?!subscription_|guardian)"
     monitor.run_pass()

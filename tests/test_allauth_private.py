@@ -30,7 +30,7 @@ def request_(rf, db):
         yield request
 
 
-def test_no_other_module_imports_what_is_private():
+def test_no_other_module_imports_allauths_private_names():
     for app in (
         "accounts",
         "agents",
@@ -53,7 +53,7 @@ def test_no_other_module_imports_what_is_private():
             assert not private or path == Path(allauth_private.__file__), (path, private)
 
 
-def test_the_address_of_a_client_is_the_last_that_a_trusted_proxy_names(rf, settings):
+def test_a_clients_address_is_the_last_named_by_a_trusted_proxy(rf, settings):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
     request = rf.get("/", HTTP_X_FORWARDED_FOR="203.0.113.1, 192.0.2.7")
     assert allauth_private.client_address(request) == "192.0.2.7"
@@ -62,7 +62,7 @@ def test_the_address_of_a_client_is_the_last_that_a_trusted_proxy_names(rf, sett
         allauth_private.client_address(request)
 
 
-def test_the_address_of_a_client_on_a_socket_is_empty(rf, settings):
+def test_the_address_of_a_client_on_a_unix_socket_is_empty(rf, settings):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 0
     assert allauth_private.client_address(rf.get("/", REMOTE_ADDR="")) == ""
 
@@ -84,20 +84,20 @@ def test_the_fourth_request_for_a_code_in_a_minute_is_refused(request_):
     allauth_private.count_code_request(request_, "bob@example.org")
 
 
-def test_a_code_is_mailed_and_expected(request_, alice, mailbox):
+def test_a_started_code_is_mailed_and_expected(request_, alice, mailbox):
     assert not allauth_private.expects_code(request_)
     allauth_private.start_code(request_, alice, "alice@example.org")
     assert len(mailbox.to("alice@example.org")) == 1
     assert allauth_private.expects_code(request_)
 
 
-def test_without_a_user_no_code_is_mailed_and_one_is_expected(request_, mailbox):
+def test_without_a_user_a_code_is_expected_but_not_mailed(request_, mailbox):
     allauth_private.start_code(request_, None, "alice@example.org")
     assert mailbox.to("alice@example.org") == []
     assert allauth_private.expects_code(request_)
 
 
-def test_the_form_for_a_code_knows_its_address_and_user_and_can_be_aborted(request_, alice, mailbox):
+def test_the_code_form_has_an_address_and_a_user_and_can_be_aborted(request_, alice, mailbox):
     allauth_private.start_code(request_, alice, "alice@example.org")
     assert allauth_private.expects_code(request_)
     view = allauth_private.EnterCodeView()
@@ -108,7 +108,7 @@ def test_the_form_for_a_code_knows_its_address_and_user_and_can_be_aborted(reque
     assert not allauth_private.expects_code(request_)
 
 
-def test_the_forms_override_what_allauth_has():
+def test_our_code_forms_override_methods_that_allauth_has():
     assert callable(RequestLoginCodeView._redirect_to_pending_stage)
     assert not hasattr(ConfirmLoginCodeView, "address")
     assert not hasattr(ConfirmLoginCodeView, "user")
