@@ -33,7 +33,7 @@ def username(guarded, management):
 # RabbitMQ accounts
 
 
-def test_an_account_is_made_shown_changed_and_deleted(alice, bob, username, management, guarded, settings):
+def test_an_account_is_created_shown_changed_and_deleted(alice, bob, username, management, guarded, settings):
     program = Program(alice)
     made = program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
     assert made.status_code == 201, made.text
@@ -68,7 +68,7 @@ def test_an_account_is_made_shown_changed_and_deleted(alice, bob, username, mana
         management.user(username)
 
 
-def test_a_confirmed_address_says_so(alice, username):
+def test_a_confirmed_address_shows_when_and_is_not_asked_again(alice, username):
     program = Program(alice)
     program.post("pulse-users/", {"username": username, "notification_emails": ["team@example.org"]})
     address = PulseUser.objects.get().notification_addresses.get()
@@ -78,7 +78,7 @@ def test_a_confirmed_address_says_so(alice, username):
     assert program.get(f"pulse-users/{username}/").json()["notification_addresses"][0]["confirmed_at"]
 
 
-def test_ones_own_password_is_taken_and_not_told(alice, username, caplog):
+def test_a_chosen_password_is_not_returned_or_logged(alice, username, caplog):
     program = Program(alice)
     made = program.post("pulse-users/", {"username": username, "password": " correct horse battery "})
     assert made.status_code == 201
@@ -109,7 +109,7 @@ def test_ones_own_password_is_taken_and_not_told(alice, username, caplog):
          "notification_emails"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_made_is_told_at_its_field(alice, guarded, management, body, field):
+def test_an_invalid_account_field_is_refused(alice, guarded, management, body, field):
     Owner.objects.create_user("new@example.org")
     before = management.users()
     answer = Program(alice).post("pulse-users/", body)
@@ -117,7 +117,7 @@ def test_what_cannot_be_made_is_told_at_its_field(alice, guarded, management, bo
     assert (PulseUser.objects.count(), management.users()) == (0, before)
 
 
-def test_unknown_owners_and_owners_who_are_not_vouched_get_the_same_text(alice, guarded):
+def test_unknown_owners_and_owners_without_access_get_the_same_error(alice, guarded):
     Owner.objects.create_user("anna@example.org")
     texts = [
         Program(alice).post("pulse-users/", {"username": "a", "owners": [email]}).json()["owners"][0]
@@ -126,7 +126,7 @@ def test_unknown_owners_and_owners_who_are_not_vouched_get_the_same_text(alice, 
     assert texts[0].replace("anna", "nobd") == texts[1]
 
 
-def test_a_taken_name_is_told_at_the_field_whoever_has_it(alice, bob, username, management):
+def test_a_taken_name_is_refused_on_the_username_field(alice, bob, username, management):
     management.put_user(username, "secret-password")
     on_broker = Program(alice).post("pulse-users/", {"username": username})
     Program(bob).post("pulse-users/", {"username": f"{username}-2"})
@@ -135,14 +135,14 @@ def test_a_taken_name_is_told_at_the_field_whoever_has_it(alice, bob, username, 
         assert (answer.status_code, list(answer.json())) == (400, ["username"])
 
 
-def test_an_operator_can_make_an_account_for_others(alice, operator, username):
+def test_an_operator_creates_an_account_for_another_owner(alice, operator, username):
     made = Program(operator).post("pulse-users/", {"username": username, "owners": ["alice@example.org"]})
     assert made.json()["owners"] == ["alice@example.org"]
     other = Program(alice).post("pulse-users/", {"username": f"{username}-2", "owners": ["ops@example.org"]})
     assert other.json()["owners"] == ["alice@example.org", "ops@example.org"]
 
 
-def test_who_is_not_vouched_makes_nothing_and_hears_why(db, guarded):
+def test_an_owner_without_access_creates_no_account_or_token(db, guarded):
     program = Program(Owner.objects.create_user("nina@example.org"))
     for answer in (program.post("pulse-users/", {"username": "a"}), program.post("tokens/", {"name": "a"})):
         assert (answer.status_code, answer["Content-Type"]) == (403, "application/problem+json")
@@ -152,7 +152,7 @@ def test_who_is_not_vouched_makes_nothing_and_hears_why(db, guarded):
     assert (me["vouched"], me["may_vouch"], me["vouching"]) == (False, False, None)
 
 
-def test_nothing_is_half_made_while_the_broker_is_away(alice, db, away):
+def test_without_the_broker_no_account_is_created(alice, db, away):
     answer = Program(alice).post("pulse-users/", {"username": "alice"})
     assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
     assert int(answer["Retry-After"]) > 0
@@ -166,25 +166,25 @@ def shared_account(alice, bob):
     return made
 
 
-def test_an_account_can_be_looked_at_while_the_broker_is_away(alice, shared_account, away):
+def test_without_the_broker_an_account_is_shown(alice, shared_account, away):
     answer = Program(alice).get("pulse-users/alice/")
     assert (answer.status_code, answer.json()["permissions"]) == (200, None)
 
 
-def test_the_last_owner_stays(alice, shared_account, away):
+def test_the_last_owner_cannot_be_removed(alice, shared_account, away):
     answer = Program(alice).patch("pulse-users/alice/", {"owners": []})
     assert (answer.status_code, list(answer.json())) == (400, ["owners"])
     assert shared_account.owners.count() == 2
 
 
-def test_who_gives_an_account_away_sees_it_this_once(alice, shared_account, away):
+def test_an_owner_who_leaves_an_account_sees_it_one_last_time(alice, shared_account, away):
     program = Program(alice)
     answer = program.patch("pulse-users/alice/", {"owners": ["bob@example.org"]})
     assert (answer.status_code, answer.json()["owners"]) == (200, ["bob@example.org"])
     assert program.get("pulse-users/alice/").status_code == 404
 
 
-def test_all_of_a_change_is_done_or_nothing(alice, shared_account, away, settings):
+def test_a_change_with_one_invalid_field_changes_nothing(alice, shared_account, away, settings):
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 100
     body = {"owners": ["alice@example.org"], "notification_emails": ["t@example.org"], "max_length": 10_000}
     answer = Program(alice).patch("pulse-users/alice/", body)
@@ -205,7 +205,7 @@ def test_all_of_a_change_is_done_or_nothing(alice, shared_account, away, setting
         ("ops", 0, {"warn_length": None, "max_length": None}, 200),
     ],
 )
-def test_thresholds_are_for_operators_and_where_they_allow_it_for_owners(
+def test_thresholds_are_for_operators_and_for_owners_within_their_maximum(
     alice, operator, shared_account, away, settings, visitor, allowed, body, status
 ):
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = allowed
@@ -216,7 +216,7 @@ def test_thresholds_are_for_operators_and_where_they_allow_it_for_owners(
     assert (shared_account.warn_length, shared_account.max_length) == expected
 
 
-def test_a_password_is_rotated_and_permissions_stay(alice, username, management):
+def test_rotating_a_password_keeps_permissions(alice, username, management):
     program = Program(alice)
     first = program.post("pulse-users/", {"username": username}).json()["password"]
     before = management.permissions_of(username)
@@ -233,7 +233,7 @@ def test_a_password_is_rotated_and_permissions_stay(alice, username, management)
     assert program.get(f"pulse-users/{username}/connections/").json() == []
 
 
-def test_live_connections_are_told_and_closed(alice, username, broker, guarded):
+def test_connections_are_listed_and_closed_on_rotation(alice, username, broker, guarded):
     program = Program(alice)
     password = program.post("pulse-users/", {"username": username}).json()["password"]
     parts = urlsplit(broker.amqp_url)
@@ -252,7 +252,7 @@ def test_live_connections_are_told_and_closed(alice, username, broker, guarded):
         wait_until(lambda: opened.process_data_events(time_limit=0.2))
 
 
-def test_a_deletion_that_is_cut_half_way_is_accepted_and_finished(alice, username, management, settings, monkeypatch):
+def test_an_interrupted_deletion_answers_202_and_is_finished_later(alice, username, management, settings, monkeypatch):
     program = Program(alice)
     program.post("pulse-users/", {"username": username})
     url = settings.RABBITMQ_MANAGEMENT_URL
@@ -276,7 +276,7 @@ def test_a_deletion_that_is_cut_half_way_is_accepted_and_finished(alice, usernam
         management.user(username)
 
 
-def test_an_operator_adopts_an_account_made_by_hand(alice, operator, username, management):
+def test_an_operator_adopts_an_account_of_the_broker(alice, operator, username, management):
     management.put_user(username, "secret-password")
     program = Program(operator)
     assert username in program.get("owners/adopt/").json()
@@ -290,7 +290,7 @@ def test_an_operator_adopts_an_account_made_by_hand(alice, operator, username, m
     assert username not in program.get("owners/adopt/").json()
 
 
-def test_two_people_who_change_the_owners_at_once_leave_one(transactional_db, settings):
+def test_two_owners_who_leave_at_once_do_not_both_leave(transactional_db, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     now = timezone.now()
     owners = [Owner.objects.create_user(f"o{n}@example.org", vouched=True, last_login=now) for n in range(2)]
@@ -306,7 +306,7 @@ def test_two_people_who_change_the_owners_at_once_leave_one(transactional_db, se
     assert account.owners.count() == 1
 
 
-def test_the_list_takes_as_many_statements_for_many_accounts_as_for_one(operator, django_assert_max_num_queries):
+def test_the_list_of_accounts_takes_a_constant_number_of_statements(operator, django_assert_max_num_queries):
     def make(numbers):
         for number in numbers:
             made = PulseUser.objects.create(username=f"user-{number}", ready=True)
@@ -331,7 +331,7 @@ def test_accounts_are_searched_by_name_and_owner(operator, shared_account):
 # Owners
 
 
-def test_operators_vouch_and_withdraw(operator, alice, away):
+def test_an_operator_vouches_for_an_owner_and_withdraws_access(operator, alice, away):
     nina = Owner.objects.create_user("nina@example.org", last_login=timezone.now())
     program = Program(operator)
     for spelling in (nina.uuid.hex, str(nina.uuid), str(nina.uuid).upper()):
@@ -349,7 +349,7 @@ def test_operators_vouch_and_withdraw(operator, alice, away):
     assert (removed.status_code, tokens.count()) == (200, 0)
 
 
-def test_who_may_vouch_vouches_by_address_and_sees_who_asks(operator, alice, settings):
+def test_an_owner_who_may_vouch_sees_requests_and_vouches_by_address(operator, alice, settings):
     nina = Owner.objects.create_user("nina@example.org", last_login=timezone.now())
     assert Program(nina).post("vouching/ask/", {"reason": "to build things"}).status_code == 204
     again = Program(nina).post("vouching/ask/", {"reason": "please"})
@@ -374,7 +374,7 @@ def test_operators_search_owners(operator, alice, bob):
 # Tokens
 
 
-def test_a_token_is_made_used_listed_and_revoked(alice, bob):
+def test_a_token_is_created_used_listed_and_revoked(alice, bob):
     program = Program(alice)
     made = program.post("tokens/", {"name": "the agent", "days": 7})
     assert (made.status_code, made["Cache-Control"]) == (201, "no-store")
@@ -401,7 +401,7 @@ def test_a_token_is_made_used_listed_and_revoked(alice, bob):
         ({"name": "a", "days": 0}, "days"), ({"name": "a", "days": 3651}, "days"), ({"name": "a", "days": ""}, "days"),
     ],
 )  # fmt: skip
-def test_a_token_that_cannot_be_made_is_told_at_its_field(alice, body, field):
+def test_an_invalid_token_field_is_refused(alice, body, field):
     answer = Program(alice).post("tokens/", body)
     assert (answer.status_code, list(answer.json())) == (400, [field])
 
@@ -409,7 +409,7 @@ def test_a_token_that_cannot_be_made_is_told_at_its_field(alice, body, field):
 # Strangers
 
 
-def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, shared_account, away, time_machine):
+def test_an_address_gets_one_confirmation_mail_an_hour(alice, shared_account, away, time_machine):
     began = timezone.now()
     time_machine.move_to(began, tick=False)
     program, path = Program(alice), "pulse-users/alice/"
@@ -430,7 +430,7 @@ def test_a_stranger_is_asked_once_an_hour_whatever_owners_do(alice, shared_accou
     assert asked.count() == 2
 
 
-def test_what_two_operators_change_at_once_is_both_kept(operator, shared_account, away, monkeypatch):
+def test_concurrent_changes_of_thresholds_are_both_kept(operator, shared_account, away, monkeypatch):
     PulseUser.objects.update(warn_length=100, max_length=1000)
     set_thresholds = pulse_users.set_thresholds
 
@@ -449,12 +449,12 @@ def test_what_two_operators_change_at_once_is_both_kept(operator, shared_account
 
 
 @pytest.mark.parametrize("name", ["\u202e", "a\u200bb", "a\u2066b"])
-def test_the_name_of_a_token_can_be_seen(alice, name):
+def test_a_token_name_with_invisible_characters_is_refused(alice, name):
     answer = Program(alice).post("tokens/", {"name": name})
     assert (answer.status_code, AuthToken.objects.exclude(name="").count()) == (400, 0)
 
 
-def test_who_vouches_by_address_does_not_hear_who_has_signed_in(alice, bob, operator, settings):
+def test_vouching_by_address_does_not_reveal_who_has_signed_in(alice, bob, operator, settings):
     settings.GUARDIAN_OWNERS_MAY_VOUCH = True
     withdrawal.withdraw(bob, operator)
     new = Owner.objects.create_user("new@example.org", last_login=timezone.now())

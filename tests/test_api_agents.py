@@ -94,7 +94,7 @@ def shown_at(program, told, settings):
 
 @under_both
 @pytest.mark.parametrize("spelling", [lambda offering: offering.uuid.hex, lambda offering: str(offering.uuid)])
-def test_an_agent_introduces_itself(alice, offering, settings, path, spelling):
+def test_an_agent_creates_its_identity(alice, offering, settings, path, spelling):
     program = Program(alice)
     body = {
         "offering": spelling(offering), "name": "cellar", "version": "1.0.7", "config_file_path": "/etc/agent.yaml",
@@ -121,7 +121,7 @@ def test_an_agent_introduces_itself(alice, offering, settings, path, spelling):
 
 
 @under_both
-def test_an_agent_is_found_by_its_whole_name(alice, bob, offering, path):
+def test_an_identity_is_found_by_its_exact_name(alice, bob, offering, path):
     for owner, name in [(alice, "cellar"), (alice, "cellar 2"), (alice, " cellar"), (bob, "cellar")]:
         AgentIdentity.objects.create(owner=owner, offering=offering, name=name)
     program = Program(alice)
@@ -133,13 +133,13 @@ def test_an_agent_is_found_by_its_whole_name(alice, bob, offering, path):
     assert program.get(path)["X-Result-Count"] == "3"
 
 
-def test_an_operators_agent_never_finds_an_agent_of_somebody_else(operator, identity):
+def test_a_name_filter_finds_only_the_operators_own_identities(operator, identity):
     program = Program(operator)
     assert program.get("agent-identities/").json()[0]["name"] == "cellar"
     assert program.get("agent-identities/", name="cellar").json() == []
 
 
-def test_lists_come_in_pages_and_are_counted_by_a_head(alice, offering):
+def test_lists_have_pages_and_head_requests_count_them(alice, offering):
     for number in range(12):
         identity = AgentIdentity.objects.create(owner=alice, offering=offering, name=f"agent {number:02}")
         consumer_of(identity)
@@ -158,7 +158,7 @@ def test_lists_come_in_pages_and_are_counted_by_a_head(alice, offering):
 
 
 @pytest.mark.parametrize("who", ["alice", "operator"])
-def test_lists_take_as_many_statements_for_many_as_for_one(request, alice, who, django_assert_num_queries):
+def test_lists_take_a_constant_number_of_statements(request, alice, who, django_assert_num_queries):
     program = Program(request.getfixturevalue(who))
 
     def make(number):
@@ -186,7 +186,7 @@ def test_lists_take_as_many_statements_for_many_as_for_one(request, alice, who, 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_second_agent_of_the_same_name_is_refused_at_the_name(alice, offering, identity):
+def test_a_second_identity_of_the_same_name_is_refused(alice, offering, identity):
     answer = Program(alice).post("agent-identities/", {"offering": offering.uuid.hex, "name": identity.name})
     assert (answer.status_code, set(answer.json())) == (400, {"name"})
     other = Offering.objects.create(name="another")
@@ -198,7 +198,7 @@ def test_a_second_agent_of_the_same_name_is_refused_at_the_name(alice, offering,
 
 
 @under_both
-def test_an_agent_introduces_itself_anew_and_what_it_leaves_out_stays(alice, offering, path):
+def test_an_agent_updates_its_identity_and_omitted_fields_stay(alice, offering, path):
     program = Program(alice)
     needed = {"offering": offering.uuid.hex, "name": "cellar"}
     told = program.post(path, {
@@ -222,13 +222,13 @@ def test_an_agent_introduces_itself_anew_and_what_it_leaves_out_stays(alice, off
     assert program.patch(place, needed).status_code == 405
 
 
-def test_the_time_of_an_agent_that_does_not_tell_it_is_that_of_its_first_coming(alice, identity):
+def test_last_restarted_defaults_to_the_identitys_creation(alice, identity):
     told = Program(alice).get(f"agent-identities/{identity.uuid}/").json()
     assert told["last_restarted"] == told["created"]
     assert datetime.fromisoformat(told["created"]) == identity.created
 
 
-def test_the_configuration_is_told_to_its_owner_alone(alice, operator, offering):
+def test_only_the_owner_sees_an_agents_configuration(alice, operator, offering):
     body = {"offering": offering.uuid.hex, "name": "cellar", "config_file_content": "token: secret"}
     told = Program(alice).post("agent-identities/", body).json()
     assert told["config_file_content"] == "token: secret"
@@ -245,7 +245,7 @@ def test_the_configuration_is_told_to_its_owner_alone(alice, operator, offering)
         ("1", "unknown"), ("main", "unknown"), ("1.0.5" + "0" * 90, "unknown"), ("\u0661.\u0660.\u0665", "unknown"),
     ],
 )  # fmt: skip
-def test_an_agent_is_called_compatible_where_one_like_it_was_tried(version, status):
+def test_compatibility_depends_on_the_agents_version(version, status):
     assert compatibility(version).status == status
     assert compatibility(version).message.endswith(".")
 
@@ -255,7 +255,7 @@ def test_an_agent_is_called_compatible_where_one_like_it_was_tried(version, stat
 
 @pytest.mark.parametrize("field", ["offering", "name", "version", "dependencies", "config_file_path",
                                    "config_file_content", "last_restarted"])  # fmt: skip
-def test_no_field_of_an_agent_is_too_strange(alice, offering, field):
+def test_strange_values_of_identity_fields_are_accepted_or_refused(alice, offering, field):
     program = Program(alice)
     for value in JUNK:
         answer = program.post("agent-identities/", {"offering": offering.uuid.hex, "name": "cellar", field: value})
@@ -284,7 +284,7 @@ def test_no_field_of_an_agent_is_too_strange(alice, offering, field):
         ("last_restarted", 1767614400),
     ],
 )
-def test_what_a_field_of_an_agent_cannot_hold_is_refused_there(alice, offering, field, value):
+def test_too_large_or_malformed_identity_fields_are_refused(alice, offering, field, value):
     answer = Program(alice).post("agent-identities/", {"offering": offering.uuid.hex, "name": "a", field: value})
     assert (answer.status_code, set(answer.json())) == (400, {field})
     assert len(answer.content) < 20_000
@@ -303,7 +303,7 @@ def test_what_a_field_of_an_agent_cannot_hold_is_refused_there(alice, offering, 
         ("last_restarted", None),
     ],
 )
-def test_what_a_field_of_an_agent_can_just_hold_is_taken(alice, offering, field, value):
+def test_the_largest_valid_identity_fields_are_accepted(alice, offering, field, value):
     answer = Program(alice).post("agent-identities/", {"offering": offering.uuid.hex, "name": "a", field: value})
     assert answer.status_code == 201, answer.text
     assert answer.json()[field] == (value or answer.json()["created"])
@@ -333,7 +333,7 @@ def bodies_that_name(offering):
     ]
 
 
-def test_an_offering_that_is_not_there_and_one_that_is_not_yours_are_refused_alike(away, alice, bob, identity):
+def test_an_unknown_offering_and_one_of_others_get_the_same_error(away, alice, bob, identity):
     theirs = Offering.objects.create(name="Secret")
     theirs.members.add(bob)
     theirs.publishers.add(alice)  # who publishes there may not subscribe
@@ -350,7 +350,7 @@ def test_an_offering_that_is_not_there_and_one_that_is_not_yours_are_refused_ali
     assert EventSubscription.objects.count() == 1
 
 
-def test_what_is_not_an_object_type_is_refused_where_it_stands(away, alice, offering, identity):
+def test_invalid_object_types_are_refused(away, alice, offering, identity):
     names = {"identity": identity.uuid.hex, "subscription": subscription_of(alice).uuid.hex}
     named = offering.uuid.hex
     program = Program(alice)
@@ -368,20 +368,20 @@ def test_what_is_not_an_object_type_is_refused_where_it_stands(away, alice, offe
 
 
 @pytest.mark.parametrize("value", [junk for junk in JUNK if junk != []])
-def test_the_types_of_a_consumer_are_a_list(away, alice, identity, value):
+def test_the_object_types_of_a_consumer_must_be_a_list(away, alice, identity, value):
     answer = Program(alice).post(f"agent-identities/{identity.uuid}/register_queue/", {"object_types": value})
     assert (answer.status_code, set(answer.json())) == (400, {"object_types"})
 
 
 @pytest.mark.parametrize("junk", [10**30, -(2**63) - 1, 1.5, "x", None, [], {}, True])
-def test_no_id_of_an_object_is_too_strange(away, alice, junk):
+def test_invalid_object_ids_are_refused(away, alice, junk):
     body = {"observable_objects": [{"object_type": "order"}, {"object_type": "order", "object_id": junk}]}
     answer = Program(alice).post("event-subscriptions/", body)
     assert (answer.status_code, set(answer.json())) == (400, {"observable_objects"})
     assert set(answer.json()["observable_objects"]) == {"1"}
 
 
-def test_a_subscription_holds_only_so_much(away, alice):
+def test_oversized_or_malformed_subscription_fields_are_refused(away, alice):
     program = Program(alice)
     for field, value in [
         ("observable_objects", [{"object_type": "order"}] * 201),
@@ -398,7 +398,7 @@ def test_a_subscription_holds_only_so_much(away, alice):
 
 @pytest.mark.parametrize("name", ["event_subscription_uuid", "offering_uuid", "object_type"])
 @pytest.mark.parametrize("value", ["x", "\0", "1", "0" * 33, "order,resource", "None"])
-def test_a_filter_that_names_nothing_is_refused_there(alice, name, value):
+def test_an_invalid_filter_value_is_refused(alice, name, value):
     answer = Program(alice).get("event-subscription-queues/", **{name: value})
     assert (answer.status_code, set(answer.json())) == (400, {name})
 
@@ -431,7 +431,7 @@ def names(alice, offering, identity):
 
 
 @pytest.mark.parametrize("path", SEEN)
-def test_everything_is_seen_and_removed_by_its_owner_and_by_operators(away, alice, bob, operator, names, path):
+def test_owners_and_operators_see_and_delete_registrations(away, alice, bob, operator, names, path):
     path = path.format(**names)
     everything = path.partition("/")[0] + "/"
     for owner, status, count in [(alice, 200, "1"), (operator, 200, "1"), (bob, 404, "0")]:
@@ -445,7 +445,7 @@ def test_everything_is_seen_and_removed_by_its_owner_and_by_operators(away, alic
 
 
 @pytest.mark.parametrize(("path", "body"), REGISTERING)
-def test_registering_is_for_the_owner_and_by_token_alone(away, alice, bob, operator, offering, names, path, body):
+def test_only_the_owner_registers_and_only_with_a_token(away, alice, bob, operator, offering, names, path, body):
     path, body = path.format(**names), {**body, "offering_uuid": offering.uuid.hex}
     assert Program(bob).post(path, body).status_code == 404
     refused = Program(operator).post(path, body)
@@ -469,7 +469,7 @@ def test_subscribing_needs_a_token(alice):
     assert "token" in refused.json()["detail"]
 
 
-def test_who_is_not_vouched_for_registers_nothing_new(away, alice, offering, names):
+def test_an_owner_without_access_registers_nothing_new(away, alice, offering, names):
     Consumer.objects.all().delete()
     program = Program(alice)
     Owner.objects.filter(pk=alice.pk).update(vouched=False)
@@ -482,7 +482,7 @@ def test_who_is_not_vouched_for_registers_nothing_new(away, alice, offering, nam
     assert (AgentIdentity.objects.count(), EventSubscription.objects.count()) == (1, 1)
 
 
-def test_an_agent_whose_offering_was_taken_from_its_owner_registers_no_more(away, alice, offering, names):
+def test_an_agent_of_a_removed_member_cannot_register(away, alice, offering, names):
     offering.members.clear()
     for path, body in REGISTERING[:2]:
         answer = Program(alice).post(path.format(**names), body)
@@ -490,7 +490,7 @@ def test_an_agent_whose_offering_was_taken_from_its_owner_registers_no_more(away
         assert "offering" in answer.json()["detail"]
 
 
-def test_an_operator_changes_an_agent_only_within_what_its_owner_may_use(operator, identity, offering):
+def test_an_operator_moves_an_identity_only_to_offerings_of_its_owner(operator, identity, offering):
     elsewhere = Offering.objects.create(name="elsewhere")
     program, path = Program(operator), f"agent-identities/{identity.uuid}/"
     refused = program.put(path, {"offering": elsewhere.uuid.hex, "name": "cellar"})
@@ -499,7 +499,7 @@ def test_an_operator_changes_an_agent_only_within_what_its_owner_may_use(operato
     assert (changed.status_code, changed.json()["created_by"]) == (200, identity.owner.uuid.hex)
 
 
-def test_what_an_operator_puts_back_leaves_the_owners_configuration_as_it_is(alice, operator, offering):
+def test_an_operators_update_keeps_the_owners_configuration(alice, operator, offering):
     body = {"offering": offering.uuid.hex, "name": "cellar", "config_file_content": "token: secret"}
     path = f"agent-identities/{Program(alice).post('agent-identities/', body).json()['uuid']}/"
     for changes in ({"version": "1.0.7"}, {"config_file_content": None}, {"config_file_content": "token: mine"}):
@@ -513,13 +513,7 @@ def test_what_an_operator_puts_back_leaves_the_owners_configuration_as_it_is(ali
 # UUIDs
 
 
-def test_a_uuid_in_a_body_is_32_hex_digits_with_or_without_its_dashes_and_nothing_else(
-    agents,
-    alice,
-    bob,
-    offering,
-    identity,
-):
+def test_a_uuid_in_a_body_is_32_hex_digits_with_or_without_dashes(agents, alice, bob, offering, identity):
     subscription = subscription_of(alice)
     wrong = not_quite(offering.uuid)
     Offering.objects.create(name="One", uuid=uuid.UUID(int=1)).members.add(alice)
@@ -550,7 +544,7 @@ def test_a_uuid_in_a_body_is_32_hex_digits_with_or_without_its_dashes_and_nothin
         assert made["observable_objects"] == [{"object_type": "order", "offering_uuid": offering.uuid.hex}]
 
 
-def test_a_uuid_in_a_path_is_written_so_too(alice, offering, names):
+def test_a_uuid_in_a_path_is_32_hex_digits_with_or_without_dashes(alice, offering, names):
     program, names = Program(alice), {**names, "offering": offering.uuid.hex}
     for path in [*SEEN, "offerings/{offering}/"]:
         before, name, after = re.split("[{}]", path)
@@ -562,7 +556,7 @@ def test_a_uuid_in_a_path_is_written_so_too(alice, offering, names):
             assert program.delete(f"{before}{quote(str(value))}{after}").status_code in (404, 405), (path, value)
 
 
-def test_a_uuid_in_a_filter_is_written_so_too(alice, offering, names):
+def test_a_uuid_in_a_filter_is_32_hex_digits_with_or_without_dashes(alice, offering, names):
     program, names = Program(alice), {**names, "offering": offering.uuid.hex}
     for field, name in (("offering_uuid", "offering"), ("event_subscription_uuid", "subscription")):
         one = uuid.UUID(names[name])
@@ -576,7 +570,7 @@ def test_a_uuid_in_a_filter_is_written_so_too(alice, offering, names):
 # Subscriptions
 
 
-def test_the_address_of_a_subscriptions_user_answers_whoever_reads_it(alice, operator, settings):
+def test_the_user_url_of_a_subscription_shows_its_reader_the_user(alice, operator, settings):
     Owner.objects.filter(pk=alice.pk).update(full_name="Alice")
     subscription = subscription_of(alice)
     for owner in (alice, operator):
@@ -587,13 +581,13 @@ def test_the_address_of_a_subscriptions_user_answers_whoever_reads_it(alice, ope
         assert (told["user_username"], told["user_full_name"]) == ("alice@example.org", "Alice")
 
 
-def test_an_agents_subscription_is_about_its_type(alice, identity):
+def test_an_identitys_subscription_observes_its_object_type(alice, identity):
     subscription = subscription_of(alice, identity=identity, object_type="order")
     told = Program(alice).get(f"event-subscriptions/{subscription.uuid}/").json()
     assert told["observable_objects"] == [{"object_type": "order"}]
 
 
-def test_queues_are_filtered(alice, offering):
+def test_subscription_queues_are_filtered(alice, offering):
     other = Offering.objects.create(name="another")
     first, second = subscription_of(alice), subscription_of(alice)
     queue_of(first, offering)
@@ -613,7 +607,7 @@ def test_queues_are_filtered(alice, offering):
     assert count(object_type="proposal") == count(offering_uuid=uuid.uuid4().hex) == "0"
 
 
-def test_a_consumer_is_told_with_all_its_fields(alice, identity, settings):
+def test_a_consumer_is_shown_with_all_its_fields(alice, identity, settings):
     consumer = consumer_of(identity, object_types=["order"])
     told = Program(alice).get(f"agent-consumers/{consumer.uuid}/").json()
     assert set(told) == CONSUMER_FIELDS
@@ -627,7 +621,7 @@ def test_a_consumer_is_told_with_all_its_fields(alice, identity, settings):
 
 
 @under_both
-def test_an_agent_subscribes_and_gets_its_queue(agents, management, alice, offering, settings, path):
+def test_an_agent_subscribes_and_gets_a_queue(agents, management, alice, offering, settings, path):
     program = Program(alice)
     identity = program.post(path, {"offering": offering.uuid.hex, "name": "cellar"}).json()
     place = f"{path}{identity['uuid']}/register_event_subscription/"
@@ -658,7 +652,7 @@ def test_an_agent_subscribes_and_gets_its_queue(agents, management, alice, offer
 
 
 @under_both
-def test_the_older_path_makes_the_subscription_where_there_is_none(agents, alice, identity, offering, path):
+def test_the_older_path_creates_a_missing_subscription(agents, alice, identity, offering, path):
     program = Program(alice)
     body = {"offering_uuid": str(offering.uuid), "object_type": "user_role"}
     answers = [program.post(f"{path}{identity.uuid.hex}/create_queue/", body) for _ in range(2)]
@@ -670,7 +664,7 @@ def test_the_older_path_makes_the_subscription_where_there_is_none(agents, alice
 
 
 @under_both
-def test_an_agent_gets_its_one_queue(agents, management, alice, identity, path):
+def test_an_agent_registers_its_consumer_queue(agents, management, alice, identity, path):
     program = Program(alice)
 
     def register(body):
@@ -696,7 +690,7 @@ def test_an_agent_gets_its_one_queue(agents, management, alice, identity, path):
     assert agents.queues(alice.uuid.hex)[told["queue_name"]] == dict(REGISTERED_QUEUE_ARGUMENTS)
 
 
-def test_a_subscription_of_ones_own_takes_queues_of_every_type(agents, alice, offering):
+def test_a_subscription_without_an_identity_has_queues_of_any_type(agents, alice, offering):
     program = Program(alice)
     observed = [
         {"object_type": "order", "object_id": 2**63 - 1},
@@ -728,13 +722,13 @@ def test_a_subscription_of_ones_own_takes_queues_of_every_type(agents, alice, of
         (0, {"REMOTE_ADDR": ""}, None),
     ],
 )
-def test_where_a_subscription_was_registered_from(agents, alice, settings, proxies, headers, expected):
+def test_a_subscription_records_the_clients_address(agents, alice, settings, proxies, headers, expected):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
     answer = Program(alice).client.post("/api/event-subscriptions/", "{}", content_type="application/json", **headers)
     assert (answer.status_code, answer.json()["source_ip"]) == (201, expected)
 
 
-def test_a_queue_with_other_arguments_that_is_in_use_is_told_of(agents, management, alice, offering):
+def test_a_queue_with_other_arguments_answers_409(agents, management, alice, offering):
     program = Program(alice)
     subscription = program.post("event-subscriptions/", {}).json()
     name = f"subscription_{subscription['uuid']}_offering_{offering.uuid.hex}_order"
@@ -750,7 +744,7 @@ def test_a_queue_with_other_arguments_that_is_in_use_is_told_of(agents, manageme
 # Offerings
 
 
-def test_an_offering_is_told_to_those_who_may_use_it(alice, bob, operator, offering, settings):
+def test_members_publishers_and_operators_see_an_offering(alice, bob, operator, offering, settings):
     nobody = Owner.objects.create_user("carol@example.org", vouched=True)
     fields = {"uuid", "url", "name", "may_subscribe", "may_publish", "members", "publishers"}
     for owner, subscribes, publishes in [(alice, True, False), (bob, False, True), (operator, True, True)]:
@@ -767,7 +761,7 @@ def test_an_offering_is_told_to_those_who_may_use_it(alice, bob, operator, offer
     assert Program(nobody).post(f"offerings/{offering.uuid}/events/", {}).status_code == 404
 
 
-def test_an_event_reaches_the_agents_that_are_registered(agents, management, alice, bob, offering):
+def test_an_event_is_published_to_registered_queues(agents, management, alice, bob, offering):
     program = Program(alice)
     identity = program.post("agent-identities/", {"offering": offering.uuid.hex, "name": "cellar"}).json()
     program.post(f"agent-identities/{identity['uuid']}/register_queue/", {})
@@ -785,7 +779,7 @@ def test_an_event_reaches_the_agents_that_are_registered(agents, management, ali
     ] == 1  # fmt: skip
 
 
-def test_an_event_whose_outcome_is_unknown_is_answered_with_what_to_repeat(agents, broker, alice, bob, offering):
+def test_an_event_with_an_unknown_outcome_names_the_message_id_to_repeat(agents, broker, alice, bob, offering):
     if broker.node is None:
         pytest.skip("the broker that was named can't be broken")
     identity = agents.identity(alice, offering)
@@ -799,13 +793,13 @@ def test_an_event_whose_outcome_is_unknown_is_answered_with_what_to_repeat(agent
     assert MESSAGE.hex in answer.json()["detail"]
 
 
-def test_who_sees_an_offering_but_does_not_publish_there_is_refused(away, alice, offering):
+def test_a_member_who_is_no_publisher_cannot_publish(away, alice, offering):
     body = {"object_type": "order", "payload": {}}
     assert Program(alice).post(f"offerings/{offering.uuid}/events/", body).status_code == 403
 
 
 @pytest.mark.parametrize("field", ["object_type", "payload", "message_id"])
-def test_no_field_of_an_event_is_too_strange(away, bob, offering, field):
+def test_strange_values_of_event_fields_cause_no_server_error(away, bob, offering, field):
     for value in JUNK:
         body = {"object_type": "order", "payload": {}, field: value}
         answer = Program(bob).post(f"offerings/{offering.uuid}/events/", body)
@@ -815,7 +809,7 @@ def test_no_field_of_an_event_is_too_strange(away, bob, offering, field):
 
 
 @pytest.mark.parametrize("at_least", [2, pytest.param(10, marks=pytest.mark.soak)])
-def test_registering_and_deleting_at_the_same_time_end_in_no_server_error(agents, at_least):
+def test_concurrent_registrations_and_deletions_cause_no_server_error(agents, at_least):
     owner = agents.owner()
     program = Program(owner)
     program.client.raise_request_exception = False

@@ -83,7 +83,7 @@ def is_problem(answer, status):
 
 
 @pytest.mark.parametrize("visitor", ["owner", "operator"])
-def test_while_the_broker_is_away_only_what_needs_it_is_503(world, visitor):
+def test_without_the_broker_only_endpoints_that_need_it_answer_503(world, visitor):
     client, wrong = world.client(visitor, "token"), []
     for (route, method), statuses in ENDPOINTS.items():
         status = int(statuses.split()[VISITORS.index(visitor)])
@@ -99,7 +99,7 @@ def test_while_the_broker_is_away_only_what_needs_it_is_503(world, visitor):
     assert not wrong, "\n".join(wrong)
 
 
-def test_other_methods_are_refused(by_operator):
+def test_an_unsupported_method_is_refused(by_operator):
     refused = by_operator.put("settings/", {})
     is_problem(refused, 405)
     assert refused["Allow"] == "GET, PATCH, HEAD, OPTIONS"
@@ -129,7 +129,7 @@ def test_other_methods_are_refused(by_operator):
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_cannot_be_read_is_refused(world, by_operator, raw, kind, status):
+def test_an_unreadable_body_is_refused(world, by_operator, raw, kind, status):
     for route, method in FIELDS:
         with undone():
             answer = by_operator.send(method.upper(), path_of(world, route), raw=raw, content_type=kind)
@@ -144,7 +144,7 @@ VALUES = [*TEXTS, None, True, 0, -1, 10**30, 1.5, [], ["\0"], [[]], [1], ["a@b.c
 
 
 @pytest.mark.parametrize(("route", "method"), FIELDS)
-def test_no_value_of_a_field_is_too_strange(world, by_operator, route, method):
+def test_strange_values_of_fields_cause_no_server_error(world, by_operator, route, method):
     path, body = path_of(world, route), BODIES.get((route, method), {})
     for field in FIELDS[route, method]:
         for value in VALUES:
@@ -158,7 +158,7 @@ def test_no_value_of_a_field_is_too_strange(world, by_operator, route, method):
 STRANGE = ["%00", "%ED%A0%80", "..%2F..", "a%0D%0Ab", "%F0%9F%98%80", "'%22%3Cb%3E", "x" * 5000, "%25", "None", "1"]
 
 
-def test_what_is_not_there_is_404_however_strange_its_name(by_operator):
+def test_unknown_names_answer_404_however_strange(by_operator):
     for name in STRANGE:
         for route, method in ENDPOINTS:
             if "<" in route:
@@ -167,7 +167,7 @@ def test_what_is_not_there_is_404_however_strange_its_name(by_operator):
         is_problem(by_operator.send("DELETE", f"exchanges/?name={name}"), 404)
 
 
-def test_pages_are_numbers_from_one(world, by_operator):
+def test_invalid_page_numbers_are_refused(world, by_operator):
     events = path_of(world, "api/queues/<str:uuid>/events/")
     for query, status in [
         ({"page": "1"}, 200), ({"page_size": "1"}, 200), ({"page_size": "1000000000"}, 200), ({"page": "99999"}, 404),
@@ -196,25 +196,25 @@ def test_pages_are_numbers_from_one(world, by_operator):
         ("queues/<str:uuid>/samples/", {"since": "0001-01-01T00:00:00+14:00"}, "since"),
     ],
 )
-def test_a_filter_that_cannot_be_understood_is_told(world, by_owner, path, query, field):
+def test_an_invalid_filter_is_refused(world, by_owner, path, query, field):
     answer = by_owner.get(path_of(world, f"api/{path}"), **query)
     assert (answer.status_code, list(answer.json())) == (400, [field])
 
 
 @pytest.mark.parametrize("path", ["pulse-users/", "owners/"])
 @pytest.mark.parametrize("search", ["\0", "%", "_", "\u202e", "'", "\\", "x" * 255])
-def test_anything_can_be_searched_for(by_operator, path, search):
+def test_any_text_can_be_searched_for(by_operator, path, search):
     answer = by_operator.get(path, search=search)
     assert (answer.status_code, answer.json()) == (200, [])
 
 
 @pytest.mark.parametrize("path", ["nonsense/", "", "a%0Ab/", "%0A", "%0A/", "nonsense/%0A", "queues/%0Ax/y/"])
-def test_addresses_that_lead_nowhere_say_so_in_json(by_owner, path):
+def test_unknown_paths_answer_404_in_json(by_owner, path):
     is_problem(by_owner.send("POST", path), 404)
     is_problem(Program().send("POST", path), 401)
 
 
-def test_what_is_sent_without_the_slash_is_not_redirected_to_a_list(by_owner):
+def test_only_a_get_without_the_trailing_slash_is_redirected(by_owner):
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         answer = by_owner.send(method, "tokens", {"name": "a"})
         is_problem(answer, 404)
@@ -223,7 +223,7 @@ def test_what_is_sent_without_the_slash_is_not_redirected_to_a_list(by_owner):
     assert (answer.status_code, answer["Location"]) == (301, "/api/tokens/?page=1")
 
 
-def test_a_body_in_chunks_is_refused_since_it_would_be_taken_for_none(by_owner):
+def test_a_chunked_body_is_refused(by_owner):
     chunked = {"wsgi.input": BytesIO(b'{"weekly_summary": false}'), "HTTP_TRANSFER_ENCODING": "chunked"}
     for method, path in (("PATCH", "settings/"), ("POST", "tokens/"), ("DELETE", "exchanges/")):
         answer = by_owner.client.request(
@@ -234,18 +234,18 @@ def test_a_body_in_chunks_is_refused_since_it_would_be_taken_for_none(by_owner):
     assert by_owner.owner.weekly_summary
 
 
-def test_more_parameters_than_are_read_are_told_without_a_traceback(by_owner, caplog):
+def test_too_many_parameters_are_refused_without_a_traceback(by_owner, caplog):
     answer = by_owner.get("queues/", **{f"a{number}": 1 for number in range(1200)})
     is_problem(answer, 400)
     assert "too many parameters" in answer.json()["detail"]
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_another_host_than_ours_is_a_problem(by_owner):
+def test_a_request_for_another_host_is_refused(by_owner):
     is_problem(by_owner.client.get("/api/queues/", headers={"host": "evil.example"}), 400)
 
 
-def test_no_address_is_made_of_the_host_that_was_asked(world, by_owner, settings):
+def test_urls_in_answers_ignore_the_host_header(world, by_owner, settings):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     for route in ("queues/", "queues/<str:uuid>/", "pulse-users/", "pulse-users/<str:username>/"):
         answer = by_owner.client.get(world.address_of(f"api/{route}"), headers={"host": "testserver:99999"})
@@ -255,12 +255,12 @@ def test_no_address_is_made_of_the_host_that_was_asked(world, by_owner, settings
         assert "testserver" not in told
 
 
-def test_other_forms_than_json_are_answered_in_json(by_owner):
+def test_a_request_for_html_is_answered_in_json(by_owner):
     answer = by_owner.send("GET", "me/", accept="text/html")
     assert (answer.status_code, answer["Content-Type"]) == (200, "application/json")
 
 
-def test_links_keep_what_is_asked_for(by_operator, settings):
+def test_page_links_keep_the_query(by_operator, settings):
     for number in range(6):
         Owner.objects.create_user(f"o{number}@example.org", last_login=timezone.now())
     answer = by_operator.get("owners/", page_size=2, page=2, search="example.org")
@@ -275,7 +275,7 @@ def test_links_keep_what_is_asked_for(by_operator, settings):
     assert "search=" + quote("example.org") in links['rel="next"']
 
 
-def test_an_event_that_never_reached_the_broker_is_told_not_to_be_published(world, settings):
+def test_an_event_that_never_reached_the_broker_is_reported_as_unpublished(world, settings):
     SubscriptionQueue.objects.update(state="ready")
     for url in (settings.RABBIT_URL, ""):
         settings.RABBIT_URL = url
@@ -286,7 +286,7 @@ def test_an_event_that_never_reached_the_broker_is_told_not_to_be_published(worl
         assert answer.json()["detail"].endswith("Try again in a minute. Nothing was published.")
 
 
-def test_a_token_that_cannot_be_used_is_refused(db):
+def test_an_invalid_token_is_refused(db):
     headers = [{"Authorization": f"Token {token}"} for token in ("x", "0" * 64, "\xff" * 64, "")]
     for header in ({}, *headers):
         answer = Client(headers=header).get("/api/me/")

@@ -29,7 +29,7 @@ def row(name, account=None, vhost="/", **facts):
 # Queues
 
 
-def test_a_queue_is_told_with_all_its_fields(alice, account, settings):
+def test_a_queue_is_shown_with_all_its_fields(alice, account, settings):
     account.warn_length = 5
     account.save()
     queue = row("queue/alice/q", account, ready=3, unacknowledged=4, consumers=2, max_length=50, state="warned")
@@ -46,7 +46,7 @@ def test_a_queue_is_told_with_all_its_fields(alice, account, settings):
         assert program.get(f"queues/{spelling}/").json() == told
 
 
-def test_a_registered_queue_is_its_owners_and_says_that_it_is_registered(alice, bob, operator):
+def test_a_registered_queue_belongs_to_the_agents_owner(alice, bob, operator):
     queue = row("consumer_1", vhost=alice.uuid.hex, owner=alice, registered=True)
     told = Program(alice).get(f"queues/{queue.uuid}/").json()
     assert (told["owners"], told["pulse_user"], told["registered"]) == (["alice@example.org"], None, True)
@@ -58,7 +58,7 @@ def test_a_registered_queue_is_its_owners_and_says_that_it_is_registered(alice, 
         assert "agent's registration" in answer.json()["detail"]
 
 
-def test_what_is_unknown_is_null(alice, operator):
+def test_unknown_values_of_a_queue_are_null(alice, operator):
     queue = row("amq.gen-1", ready=None)
     told = Program(operator).get(f"queues/{queue.uuid}/").json()
     assert (told["length"], told["ready"], told["consumers"], told["pulse_user"]) == (None, None, None, None)
@@ -66,7 +66,7 @@ def test_what_is_unknown_is_null(alice, operator):
     assert Program(alice).get("queues/").json() == []
 
 
-def test_a_queue_that_is_there_was_last_seen_at_the_last_list(alice, account):
+def test_last_seen_of_a_present_queue_is_the_time_of_the_last_list(alice, account):
     listed_at = timezone.now()
     Watch.objects.update_or_create(id=1, defaults={"listed_at": listed_at})
     old = listed_at - timedelta(hours=1)
@@ -106,7 +106,7 @@ def test_queues_are_filtered_and_ordered(operator, account, query, names):
     assert answer["X-Result-Count"] == str(len(names))
 
 
-def test_the_list_takes_as_many_statements_for_many_queues_as_for_one(operator, django_assert_max_num_queries):
+def test_the_list_of_queues_takes_a_constant_number_of_statements(operator, django_assert_max_num_queries):
     program = Program(operator)
     program.get("me/")  # notes that the token is used
     for number in range(40):
@@ -125,7 +125,7 @@ def real(guarded, amqp, account, vhost):
     return row("queue/alice/<b>%2F é", account, vhost=vhost, ready=3)
 
 
-def test_a_queue_is_looked_at_emptied_and_deleted(alice, real, amqp, management, vhost):
+def test_a_queue_is_inspected_purged_and_deleted(alice, real, amqp, management, vhost):
     management.declare_exchange(vhost, "exchange/alice/x")
     management.bind_queue(vhost, "exchange/alice/x", real.name, "build.#")
     program = Program(alice)
@@ -149,7 +149,7 @@ def test_a_queue_is_looked_at_emptied_and_deleted(alice, real, amqp, management,
 
 
 @pytest.mark.parametrize("method", ["delete", "purge"])
-def test_a_queue_that_is_gone_when_it_is_to_go_is_404(alice, real, management, vhost, method):
+def test_deleting_or_purging_a_vanished_queue_answers_404(alice, real, management, vhost, method):
     management.delete_queue(vhost, real.name)
     program = Program(alice)
     if method == "delete":
@@ -159,7 +159,7 @@ def test_a_queue_that_is_gone_when_it_is_to_go_is_404(alice, real, management, v
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
 
 
-def test_what_the_broker_refuses_is_409_and_says_why(alice, account, guarded, amqp, vhost):
+def test_a_refusal_by_the_broker_answers_409_with_its_reason(alice, account, guarded, amqp, vhost):
     amqp.channel.queue_declare("queue/alice/mine", exclusive=True)
     queue = row("queue/alice/mine", account, vhost=vhost, exclusive=True)
     answer = Program(alice).delete(f"queues/{queue.uuid}/")
@@ -167,7 +167,7 @@ def test_what_the_broker_refuses_is_409_and_says_why(alice, account, guarded, am
     assert "exclusive" in answer.json()["detail"]
 
 
-def test_nothing_happens_to_a_queue_while_the_broker_is_away(alice, account, away):
+def test_without_the_broker_a_queue_is_neither_deleted_nor_purged(alice, account, away):
     queue = row("queue/alice/q", account)
     program = Program(alice)
     for answer in (
@@ -195,7 +195,7 @@ def test_nothing_happens_to_a_queue_while_the_broker_is_away(alice, account, awa
         ({}, 200, (False, None, None)),
     ],
 )
-def test_operators_give_a_queue_limits_and_owners_do_not(alice, operator, account, body, status, limits):
+def test_operators_set_limits_of_a_queue_and_owners_cannot(alice, operator, account, body, status, limits):
     queue = row("queue/alice/q", account)
     assert Program(operator).patch(f"queues/{queue.uuid}/", body).status_code == status
     queue.refresh_from_db()
@@ -205,7 +205,7 @@ def test_operators_give_a_queue_limits_and_owners_do_not(alice, operator, accoun
     assert "operator" in refused.json()["detail"]
 
 
-def test_samples_are_those_of_the_time_and_the_one_that_held_before(alice, account, bob):
+def test_samples_cover_the_time_span_and_the_one_before_it(alice, account, bob):
     queue = row("queue/alice/q", account)
     now = timezone.now()
     for minutes in (1, 30, 90, 60 * 30, 60 * 24 * 8):
@@ -224,7 +224,7 @@ def test_samples_are_those_of_the_time_and_the_one_that_held_before(alice, accou
     assert Program(bob).get(where).status_code == 404
 
 
-def test_there_is_an_end_to_samples(alice, account):
+def test_at_most_5000_samples_are_returned(alice, account):
     queue = row("queue/alice/q", account)
     now = timezone.now()
     QueueSample.objects.bulk_create(
@@ -234,7 +234,7 @@ def test_there_is_an_end_to_samples(alice, account):
     assert (len(samples), samples[0]["length"], samples[-1]["length"]) == (5000, 4999, 0)
 
 
-def test_events_come_in_pages_the_last_first(alice, account, operator, django_assert_max_num_queries):
+def test_events_have_pages_with_the_newest_first(alice, account, operator, django_assert_max_num_queries):
     queue = row("queue/alice/q", account)
     now = timezone.now()
     for number in range(30):
@@ -254,9 +254,7 @@ def test_events_come_in_pages_the_last_first(alice, account, operator, django_as
 # Exchanges
 
 
-def test_exchanges_are_listed_and_deleted_whatever_their_names(
-    alice, account, bob, guarded, management, vhost, settings
-):
+def test_exchanges_with_any_name_are_listed_and_deleted(alice, account, bob, guarded, management, vhost, settings):
     strange = ["x", "a'\"b", "100%2F", "", "..", "é \u202e/", "a&name=b+c"]
     names = [f"exchange/alice/{name}" for name in strange]
     for name in names:
@@ -282,7 +280,7 @@ def test_exchanges_are_listed_and_deleted_whatever_their_names(
 
 
 @pytest.mark.parametrize("query", ["", "?name=", "?nam=exchange/alice/x"])
-def test_an_exchange_to_be_deleted_has_a_name(alice, account, query):
+def test_deleting_an_exchange_needs_its_name(alice, account, query):
     answer = Program(alice).delete(f"exchanges/{query}")
     assert (answer.status_code, list(answer.json())) == (400, ["name"])
 
@@ -290,7 +288,7 @@ def test_an_exchange_to_be_deleted_has_a_name(alice, account, query):
 # Channels and settings
 
 
-def test_a_channel_is_made_and_its_address_is_not_shown(alice, bob, caplog):
+def test_a_channels_url_is_not_shown(alice, bob, caplog):
     program = Program(alice)
     made = program.post("channels/", {"name": "chat", "url": "https://1.1.1.1/hooks/secret-word"})
     assert made.status_code == 201, made.text
@@ -313,12 +311,12 @@ def test_a_channel_is_made_and_its_address_is_not_shown(alice, bob, caplog):
 @pytest.mark.parametrize(
     "url", ["http://example.org/", "https://127.0.0.1/", "https://", "file:///etc/passwd", "x", ""]
 )
-def test_a_channel_that_cannot_be_used_is_told_at_its_field(alice, url):
+def test_an_invalid_channel_url_is_refused(alice, url):
     answer = Program(alice).post("channels/", {"name": "chat", "url": url})
     assert (answer.status_code, list(answer.json())) == (400, ["url"])
 
 
-def test_a_channel_that_does_not_answer_says_so(alice, settings):
+def test_a_test_of_a_channel_that_does_not_respond_answers_409(alice, settings):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
     program = Program(alice)
     made = program.post("channels/", {"name": "chat", "url": "https://127.0.0.1:1/hooks/secret-word"}).json()
@@ -353,21 +351,21 @@ def test_settings_are_shown_and_changed(alice):
         ({"weekly_summary": None}, "weekly_summary"),
     ],
 )
-def test_settings_that_cannot_be_are_told_at_their_field(alice, body, field):
+def test_invalid_settings_are_refused_on_their_field(alice, body, field):
     answer = Program(alice).patch("settings/", body)
     assert (answer.status_code, list(answer.json())) == (400, [field])
     alice.refresh_from_db()
     assert (alice.quiet_from, alice.time_zone, alice.weekly_summary) == (None, "UTC", True)
 
 
-def test_nobody_finds_a_queue_by_guessing(alice):
+def test_an_unknown_queue_uuid_answers_404(alice):
     assert Program(alice).get(f"queues/{uuid.uuid4().hex}/").status_code == 404
 
 
 # Two at once
 
 
-def test_what_two_operators_change_at_once_is_both_kept(operator, account, monkeypatch):
+def test_concurrent_changes_of_limits_are_both_kept(operator, account, monkeypatch):
     queue = row("queue/alice/q", account, warn_length=100, max_length=1000)
     set_limits = actions.set_limits
 
@@ -381,7 +379,7 @@ def test_what_two_operators_change_at_once_is_both_kept(operator, account, monke
     assert (queue.warn_length, queue.max_length) == (told["warn_length"], told["max_length"]) == (200, 5000)
 
 
-def test_what_two_windows_change_of_the_settings_at_once_is_both_kept(alice, monkeypatch):
+def test_concurrent_changes_of_settings_are_both_kept(alice, monkeypatch):
     set_quiet_hours = preferences.set_quiet_hours
 
     def in_between(*args):
@@ -396,12 +394,12 @@ def test_what_two_windows_change_of_the_settings_at_once_is_both_kept(alice, mon
 
 
 @pytest.mark.parametrize("time_of_day", ["22:00:30", "22:00:00.000001", "22:00Z", "22:00+05:00", "24:00", "22", ""])
-def test_a_time_of_the_day_has_hours_and_minutes_alone(alice, time_of_day):
+def test_a_quiet_hour_has_hours_and_minutes_only(alice, time_of_day):
     answer = Program(alice).patch("settings/", {"quiet_from": time_of_day, "quiet_until": "07:00"})
     assert (answer.status_code, list(answer.json())) == (400, ["quiet_from"])
 
 
-def test_the_bindings_of_a_queue_that_is_gone_are_not_there(alice, account, guarded):
+def test_bindings_of_a_gone_queue_answer_404(alice, account, guarded):
     queue = row("queue/alice/gone", account, vhost=guarded, state="gone")
     answer = Program(alice).get(f"queues/{queue.uuid}/bindings/")
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")

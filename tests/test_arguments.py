@@ -11,12 +11,12 @@ arguments = st.dictionaries(st.sampled_from(["x-a", "x-b", "x-message-ttl", "x-e
 
 
 @given(arguments)
-def test_the_same_arguments_do_not_differ(some):
+def test_equal_arguments_have_no_differences(some):
     assert differences(some, dict(some)) == []
 
 
 @given(arguments, arguments)
-def test_differences_are_those_of_the_other_way_round_exchanged(wanted, found):
+def test_differences_are_symmetric(wanted, found):
     back = [Difference(one.argument, one.wanted, one.found) for one in differences(found, wanted)]
     assert differences(wanted, found) == back
 
@@ -29,7 +29,7 @@ def test_correcting_every_difference_leaves_none(wanted, found):
     assert differences(wanted, corrected) == []
 
 
-def test_a_difference_says_what_is_there_and_what_is_wanted():
+def test_a_difference_has_the_value_found_and_the_value_wanted():
     assert differences({"x-expires": 5, "x-new": "a"}, {"x-expires": 6, "x-old": True}) == [
         Difference("x-expires", found=6, wanted=5),
         Difference("x-new", found=None, wanted="a"),
@@ -37,17 +37,17 @@ def test_a_difference_says_what_is_there_and_what_is_wanted():
     ]
 
 
-def test_the_classic_type_is_equal_to_none_said():
+def test_a_missing_queue_type_equals_classic():
     assert differences({"x-queue-type": "classic"}, {}) == differences({}, {"x-queue-type": "classic"}) == []
 
 
-def test_the_quorum_type_is_not():
+def test_quorum_differs_from_classic():
     assert differences({"x-queue-type": "classic"}, {"x-queue-type": "quorum"}) == [
         Difference("x-queue-type", found="quorum", wanted=None)
     ]
 
 
-def test_a_number_is_neither_a_boolean_nor_a_text():
+def test_a_number_equals_neither_a_boolean_nor_a_string():
     assert len(differences({"a": 1, "b": 1, "c": 1}, {"a": True, "b": "1", "c": 1.0})) == 3
 
 
@@ -75,7 +75,7 @@ def reason_for(management, vhost, name, first, second):
         ({"x-dead-letter-exchange": "5"}, {}, Difference("x-dead-letter-exchange", found="5", wanted=None)),
     ],
 )
-def test_the_brokers_objection_to_other_arguments_is_read(management, vhost, first, second, difference):
+def test_the_brokers_error_for_other_arguments_is_parsed(management, vhost, first, second, difference):
     reason = reason_for(management, vhost, "q", {"arguments": first}, {"arguments": second})
     assert parse_inequivalent(reason) == difference
 
@@ -87,25 +87,25 @@ def test_the_brokers_objection_to_other_arguments_is_read(management, vhost, fir
         ({"auto_delete": True}, Difference("auto_delete", found="false", wanted="true")),
     ],
 )
-def test_the_brokers_objection_to_another_kind_of_queue_is_read(management, vhost, second, difference):
+def test_the_brokers_error_for_other_properties_is_parsed(management, vhost, second, difference):
     assert parse_inequivalent(reason_for(management, vhost, "q", {}, second)) == difference
 
 
-def test_a_quorum_queue_is_not_the_classic_one_that_is_there(management, vhost):
+def test_the_brokers_error_for_a_quorum_queue_is_parsed(management, vhost):
     reason = reason_for(management, vhost, "q", {}, {"arguments": {"x-queue-type": "quorum"}})
     difference = parse_inequivalent(reason)
     assert (difference.argument, difference.wanted) == ("x-queue-type", "quorum")
 
 
 @pytest.mark.parametrize("name", ["it's", "a' in vhost 'b': received '1' but current is '2", "x' for queue 'y"])
-def test_quotes_in_the_queues_name_do_not_confuse(management, vhost, name):
+def test_quotes_in_the_queues_name_do_not_confuse_the_parser(management, vhost, name):
     reason = reason_for(management, vhost, name, {}, {"durable": False})
     assert parse_inequivalent(reason) == Difference("durable", found="true", wanted="false")
 
 
 @given(plain, plain)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_goes_to_the_broker_and_comes_back_in_its_objection(management, vhost, first, second):
+def test_any_text_survives_in_the_brokers_error(management, vhost, first, second):
     argument = "x-dead-letter-routing-key"
     for_all = {"x-dead-letter-exchange": "amq.topic"}
     if first == second:
@@ -117,5 +117,5 @@ def test_any_text_goes_to_the_broker_and_comes_back_in_its_objection(management,
 
 
 @pytest.mark.parametrize("reason", ["", "Not Found", "invalid arg 'x-message-ttl' for queue 'q' in vhost '/': \"no\""])
-def test_another_reason_is_no_difference(reason):
+def test_an_unrelated_error_is_no_difference(reason):
     assert parse_inequivalent(reason) is None
