@@ -79,7 +79,7 @@ def forget():
 # Who it was
 
 
-def test_a_person_at_a_browser_is_named_with_the_address_and_the_id_of_the_request(queue, alice):
+def test_an_entry_names_the_person_their_address_and_the_request(queue, alice):
     forget()
     client = Client(REMOTE_ADDR="192.0.2.9")
     client.force_login(alice)
@@ -91,7 +91,7 @@ def test_a_person_at_a_browser_is_named_with_the_address_and_the_id_of_the_reque
     assert (entry.remote_addr, entry.cid) == ("192.0.2.9", answer["X-Request-ID"])
 
 
-def test_a_program_is_named_with_its_owner_and_its_token(queue, operator):
+def test_an_entry_names_the_token_and_its_owner(queue, operator):
     program = Program(operator)
     token = operator.auth_token_set.get()
     token.name = "nightly"
@@ -104,7 +104,7 @@ def test_a_program_is_named_with_its_owner_and_its_token(queue, operator):
     assert program.key not in everything()
 
 
-def test_the_actor_is_known_as_long_as_the_request_lasts_and_to_no_other_thread(alice, monkeypatch):
+def test_the_actor_is_set_for_the_request_and_its_thread_only(alice, monkeypatch):
     seen = []
     set_quiet_hours = preferences.set_weekly_summary
 
@@ -122,7 +122,7 @@ def test_the_actor_is_known_as_long_as_the_request_lasts_and_to_no_other_thread(
     assert audit.actor() is None
 
 
-def test_a_command_is_named(environment):
+def test_an_entry_names_the_command(environment):
     run(environment, "create_owner", "new@example.org", "--operator")
     entry = AuditEntry.objects.get(deed="made")
     assert (entry.actor, entry.actor_email, entry.object_repr) == (None, "", "new@example.org")
@@ -130,7 +130,7 @@ def test_a_command_is_named(environment):
     assert entry.remote_addr is None
 
 
-def test_a_task_is_named(account):
+def test_an_entry_names_the_task(account):
     mark_for_removal(*PulseUser.objects.all())
     forget()
     finish_removals.apply()
@@ -150,7 +150,7 @@ def test_a_task_is_named(account):
         (1, "<script>", None),
     ],
 )
-def test_an_address_is_believed_as_far_as_the_proxies_go(alice, settings, proxies, forwarded, known):
+def test_the_client_address_follows_the_trusted_proxies(alice, settings, proxies, forwarded, known):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = proxies
     forget()
     program = Program(alice)
@@ -160,7 +160,7 @@ def test_an_address_is_believed_as_far_as_the_proxies_go(alice, settings, proxie
     assert [entry.remote_addr for entry in AuditEntry.objects.filter(deed="changed")] == [known]
 
 
-def test_a_visitor_who_types_addresses_leaves_nothing_in_it(client, transactional_db, mailbox):
+def test_visitors_who_never_signed_in_leave_no_entries(client, transactional_db, mailbox):
     for number in range(3):
         client.post("/signin/", {"email": f"nobody-{number}@example.org"})
     assert Owner.objects.count() == 3
@@ -169,7 +169,7 @@ def test_a_visitor_who_types_addresses_leaves_nothing_in_it(client, transactiona
     assert not AuditEntry.objects.exists()
 
 
-def test_what_an_owner_did_and_what_was_done_to_them_is_read_after_they_are_gone(admin, alice, operator):
+def test_entries_outlive_the_deleted_owner(admin, alice, operator):
     vouching.vouch(alice, operator)
     audit.record(alice, "purged", None)
     path = f"/admin/accounts/owner/{alice.pk}/delete/"
@@ -181,7 +181,7 @@ def test_what_an_owner_did_and_what_was_done_to_them_is_read_after_they_are_gone
     assert "alice@example.org" in admin.get("/admin/accounts/auditentry/?q=alice").text
 
 
-def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, operator, monkeypatch):
+def test_an_owner_deleted_during_an_action_is_still_named(queue, operator, monkeypatch):
     leaving = Owner.objects.create_user("leaving@example.org", is_staff=True)
     forget()
     set_limits, purge, destroy = actions.set_limits, actions.purge_queue, actions.delete_queue
@@ -211,8 +211,8 @@ def test_who_is_removed_while_they_do_something_is_named_all_the_same(queue, ope
     assert client.get(f"/queues/{queue.uuid}/").status_code == 200
 
 
-def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, operator):
-    audit.record(operator, "purged", alice)
+def test_an_entry_outlives_its_content_type(alice, operator):
+    audit.note(operator, "purged", alice)
     ContentType.objects.get_for_model(Owner).delete()
     ContentType.objects.clear_cache()
     [entry] = AuditEntry.objects.filter(deed="purged")
@@ -226,7 +226,7 @@ def test_an_entry_outlives_the_kind_of_thing_that_it_is_about(alice, operator):
 @pytest.mark.parametrize(
     ("do", "deed"), [(actions.delete_queue, "deleted on the broker"), (actions.purge_queue, "purged")]
 )
-def test_what_is_asked_of_the_broker_is_there_with_its_outcome(queue, alice, broker, settings, do, deed):
+def test_broker_actions_are_recorded_with_their_outcome(queue, alice, broker, settings, do, deed):
     forget()
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
@@ -248,7 +248,7 @@ def test_what_is_asked_of_the_broker_is_there_with_its_outcome(queue, alice, bro
     assert "503" in why
 
 
-def test_what_was_not_asked_since_somebody_else_holds_the_account_is_not_done(account, monkeypatch):
+def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypatch):
     forget()
     renew, times = locks.Lock.renew, []
 
@@ -264,7 +264,7 @@ def test_what_was_not_asked_since_somebody_else_holds_the_account_is_not_done(ac
     assert [entry[1:] for entry in trail()] == [("gave another password", ACCOUNT, "not-done")]
 
 
-def test_what_was_begun_when_the_process_was_killed_is_of_unknown_outcome(queue, alice, monkeypatch):
+def test_an_action_cut_by_a_killed_process_has_an_unknown_outcome(queue, alice, monkeypatch):
     forget()
 
     def killed(*_):
@@ -276,7 +276,7 @@ def test_what_was_begun_when_the_process_was_killed_is_of_unknown_outcome(queue,
     assert [entry[3] for entry in trail()] == ["unknown"]
 
 
-def test_a_password_that_may_have_been_changed_is_in_it_and_the_password_is_not(account, monkeypatch):
+def test_a_password_rotation_is_recorded_without_the_password(account, monkeypatch):
     forget()
     password = pulse_users.rotate_password(account)
     put_user = Management.put_user
@@ -299,7 +299,7 @@ def test_a_password_that_may_have_been_changed_is_in_it_and_the_password_is_not(
 # What is in it
 
 
-def test_what_happens_to_an_account_is_in_it(account, alice, operator, management, guarded, settings):
+def test_changes_of_an_account_are_recorded(account, alice, operator, management, guarded, settings):
     bob = Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now())
     forget()
     pulse_users.add_owner(account, bob)
@@ -325,7 +325,7 @@ def test_what_happens_to_an_account_is_in_it(account, alice, operator, managemen
     assert third.changes == {"warn_length": ["None", "6"], "max_length": ["None", "9"]}
 
 
-def test_making_and_adopting_accounts_is_in_it(guarded, alice, operator, management):
+def test_creating_and_adopting_accounts_is_recorded(guarded, alice, operator, management):
     try:
         pulse_users.create_pulse_user("audited-made", [alice])
         management.put_user("audited-found", "irrelevant")
@@ -343,7 +343,7 @@ def test_making_and_adopting_accounts_is_in_it(guarded, alice, operator, managem
     assert AuditEntry.objects.get(deed="adopted").actor == operator
 
 
-def test_a_making_that_fails_is_in_it_too(guarded, alice, settings, broker):
+def test_a_failed_creation_is_recorded(guarded, alice, settings, broker):
     forget()
     settings.GUARDIAN_PULSE_VHOST = "no-such-vhost"
     with pytest.raises(BrokerUnavailable):
@@ -351,7 +351,7 @@ def test_a_making_that_fails_is_in_it_too(guarded, alice, settings, broker):
     assert [entry[1] for entry in trail()] == ["made", "changed", "deleted"]
 
 
-def test_vouching_and_withdrawing_are_in_it(account, alice, operator, settings):
+def test_vouching_and_withdrawing_are_recorded(account, alice, operator, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
     shared = PulseUser.objects.create(username="shared", ready=True)
@@ -370,7 +370,7 @@ def test_vouching_and_withdrawing_are_in_it(account, alice, operator, settings):
     assert AuditEntry.objects.get(deed="took an owner off").additional_data == {"owner": "alice@example.org"}
 
 
-def test_vouching_that_changes_no_row_is_in_it(alice, operator):
+def test_vouching_that_changes_no_row_is_recorded(alice, operator):
     bob = Owner.objects.create_user("bob@example.org", last_login=timezone.now())
     vouching.unvouch(alice, None, vouching.NO_LONGER_IN_GROUP)
     forget()
@@ -388,7 +388,7 @@ def test_vouching_that_changes_no_row_is_in_it(alice, operator):
     assert AuditEntry.objects.latest("id").additional_data == {"reason": "known to us"}
 
 
-def test_a_sign_in_is_in_it_and_does_not_fail_with_it(client, alice, mailbox, monkeypatch):
+def test_a_sign_in_is_recorded_and_works_if_recording_fails(client, alice, mailbox, monkeypatch):
     forget()
     client.get(urlsplit(create_link(alice)).path)
     assert client.get("/tokens/").status_code == 200
@@ -414,7 +414,7 @@ def test_a_sign_in_is_in_it_and_does_not_fail_with_it(client, alice, mailbox, mo
         ("cleanup_stale_subscriptions", "asked for a clean-up of stale subscriptions"),
     ],
 )
-def test_a_command_that_lifts_the_brake_is_in_it(guarded, transactional_db, command, deed):
+def test_a_command_that_overrides_the_brake_is_recorded(guarded, transactional_db, command, deed):
     forget()
     for options in ({"force": True, "dry_run": True}, {"force": False}, {"force": True}):
         with pytest.raises(SystemExit):
@@ -423,7 +423,7 @@ def test_a_command_that_lifts_the_brake_is_in_it(guarded, transactional_db, comm
     assert AuditEntry.objects.get().additional_data == {"force": True}
 
 
-def test_tokens_and_links_are_in_it_without_what_they_are(alice):
+def test_tokens_and_links_are_recorded_without_their_secrets(alice):
     token, key = tokens.create_token(alice, "nightly", 30)
     link = create_link(alice)
     tokens.revoke_token(token)
@@ -439,7 +439,7 @@ def test_tokens_and_links_are_in_it_without_what_they_are(alice):
         assert secret not in everything()
 
 
-def test_preferences_and_channels_are_in_it_without_where_they_lead(alice):
+def test_preferences_and_channels_are_recorded_without_urls(alice):
     forget()
     preferences.set_weekly_summary(alice, False)
     channel = channels.create_channel(
@@ -457,7 +457,7 @@ def test_preferences_and_channels_are_in_it_without_where_they_lead(alice):
     assert not Channel.objects.exists()
 
 
-def test_who_may_subscribe_is_in_it(agents, alice):
+def test_membership_of_offerings_is_recorded(agents, alice):
     offering = agents.offering(name="Compute")
     forget()
     offering.members.add(alice)
@@ -469,7 +469,7 @@ def test_who_may_subscribe_is_in_it(agents, alice):
     ]
 
 
-def test_agents_things_that_a_person_removes_are_in_it_and_others_are_not(admin, agents, settings):
+def test_registrations_deleted_by_a_person_are_recorded(admin, agents, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     owner = agents.owner()
     identity = agents.identity(owner)
@@ -495,7 +495,7 @@ def test_agents_things_that_a_person_removes_are_in_it_and_others_are_not(admin,
 # What it costs
 
 
-def test_registrations_passes_and_the_outbox_take_no_statement_for_it(agents, guarded, amqp, mailbox):
+def test_registrations_passes_and_sending_run_no_audit_statement(agents, guarded, amqp, mailbox):
     owner = agents.owner()
     identity = agents.identity(owner)
     program = Program(owner)
@@ -518,7 +518,7 @@ def test_registrations_passes_and_the_outbox_take_no_statement_for_it(agents, gu
     assert not [query["sql"] for query in captured if "auditentry" in query["sql"]]
 
 
-def test_a_page_is_shown_without_looking_the_visitor_up_for_it(client, alice, django_assert_num_queries):
+def test_a_page_does_not_load_the_visitor_for_the_audit_trail(client, alice, django_assert_num_queries):
     client.force_login(alice)
     with django_assert_num_queries(0):
         assert client.get("/healthz").status_code == 200
@@ -537,7 +537,7 @@ def test_old_entries_are_pruned_after_a_year(transactional_db):
 # The trail as it is read
 
 
-def test_the_trail_says_in_words_who_did_what(admin, alice, operator):
+def test_the_page_says_in_words_who_did_what(admin, alice, operator):
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])
     pulse_users.set_thresholds(account, 6, 9, operator)
@@ -557,7 +557,7 @@ def test_the_trail_says_in_words_who_did_what(admin, alice, operator):
 
 
 @pytest.mark.parametrize(("search", "found"), [("ops@", 1), ("team", 2), ("gave another", 1), ("r-17", 1), ("zzz", 0)])
-def test_the_trail_is_searched(admin, operator, alice, search, found):
+def test_the_page_is_searched(admin, operator, alice, search, found):
     forget()
     team = PulseUser(pk=1, username="team")
     audit.record(alice, "gave another password", team)
@@ -568,7 +568,7 @@ def test_the_trail_is_searched(admin, operator, alice, search, found):
     assert admin.get("/admin/accounts/auditentry/", {"q": search}).context["cl"].result_count == found
 
 
-def test_the_trail_is_narrowed_to_a_day_a_deed_and_a_thing(admin, alice):
+def test_the_page_is_filtered_by_date_action_and_object(admin, alice):
     forget()
     account = PulseUser.objects.create(username="team", ready=True)
     account.owners.set([alice])

@@ -85,7 +85,7 @@ def logged_in(broker):
             one.close()
 
 
-def test_what_was_there_at_the_backup_is_there_after_the_restore_and_nothing_else(backup):
+def test_a_restore_brings_back_exactly_the_rows_of_the_backup(backup):
     made = []
     for model in of_ours(apps):
         fill(model, "default", made)
@@ -102,7 +102,7 @@ def test_what_was_there_at_the_backup_is_there_after_the_restore_and_nothing_els
         fill(model, "default", made)
 
 
-def test_a_backup_of_sqlite_while_it_is_written_to_can_be_restored(tmp_path):
+def test_a_backup_of_sqlite_during_writes_can_be_restored(tmp_path):
     (tmp_path / "var").mkdir()
     database = tmp_path / "var" / "guardian.sqlite3"
     with sqlite3.connect(database) as guardian:
@@ -126,11 +126,7 @@ def test_a_backup_of_sqlite_while_it_is_written_to_can_be_restored(tmp_path):
     restored.close()
 
 
-def test_a_channels_address_is_read_after_a_restore_with_the_same_secret_key_and_with_no_other(
-    backup,
-    agents,
-    settings,
-):
+def test_a_channels_url_needs_the_same_secret_key_after_a_restore(backup, agents, settings):
     address = "https://1.1.1.1/hooks/3kd8fj2"
     channels.create_channel(agents.owner("alice"), "chat", address)
     backup.make()
@@ -144,7 +140,7 @@ def test_a_channels_address_is_read_after_a_restore_with_the_same_secret_key_and
         sealing.unseal(sealing.CHANNELS, sealed)
 
 
-def test_after_a_restore_what_was_told_is_not_told_again_and_no_queue_is_deleted(
+def test_after_a_restore_nothing_is_notified_twice_and_no_queue_deleted(
     backup, guarded, agent, amqp, mailbox, management, settings
 ):
     settings.GUARDIAN_VHOSTS = [guarded, agent.vhost]
@@ -175,12 +171,7 @@ def test_after_a_restore_what_was_told_is_not_told_again_and_no_queue_is_deleted
     assert states == {"long before": "ok", "calm before": "gone", "new since": "warned"}
 
 
-def test_after_a_restore_a_sweep_keeps_what_is_read_with_its_login_and_what_belongs_to_owners_who_came_since(
-    backup,
-    agents,
-    agent,
-    logged_in,
-):
+def test_after_a_restore_a_sweep_keeps_queues_in_use_and_of_newer_owners(backup, agents, agent, logged_in):
     backup.make()
     identity = agents.identity(agent.owner, agent.offering)
     subscription, _ = registration.register_subscription(identity, "order", agent.presented)
@@ -208,7 +199,7 @@ def test_after_a_restore_a_sweep_keeps_what_is_read_with_its_login_and_what_belo
     assert agent.names == {*agent.registered, new.queue_name}
 
 
-def test_after_a_restore_agents_queues_that_are_gone_since_are_made_again(backup, agent):
+def test_after_a_restore_missing_agents_queues_are_declared_again(backup, agent):
     backup.make()
     SubscriptionQueue.objects.filter(pk=agent.queue.pk).delete()
     assert agent.queue.queue_name not in agent.names
@@ -217,7 +208,7 @@ def test_after_a_restore_agents_queues_that_are_gone_since_are_made_again(backup
     assert agent.names == agent.registered
 
 
-def test_after_a_restore_an_account_that_was_made_since_is_nobodys_and_stays(backup, guarded, agents, management, amqp):
+def test_after_a_restore_a_newer_account_stays_without_an_owner(backup, guarded, agents, management, amqp):
     backup.make()
     username = "since-the-backup"
     create_pulse_user(username, [agents.owner("carol")])
@@ -234,14 +225,7 @@ def test_after_a_restore_an_account_that_was_made_since_is_nobodys_and_stays(bac
         management.delete_user(username)
 
 
-def test_the_looks_of_the_documents_name_what_a_restore_would_cost_and_change_nothing(
-    backup,
-    guarded,
-    agent,
-    agents,
-    amqp,
-    settings,
-):
+def test_documented_dry_runs_list_what_a_restore_costs(backup, guarded, agent, agents, amqp, settings):
     settings.GUARDIAN_VHOSTS = [guarded, agent.vhost]
     amqp.queue("unbounded since", 9)
     stale = RegisteredAgent(agents, "stale")

@@ -31,7 +31,7 @@ def long_ones(guarded, queues=3, prefix="long"):
     return [(guarded, f"{prefix}-{number}") for number in range(queues)]
 
 
-def test_a_release_lets_the_next_pass_delete_what_it_names_once(held, amqp, operator):
+def test_a_release_lets_the_next_pass_delete_the_named_queues_once(held, amqp, operator):
     brake.release_brake(operator, long_ones(held))
     report = monitor.run_pass()
     assert (report.deleted, report.brake_held) == (3, False)
@@ -42,7 +42,7 @@ def test_a_release_lets_the_next_pass_delete_what_it_names_once(held, amqp, oper
     assert sent_about_no_queue() == ["brake", "brake"]
 
 
-def test_a_release_lets_nothing_go_that_it_does_not_name(held, amqp, operator, management):
+def test_a_release_deletes_only_the_queues_it_names(held, amqp, operator, management):
     brake.release_brake(operator, long_ones(held))
     for number in range(3):
         amqp.channel.queue_purge(f"long-{number}")
@@ -52,7 +52,7 @@ def test_a_release_lets_nothing_go_that_it_does_not_name(held, amqp, operator, m
     assert len(queue_names(management, held)) == 6
 
 
-def test_beside_what_a_release_names_the_brake_holds_for_the_others_as_it_does_without(held, amqp, operator):
+def test_the_brake_still_blocks_other_queues_during_a_release(held, amqp, operator):
     brake.release_brake(operator, long_ones(held))
     for number in range(3):
         amqp.queue(f"more-{number}", 11)
@@ -64,14 +64,14 @@ def test_beside_what_a_release_names_the_brake_holds_for_the_others_as_it_does_w
     assert monitor.run_pass().deleted == 2
 
 
-def test_others_that_are_few_go_with_what_a_release_names(held, amqp, operator):
+def test_a_few_other_queues_are_deleted_along_with_released_ones(held, amqp, operator):
     brake.release_brake(operator, long_ones(held))
     for number in range(2):
         amqp.queue(f"more-{number}", 11)
     assert monitor.run_pass().deleted == 5
 
 
-def test_a_release_that_is_not_needed_any_more_is_used_up(held, amqp, operator):
+def test_a_release_that_is_no_longer_needed_is_used_up(held, amqp, operator):
     brake.release_brake(operator, long_ones(held))
     amqp.channel.queue_purge("long-0")
     assert monitor.run_pass().deleted == 2
@@ -80,7 +80,7 @@ def test_a_release_that_is_not_needed_any_more_is_used_up(held, amqp, operator):
     assert monitor.run_pass().brake_held
 
 
-def test_a_release_holds_for_ten_minutes(held, operator):
+def test_a_release_is_valid_for_ten_minutes(held, operator):
     brake.release_brake(operator, long_ones(held))
     Watch.objects.update(released_at=timezone.now() - brake.RELEASE_VALID_FOR)
     assert brake.brake().released == 0
@@ -92,7 +92,7 @@ def die(*arguments, **options):
 
 
 @pytest.mark.parametrize("step", ["the decision", "the deletion"])
-def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, step):
+def test_a_release_survives_a_killed_pass(held, operator, monkeypatch, step):
     brake.release_brake(operator, long_ones(held))
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -106,7 +106,7 @@ def test_a_release_outlives_a_pass_that_is_killed(held, operator, monkeypatch, s
     assert sent_about_no_queue() == ["brake"]
 
 
-def test_a_release_that_is_given_during_a_pass_is_for_the_next_one(held, operator, monkeypatch):
+def test_a_release_given_during_a_pass_applies_to_the_next_one(held, operator, monkeypatch):
     brake.release_brake(operator, long_ones(held, 1))
     remember = persistence._update_watch
 
@@ -120,9 +120,7 @@ def test_a_release_that_is_given_during_a_pass_is_for_the_next_one(held, operato
     assert brake.brake().released == 3
 
 
-def test_what_a_release_lets_go_and_the_second_look_cannot_confirm_goes_later_and_is_released_once(
-    held, amqp, operator, monkeypatch
-):
+def test_an_unconfirmed_released_queue_is_deleted_by_a_later_pass(held, amqp, operator, monkeypatch):
     amqp.queue("unsure", 11)
     for _ in range(11):
         amqp.channel.basic_get("unsure", auto_ack=False)
@@ -139,19 +137,19 @@ def test_what_a_release_lets_go_and_the_second_look_cannot_confirm_goes_later_an
     assert brake.brake() == brake.Brake()
 
 
-def test_a_dry_run_names_what_the_brake_keeps(held):
+def test_a_dry_run_lists_the_blocked_queues(held):
     report = monitor.run_pass(dry_run=True)
     assert [(one["vhost"], one["queue"]) for one in report.condemned] == long_ones(held)
     assert (report.would_delete, report.brake_held) == ([], True)
 
 
-def test_a_release_is_noted_with_who_gave_it(held, operator):
+def test_a_release_is_recorded_with_its_operator(held, operator):
     brake.release_brake(operator, long_ones(held))
     entry = AuditEntry.objects.get(deed="released the brake")
     assert (entry.actor, entry.additional_data["queues"]) == (operator, 3)
 
 
-def test_where_the_brake_does_not_hold_there_is_nothing_to_release(guarded, amqp, operator):
+def test_without_a_blocked_deletion_there_is_nothing_to_release(guarded, amqp, operator):
     assert brake.brake() == brake.Brake()
     amqp.queue("short", 1)
     monitor.run_pass()
@@ -160,12 +158,12 @@ def test_where_the_brake_does_not_hold_there_is_nothing_to_release(guarded, amqp
     assert not AuditEntry.objects.filter(deed="released the brake").exists()
 
 
-def test_a_release_has_to_name_a_queue(held, operator):
+def test_a_release_must_name_a_queue(held, operator):
     with pytest.raises(ValueError, match="name the queues"):
         brake.release_brake(operator, [])
 
 
-def test_a_short_list_does_not_say_that_the_brake_is_off(held, operator, monkeypatch):
+def test_a_shrunken_list_does_not_lift_the_brake(held, operator, monkeypatch):
     since = brake.brake().since
     brake.release_brake(operator, long_ones(held))
     monitor.run_pass(dry_run=True)
@@ -178,7 +176,7 @@ def test_a_short_list_does_not_say_that_the_brake_is_off(held, operator, monkeyp
     assert sent_about_no_queue().count("brake") == 1
 
 
-def test_the_mail_of_the_brake_says_where_to_release_it(held, settings, mailbox):
+def test_the_brake_mail_links_to_its_release(held, settings, mailbox):
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     call_command("send_notifications", "--once")
     (mail,) = [mail for mail in mailbox.mails if "brake" in mail.subject]

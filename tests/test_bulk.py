@@ -27,7 +27,7 @@ def rows(*names):
 
 
 @pytest.mark.parametrize("count", [1, 3000])
-def test_any_number_of_rows_is_one_statement(django_assert_num_queries, count):
+def test_any_number_of_rows_takes_one_statement(django_assert_num_queries, count):
     with django_assert_num_queries(1):
         returned = bulk.insert(Queue, FIELDS, rows(*(f"q{n}" for n in range(count))), returning=("id", "name"))
     assert len(returned) == Queue.objects.count() == count
@@ -36,13 +36,13 @@ def test_any_number_of_rows_is_one_statement(django_assert_num_queries, count):
     assert Queue.objects.filter(ready=7, state="warned").count() == count
 
 
-def test_no_rows_are_no_statement(django_assert_num_queries):
+def test_no_rows_take_no_statement(django_assert_num_queries):
     with django_assert_num_queries(0):
         bulk.insert(Queue, FIELDS, [])
         bulk.update(Queue, ("ready",), [])
 
 
-def test_every_kind_of_value_comes_back_as_it_went_in():
+def test_every_type_of_value_is_stored_unchanged():
     name = "a'b\"c\\d\ne%s{}\u202eé"
     (row,) = rows(name)
     ((id_,),) = bulk.insert(Queue, FIELDS, [row], returning=("id",))
@@ -56,7 +56,7 @@ def test_every_kind_of_value_comes_back_as_it_went_in():
     assert QueueEvent.objects.get().details == facts
 
 
-def test_no_text_is_taken_for_another_beside_others():
+def test_special_texts_are_stored_unchanged_beside_each_other():
     names = ["a\\", '"', "{b,c}", "NULL", "", " ", ",", "\\N", "'", "%s", "\t\n", "é\u202e"]
     facts = [{}, {"a": names[0]}, {"c": '"', "d": None}, {"b": [1.5, True]}]
     inserted = bulk.insert(Queue, FIELDS, rows(*names), returning=("id", "name"))
@@ -75,7 +75,7 @@ def test_no_text_is_taken_for_another_beside_others():
     assert [Queue.objects.get(id=id_).quiet_until for id_, _ in inserted[:3]] == [None, NOW, None]
 
 
-def test_what_is_the_same_in_every_row_is_there_in_each():
+def test_values_equal_in_all_rows_are_written_to_each():
     inserted = bulk.insert(Queue, FIELDS, rows("a", "b", "c"), returning=("id",))
     bulk.update(
         Queue, ("ready", "said", "quiet_until", "recovery_said"), [(id_, 5, "warned", NOW, True) for (id_,) in inserted]
@@ -87,7 +87,7 @@ def test_what_is_the_same_in_every_row_is_there_in_each():
     assert Queue.objects.filter(bulk.among(Queue, ("id",), ids[:1] * 2)).count() == 1
 
 
-def test_an_update_can_set_a_value_to_nothing():
+def test_an_update_can_set_null():
     ((id_,),) = bulk.insert(Queue, FIELDS, rows("q"), returning=("id",))
     bulk.update(Queue, ("ready", "quiet_until"), [(id_, None, NOW)])
     bulk.update(Queue, ("quiet_until",), [(id_, None)])
@@ -109,13 +109,13 @@ ODD = "a'b\"c\\d\ne%s{},\u202eé"
     ],
     ids=["one", "twice the same", "another name", "all is another", "another vhost"],
 )
-def test_among_finds_the_rows_with_these_keys_and_no_others(keys):
+def test_among_finds_exactly_the_rows_with_these_keys(keys):
     bulk.insert(Queue, FIELDS, rows(ODD, "b", "c"))
     found = Queue.objects.filter(bulk.among(Queue, ("vhost", "name"), keys))
     assert [queue.name for queue in found] == [ODD]
 
 
-def test_postgresql_never_compares_each_row_with_each_key_whatever_its_statistics_say():
+def test_postgresql_never_joins_every_row_with_every_key():
     if connection.vendor != "postgresql":
         pytest.skip("SQLite takes the index in any case")
     numbers = bulk.insert(Queue, FIELDS, rows(*(f"q{n}" for n in range(1000))), returning=("id", "vhost", "name"))

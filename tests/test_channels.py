@@ -63,7 +63,7 @@ def failure(channel):
         ("https://[2001:4860:4860::8888]/hook", "Webhook at 2001:4860:4860::8888"),
     ],
 )
-def test_an_address_is_shown_as_its_service_and_host_and_nothing_more(alice, url, shown):
+def test_a_url_is_shown_as_its_service_and_host_only(alice, url, shown):
     channel = create_channel(alice, "room", f"  {url} ")
     assert channel.service == shown
     stored = str(Channel.objects.values().get())
@@ -108,7 +108,7 @@ def test_an_address_is_shown_as_its_service_and_host_and_nothing_more(alice, url
         ("ntfys://example.org/topic?attach=/etc/passwd", "option 'attach'"),
     ],
 )
-def test_what_is_no_address_over_https_is_refused_with_the_reason(alice, url, why):
+def test_a_url_that_is_not_https_is_refused_with_the_reason(alice, url, why):
     with pytest.raises(BadChannel, match=why):
         create_channel(alice, "room", url)
     assert not Channel.objects.exists()
@@ -124,7 +124,7 @@ def test_what_is_no_address_over_https_is_refused_with_the_reason(alice, url, wh
         "[::7f00:1]", "[fec0::1]", "[64:ff9b:1::7f00:1]", "[2001:db8::1]", "[100::1]",
     ],
 )  # fmt: skip
-def test_a_private_address_is_refused_in_whatever_form_it_is_written(alice, host):
+def test_a_private_address_is_refused_in_every_notation(alice, host):
     with pytest.raises(BadChannel, match="private address"):
         create_channel(alice, "room", f"https://{host}/hook")
     with pytest.raises(BadChannel, match=r"private address|incomplete"):
@@ -134,29 +134,29 @@ def test_a_private_address_is_refused_in_whatever_form_it_is_written(alice, host
 @pytest.mark.parametrize(
     "address", ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
 )
-def test_an_address_of_the_internet_is_public(address):
+def test_an_internet_address_is_public(address):
     assert public_https.is_public(address)
 
 
-def test_a_private_address_can_be_allowed(alice, settings):
+def test_private_addresses_can_be_allowed(alice, settings):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
     assert create_channel(alice, "room", "https://10.0.0.7/hook").service == "Webhook at 10.0.0.7"
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.text(), st.text().map("https://{}".format), st.text().map("slack://{}".format)))
-def test_whatever_is_typed_makes_a_sender_or_is_refused_in_words(text):
+def test_any_text_makes_a_sender_or_is_refused(text):
     with suppress(BadChannel):
         assert channels._sender(text).host
 
 
 @pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\0b", "a\u202eb"])
-def test_a_name_has_one_to_a_hundred_characters_that_can_be_seen(alice, name):
-    with pytest.raises(ValidationError, match="visible characters"):
+def test_a_name_has_1_to_100_visible_characters(alice, name):
+    with pytest.raises(ValidationError, match="all of which can be seen"):
         create_channel(alice, name, SLACK)
 
 
-def test_an_owner_has_each_name_once_and_others_may_have_it_too(alice):
+def test_channel_names_are_unique_for_an_owner(alice):
     create_channel(alice, "room", SLACK)
     with pytest.raises(ValidationError, match="a channel of this name"):
         create_channel(alice, " room ", SLACK)
@@ -164,7 +164,7 @@ def test_an_owner_has_each_name_once_and_others_may_have_it_too(alice):
     assert create_channel(bob, "room", SLACK).owner == bob
 
 
-def test_an_owner_has_ten_channels_at_most(alice):
+def test_an_owner_has_at_most_ten_channels(alice):
     for number in range(10):
         create_channel(alice, f"room {number}", SLACK)
     with pytest.raises(ValidationError, match="the most"):
@@ -172,7 +172,7 @@ def test_an_owner_has_ten_channels_at_most(alice):
     assert alice.channels.count() == 10
 
 
-def test_who_is_not_vouched_for_makes_guardian_send_nothing_anywhere(channel, webhook):
+def test_an_owner_without_access_sends_nothing_to_channels(channel, webhook):
     Owner.objects.update(vouched=False)
     channel.owner.refresh_from_db()
     with pytest.raises(NotVouched):
@@ -185,7 +185,7 @@ def test_who_is_not_vouched_for_makes_guardian_send_nothing_anywhere(channel, we
 # Sending
 
 
-def test_a_test_message_arrives_and_is_noted(channel, webhook):
+def test_a_test_message_arrives_and_is_recorded(channel, webhook):
     channels.test_channel(channel)
     (request,) = webhook.received
     assert request.path == "/hooks/s3cr3t"
@@ -222,30 +222,30 @@ def test_an_owner_sends_one_test_at_a_time(channel, webhook, private_channels):
             channels.test_channel(channel)
 
 
-def test_an_address_arrives_as_it_was_entered(alice, private_channels, webhook):
+def test_a_url_is_requested_as_it_was_entered(alice, private_channels, webhook):
     channel = create_channel(alice, "room", webhook.url("/a%2Fb/c?token=x%26y&token=z&empty="))
     channels.send(channel, "title", "body")
     assert webhook.received[0].path == "/a%2Fb/c?token=x%26y&token=z&empty="
 
 
-def test_name_and_password_of_an_address_are_sent_as_such(alice, private_channels, webhook):
+def test_credentials_of_a_url_are_sent_as_basic_auth(alice, private_channels, webhook):
     url = webhook.url().replace("https://", "https://me:p%40ss@")
     channels.send(create_channel(alice, "room", url), "title", "body")
     assert webhook.received[0].headers["Authorization"] == "Basic bWU6cEBzcw=="
 
 
-def test_a_long_message_is_shortened_to_what_the_service_takes(channel, webhook):
+def test_a_long_message_is_shortened_for_the_service(channel, webhook):
     channels.send(channel, "t" * 1000, "b" * 100_000)
     assert len(webhook.received[0].json["title"]) <= 250
     assert 1000 < len(webhook.received[0].json["message"]) <= 32768
 
 
-def test_a_name_with_markup_arrives_as_text(channel, webhook):
+def test_markup_in_a_name_arrives_as_text(channel, webhook):
     channels.send(channel, "<b>&amp;", "queue/alice/<script>*_`&lt;")
     assert webhook.received[0].json["message"] == "queue/alice/<script>*_`&lt;"
 
 
-def test_a_name_that_would_call_everybody_in_a_room_calls_nobody(alice, private_channels, webhook):
+def test_mentions_in_a_message_notify_nobody(alice, private_channels, webhook):
     url = f"mmosts://localhost:{webhook.port}/abcdefghijklmnopqrstuvwxyz"
     body = "@all, @all.x and <@U123> <@&99>, bob@example.org and @alliance"
     channels.send(create_channel(alice, "room", url), "queue/alice/@channel", body)
@@ -259,13 +259,13 @@ def test_a_name_that_would_call_everybody_in_a_room_calls_nobody(alice, private_
     [(400, "does not accept this message"), (401, "create a new"), (403, "create a new"), (404, "create a new"),
      (410, "create a new"), (429, "too many messages"), (500, "the service failed"), (503, "status page")],
 )  # fmt: skip
-def test_an_answer_that_is_no_success_is_told_with_what_can_be_done(channel, webhook, status, what):
+def test_an_error_of_the_service_is_reported_with_a_remedy(channel, webhook, status, what):
     webhook.status = status
     assert f"it answered {status}" in failure(channel)
     assert what in channel.last_error
 
 
-def test_a_failure_is_forgotten_when_a_message_arrives(channel, webhook):
+def test_a_successful_message_clears_the_last_error(channel, webhook):
     webhook.status = 500
     failure(channel)
     webhook.status = 200
@@ -274,19 +274,19 @@ def test_a_failure_is_forgotten_when_a_message_arrives(channel, webhook):
     assert channel.last_error == ""
 
 
-def test_nobody_listening_is_told(channel, webhook):
+def test_a_refused_connection_is_reported(channel, webhook):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     channel = create_channel(channel.owner, "another", f"https://localhost:{port}/s3cr3t")
     assert "can't be connected to (Connection refused)" in failure(channel)
 
 
-def test_a_host_that_is_none_is_told(alice):
+def test_an_unknown_host_is_reported(alice):
     channel = create_channel(alice, "room", "https://no-such-host.invalid/s3cr3t")
     assert "there is no host 'no-such-host.invalid'" in failure(channel)
 
 
-def test_a_certificate_of_nobody_known_is_not_trusted(channel, webhook, monkeypatch):
+def test_a_self_signed_certificate_is_not_trusted(channel, webhook, monkeypatch):
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
     assert "certificate can't be verified" in failure(channel)
     assert webhook.received == []
@@ -309,7 +309,7 @@ def test_a_server_without_tls_gets_no_message(alice, private_channels):
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
-def test_an_address_that_becomes_private_after_it_was_saved_is_not_connected_to(
+def test_a_saved_url_that_is_no_longer_allowed_is_not_connected_to(
     alice, private_channels, settings, certificate, host
 ):
     with Webhook(certificate, "::1" if "::" in host else "127.0.0.1") as hook:
@@ -322,7 +322,7 @@ def test_an_address_that_becomes_private_after_it_was_saved_is_not_connected_to(
         assert hook.connections == before
 
 
-def test_a_name_that_leads_to_this_machine_is_found_out_when_it_is_connected_to(alice, webhook, monkeypatch):
+def test_a_hostname_that_resolves_to_a_private_address_is_not_connected_to(alice, webhook, monkeypatch):
     # What has no other way: a name in the public DNS that resolves to a private address, and changes in between.
     channel = create_channel(alice, "room", webhook.url(host="rebinding.example.org"))
     real = socket.getaddrinfo
@@ -344,9 +344,7 @@ def test_a_redirect_is_not_followed(channel, webhook, certificate, status, to):
         assert elsewhere.connections == 0
 
 
-def test_a_request_that_follows_redirects_all_the_same_gets_no_further(
-    settings, private_channels, webhook, certificate
-):
+def test_a_request_that_follows_redirects_never_reaches_plain_http(settings, private_channels, webhook, certificate):
     with Webhook(None) as plain:
         webhook.status, webhook.headers = 307, {"Location": f"http://localhost:{plain.port}/elsewhere"}
         url = webhook.url()
@@ -358,7 +356,7 @@ def test_a_request_that_follows_redirects_all_the_same_gets_no_further(
         assert plain.connections == 0
 
 
-def test_a_request_that_would_not_verify_a_certificate_does_all_the_same(settings, webhook):
+def test_certificates_are_verified_even_if_a_plugin_disables_it(settings, webhook):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = True
     url = webhook.url()
     arrived, attempt = public_https.run_with_deadline(
@@ -368,14 +366,14 @@ def test_a_request_that_would_not_verify_a_certificate_does_all_the_same(setting
     assert "certificate" in attempt.reason
 
 
-def test_a_proxy_of_the_environment_is_not_used(channel, webhook, monkeypatch):
+def test_a_proxy_from_the_environment_is_not_used(channel, webhook, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     channels.send(channel, "title", "body")
     assert len(webhook.received) == 1
 
 
 @pytest.mark.parametrize("schema", channels.SERVICES)
-def test_each_service_sends_by_nothing_but_what_is_confined(schema):
+def test_each_service_sends_only_through_the_confined_client(schema):
     plugin = NotificationManager()[schema]
     module = sys.modules[plugin.__module__]
     assert [cls.__module__ for cls in plugin.__mro__[1:]] == ["apprise.plugins.base", "apprise.url", "builtins"]
@@ -395,14 +393,14 @@ def test_each_service_sends_by_nothing_but_what_is_confined(schema):
     assert all(hasattr(public_https.client, name) for name in used)
 
 
-def test_a_plugin_that_sends_by_something_else_is_not_used(channel, webhook, monkeypatch):
+def test_a_plugin_that_sends_otherwise_is_not_used(channel, webhook, monkeypatch):
     monkeypatch.delattr(custom_json, "requests")
     with pytest.raises(KeyError):
         channels.send(channel, "title", "body")
     assert webhook.connections == 0
 
 
-def test_other_requests_of_this_process_go_where_they_want(channel, webhook, certificate):
+def test_other_requests_of_the_process_are_not_confined(channel, webhook, certificate):
     # Such as the sign-in by OpenID Connect, whose provider may well be at a private address.
     channels.send(channel, "title", "body")
     assert requests.Session.get_adapter.__module__ == "requests.sessions"
@@ -421,14 +419,14 @@ def short_timeouts(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["silent", "trickling"])
-def test_a_service_that_does_not_answer_in_time_is_left(channel, webhook, short_timeouts, how):
+def test_a_service_that_does_not_respond_in_time_is_abandoned(channel, webhook, short_timeouts, how):
     webhook.slowly = trickle() if how == "trickling" else lambda write: time.sleep(20)
     began = time.monotonic()
     assert "answer came within" in failure(channel)
     assert time.monotonic() - began < 6  # the other end would take 20
 
 
-def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private_channels, short_timeouts):
+def test_a_service_that_accepts_but_stays_silent_is_abandoned(alice, private_channels, short_timeouts):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         channel = create_channel(alice, "room", f"https://127.0.0.1:{silent.getsockname()[1]}/s3cr3t")
         began = time.monotonic()
@@ -436,7 +434,7 @@ def test_a_service_that_accepts_and_says_nothing_at_all_is_left(alice, private_c
         assert time.monotonic() - began < 6
 
 
-def test_an_answer_that_grows_when_it_is_unpacked_does_no_harm(channel, webhook):
+def test_a_compressed_bomb_as_an_answer_does_no_harm(channel, webhook):
     webhook.body = gzip.compress(b"0" * 200_000_000)
     webhook.headers = {"Content-Encoding": "gzip"}
     began = time.monotonic()
@@ -447,7 +445,7 @@ def test_an_answer_that_grows_when_it_is_unpacked_does_no_harm(channel, webhook)
 # Secrets
 
 
-def test_no_secret_of_an_address_is_logged_at_any_level(channel, webhook, caplog, capfd):
+def test_no_secret_of_a_url_is_logged_at_any_level(channel, webhook, caplog, capfd):
     caplog.set_level(1)
     logging.getLogger("apprise").setLevel(1)
     logging.getLogger("urllib3").setLevel(1)
@@ -467,13 +465,13 @@ def test_no_secret_of_an_address_is_logged_at_any_level(channel, webhook, caplog
     logging.getLogger("urllib3").setLevel(logging.NOTSET)
 
 
-def test_an_address_that_may_not_be_used_any_more_is_told(channel, settings):
+def test_a_test_to_a_url_no_longer_allowed_is_refused(channel, settings):
     settings.GUARDIAN_CHANNELS_MAY_BE_PRIVATE = False
     with pytest.raises(ChannelFailed, match="private address"):
         channels.test_channel(channel)
 
 
-def test_an_address_sealed_with_another_key_is_told_and_harms_nothing(channel, webhook, settings):
+def test_a_url_sealed_with_another_key_is_reported(channel, webhook, settings):
     settings.SECRET_KEY = "another"
     assert "SECRET_KEY has changed; delete the channel and add it again" in failure(channel)
     settings.SECRET_KEY_FALLBACKS = ["for-the-tests-alone"]
@@ -481,6 +479,6 @@ def test_an_address_sealed_with_another_key_is_told_and_harms_nothing(channel, w
     assert len(webhook.received) == 1
 
 
-def test_sealing_the_same_address_twice_gives_nothing_away(alice):
+def test_sealing_the_same_url_twice_gives_different_texts(alice):
     one, other = create_channel(alice, "one", SLACK), create_channel(alice, "other", SLACK)
     assert one.sealed_url != other.sealed_url

@@ -12,7 +12,7 @@ from tools.load import Request
 
 
 @pytest.mark.soak
-def test_a_killed_guard_breaks_no_invariant(tmp_path):
+def test_a_short_chaos_run_breaks_no_invariant(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tools.chaos", "--seconds", "3", "--directory", tmp_path],
         cwd=ROOT,

@@ -31,7 +31,7 @@ def places(path):
     return x, y
 
 
-def test_the_last_length_before_the_window_holds_at_its_beginning():
+def test_the_last_length_before_the_window_starts_the_line():
     drawn = chart(samples((-90, 7), (-30, 4), (30, 8)))
     assert drawn.line.startswith("M0 ")
     assert (drawn.lowest, drawn.highest, drawn.last) == (4, 8, 8)
@@ -43,7 +43,7 @@ def test_a_length_holds_until_the_next_one():
     assert drawn.area == "M0 1000H500V90.9H1000V1000H0Z"
 
 
-def test_a_queue_that_is_seen_for_the_first_time_begins_where_it_was_seen():
+def test_the_line_of_a_new_queue_starts_when_it_was_first_seen():
     drawn = chart(samples((30, 3)))
     assert drawn.line.startswith("M500 ")
     assert drawn.lowest == 3
@@ -54,12 +54,12 @@ def test_without_a_sample_there_is_no_chart():
     assert chart(samples((61, 3))) is None
 
 
-def test_both_thresholds_are_on_the_sheet_and_the_maximum_is_above():
+def test_both_thresholds_are_drawn_with_the_limit_above():
     drawn = chart(samples((0, 3)))
     assert 0 < drawn.max_at < drawn.warn_at < 100
 
 
-def test_a_queue_that_is_never_deleted_for_its_length_has_no_maximum_in_its_chart():
+def test_a_queue_without_a_deletion_limit_has_none_in_its_chart():
     drawn = chart(samples((0, 3)), has_maximum=False)
     assert drawn.max_at is None
     assert 0 < drawn.warn_at < 100
@@ -71,7 +71,7 @@ many = st.lists(
 
 
 @given(many, st.integers(1, 10_000), st.integers(1, 10_000), st.booleans())
-def test_whatever_the_samples_are_the_chart_stays_on_its_sheet(figures, warn, more, has_maximum):
+def test_any_samples_stay_within_the_chart(figures, warn, more, has_maximum):
     drawn = chart(figures, Thresholds(warn, warn + more), has_maximum=has_maximum)
     x, y = places(drawn.line)
     assert x == sorted(x)
@@ -82,7 +82,7 @@ def test_whatever_the_samples_are_the_chart_stays_on_its_sheet(figures, warn, mo
 
 
 @given(many)
-def test_thinning_keeps_the_highest_the_first_and_the_last(figures):
+def test_thinning_keeps_the_maximum_the_first_and_the_last(figures):
     steps = charts.within(figures, BEGAN, ENDED)
     if steps:
         thinned = charts.thinned(steps, BEGAN, ENDED)
@@ -92,7 +92,7 @@ def test_thinning_keeps_the_highest_the_first_and_the_last(figures):
         assert [at for at, _ in thinned] == sorted(at for at, _ in thinned)
 
 
-def test_a_week_of_samples_is_thinned_and_its_peak_stays():
+def test_a_week_of_samples_is_thinned_but_keeps_its_peak():
     figures = [(BEGAN + timedelta(seconds=second), 9 if second == 1801 else second % 3) for second in range(3600)]
     drawn = chart(figures)
     assert drawn.highest == 9
@@ -107,5 +107,5 @@ def test_a_bar_is_never_more_than_full(length, warn, most):
     assert 0 <= bar.warn <= 100
 
 
-def test_a_bar_shows_how_much_of_the_maximum_there_is():
+def test_a_bar_shows_the_share_of_the_deletion_limit():
     assert charts.bar(2_000, Thresholds(4_000, 8_000)) == (25, 50)

@@ -80,7 +80,7 @@ def test_good_settings_pass():
         ("OIDC_VOUCHED_GROUPS", ["builders"], "guardian.W004"),
     ],
 )
-def test_a_wrong_setting_is_told(settings, name, value, id_):
+def test_a_wrong_setting_is_reported(settings, name, value, id_):
     setattr(settings, name, value)
     messages = check_settings(None)
     assert [message.id for message in messages] == [id_]
@@ -91,7 +91,7 @@ def test_a_wrong_setting_is_told(settings, name, value, id_):
     "pattern",
     ["(a+)+$", r"^(\w+\s?)*$", "^queue/(x|x)*y", "(.*a){25}$", r"^(\d+)*\.$", "^(([a-z])+.)+[A-Z]([a-z])+$"],
 )
-def test_ignored_queues_that_a_name_could_keep_looking_for_ever_are_warned_of(settings, monkeypatch, pattern):
+def test_a_slow_regex_for_ignored_queues_is_warned_about(settings, monkeypatch, pattern):
     settings.GUARDIAN_IGNORED_QUEUES = pattern
     monkeypatch.setattr(checks, "SEARCH_SECONDS", 0.5)
     began = time.monotonic()
@@ -109,18 +109,18 @@ def test_ignored_queues_that_a_name_could_keep_looking_for_ever_are_warned_of(se
         r"^(?!queue/).*$",
     ],
 )
-def test_usual_ignored_queues_pass(settings, pattern):
+def test_usual_regexes_for_ignored_queues_pass(settings, pattern):
     settings.GUARDIAN_IGNORED_QUEUES = pattern
     assert ids() == []
 
 
-def test_the_tasks_on_the_guarded_broker_are_refused_whatever_the_loopback_is_called(settings):
+def test_the_guarded_broker_as_task_queue_is_refused_under_any_loopback_name(settings):
     settings.RABBIT_URL = "amqp://guest:guest@localhost:5672"
     settings.CELERY_BROKER_URL = "amqp://guest:guest@127.0.0.1:5672"
     assert ids() == ["guardian.E004"]
 
 
-def test_the_tasks_on_another_rabbitmq_are_allowed(settings):
+def test_another_rabbitmq_as_task_queue_is_allowed(settings):
     settings.CELERY_BROKER_URL = "amqp://guest:guest@other-rabbit:5672"
     assert ids() == []
 
@@ -136,7 +136,7 @@ def test_the_tasks_on_another_rabbitmq_are_allowed(settings):
         ({"OIDC_ISSUER": "ldap://login.example.org"}, ["guardian.E002"]),
     ],
 )
-def test_openid_connect_needs_an_address_a_name_and_a_secret(settings, wrong, ids_):
+def test_openid_connect_needs_an_issuer_a_client_id_and_a_secret(settings, wrong, ids_):
     good = {"OIDC_ISSUER": "https://login.example.org", "OIDC_CLIENT_ID": "guardian", "OIDC_CLIENT_SECRET": "word"}
     for name, value in {**good, **wrong}.items():
         setattr(settings, name, value)
@@ -151,7 +151,7 @@ def test_openid_connect_needs_an_address_a_name_and_a_secret(settings, wrong, id
         ("http://127.0.0.1:8000", "", []),
     ],
 )
-def test_where_everybody_may_come_by_the_metrics_need_a_token(settings, address, token, ids_):
+def test_public_metrics_need_a_token(settings, address, token, ids_):
     settings.GUARDIAN_BASE_URL, settings.GUARDIAN_METRICS_TOKEN = address, token
     assert ids() == ids_
 
@@ -165,7 +165,7 @@ def removed(monkeypatch):
     return "GUARDIAN_OLD"
 
 
-def test_a_removed_setting_is_refused_and_its_replacement_is_named(removed):
+def test_a_removed_setting_is_refused_and_names_its_replacement(removed):
     assert ids() == []
     os.environ[removed] = ""
     [message] = check_settings(None)
@@ -179,14 +179,14 @@ def test_a_removed_setting_in_the_env_file_is_refused(removed, tmp_path):
     assert ids() == ["guardian.E021"]
 
 
-def test_settings_of_self_service_pass(settings):
+def test_self_service_settings_pass(settings):
     settings.GUARDIAN_VOUCHED_DOMAINS = ["example.org", "mail.example.org", "localhost"]
     settings.GUARDIAN_OWNERS_MAX_QUEUE_LENGTH = 2001
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 60
     assert ids() == []
 
 
-def test_no_password_stands_in_what_is_told(settings):
+def test_messages_contain_no_password(settings):
     settings.RABBITMQ_MANAGEMENT_URL = "ftp://guest:secret-word@rabbit"
     assert "secret-word" not in str(check_settings(None))
 
@@ -209,7 +209,7 @@ def test_no_password_stands_in_what_is_told(settings):
     ],
     ids=["nine", "one"],
 )
-def test_manage_check_fails_and_says_why(wrong):
+def test_manage_check_fails_with_the_reasons(wrong):
     environment = {
         **os.environ,
         "RABBIT_URL": "amqp://guest:guest@rabbit:5672",
