@@ -31,14 +31,7 @@ def called(*arguments):
     return end.value.code, out.getvalue() + err.getvalue()
 
 
-def test_a_dry_run_on_a_broker_with_queues_of_every_kind_names_exactly_the_orphans(
-    agent,
-    agents,
-    environment,
-    amqp,
-    broker,
-    management,
-):
+def test_a_dry_run_lists_exactly_the_orphans(agent, agents, environment, amqp, broker, management):
     bob = RegisteredAgent(agents, "bob")
     inside = Amqp(broker.amqp_url, agent.vhost)
 
@@ -94,14 +87,14 @@ def test_a_dry_run_on_a_broker_with_queues_of_every_kind_names_exactly_the_orpha
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_ends_with_0_where_there_is_nothing_to_do(agent, environment, command):
+def test_a_clean_up_without_work_exits_with_0(agent, environment, command):
     code, out, err = run(environment, command, "--once")
     assert (code, err.count("Traceback")) == (0, 0)
     assert "queues in" in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_ends_with_0_where_another_process_is_at_it(agent, command):
+def test_a_clean_up_beside_another_exits_with_0(agent, command):
     name = {"cleanup_orphan_queues": "orphans", "cleanup_stale_subscriptions": "stale"}[command]
     Lease.objects.create(name=name, holder=uuid.uuid4(), expires_at=timezone.now() + timedelta(seconds=60))
     assert called(command) == (0, "Another process is running; nothing was done.\n")
@@ -109,7 +102,7 @@ def test_it_ends_with_0_where_another_process_is_at_it(agent, command):
     assert (code, json.loads(out)["another_sweep"]) == (0, True)
 
 
-def test_it_ends_with_1_where_the_broker_cannot_be_asked_and_says_no_password(agent, settings):
+def test_without_the_broker_a_clean_up_exits_with_1(agent, settings):
     settings.RABBITMQ_MANAGEMENT_URL = AWAY.replace("guest@", "secret-word@")
     code, out = called("cleanup_orphan_queues")
     assert (code, "Error: " in out, "secret-word" in out) == (1, True, False)
@@ -118,7 +111,7 @@ def test_it_ends_with_1_where_the_broker_cannot_be_asked_and_says_no_password(ag
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_ends_with_1_where_the_database_cannot_be_used(agent, monkeypatch, command):
+def test_without_the_database_a_clean_up_exits_with_1(agent, monkeypatch, command):
     def away(**_):
         raise OperationalError("no such table")
 
@@ -128,7 +121,7 @@ def test_it_ends_with_1_where_the_database_cannot_be_used(agent, monkeypatch, co
     assert (code, "Database error" in out) == (1, True)
 
 
-def test_the_sweep_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(agent, settings):
+def test_a_sweep_past_the_brake_exits_with_3_and_with_0_if_forced(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     newer = lost(agent, 3)
     for options in ((), ("--dry-run",)):
@@ -140,7 +133,7 @@ def test_the_sweep_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_force
     assert agent.names == agent.registered
 
 
-def test_the_clean_up_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(agent, settings):
+def test_a_stale_clean_up_past_the_brake_exits_with_3_and_with_0_if_forced(agent, settings):
     settings.GUARDIAN_DELETE_BRAKE = 1
     AuthToken.objects.all().delete()
     for options in ((), ("--dry-run",)):
@@ -151,7 +144,7 @@ def test_the_clean_up_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_fo
     assert agent.names == {"guardian.dlq"}
 
 
-def test_what_a_queue_is_named_breaks_no_line(agent):
+def test_control_characters_of_a_queue_name_are_escaped(agent):
     agent.orphan("subscription_\x1b[2J\u202eabc")
     code, out = called("cleanup_orphan_queues", "--dry-run")
     assert code == 0

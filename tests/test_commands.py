@@ -57,7 +57,7 @@ def test_monitor_queues_prints_its_report_as_json(amqp, environment):
     assert report["seconds"] > report["listing_seconds"] > 0
 
 
-def test_monitor_queues_ends_with_1_where_the_broker_cannot_be_asked(environment):
+def test_without_the_broker_monitor_queues_exits_with_1(environment):
     code, out, _ = run(
         environment, "monitor_queues", "--once", RABBITMQ_MANAGEMENT_URL="http://guest:secret-word@127.0.0.1:1"
     )
@@ -66,7 +66,7 @@ def test_monitor_queues_ends_with_1_where_the_broker_cannot_be_asked(environment
     assert "secret-word" not in out
 
 
-def test_monitor_queues_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_forced(amqp, environment):
+def test_monitor_queues_past_the_brake_exits_with_3_and_with_0_if_forced(amqp, environment):
     environment["GUARDIAN_DELETE_BRAKE"] = "1"
     for number in range(2):
         amqp.queue(f"long-{number}", 11)
@@ -75,7 +75,7 @@ def test_monitor_queues_ends_with_3_where_the_brake_holds_and_with_0_once_it_is_
     assert run(environment, "monitor_queues", "--once", "--force")[0] == 0
 
 
-def test_monitor_queues_ends_with_0_where_another_pass_is_running(environment):
+def test_monitor_queues_beside_another_pass_exits_with_0(environment):
     Lease.objects.create(
         name="pass", holder="00000000-0000-0000-0000-000000000001", expires_at=timezone.now() + timedelta(seconds=60)
     )
@@ -83,7 +83,7 @@ def test_monitor_queues_ends_with_0_where_another_pass_is_running(environment):
     assert (code, "Another pass is running" in out) == (0, True)
 
 
-def test_a_dry_run_names_what_it_would_delete(amqp, environment):
+def test_a_dry_run_lists_the_queues_it_would_delete(amqp, environment):
     amqp.queue("long", 11)
     code, out, _ = run(environment, "monitor_queues", "--once", "--dry-run")
     assert code == 0
@@ -91,7 +91,7 @@ def test_a_dry_run_names_what_it_would_delete(amqp, environment):
     assert not Queue.objects.exists()
 
 
-def test_two_monitors_at_once_tell_everything_once(amqp, environment):
+def test_two_concurrent_monitors_send_each_notification_once(amqp, environment):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     monitors = [start(environment, "monitor_queues") for _ in range(2)]
@@ -112,7 +112,7 @@ def test_two_monitors_at_once_tell_everything_once(amqp, environment):
     assert list(told.values_list("kind", flat=True)) == ["warning", "deletion"]
 
 
-def test_sigterm_ends_the_pass_under_way_and_gives_the_lease_back(amqp, environment):
+def test_sigterm_ends_the_current_pass_and_releases_the_lease(amqp, environment):
     process = start(environment, "monitor_queues")
     wait_until(lambda: Pass.objects.exists())
     process.send_signal(signal.SIGTERM)
@@ -121,9 +121,7 @@ def test_sigterm_ends_the_pass_under_way_and_gives_the_lease_back(amqp, environm
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.soak)])
-def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing_twice(
-    amqp, environment, management, kills
-):
+def test_a_monitor_killed_repeatedly_loses_and_repeats_nothing(amqp, environment, management, kills):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     kinds = ("warned", "long", "short")
@@ -154,7 +152,7 @@ def test_a_monitor_that_is_killed_again_and_again_loses_nothing_and_does_nothing
     assert set(Queue.objects.exclude(state="gone").values_list("name", flat=True)) == on_broker
 
 
-def test_with_the_task_queue_away_the_pass_completes_and_the_sweep_delivers_later(amqp, environment, mailbox):
+def test_without_the_task_queue_a_pass_completes_and_mails_go_out_later(amqp, environment, mailbox):
     amqp.queue("long", 11)
     code, out, err = run(environment, "monitor_queues", "--once", "--json", CELERY_BROKER_URL="redis://127.0.0.1:1/0")
     assert code == 0, err
@@ -194,7 +192,7 @@ WORKER = ["worker", "--concurrency", "1", "--without-mingle", "--without-gossip"
         pytest.param([[]], id="one for all", marks=pytest.mark.soak),
     ],
 )
-def test_workers_and_beat_on_the_file_system_guard_and_tell(amqp, environment, mailbox, tmp_path, workers):
+def test_workers_and_beat_on_the_file_system_guard_and_notify(amqp, environment, mailbox, tmp_path, workers):
     owner = Owner.objects.create_user("alice@example.org")
     PulseUser.objects.create(username="alice", ready=True).owners.add(owner)
     environment |= {"EMAIL_URL": mailbox.url, "GUARDIAN_VAR_DIR": str(tmp_path), "GUARDIAN_POLL_SECONDS": "1"}
@@ -210,9 +208,7 @@ def test_workers_and_beat_on_the_file_system_guard_and_tell(amqp, environment, m
 
 
 @pytest.mark.soak
-def test_a_redis_that_is_emptied_under_worker_and_beat_costs_no_more_than_the_tasks_in_it(
-    amqp, environment, guarded, management, mailbox, tmp_path
-):
+def test_flushing_redis_loses_only_its_queued_tasks(amqp, environment, guarded, management, mailbox, tmp_path):
     environment |= {"EMAIL_URL": mailbox.url, "GUARDIAN_VAR_DIR": str(tmp_path), "GUARDIAN_POLL_SECONDS": "1"}
     with PrivateRedis() as server, celery({**environment, "CELERY_BROKER_URL": server.url}, WORKER, ["beat"]):
         amqp.queue("builds", 6)
@@ -226,7 +222,7 @@ def test_a_redis_that_is_emptied_under_worker_and_beat_costs_no_more_than_the_ta
 
 
 @pytest.mark.parametrize("part", ["worker", pytest.param("beat", marks=pytest.mark.soak)])
-def test_a_worker_or_beat_with_a_setting_that_cannot_be_read_does_not_start(environment, part, tmp_path):
+def test_a_worker_or_beat_with_an_invalid_setting_does_not_start(environment, part, tmp_path):
     environment |= {"GUARDIAN_MAX_QUEUE_LENGTH": "80k", "GUARDIAN_VAR_DIR": str(tmp_path)}
     answer = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "guardian_site", part],
@@ -237,7 +233,7 @@ def test_a_worker_or_beat_with_a_setting_that_cannot_be_read_does_not_start(envi
 
 
 @pytest.mark.django_db
-def test_create_owner_makes_an_owner_in_lower_case(capsys):
+def test_create_owner_stores_the_address_in_lower_case(capsys):
     call_command("create_owner", " Alice@Example.org ", "--vouched")
     owner = Owner.objects.get()
     assert (owner.email, owner.vouched, owner.is_staff) == ("alice@example.org", True, False)
@@ -245,7 +241,7 @@ def test_create_owner_makes_an_owner_in_lower_case(capsys):
 
 
 @pytest.mark.django_db
-def test_create_owner_changes_an_owner_that_exists_and_takes_nothing_away():
+def test_create_owner_updates_an_existing_owner_and_revokes_nothing():
     call_command("create_owner", "alice@example.org", "--vouched")
     call_command("create_owner", "ALICE@example.org", "--operator")
     call_command("create_owner", "alice@example.org")
@@ -255,12 +251,12 @@ def test_create_owner_changes_an_owner_that_exists_and_takes_nothing_away():
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("address", ["", "alice", "alice@", "a b@example.org", "alice@example.org\nBcc: x@example.org"])
-def test_create_owner_refuses_what_is_no_address(address):
+def test_create_owner_refuses_an_invalid_address(address):
     with pytest.raises(CommandError, match="can't be an owner"):
         call_command("create_owner", address)
     assert not Owner.objects.exists()
 
 
-def test_the_settings_of_the_tests_are_the_documented_defaults():
+def test_tests_run_with_the_documented_default_settings():
     assert django_settings.GUARDIAN_WARN_QUEUE_LENGTH == 2000
     assert django_settings.GUARDIAN_POLL_SECONDS == 5

@@ -72,7 +72,7 @@ names = st.sampled_from(["queue/alice/a", "queue/alice/b", "stray", "keep-me", "
 
 
 @given(st.lists(lengths, max_size=40), st.integers(1, 1000))
-def test_whatever_a_queue_does_the_last_message_about_it_is_true(history, seconds):
+def test_the_last_notification_about_a_queue_is_true_after_any_history(history, seconds):
     story, said = Story(), OK
     for length in history:
         changes = story.look(snapshot(seen("queue/alice/a", length)), seconds=seconds)
@@ -85,7 +85,7 @@ def test_whatever_a_queue_does_the_last_message_about_it_is_true(history, second
 
 
 @given(st.lists(st.tuples(names, any_length), max_size=20))
-def test_what_belongs_to_nobody_is_never_announced_to_an_owner(history):
+def test_only_queues_with_an_owner_are_notified_to_an_owner(history):
     story = Story()
     for name, length in history:
         for message in story.look(snapshot(seen(name, length))).messages:
@@ -99,7 +99,7 @@ def test_what_belongs_to_nobody_is_never_announced_to_an_owner(history):
     st.sampled_from(["report", "delete-misnamed", "delete-unpatterned"]),
     st.booleans(),
 )
-def test_what_must_be_spared_is_never_condemned_for_its_length(history, why, policy, force):
+def test_exempt_queues_are_never_condemned_for_their_length(history, why, policy, force):
     story = Story(Rules(RULES.policy, "/", None, re.compile("") if why == "ignored" else None, policy, 50, 900))
     for queues in history:
         shot = snapshot(
@@ -120,7 +120,7 @@ def test_what_must_be_spared_is_never_condemned_for_its_length(history, why, pol
 
 
 @given(st.lists(st.sets(names), max_size=8))
-def test_nothing_is_gone_before_two_lists_in_a_row_lack_it(history):
+def test_a_queue_is_gone_only_after_two_lists_in_a_row_lack_it(history):
     story, before = Story(), [set(), set()]
     for there in history:
         gone = {row.name for row in story.look(snapshot(*(seen(name, 0) for name in there))).gone}
@@ -128,7 +128,7 @@ def test_nothing_is_gone_before_two_lists_in_a_row_lack_it(history):
         before.append(there)
 
 
-def test_a_list_that_was_taken_while_a_node_came_or_went_says_nothing_about_what_is_missing():
+def test_lists_during_a_change_of_nodes_count_no_queue_as_missing():
     story = Story()
     story.look(snapshot(seen("a", 0), seen("b", 0)))
     for _ in range(5):
@@ -136,7 +136,7 @@ def test_a_list_that_was_taken_while_a_node_came_or_went_says_nothing_about_what
     assert story.row("b").misses == 0
 
 
-def test_lists_of_different_nodes_do_not_add_up():
+def test_lists_from_different_nodes_do_not_add_up():
     story = Story()
     story.look(snapshot(seen("a", 0), seen("b", 0)))
     story.look(snapshot(seen("a", 0)))
@@ -145,7 +145,7 @@ def test_lists_of_different_nodes_do_not_add_up():
     assert story.look(snapshot(seen("a", 0), nodes=other)).gone
 
 
-def test_a_queue_whose_node_is_down_is_not_missing():
+def test_a_queue_on_a_stopped_node_is_not_missing():
     story = Story()
     nodes = NODES | {"rabbit@two"}
     story.look(snapshot(seen("a", 0), seen("b", 0, node="rabbit@two"), nodes=nodes))
@@ -153,14 +153,14 @@ def test_a_queue_whose_node_is_down_is_not_missing():
         assert not story.look(snapshot(seen("a", 0), down=frozenset({"rabbit@two"}))).gone
 
 
-def test_a_queue_whose_node_was_taken_out_of_the_cluster_is_gone():
+def test_a_queue_on_a_removed_node_is_gone():
     story = Story()
     nodes = NODES | {"rabbit@two"}
     story.look(snapshot(seen("a", 0), seen("b", 0, node="rabbit@two"), nodes=nodes))
     assert [len(story.look(snapshot(seen("a", 0))).gone) for _ in range(2)] == [0, 1]
 
 
-def test_a_vhost_that_could_not_be_listed_leaves_its_queues_as_they_were():
+def test_queues_of_an_unlisted_vhost_stay_as_they_were():
     story = Story()
     story.look(snapshot(seen("a", 0), seen("b", 0, vhost="other")))
     for _ in range(5):
@@ -168,7 +168,7 @@ def test_a_vhost_that_could_not_be_listed_leaves_its_queues_as_they_were():
     assert story.rows["other", "b"].state == OK
 
 
-def test_a_vhost_that_does_not_run_misses_nothing():
+def test_queues_of_a_stopped_vhost_are_not_missing():
     story = Story()
     story.look(snapshot(seen("a", 0), seen("b", 0, vhost="other")))
     for _ in range(5):
@@ -179,21 +179,21 @@ def many(count, **fields):
     return [seen(f"q{number}", 0, **fields) for number in range(count)]
 
 
-def test_a_list_that_is_half_there_has_to_come_three_times_in_a_row():
+def test_a_much_shorter_list_must_repeat_three_times():
     story = Story()
     story.look(snapshot(*many(300)))
     half = snapshot(*many(150))
     assert [len(story.look(half).gone) for _ in range(3)] == [0, 0, 150]
 
 
-def test_a_list_that_is_whole_again_starts_the_count_anew():
+def test_a_complete_list_resets_the_count_of_short_lists():
     story = Story()
     story.look(snapshot(*many(300)))
     for shot in (many(150), many(150), many(300), many(150), many(150)):
         assert not story.look(snapshot(*shot)).gone
 
 
-def test_while_a_list_is_far_too_short_nothing_is_condemned():
+def test_during_short_lists_no_queue_is_condemned():
     story = Story()
     story.look(snapshot(*many(300)))
     changes = story.look(snapshot(seen("q1", 11)))
@@ -201,13 +201,13 @@ def test_while_a_list_is_far_too_short_nothing_is_condemned():
     assert story.row("q1").state == WARNED
 
 
-def test_force_believes_a_short_list_at_once():
+def test_force_accepts_a_short_list_at_once():
     story = Story()
     story.look(snapshot(*many(300)))
     assert len(story.look(snapshot(*many(1)), force=True).gone) == 299
 
 
-def test_what_guardian_deleted_itself_does_not_make_a_list_short():
+def test_queues_deleted_by_guardian_do_not_make_a_list_short():
     story = Story()
     story.look(snapshot(*many(300)))
     for key in list(story.rows)[:200]:
@@ -222,7 +222,7 @@ def hers(count, **fields):
 
 @pytest.mark.parametrize("accounts", [{"alice": PulseAccount(1, None, None, removing=True)}, {}])
 @pytest.mark.parametrize("left", [[], [seen("a", 11)]])
-def test_what_goes_with_an_account_does_not_make_a_list_short(accounts, left):
+def test_queues_of_a_removed_account_do_not_make_a_list_short(accounts, left):
     story = Story()
     story.look(snapshot(*hers(300), *left))
     story.accounts = accounts
@@ -233,7 +233,7 @@ def test_what_goes_with_an_account_does_not_make_a_list_short(accounts, left):
     ]
 
 
-def test_a_list_that_lacks_others_beside_what_goes_with_an_account_is_short_by_those():
+def test_other_missing_queues_beside_a_removed_account_make_a_list_short():
     story = Story()
     story.look(snapshot(*many(300), *hers(100)))
     story.accounts = {"alice": PulseAccount(1, None, None, removing=True)}
@@ -254,7 +254,7 @@ def of_agents(*names, registered=(), leaving=()):
 
 
 @pytest.mark.parametrize("name", ["consumer_1", "guardian.dlq", "queue/alice/x", "amq.gen-1"])
-def test_what_is_in_an_agents_vhost_is_its_owners_whatever_its_name(name):
+def test_queues_in_an_agents_vhost_belong_to_its_owner(name):
     agents, queues = of_agents(name, "consumer_2", registered=[name])
     story = Story(agents=agents)
     changes = story.look(snapshot(*queues))
@@ -263,7 +263,7 @@ def test_what_is_in_an_agents_vhost_is_its_owners_whatever_its_name(name):
     assert (changes.misnamed, changes.unpatterned) == ([], 0)
 
 
-def test_what_is_registered_later_is_so_in_the_next_look_and_nothing_is_written_in_the_one_after():
+def test_a_later_registration_is_stored_once():
     agents, queues = of_agents("consumer_1", registered=["consumer_1"])
     story = Story(agents=Registrations(vhosts=agents.vhosts))
     story.look(snapshot(*queues))
@@ -274,7 +274,7 @@ def test_what_is_registered_later_is_so_in_the_next_look_and_nothing_is_written_
 
 
 @pytest.mark.parametrize("policy", ["report", "delete-unpatterned"])
-def test_a_registered_queue_is_warned_about_and_neither_its_length_nor_its_name_condemns_it(policy):
+def test_a_registered_queue_is_warned_about_but_never_condemned(policy):
     agents, _ = of_agents(registered=["consumer_1"])
     story = Story(Rules(RULES.policy, AGENTS, None, None, policy, 50, 900), agents=agents)
     changes = story.look(snapshot(seen("consumer_1", 11, vhost=AGENTS)), force=True)
@@ -284,7 +284,7 @@ def test_a_registered_queue_is_warned_about_and_neither_its_length_nor_its_name_
     assert not changes.condemned
 
 
-def test_an_orphan_that_is_too_long_is_condemned_until_it_is_registered():
+def test_a_long_orphan_is_condemned_until_it_is_registered():
     agents, _ = of_agents(registered=["consumer_1"])
     story = Story(agents=Registrations(vhosts=agents.vhosts))
     shot = snapshot(seen("consumer_1", 11, vhost=AGENTS))
@@ -294,7 +294,7 @@ def test_an_orphan_that_is_too_long_is_condemned_until_it_is_registered():
     assert story.rows[AGENTS, "consumer_1"].state == WARNED
 
 
-def test_a_registered_queue_has_vanished_when_two_lists_in_a_row_lack_it_and_returns():
+def test_a_registered_queue_vanishes_after_two_lists_and_returns():
     agents, queues = of_agents("consumer_1", "consumer_2", registered=["consumer_1"])
     story = Story(agents=agents)
     story.look(snapshot(*queues, seen("a", 0)))
@@ -303,7 +303,7 @@ def test_a_registered_queue_has_vanished_when_two_lists_in_a_row_lack_it_and_ret
     assert [row.name for row in story.look(snapshot(*queues, seen("a", 0))).returned] == ["consumer_1"]
 
 
-def test_a_registered_queue_that_is_no_longer_guarded_has_not_vanished():
+def test_a_registered_queue_no_longer_guarded_has_not_vanished():
     agents, queues = of_agents("consumer_1", registered=["consumer_1"])
     story = Story(agents=agents)
     story.look(snapshot(*queues, seen("a", 0)))
@@ -312,7 +312,7 @@ def test_a_registered_queue_that_is_no_longer_guarded_has_not_vanished():
     assert ([row.name for row in changes.gone], changes.vanished) == (["consumer_1"], [])
 
 
-def test_what_no_registration_stands_for_any_more_does_not_make_a_list_short():
+def test_queues_that_lost_their_registration_do_not_make_a_list_short():
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, registered=names)
     story = Story(agents=agents)
@@ -323,7 +323,7 @@ def test_what_no_registration_stands_for_any_more_does_not_make_a_list_short():
 
 
 @pytest.mark.parametrize(("leaving", "short"), [(250, 0), (100, 150)])
-def test_orphans_that_guardian_is_removing_do_not_make_a_list_short_and_others_do(leaving, short):
+def test_orphans_being_removed_do_not_make_a_list_short(leaving, short):
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, leaving=names[:leaving])
     story = Story(agents=agents)
@@ -331,7 +331,7 @@ def test_orphans_that_guardian_is_removing_do_not_make_a_list_short_and_others_d
     assert story.look(snapshot(*queues[250:])).short == short
 
 
-def test_registered_queues_that_are_missing_make_a_list_short():
+def test_missing_registered_queues_make_a_list_short():
     names = [f"consumer_{number}" for number in range(300)]
     agents, queues = of_agents(*names, registered=names)
     story = Story(agents=agents)
@@ -340,7 +340,7 @@ def test_registered_queues_that_are_missing_make_a_list_short():
     assert (changes.short, changes.gone, changes.vanished) == (200, [], [])
 
 
-def test_a_deletion_that_was_asked_for_is_not_confirmed_by_a_list_of_other_nodes():
+def test_a_deletion_is_not_confirmed_by_a_list_of_other_nodes():
     story = Story()
     story.look(snapshot(*many(3)))
     story.rows["/", "q2"] = story.row("q2")._replace(state=DELETING, delete_sent_at=START)
@@ -349,7 +349,7 @@ def test_a_deletion_that_was_asked_for_is_not_confirmed_by_a_list_of_other_nodes
     assert [row.name for row in story.look(snapshot(*many(2), nodes=other)).deleted] == ["q2"]
 
 
-def test_a_condemned_queue_that_the_broker_was_never_asked_to_delete_and_that_is_missing_is_simply_gone():
+def test_a_missing_condemned_queue_without_a_sent_deletion_is_gone():
     story = Story()
     story.look(snapshot(seen("a", 11), seen("b", 0)))
     assert story.row("a").state == DELETING
@@ -358,26 +358,26 @@ def test_a_condemned_queue_that_the_broker_was_never_asked_to_delete_and_that_is
     assert [row.name for row in second.gone] == ["a"]
 
 
-def test_past_the_brake_nothing_is_condemned_and_everybody_is_warned():
+def test_past_the_brake_no_queue_is_condemned_and_all_are_warned_about():
     story = Story(Rules(RULES.policy, "/", None, None, "report", 2, 900))
     changes = story.look(snapshot(seen("a", 11), seen("b", 11), seen("c", 11)))
     assert (changes.condemned, len(changes.blocked)) == ([], 3)
     assert [message.kind for message in changes.messages] == [MessageKind.WARNING] * 3
 
 
-def test_a_quarter_of_all_may_go_where_that_is_more_than_the_brake():
+def test_a_quarter_of_all_queues_may_exceed_the_brake():
     story = Story(Rules(RULES.policy, "/", None, None, "report", 2, 900))
     assert len(story.look(snapshot(*many(30), *(seen(f"long{n}", 11) for n in range(9)))).condemned) == 9
 
 
-def test_a_queue_in_another_vhost_makes_nobody_an_owner_and_has_no_namespace():
+def test_a_queue_in_another_vhost_has_no_owner_and_no_namespace():
     story = Story(Rules(RULES.policy, "/", None, None, "delete-unpatterned", 50, 900))
     changes = story.look(snapshot(seen("queue/alice/a", 0, vhost="other"), seen("stray", 0, vhost="other")))
     assert not changes.condemned
     assert story.rows["other", "queue/alice/a"].pulse_user_id is None
 
 
-def test_a_queue_that_is_kept_after_the_second_look_is_told_where_it_stands_and_no_more():
+def test_a_queue_kept_after_the_recheck_is_notified_by_its_new_length():
     story = Story()
     story.look(snapshot(seen("a", 11)))
     queue, message = judge_kept(story.row("a")._replace(ready=7), Thresholds(5, 10), RULES, story.now)
@@ -386,7 +386,7 @@ def test_a_queue_that_is_kept_after_the_second_look_is_told_where_it_stands_and_
     assert (queue.state, message) == (OK, None)
 
 
-def test_the_rows_have_the_fields_of_the_model():
+def test_stored_rows_have_fields_of_the_model():
     from queues.models import Queue
 
     columns = {field.attname for field in Queue._meta.concrete_fields}
@@ -394,7 +394,7 @@ def test_the_rows_have_the_fields_of_the_model():
 
 
 @pytest.mark.parametrize("name", ["queue/alice", "queue//x", "queue/alice.b/x", "Queue/alice/x"])
-def test_a_name_that_only_looks_like_alices_is_not_hers(name):
+def test_names_that_resemble_an_accounts_pattern_have_no_owner(name):
     story = Story()
     story.look(snapshot(seen(name, 0)))
     assert story.row(name).pulse_user_id is None
@@ -403,7 +403,7 @@ def test_a_name_that_only_looks_like_alices_is_not_hers(name):
 class TestLengthsThatLag:
     """Quorum queues are listed as of their last tick; only their ready count can be asked for."""
 
-    def test_over_the_limit_with_unacknowledged_messages_alone_a_queue_is_warned_about_for_12_s_then_condemned(self):
+    def test_a_queue_over_the_limit_only_with_unacked_messages_is_condemned_after_12_s(self):
         story = Story()
         held = seen("queue/alice/a", 3, type="quorum", unacknowledged=40)
         changes = [story.look(snapshot(held), seconds=4) for _ in range(4)]
@@ -411,7 +411,7 @@ class TestLengthsThatLag:
         assert [message.kind for one in changes for message in one.messages] == [MessageKind.WARNING]
 
     @pytest.mark.parametrize("other", [3, 11, None])
-    def test_any_other_list_begins_the_12_s_anew(self, other):
+    def test_a_list_with_another_length_restarts_the_12_s(self, other):
         story = Story()
         held = seen("queue/alice/a", 3, type="quorum", unacknowledged=40)
         story.look(snapshot(held), seconds=8)
@@ -424,7 +424,7 @@ class TestLengthsThatLag:
         assert len(changes.condemned) == 1
         assert changes.unconfirmed == []
 
-    def test_what_would_be_deleted_or_back_to_normal_is_to_be_confirmed_and_nothing_else(self):
+    def test_only_deletions_and_recoveries_need_a_confirmed_length(self):
         story = Story()
         quorum = partial(seen, type="quorum")
         names = ["long", "short", "calm"]
