@@ -109,7 +109,7 @@ def put(amqp, body=b"{}", queue=QUEUE, **properties):
 # Names, publishing, handling
 
 
-def test_a_publisher_with_yapw_and_a_consumer_with_this_package_meet_by_the_keys_alone(here):
+def test_a_yapw_publisher_reaches_our_consumer_by_routing_keys(here):
     seen = []
     with consuming(Consumer(here(), PlainQueue("work", ["orders", "returns"]), seen.append)):
         client = yapw.clients.Blocking(url=here().url, exchange="shop_test")
@@ -124,7 +124,7 @@ def test_a_publisher_with_yapw_and_a_consumer_with_this_package_meet_by_the_keys
     assert {message.queue for message in seen} == {"shop_test_work"}
 
 
-def test_a_consumer_with_yapw_reads_what_this_package_publishes(here, amqp):
+def test_a_yapw_consumer_reads_what_our_publisher_sends(here, amqp):
     client = yapw.clients.Blocking(url=here().url, exchange="shop_test")
     client.declare_queue("orders")
     with Publisher(here()) as publisher:
@@ -137,7 +137,7 @@ def test_a_consumer_with_yapw_reads_what_this_package_publishes(here, amqp):
     assert properties.message_id
 
 
-def test_each_message_is_handled_once_and_by_many_threads_at_a_time(here, amqp):
+def test_messages_are_handled_once_each_in_up_to_20_threads(here, amqp):
     together = threading.Barrier(20, timeout=10)
     threads = set()
     bodies = []
@@ -156,7 +156,7 @@ def test_each_message_is_handled_once_and_by_many_threads_at_a_time(here, amqp):
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_callback_publishes_and_its_message_is_acknowledged_after_the_broker_has_the_other(here, amqp):
+def test_a_message_published_in_a_callback_is_confirmed_before_the_ack(here, amqp):
     def callback(message):
         message.publish({"of": message.body["order"]}, "invoices", mandatory=True, message_id="invoice-17")
 
@@ -168,14 +168,14 @@ def test_a_callback_publishes_and_its_message_is_acknowledged_after_the_broker_h
         wait_until(lambda: consumer.counts["done"] == 1)
 
 
-def test_a_mandatory_message_that_nobody_reads_is_refused_and_another_is_gone_by_design(here):
+def test_only_a_mandatory_message_without_a_queue_raises_unroutable(here):
     with Publisher(here()) as publisher:
         publisher.publish({}, "nobody")
         with pytest.raises(Unroutable, match="shop_test_nobody"):
             publisher.publish({}, "nobody", mandatory=True)
 
 
-def test_many_threads_publish_at_once_and_each_waits_for_its_own_confirmation(here, amqp):
+def test_threads_publish_at_once_and_wait_for_their_own_confirms(here, amqp):
     seen, confirmed = [], []
 
     def publish(first):
@@ -209,7 +209,7 @@ def failing(here, error, **changes):
     return Consumer(here(**changes), "orders", callback), seen
 
 
-def test_a_poison_message_is_tried_again_after_each_delay_and_parked_once_with_the_exception_and_its_trace(here, amqp):
+def test_a_poison_message_is_retried_and_parked_with_its_traceback(here, amqp):
     times = []
 
     def callback(message):
@@ -250,9 +250,7 @@ def test_a_poison_message_is_tried_again_after_each_delay_and_parked_once_with_t
     ],
 )
 @pytest.mark.parametrize("default", [Outcome.RETRY, Outcome.HALT])
-def test_a_body_that_nobody_can_read_is_parked_at_once_and_the_next_is_handled(
-    here, amqp, body, properties, said, default
-):
+def test_an_unreadable_body_is_parked_and_the_next_message_handled(here, amqp, body, properties, said, default):
     seen = []
     with consuming(Consumer(here(policy=Policy(default)), "orders", seen.append)) as consumer:
         put(amqp, body, **properties)
@@ -275,7 +273,7 @@ class InMilliseconds(pika.BasicProperties):
         return [b"".join(super().encode()).replace(seconds, milliseconds)]
 
 
-def test_headers_that_pika_cannot_read_park_their_message_and_cost_no_connection(here, amqp):
+def test_unreadable_headers_park_the_message_and_keep_the_connection(here, amqp):
     at_ = datetime.fromtimestamp(InMilliseconds.SECONDS, UTC)
     seen = []
     with consuming(Consumer(here(), "orders", seen.append)) as consumer:
@@ -293,7 +291,7 @@ def test_headers_that_pika_cannot_read_park_their_message_and_cost_no_connection
     assert consumer.counts == {"done": 1, "park": 2}
 
 
-def test_bytes_and_text_come_as_they_are_and_a_decoder_of_ones_own_is_used(here, amqp):
+def test_bodies_are_decoded_by_content_type_and_custom_decoders(here, amqp):
     seen = []
     consumer = Consumer(here(), "orders", lambda m: seen.append(m.body), decoders={"application/xml": bytes.decode})
     with consuming(consumer):
@@ -330,7 +328,7 @@ def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(here, amqp)
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_a_callback_may_say_itself_what_becomes_of_its_message(here, amqp, error, calls, parked, left):
+def test_a_callback_decides_its_messages_outcome_by_an_exception(here, amqp, error, calls, parked, left):
     consumer, seen = failing(here, error)
     with consuming(consumer):
         put(amqp)
@@ -339,7 +337,7 @@ def test_a_callback_may_say_itself_what_becomes_of_its_message(here, amqp, error
     wait_until(lambda: (length(amqp, PARKED), length(amqp, QUEUE)) == (parked, left))
 
 
-def test_an_exception_after_the_point_of_no_return_brings_nothing_back(here, amqp):
+def test_an_exception_after_an_ack_does_not_requeue_the_message(here, amqp):
     said = []
 
     def callback(message):
@@ -354,7 +352,7 @@ def test_an_exception_after_the_point_of_no_return_brings_nothing_back(here, amq
     assert (length(amqp, QUEUE), length(amqp, PARKED)) == (0, 0)
 
 
-def test_what_the_broker_would_act_upon_again_is_taken_off_and_kept_by_another_name(here, amqp):
+def test_properties_the_broker_would_act_on_are_moved_to_headers_in_parking(here, amqp):
     consumer, _ = failing(here, Park("look"))
     with consuming(consumer):
         amqp.queue("others")
@@ -368,7 +366,7 @@ def test_what_the_broker_would_act_upon_again_is_taken_off_and_kept_by_another_n
     assert kept == {"consumer-kept-user_id": user, "consumer-kept-expiration": "60000", "consumer-kept-CC": ["others"]}
 
 
-def test_headers_that_fill_a_frame_and_an_error_without_end_are_parked_all_the_same(here, amqp):
+def test_a_message_with_oversized_headers_and_error_is_parked(here, amqp):
     consumer, _ = failing(here, LookupError("x" * 500_000))
     with consuming(consumer):
         put(amqp, headers={"much": "x" * 130_000, "consumer-attempts": 2})
@@ -380,7 +378,7 @@ def test_headers_that_fill_a_frame_and_an_error_without_end_are_parked_all_the_s
     assert properties.headers["consumer-error"].startswith("LookupError: xxx")
 
 
-def test_a_crash_between_parking_and_acknowledging_leaves_two_with_the_same_id(here, amqp):
+def test_a_crash_between_parking_and_ack_leaves_two_with_the_same_id(here, amqp):
     consumer, seen = failing(here, Park("look"))
     send, lost = consumer.publisher.send, []
 
@@ -403,7 +401,7 @@ def test_a_crash_between_parking_and_acknowledging_leaves_two_with_the_same_id(h
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_quorum_queue_delays_and_parks_just_so(here, amqp):
+def test_a_quorum_queue_retries_and_parks_likewise(here, amqp):
     consumer, seen = failing(here, LookupError("no"), queue_type="quorum")
     with consuming(consumer):
         put(amqp, message_id="seventeen")
@@ -415,7 +413,7 @@ def test_a_quorum_queue_delays_and_parks_just_so(here, amqp):
 # Prefetch
 
 
-def test_it_holds_one_message_while_it_is_young_and_twenty_when_it_has_grown(here, amqp):
+def test_the_prefetch_is_one_at_first_and_grows_to_twenty(here, amqp):
     at_once = []
     now = [0]
     lock = threading.Lock()
@@ -442,7 +440,7 @@ def test_it_holds_one_message_while_it_is_young_and_twenty_when_it_has_grown(her
 # The broker, broken
 
 
-def test_a_message_whose_connection_was_lost_comes_again_and_its_old_acknowledgement_is_dropped(here, amqp, broker):
+def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(here, amqp, broker):
     calls = []
     going = threading.Event()
 
@@ -470,7 +468,7 @@ def test_a_message_whose_connection_was_lost_comes_again_and_its_old_acknowledge
     assert length(amqp, QUEUE) == 0
 
 
-def test_a_message_that_fails_when_its_connection_is_lost_comes_again_and_is_parked_once(here, amqp, broker):
+def test_a_message_that_fails_on_a_lost_connection_is_parked_once(here, amqp, broker):
     calls = []
     going = threading.Event()
 
@@ -512,7 +510,7 @@ class Held:
             raise Park("look")
 
 
-def test_a_queue_that_is_deleted_is_declared_again_and_read_on_and_what_is_in_hand_stays_so(here, amqp):
+def test_a_deleted_queue_is_redeclared_without_losing_messages_in_hand(here, amqp):
     held = Held()
     with consuming(Consumer(here(), "orders", held)) as consumer:
         put(amqp, b"17")
@@ -524,7 +522,7 @@ def test_a_queue_that_is_deleted_is_declared_again_and_read_on_and_what_is_in_ha
     assert consumer.counts == {"done": len(held.seen)}  # no connection was lost for it, and nothing was void
 
 
-def test_a_level_that_is_deleted_is_declared_bound_and_read_again(here, amqp):
+def test_a_deleted_priority_level_is_redeclared_and_bound(here, amqp):
     seen, level = [], f"{QUEUE}.level1"
     settings = here(priorities="0-4,5-9")
     with consuming(Consumer(settings, "orders", lambda message: seen.append(message.queue))) as consumer:
@@ -533,7 +531,7 @@ def test_a_level_that_is_deleted_is_declared_bound_and_read_again(here, amqp):
     assert consumer.counts["reconnected"] == 0
 
 
-def test_a_parking_queue_that_is_gone_is_declared_again_and_what_is_in_hand_stays_so(here, amqp):
+def test_a_deleted_parking_queue_is_redeclared(here, amqp):
     held = Held()
     with consuming(Consumer(here(), "orders", held)) as consumer:
         put(amqp, b"17")
@@ -554,7 +552,7 @@ def taken_when_there(amqp, queue):
     return taken(amqp, queue)[1]
 
 
-def test_a_parking_queue_that_somebody_else_made_meanwhile_is_a_clear_error(here, amqp):
+def test_a_parking_queue_redeclared_by_others_with_other_arguments_is_an_error(here, amqp):
     consumer, _ = failing(here, Park("look"))
     with consuming(consumer):
         amqp.channel.queue_delete(PARKED)
@@ -588,7 +586,7 @@ def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(here, amqp, resu
         assert amqp.channel.queue_declare(QUEUE, passive=True).method.consumer_count == 1
 
 
-def test_from_the_moment_in_which_a_connection_is_given_up_nothing_passes_for_acknowledged(here, amqp, broker):
+def test_an_ack_fails_once_its_connection_is_given_up(here, amqp, broker):
     said, given_up = [], threading.Event()
 
     def callback(message):
@@ -612,7 +610,7 @@ def test_from_the_moment_in_which_a_connection_is_given_up_nothing_passes_for_ac
     assert consumer.counts["void"] == 1
 
 
-def test_what_waits_too_long_for_a_thread_goes_back_until_one_is_free(here, amqp, monkeypatch):
+def test_messages_that_wait_too_long_for_a_thread_are_requeued(here, amqp, monkeypatch):
     monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 0.2)
     held = Held()
     consumer = Consumer(here(threads=1), "orders", held)
@@ -630,7 +628,7 @@ def test_what_waits_too_long_for_a_thread_goes_back_until_one_is_free(here, amqp
     assert sorted(held.seen) == list(range(5))
 
 
-def test_a_queue_that_exists_with_other_arguments_is_a_clear_error(here, amqp):
+def test_a_queue_that_exists_with_other_arguments_is_an_error(here, amqp):
     amqp.queue(QUEUE, arguments={"x-max-length": 5})
     consumer = Consumer(here(), "orders", lambda message: None)
     with pytest.raises(Refused, match=f"the queue {QUEUE}.*x-max-length") as raised:
@@ -638,7 +636,7 @@ def test_a_queue_that_exists_with_other_arguments_is_a_clear_error(here, amqp):
     assert "406" in str(raised.value)
 
 
-def test_a_wrong_password_and_an_unknown_vhost_are_clear_errors_without_the_password(here):
+def test_login_errors_do_not_show_the_password(here):
     for url in (
         here().url.replace("guardian:", "guardian:wrong-"),
         here().url.rpartition("/")[0] + "/nowhere",
@@ -648,7 +646,7 @@ def test_a_wrong_password_and_an_unknown_vhost_are_clear_errors_without_the_pass
         assert "wrong-" not in str(raised.value)
 
 
-def test_it_waits_for_a_broker_that_is_not_there_yet_and_can_be_ended_meanwhile(here, caplog):
+def test_a_consumer_waiting_for_its_broker_can_be_stopped(here, caplog):
     consumer = Consumer(here(url="amqp://127.0.0.1:1"), "orders", lambda message: None)
     consumer.start()
     wait_until(lambda: "connecting again" in caplog.text)
@@ -659,7 +657,7 @@ def test_it_waits_for_a_broker_that_is_not_there_yet_and_can_be_ended_meanwhile(
     assert time.monotonic() - begun < 3
 
 
-def test_it_can_be_ended_while_it_connects_and_that_is_no_error():
+def test_a_consumer_can_be_stopped_while_it_connects():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         consumer = Consumer(at(f"amqp://127.0.0.1:{silent.getsockname()[1]}"), "orders", lambda message: None)
         consumer.start()
@@ -670,7 +668,7 @@ def test_it_can_be_ended_while_it_connects_and_that_is_no_error():
     assert consumer.wait(0.01) == (False, None)
 
 
-def test_who_is_in_a_hurry_does_not_wait_for_a_broker_that_answers_no_goodbye(here, broker):
+def test_closing_in_a_hurry_does_not_wait_for_the_broker(here, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         consumer = Consumer(here(url=proxy.url(here().url)), "orders", lambda message: None)
         consumer.start()
@@ -682,7 +680,7 @@ def test_who_is_in_a_hurry_does_not_wait_for_a_broker_that_answers_no_goodbye(he
         assert time.monotonic() - begun < 8  # each of its two connections would wait for 10
 
 
-def test_it_waits_for_a_broker_whose_proxy_is_there_already(here, broker):
+def test_a_consumer_retries_while_a_proxy_has_no_broker_behind_it(here, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         proxy.close_next(1)
         with consuming(Consumer(here(url=proxy.url(here().url)), "orders", lambda message: None)) as consumer:
@@ -690,7 +688,7 @@ def test_it_waits_for_a_broker_whose_proxy_is_there_already(here, broker):
             assert proxy.connections == 2
 
 
-def test_a_key_that_makes_a_name_too_long_is_a_clear_error(here):
+def test_a_key_that_makes_a_queue_name_too_long_is_an_error(here):
     consumer = Consumer(here(), "o" * 245, lambda message: None)  # alone it is short enough; its queues' names aren't
     consumer.start()
     ended, error = consumer.wait(5)
@@ -700,7 +698,7 @@ def test_a_key_that_makes_a_name_too_long_is_a_clear_error(here):
     assert "255 bytes" in str(error)
 
 
-def test_a_callback_that_never_returns_ends_in_the_parking_queue_with_where_it_hangs(here, amqp):
+def test_a_callback_over_its_time_limit_is_parked_with_its_stack(here, amqp):
     release = threading.Event()
 
     def callback(message):
@@ -726,7 +724,7 @@ def test_a_callback_that_never_returns_ends_in_the_parking_queue_with_where_it_h
 
 
 @pytest.mark.parametrize("late", [None, Park("too late")], ids=["returns", "raises"])
-def test_a_callback_that_ends_while_its_message_is_being_parked_changes_nothing_of_that(here, amqp, late):
+def test_a_callback_that_ends_while_its_message_is_parked_changes_nothing(here, amqp, late):
     parking, ended = threading.Event(), threading.Event()
     said = []
 
@@ -757,7 +755,7 @@ def test_a_callback_that_ends_while_its_message_is_being_parked_changes_nothing_
     assert (length(amqp, PARKED), length(amqp, QUEUE)) == (1, 0)
 
 
-def test_the_time_limit_is_the_callbacks_and_not_that_of_parking_its_message(here, amqp):
+def test_the_time_limit_excludes_parking_the_message(here, amqp):
     consumer, seen = failing(here, Park("look"), time_limit=0.2)
     send, slowly = consumer.publisher.send, threading.Event()
 
@@ -794,7 +792,7 @@ class Broken:
     [(Broken(), Policy()), (None, Policy(by_error={LookupError: "in the toolkit"}))],
     ids=["limiter", "policy"],
 )
-def test_an_error_outside_the_callback_ends_the_consumer_and_leaves_the_message(here, amqp, limiter, policy):
+def test_an_error_outside_the_callback_stops_the_consumer(here, amqp, limiter, policy):
     def callback(message):
         raise LookupError("no order")
 
@@ -808,7 +806,7 @@ def test_an_error_outside_the_callback_ends_the_consumer_and_leaves_the_message(
     wait_until(lambda: length(amqp, QUEUE) == 1)
 
 
-def test_what_goes_wrong_while_it_finishes_is_raised_too(here, amqp):
+def test_an_error_during_shutdown_is_raised(here, amqp):
     release, raised = threading.Event(), []
 
     def callback(message):
@@ -833,7 +831,7 @@ def test_what_goes_wrong_while_it_finishes_is_raised_too(here, amqp):
     assert raised
 
 
-def test_a_consumer_that_cannot_be_started_does_not_leave_another_running(here, monkeypatch):
+def test_run_all_stops_started_consumers_if_another_fails_to_start(here, monkeypatch):
     first, second = (Consumer(here(), key, lambda message: None) for key in ("orders", "returns"))
     monkeypatch.setattr(second, "start", lambda: (wait_until(lambda: first.connected), pytest.fail("no more threads")))
     with pytest.raises(pytest.fail.Exception, match="no more threads"):
@@ -845,7 +843,7 @@ def test_a_consumer_that_cannot_be_started_does_not_leave_another_running(here, 
 # The connection's thread
 
 
-def test_what_waits_for_a_broker_that_is_away_is_told_at_the_end_that_it_was_not_published(here):
+def test_a_message_waiting_for_the_broker_fails_when_the_publisher_closes(here):
     with Publisher(here(url="amqp://127.0.0.1:1")) as publisher:
         future = publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
         wait_until(lambda: publisher._link._failures)
@@ -853,7 +851,7 @@ def test_what_waits_for_a_broker_that_is_away_is_told_at_the_end_that_it_was_not
         future.result(5)
 
 
-def test_an_error_while_connecting_ends_the_consumer_and_not_only_a_thread(here, monkeypatch):
+def test_an_error_while_connecting_stops_the_consumer(here, monkeypatch):
     def broken(*args, **keywords):
         raise RuntimeError("no more sockets")
 
@@ -866,7 +864,7 @@ def test_an_error_while_connecting_ends_the_consumer_and_not_only_a_thread(here,
     assert "no more sockets" in str(error)
 
 
-def test_a_vhost_that_has_all_its_connections_is_tried_again_and_is_no_reason_to_end(here, management, vhost):
+def test_a_vhost_at_its_connection_limit_is_retried(here, management, vhost):
     management._put("vhost-limits", vhost, "max-connections", json={"value": 0})
     consumer = Consumer(here(), "orders", lambda message: None)
     consumer.start()
@@ -901,7 +899,7 @@ def pulse(broker, management, vhost):
 
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-def test_a_pulse_users_account_may_do_all_of_it_under_its_own_names(pulse, management, vhost, amqp, queue_type):
+def test_a_pulse_user_consumes_retries_and_parks_under_its_own_names(pulse, management, vhost, amqp, queue_type):
     name = pulse.pulse_user
     settings = Settings(**{**vars(pulse), "queue_type": queue_type})
     seen = []
@@ -926,7 +924,7 @@ def test_a_pulse_users_account_may_do_all_of_it_under_its_own_names(pulse, manag
     assert (json.loads(body), properties.headers["consumer-error"]) == ("poison", "LookupError: no")
 
 
-def test_a_pulse_users_account_without_the_setting_is_refused_with_the_exchanges_name(pulse):
+def test_a_pulse_user_without_the_setting_is_refused_with_the_exchanges_name(pulse):
     settings = Settings(**{**vars(pulse), "pulse_user": None})
     with pytest.raises(Refused, match=r"the exchange shop_test: .*ACCESS_REFUSED|access to exchange 'shop_test'"):
         Consumer(settings, "orders", lambda message: None).run()
@@ -950,7 +948,7 @@ class TwoQueues:
         return FifoBuffer()
 
 
-def test_a_source_of_several_queues_has_a_channel_and_delays_for_each(here, amqp):
+def test_a_source_of_several_queues_retries_within_each(here, amqp):
     seen = []
 
     def callback(message):
@@ -991,7 +989,7 @@ class Closed:
         self.tokens += 1
 
 
-def test_a_limiter_stands_before_the_workers_and_sizes_the_prefetch(here, amqp):
+def test_a_limiter_delays_the_workers_and_sizes_the_prefetch(here, amqp):
     limiter = Closed(0, 0.1)
     with consuming(Consumer(here(), "orders", lambda message: None, limiter=limiter)) as consumer:
         for number in range(10):
@@ -1007,7 +1005,7 @@ def test_a_limiter_stands_before_the_workers_and_sizes_the_prefetch(here, amqp):
         wait_until(lambda: consumer.counts["done"] == 10)
 
 
-def test_messages_that_would_wait_long_for_a_limiter_are_given_back_and_read_again_in_time(here, amqp):
+def test_messages_that_would_wait_long_for_the_limiter_are_requeued(here, amqp):
     limiter = Closed(2, 1.5)
     with consuming(Consumer(here(hold_seconds=1), "orders", lambda m: None, limiter=limiter)) as consumer:
         for number in range(6):
@@ -1063,7 +1061,7 @@ def program(here, tmp_path):
 @pytest.mark.parametrize(
     "command", [("-m", "guardian_consumers"), ("manage.py", "consume")], ids=["alone", "manage.py"]
 )
-def test_sigterm_finishes_what_is_in_hand_and_leaves_the_rest_in_the_queue(program, amqp, tmp_path, command):
+def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tmp_path, command):
     process = program("shop:orders", command=command, RABBIT_THREADS="5")
     done = tmp_path / "done"
     wait_until(lambda: amqp_has(amqp, QUEUE), 60)  # Django takes its time to start
@@ -1090,7 +1088,7 @@ def amqp_has(amqp, queue):
     return True
 
 
-def test_a_second_signal_ends_a_process_whose_callback_takes_its_time(program, amqp):
+def test_a_second_signal_ends_a_process_with_a_slow_callback(program, amqp):
     process = program("shop:orders", SLEEP="60")
     wait_until(lambda: amqp_has(amqp, QUEUE))
     put(amqp, b"17")
@@ -1103,7 +1101,7 @@ def test_a_second_signal_ends_a_process_whose_callback_takes_its_time(program, a
     assert taken(amqp, QUEUE)[1] == b"17"
 
 
-def test_the_exit_code_says_who_has_to_look(program, amqp):
+def test_exit_codes_tell_broker_settings_and_callback_errors_apart(program, amqp):
     amqp.queue("shop_test_taken", arguments={"x-max-length": 5})
     cases = [
         (program("shop:orders=taken"), 3, "the queue shop_test_taken"),
@@ -1121,7 +1119,7 @@ def test_the_exit_code_says_who_has_to_look(program, amqp):
     assert taken(amqp, QUEUE)[1] == b'"poison"'
 
 
-def test_killed_in_the_middle_it_leaves_everything_unacknowledged_in_the_queue(program, amqp, tmp_path):
+def test_a_killed_consumer_leaves_unacknowledged_messages_in_the_queue(program, amqp, tmp_path):
     process = program("shop:orders", RABBIT_THREADS="2")
     wait_until(lambda: amqp_has(amqp, QUEUE))
     for number in range(20):
@@ -1157,7 +1155,7 @@ def connect(settings):
 
 
 @pytest.mark.soak
-def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_late_ack_is_void(own, own_node):
+def test_after_an_acknowledgement_timeout_the_late_ack_is_void(own, own_node):
     calls = []
 
     def callback(message):
@@ -1179,7 +1177,7 @@ def test_the_brokers_acknowledgement_timeout_brings_the_message_again_and_the_la
     assert consumer.counts["reconnected"] == 1
 
 
-def test_under_an_alarm_it_works_on_and_what_it_would_park_is_kept_in_hand_until_it_can_be(own, own_node):
+def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(own, own_node):
     fail, tries = threading.Event(), Counter()
 
     def callback(message):
@@ -1212,7 +1210,7 @@ def test_under_an_alarm_it_works_on_and_what_it_would_park_is_kept_in_hand_until
     assert (tries["slow poison"], tries["slower poison"]) == (1, 1)
 
 
-def test_under_an_alarm_a_callback_that_hangs_keeps_nobody_from_ending(own, own_node):
+def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(own, own_node):
     release = threading.Event()
     settings = own(time_limit=0.2, publish_timeout=0.3, policy=Policy(Outcome.PARK))
     consumer = Consumer(settings, "orders", lambda message: release.wait(60))
@@ -1248,7 +1246,7 @@ def publishing_is_refused(publisher):
 
 
 @pytest.mark.soak
-def test_a_restart_of_the_broker_under_load_loses_nothing_and_repeats_only_what_was_unacknowledged(own, own_node):
+def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(own, own_node):
     handled, published, uncertain = [], [], set()
     numbers = itertools.count()
     enough = threading.Event()

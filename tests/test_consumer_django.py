@@ -83,9 +83,7 @@ GAPS = {
 
 
 @pytest.mark.parametrize("guard", ["once", "rewrite"])
-def test_killed_in_any_gap_the_work_is_in_the_database_once_and_all_is_published_at_least_once(
-    guard, here, amqp, work, invoices
-):
+def test_killed_at_any_step_work_is_stored_once_and_published_at_least_once(guard, here, amqp, work, invoices):
     database = {name: connection.settings_dict[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
     environment = {
         **os.environ,
@@ -137,7 +135,7 @@ def is_waited_for():
         return cursor.fetchone()[0]
 
 
-def test_a_message_that_two_have_at_once_is_worked_on_once_and_the_second_waits_for_the_first(here, amqp, work):
+def test_a_message_delivered_twice_at_once_is_processed_once(here, amqp, work):
     both = threading.Barrier(2, timeout=10)
     calls = []
 
@@ -159,7 +157,7 @@ def test_a_message_that_two_have_at_once_is_worked_on_once_and_the_second_waits_
     assert (calls, work()) == (["order-17"], ["17"])
 
 
-def test_work_that_failed_is_not_taken_for_done(here, amqp, work):
+def test_failed_work_is_not_recorded_as_processed(here, amqp, work):
     @once
     def callback(message):
         insert(message)
@@ -174,7 +172,7 @@ def test_work_that_failed_is_not_taken_for_done(here, amqp, work):
     assert work() == ["17"]
 
 
-def test_two_consumers_that_get_the_same_message_both_work_on_it(here, amqp, work):
+def test_two_consumers_of_the_same_message_both_process_it(here, amqp, work):
     shop, stock = (Consumer(here(), PlainQueue(key, ["orders"]), once(insert)) for key in ("shop", "stock"))
     with consuming(shop), consuming(stock):
         put(amqp, b"17", message_id="order-17")
@@ -186,7 +184,7 @@ def test_two_consumers_that_get_the_same_message_both_work_on_it(here, amqp, wor
     ]
 
 
-def test_two_messages_without_an_id_are_two_however_like_each_other_and_whatever_failed(here, amqp, work):
+def test_equal_messages_without_an_id_are_processed_separately(here, amqp, work):
     @once
     def callback(message):
         insert(message)
@@ -200,7 +198,7 @@ def test_two_messages_without_an_id_are_two_however_like_each_other_and_whatever
     assert work() == ["17", "17"]
 
 
-def test_a_key_tells_messages_apart_that_have_no_id_or_another(here, amqp, work):
+def test_a_key_identifies_messages_without_an_id(here, amqp, work):
     callback = once(key=lambda message: str(message.body["order"]))(insert)
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         put(amqp, b'{"order": 17}')
@@ -212,7 +210,7 @@ def test_a_key_tells_messages_apart_that_have_no_id_or_another(here, amqp, work)
 
 
 @pytest.mark.parametrize("key", ["a\0b", "é" * 300, "'; DROP TABLE shop_work; --"])
-def test_any_key_can_be_kept(here, amqp, work, key):
+def test_any_key_can_be_stored(here, amqp, work, key):
     with consuming(Consumer(here(), "orders", once(key=lambda message: key)(insert))) as consumer:
         put(amqp, b"1")
         wait_until(lambda: consumer.counts["done"] == 1)
@@ -221,7 +219,7 @@ def test_any_key_can_be_kept(here, amqp, work, key):
     assert work() == ["1"]
 
 
-def test_old_rows_go_by_themselves_and_young_ones_stay(here, amqp, work):
+def test_old_rows_are_pruned_and_recent_ones_stay(here, amqp, work):
     now = timezone.now()
     for number, days in enumerate((8, 6)):
         Processed.objects.create(consumer="x", message_id=str(number), at=now - timedelta(days=days))
@@ -231,7 +229,7 @@ def test_old_rows_go_by_themselves_and_young_ones_stay(here, amqp, work):
     assert set(Processed.objects.values_list("message_id", flat=True)) == {"1", "new"}
 
 
-def test_rewriting_leaves_the_same_however_often(transactional_db):
+def test_rewriting_is_idempotent(transactional_db):
     now = timezone.now()
     queue, other = stored_queue("one"), stored_queue("other")
     QueueSample.objects.create(queue=other, at=now, length=9)
@@ -245,7 +243,7 @@ def test_rewriting_leaves_the_same_however_often(transactional_db):
     ]  # fmt: skip
 
 
-def test_rewriting_that_fails_leaves_what_was_there(transactional_db):
+def test_a_failed_rewrite_keeps_the_old_rows(transactional_db):
     Processed.objects.create(consumer="x", message_id="old")
     with pytest.raises(IntegrityError):
         rewrite(Processed.objects.all(), [Processed(consumer="x", message_id="new")] * 2)
@@ -293,14 +291,14 @@ def rolled_back(message):
 
 @pytest.mark.parametrize("guard", [in_transaction, once])
 @pytest.mark.parametrize("callback", [no_such_queue, no_json, no_header, too_early, rolled_back])
-def test_work_that_is_not_committed_publishes_nothing_and_is_no_success(here, amqp, work, invoices, guard, callback):
+def test_uncommitted_work_publishes_nothing_and_is_no_success(here, amqp, work, invoices, guard, callback):
     consumer = outcome_of(here, amqp, guard(callback), policy=Policy(Outcome.PARK))
     assert consumer.counts["park"] == 1
     assert (work(), invoices(), Processed.objects.count()) == ([], [], 0)
 
 
 @pytest.mark.parametrize("guard", [in_transaction, once])
-def test_an_error_of_the_database_that_the_work_swallowed_does_not_pass_for_a_commit(here, amqp, work, invoices, guard):
+def test_a_swallowed_database_error_does_not_count_as_a_commit(here, amqp, work, invoices, guard):
     Processed.objects.create(consumer="x", message_id="1")
 
     @guard
@@ -323,7 +321,7 @@ def lose_the_database():
 
 
 @pytest.mark.parametrize("guard", [in_transaction, once])
-def test_a_lost_database_is_a_retry_with_a_new_connection_whatever_the_default(here, amqp, work, invoices, guard):
+def test_a_lost_database_is_retried_with_a_new_connection(here, amqp, work, invoices, guard):
     @guard
     def callback(message):
         insert(message)
@@ -338,13 +336,13 @@ def test_a_lost_database_is_a_retry_with_a_new_connection_whatever_the_default(h
     assert len(invoices()) == 1
 
 
-def test_a_lost_database_is_what_the_policy_says_of_it_by_name(here, amqp, work):
+def test_the_policy_can_name_the_outcome_of_a_lost_database(here, amqp, work):
     policy = Policy(by_error={OperationalError: Outcome.PARK}, delays=(0.05,))
     consumer = outcome_of(here, amqp, in_transaction(lambda message: lose_the_database()), policy=policy)
     assert consumer.counts["park"] == 1
 
 
-def test_a_database_that_is_lost_when_all_is_done_changes_nothing(here, amqp, work, invoices):
+def test_a_database_lost_after_the_work_is_done_changes_nothing(here, amqp, work, invoices):
     @once
     def callback(message):
         insert(message)
@@ -366,9 +364,7 @@ def test_a_database_that_is_lost_when_all_is_done_changes_nothing(here, amqp, wo
     assert (work(), len(invoices())) == (["17"], 1)
 
 
-def test_what_can_not_be_published_after_the_commit_is_published_at_the_next_try_and_the_work_is_not_done_again(
-    here, amqp, work, invoices
-):
+def test_a_publication_failed_after_the_commit_is_retried_without_the_work(here, amqp, work, invoices):
     amqp.channel.queue_unbind(INVOICES, "shop_test", INVOICES)
 
     @once
@@ -385,7 +381,7 @@ def test_what_can_not_be_published_after_the_commit_is_published_at_the_next_try
     assert (work(), invoices()) == (["17"], [(17, "invoice-17")])
 
 
-def test_what_is_kept_to_be_published_is_sent_as_it_was_meant(here, amqp, work, invoices):
+def test_a_stored_publication_is_sent_with_all_its_properties(here, amqp, work, invoices):
     amqp.channel.queue_unbind(INVOICES, "shop_test", INVOICES)
 
     @once
@@ -410,7 +406,7 @@ def test_what_is_kept_to_be_published_is_sent_as_it_was_meant(here, amqp, work, 
     assert properties.delivery_mode == 2
 
 
-def test_work_whose_message_was_dealt_with_in_the_meantime_is_rolled_back(here, amqp, work):
+def test_work_whose_message_was_parked_meanwhile_is_rolled_back(here, amqp, work):
     parked = threading.Event()
 
     @in_transaction
@@ -435,7 +431,7 @@ def put_when_there(amqp, consumer):
     put(amqp, b"17", message_id="order-17")
 
 
-def test_no_thread_keeps_a_connection_to_the_database_past_its_age(here, amqp, work):
+def test_threads_close_database_connections_past_their_age(here, amqp, work):
     left = []
     consumer = Consumer(here(), "orders", in_transaction(insert))
     consumer.listeners.append(lambda *_: left.append(connections["default"].connection))

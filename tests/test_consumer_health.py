@@ -86,7 +86,7 @@ def attendance(**values):
         (attendance(unattended_since=NOW, unattended_told_at=NOW), 1, 5, None, None),
     ],
 )
-def test_what_follows_from_a_count(before, consumers, minutes, since, told_at):
+def test_a_count_of_consumers_updates_a_queues_state(before, consumers, minutes, since, told_at):
     after = before.with_consumers(consumers, NOW, minutes)
     assert (after.consumers, after.unattended_since, after.unattended_told_at) == (consumers, since, told_at)
 
@@ -99,7 +99,7 @@ def test_what_follows_from_a_count(before, consumers, minutes, since, told_at):
         ("shop.retry.soon", True), ("parked", True), ("shop.parked\n", True),
     ],
 )  # fmt: skip
-def test_what_consumers_park_and_delay_is_not_meant_to_have_a_reader(name, is_told):
+def test_parking_and_delay_queues_need_no_consumer(name, is_told):
     alone = attendance(name=name, unattended_since=NOW - timedelta(minutes=9)).with_consumers(0, NOW, minutes=5)
     assert (alone.unattended_told_at is not None) is is_told
 
@@ -107,7 +107,7 @@ def test_what_consumers_park_and_delay_is_not_meant_to_have_a_reader(name, is_to
 # On the broker
 
 
-def test_a_queue_is_told_about_once_and_once_when_it_has_a_consumer_again(alice, amqp, settings, broker):
+def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(alice, amqp, settings, broker):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME, 3)
     monitor.run_pass()
@@ -139,7 +139,7 @@ def count_until(true, connection: pika.BlockingConnection | None = None):
         count_consumers()
 
 
-def test_nobody_is_told_where_it_is_off(alice, amqp, broker_proxy, guarded):
+def test_without_the_setting_nobody_is_notified_of_missing_consumers(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listed(row(guarded, NAME, 0)))
@@ -150,7 +150,7 @@ def test_nobody_is_told_where_it_is_off(alice, amqp, broker_proxy, guarded):
     assert sent("alice@example.org") == []
 
 
-def test_a_queue_that_has_a_consumer_after_all_is_not_told_about(alice, amqp, broker_proxy, guarded, settings, broker):
+def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(alice, amqp, broker_proxy, guarded, settings, broker):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
@@ -177,7 +177,7 @@ def known_to_be_without(broker_proxy, guarded, minutes=5):
     wait(minutes=minutes)
 
 
-def test_a_queue_that_is_not_there_any_more_is_not_one_without_a_consumer(alice, amqp, broker_proxy, guarded, settings):
+def test_a_vanished_queue_is_not_notified_as_without_consumers(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     known_to_be_without(broker_proxy, guarded)
@@ -187,7 +187,7 @@ def test_a_queue_that_is_not_there_any_more_is_not_one_without_a_consumer(alice,
 
 
 @pytest.mark.parametrize("state", ["gone", "deleting"])
-def test_nobody_hears_that_a_queue_has_no_consumer_once_they_heard_that_it_is_deleted(
+def test_a_queue_deleted_meanwhile_is_not_notified_as_without_consumers(
     alice, amqp, broker_proxy, guarded, settings, monkeypatch, state
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
@@ -206,7 +206,7 @@ def test_nobody_hears_that_a_queue_has_no_consumer_once_they_heard_that_it_is_de
     assert known()[2] is None
 
 
-def test_a_queue_that_has_no_consumer_after_all_is_not_told_to_have_one(alice, amqp, broker_proxy, guarded, settings):
+def test_a_recovery_is_notified_only_after_a_recheck(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     known_to_be_without(broker_proxy, guarded)
@@ -221,7 +221,7 @@ def test_a_queue_that_has_no_consumer_after_all_is_not_told_to_have_one(alice, a
 
 
 @pytest.mark.parametrize("how", ["by hand", "by itself"])
-def test_a_queue_that_goes_and_comes_back_with_a_consumer_is_told_about_once(
+def test_a_queue_that_returns_with_a_consumer_is_notified_once(
     alice, amqp, broker_proxy, guarded, settings, broker, how
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
@@ -248,7 +248,7 @@ def test_a_queue_that_goes_and_comes_back_with_a_consumer_is_told_about_once(
     assert "has 1 consumer again. There is nothing to do." in text
 
 
-def test_what_the_answer_lacks_keeps_what_was_known_of_it(alice, amqp, broker_proxy, guarded, settings):
+def test_an_incomplete_answer_keeps_the_stored_counts(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
@@ -272,7 +272,7 @@ def test_what_the_answer_lacks_keeps_what_was_known_of_it(alice, amqp, broker_pr
         assert known() == before
 
 
-def test_a_queue_that_is_gone_is_not_known_to_be_without_a_consumer(alice, amqp, broker_proxy, guarded):
+def test_a_gone_queue_has_no_consumer_state(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listed(row(guarded, NAME, 0)))
@@ -282,9 +282,7 @@ def test_a_queue_that_is_gone_is_not_known_to_be_without_a_consumer(alice, amqp,
     assert known() == (None, None, None)
 
 
-def test_a_broker_that_is_away_changes_nothing_and_is_one_line_in_the_log(
-    alice, amqp, broker_proxy, guarded, settings, caplog
-):
+def test_an_unavailable_broker_changes_nothing_and_is_logged_once(alice, amqp, broker_proxy, guarded, settings, caplog):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listed(row(guarded, NAME, 0)))
@@ -300,7 +298,7 @@ def test_a_broker_that_is_away_changes_nothing_and_is_one_line_in_the_log(
     assert known() == before
 
 
-def test_two_at_once_do_it_once(alice, amqp, broker_proxy, guarded):
+def test_two_concurrent_counts_run_once(alice, amqp, broker_proxy, guarded):
     amqp.queue(NAME)
     monitor.run_pass()
     answer(broker_proxy, listed(row(guarded, NAME, 4)))
@@ -312,7 +310,7 @@ def test_two_at_once_do_it_once(alice, amqp, broker_proxy, guarded):
 
 
 @pytest.mark.parametrize("queues", [3, 80])
-def test_it_takes_one_request_and_as_many_statements_for_many_queues_as_for_few(
+def test_counting_takes_one_request_and_constant_statements(
     alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
 ):
     settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
@@ -386,7 +384,7 @@ NOTHING = (None, None, None)
         (LONG._replace(type="stream"), AT_WORK, 5, NOTHING),
     ],
 )
-def test_what_follows_from_what_was_taken_out(before, count, minutes, known_now):
+def test_a_count_of_acked_messages_updates_a_queues_state(before, count, minutes, known_now):
     after = before.with_progress(count, NOW, minutes)
     assert (after.taken_out, after.stalled_since, after.stalled_told_at) == known_now
 
@@ -407,9 +405,7 @@ def working(vhost, name=NAME, consumers=1, ready=3, unacknowledged=2, stats='{"a
     ).encode()
 
 
-def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_it_is_at_work_again(
-    alice, amqp, settings
-):
+def test_a_stalled_consumer_is_notified_once_and_once_when_it_recovers(alice, amqp, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME, 4)
     in_hand = []
@@ -435,9 +431,7 @@ def test_a_consumer_that_acknowledges_nothing_is_told_about_once_and_once_when_i
     assert count_consumers() == 0
 
 
-def test_one_that_needs_no_acknowledgement_is_at_work_while_it_takes_messages(
-    alice, amqp, broker_proxy, guarded, settings
-):
+def test_a_consumer_without_acks_is_not_stalled_while_it_takes_messages(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     attend(amqp)
@@ -464,7 +458,7 @@ def test_a_stalled_queue_shows_it_on_its_page(alice, amqp, broker_proxy, guarded
 
 
 @pytest.mark.parametrize("minutes", [0, 5])
-def test_nobody_is_told_of_a_stall_where_that_is_off(alice, amqp, broker_proxy, guarded, settings, minutes):
+def test_without_the_setting_nobody_is_notified_of_stalls(alice, amqp, broker_proxy, guarded, settings, minutes):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     attend(amqp)
@@ -479,7 +473,7 @@ def test_nobody_is_told_of_a_stall_where_that_is_off(alice, amqp, broker_proxy, 
     assert stalled() == NOTHING
 
 
-def test_a_queue_whose_consumers_are_gone_after_all_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
+def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
@@ -490,7 +484,7 @@ def test_a_queue_whose_consumers_are_gone_after_all_has_not_stalled(alice, amqp,
     assert (sent("alice@example.org"), stalled()[2]) == ([], None)
 
 
-def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, amqp, broker_proxy, guarded, settings):
+def test_consumers_can_be_back_and_work_again_in_one_count(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = settings.GUARDIAN_NO_CONSUMER_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
@@ -507,7 +501,7 @@ def test_a_queue_can_have_a_consumer_again_and_be_at_work_again_at_once(alice, a
 
 
 @pytest.mark.parametrize("stats", ["{}", "[]", "null", '"many"'])
-def test_a_broker_that_counts_no_messages_tells_nothing_of_stalls(alice, amqp, broker_proxy, guarded, settings, stats):
+def test_without_message_statistics_stalls_are_not_judged(alice, amqp, broker_proxy, guarded, settings, stats):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     attend(amqp)
@@ -521,7 +515,7 @@ def test_a_broker_that_counts_no_messages_tells_nothing_of_stalls(alice, amqp, b
     assert (sent("alice@example.org"), stalled()) == ([], before)
 
 
-def test_a_queue_that_is_gone_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
+def test_a_gone_queue_has_not_stalled(alice, amqp, broker_proxy, guarded, settings):
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
@@ -533,7 +527,7 @@ def test_a_queue_that_is_gone_has_not_stalled(alice, amqp, broker_proxy, guarded
 
 
 @pytest.mark.parametrize("queues", [3, 80])
-def test_stalls_take_no_request_more_and_no_more_statements_for_many_queues(
+def test_detecting_stalls_takes_no_extra_request_and_constant_statements(
     alice, amqp, broker_proxy, guarded, queues, django_assert_num_queries, settings
 ):
     settings.GUARDIAN_STALLED_MINUTES = 5

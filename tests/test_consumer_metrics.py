@@ -42,7 +42,7 @@ def scraped(port):
     }
 
 
-def test_prometheus_reads_what_became_of_messages_and_what_is_in_hand(here, amqp):
+def test_prometheus_metrics_count_outcomes_and_messages_in_hand(here, amqp):
     begun = time.time()
     held = []
 
@@ -82,7 +82,7 @@ def test_prometheus_reads_what_became_of_messages_and_what_is_in_hand(here, amqp
     assert (figures["consumer_void_total"], after["consumer_void_total"]) == (0, 1)
 
 
-def test_what_is_put_back_does_not_pass_for_an_acknowledgement(here, amqp):
+def test_a_requeued_message_does_not_count_as_acknowledged(here, amqp):
     go_on = threading.Event()
 
     def callback(message):
@@ -103,12 +103,12 @@ def test_what_is_put_back_does_not_pass_for_an_acknowledgement(here, amqp):
 
 
 @pytest.mark.parametrize("at_", ["nine", "70000", "127.0.0.1:", "-1"])
-def test_what_is_no_port_is_said(at_):
-    with pytest.raises(SettingsError, match=r"--metrics must be \[HOST:\]PORT"), serve_metrics(at_, []):
+def test_an_invalid_metrics_port_is_reported(at_):
+    with pytest.raises(SettingsError, match=r"--metrics is \[HOST:\]PORT"), serve_metrics(at_, []):
         pass
 
 
-def test_a_port_that_is_taken_is_said():
+def test_a_metrics_port_in_use_is_reported():
     port = free_port()
     with (
         serve_metrics(str(port), []),
@@ -118,7 +118,7 @@ def test_a_port_that_is_taken_is_said():
         pass
 
 
-def test_the_command_serves_figures_on_this_machine_alone_until_it_ends(here, amqp):
+def test_the_command_serves_metrics_on_loopback_until_it_ends(here, amqp):
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "guardian_consumers", "builtins:print=orders", "--metrics", str(port)],
@@ -155,7 +155,7 @@ def answers(port):
         return None
 
 
-def test_all_queues_of_a_consumer_with_a_pulse_user_have_its_owner(guarded, here):
+def test_all_queues_of_a_pulse_users_consumer_have_its_owner(guarded, here):
     alice = Owner.objects.create_user("alice@example.org", vouched=True)
     account = PulseUser.objects.create(username="alice", ready=True)
     account.owners.add(alice)

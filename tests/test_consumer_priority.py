@@ -58,7 +58,7 @@ STEPS = st.lists(st.one_of(st.integers(0, 3), st.none(), st.floats(0.1, 30)), ma
 
 
 @given(STEPS, st.one_of(st.none(), st.floats(0.5, 20)))
-def test_what_is_taken_is_before_all_that_wait_and_nothing_is_lost_or_taken_twice(steps, ageing):
+def test_messages_are_taken_by_rank_exactly_once(steps, ageing):
     clock = Clock()
     place = RankedBuffer(4, lambda message: message[0], ageing, clock)
     waiting = []
@@ -92,7 +92,7 @@ def is_before(one, other, ageing):
     return since - other_since < (rank - other_rank) * ageing - 1e-6
 
 
-def test_without_ageing_the_lowest_waits_for_ever_and_with_it_for_a_known_time():
+def test_only_ageing_keeps_the_lowest_priority_from_starving():
     def taken_at(ageing):
         clock = Clock()
         place = RankedBuffer(2, lambda message: message, ageing, clock)
@@ -117,7 +117,7 @@ LINES = {0: "a", 1: "bc", 2: "de", 3: "f"}
     [("", False, ""), ("", True, ""), ("a", False, "a"), ("b", False, "abc"), ("ad", False, "abcde"),
      ("a", True, "abcdef")],
 )  # fmt: skip
-def test_what_waited_too_long_takes_along_what_would_be_before_it_now(late, together, back):
+def test_overdue_messages_are_returned_with_those_ranked_before_them(late, together, back):
     clock = Clock()
     place = RankedBuffer(4, lambda message: message[0], None, clock, single_queue=together)
     messages = [(rank, name) for rank, names in LINES.items() for name in names]
@@ -131,7 +131,7 @@ def test_what_waited_too_long_takes_along_what_would_be_before_it_now(late, toge
     assert (sorted(left), place.take()) == (sorted({*"abcdef"} - {*back}), None)
 
 
-def test_what_many_threads_put_and_take_is_there_once():
+def test_messages_from_many_threads_are_taken_once():
     place = RankedBuffer(3, lambda message: message % 3)
     seen = []
 
@@ -155,7 +155,7 @@ def test_what_many_threads_put_and_take_is_there_once():
 
 
 @given(st.lists(st.integers(1, 9), unique=True, max_size=9))
-def test_ranges_are_read_as_they_are_written(starts):
+def test_priority_ranges_are_parsed(starts):
     bounds = [0, *sorted(starts), 10]
     ranges = [range(low, high) for low, high in pairwise(bounds)]
     text = ", ".join(f"{one[0]}-{one[-1]}" if len(one) > 1 else str(one[0]) for one in ranges)
@@ -172,12 +172,12 @@ def test_ranges_are_read_as_they_are_written(starts):
     ],
     ids=str,
 )
-def test_priorities_that_cannot_be_are_refused_by_the_settings_name(changes):
+def test_invalid_priorities_are_refused_with_the_settings_name(changes):
     with pytest.raises(SettingsError, match="RABBIT_PRIORIT"):
         at("amqp://127.0.0.1", **changes)
 
 
-def test_one_setting_says_which_source_a_key_is():
+def test_one_setting_chooses_the_source():
     base = {"RABBIT_URL": "amqp://x", "RABBIT_EXCHANGE_NAME": "shop_test"}
     sources = [
         Settings.from_environment({**base, **more}).source("orders")
@@ -189,7 +189,7 @@ def test_one_setting_says_which_source_a_key_is():
 
 
 @pytest.mark.parametrize(("prefetch", "threads"), [("young", 2), (2, 3), ("grown", 30)])
-def test_with_ranges_the_lowest_level_never_has_all_threads(prefetch, threads):
+def test_with_ranges_the_lowest_level_never_occupies_all_threads(prefetch, threads):
     consumer = Consumer(at("amqp://127.0.0.1:1", priorities="0-4,5-9", prefetch=prefetch), "orders", pytest.fail)
     assert (consumer._workers.threads, consumer._connection._queues()[-1].prefetch < threads) == (threads, True)
 
@@ -213,7 +213,7 @@ def test_a_messages_priority_is_the_header_as_text_or_else_the_property(priority
 
 
 @pytest.mark.parametrize("priority", [-1, 10])
-def test_a_publisher_refuses_a_priority_that_is_none(priority):
+def test_a_publisher_refuses_an_invalid_priority(priority):
     with pytest.raises(ValueError, match="from 0 to 9"):
         Publisher(at("amqp://x")).publish({}, "orders", priority=priority)
 
@@ -277,7 +277,7 @@ def declared(settings):
 
 
 @pytest.mark.parametrize("by", BY)
-def test_the_application_sees_one_queue_and_what_is_high_comes_first(here, amqp, publish, by):
+def test_the_callback_sees_one_queue_with_high_priorities_first(here, amqp, publish, by):
     settings = declared(here(priorities=by, prefetch=40, threads=1))
     priorities = [random.randrange(10) for _ in range(30)]
     gate = Gate()
@@ -297,7 +297,7 @@ def by_rank(by, priorities):
     return [next(level for level, numbers in enumerate(ranges) if one in numbers) for one in priorities]
 
 
-def test_each_message_goes_to_the_queue_of_its_range_and_one_that_says_nothing_to_the_lowest(here, amqp, publish):
+def test_each_message_goes_to_the_queue_of_its_range(here, amqp, publish):
     declared(here(priorities="0-2,3-6,7-9"))
     publish(*range(10))
     put(amqp)
@@ -307,7 +307,7 @@ def test_each_message_goes_to_the_queue_of_its_range_and_one_that_says_nothing_t
     assert lengths(amqp) == {ALL[0]: 6, ALL[1]: 4, ALL[2]: 4}
 
 
-def test_a_high_message_overtakes_a_backlog_that_is_larger_than_the_prefetch(here, amqp, publish):
+def test_a_high_priority_message_overtakes_a_backlog_beyond_the_prefetch(here, amqp, publish):
     settings = declared(here(priorities="0-4,5-9", prefetch=2, threads=1))
     publish(*[0] * 50)
     gate = Gate()
@@ -320,7 +320,7 @@ def test_a_high_message_overtakes_a_backlog_that_is_larger_than_the_prefetch(her
     assert gate.seen[:4] == [0, 9, 9, 9]
 
 
-def test_low_messages_that_take_long_leave_threads_for_a_high_one_and_high_ones_none_for_them(here, amqp, publish):
+def test_slow_low_priority_messages_leave_threads_for_high_ones(here, amqp, publish):
     release, begun = {0: threading.Event(), 9: threading.Event()}, []
 
     def callback(message):
@@ -347,7 +347,7 @@ def test_low_messages_that_take_long_leave_threads_for_a_high_one_and_high_ones_
         wait_until(lambda: consumer.counts["done"] == 29)
 
 
-def test_with_ageing_a_low_message_is_handled_while_high_ones_keep_coming(here, amqp, publish):
+def test_with_ageing_a_low_priority_message_is_handled_among_high_ones(here, amqp, publish):
     def handled_before_it(**changes):
         settings = declared(here(priorities="0-4,5-9", prefetch=5, threads=1, **changes))
         seen = []
@@ -369,9 +369,7 @@ def test_with_ageing_a_low_message_is_handled_while_high_ones_keep_coming(here, 
     assert handled_before_it(priority_ageing=0.1) < 40
 
 
-def test_what_waits_for_too_long_is_given_back_and_read_again_when_nothing_is_before_it(
-    here, amqp, publish, monkeypatch
-):
+def test_messages_that_wait_too_long_are_requeued_and_read_again_later(here, amqp, publish, monkeypatch):
     monkeypatch.setattr("guardian_consumers.priority.OVERDUE_SECONDS", 0.2)
     settings = declared(here(priorities="0-4,5-9", prefetch=5, threads=1))
     more = threading.Event()
@@ -397,7 +395,7 @@ def test_what_waits_for_too_long_is_given_back_and_read_again_when_nothing_is_be
 
 
 @pytest.mark.parametrize("by", BY)
-def test_a_message_that_failed_comes_back_to_its_level_and_is_parked(here, amqp, publish, by):
+def test_a_failed_message_returns_to_its_level_and_is_parked(here, amqp, publish, by):
     queues = []
 
     def callback(message):
@@ -413,7 +411,7 @@ def test_a_message_that_failed_comes_back_to_its_level_and_is_parked(here, amqp,
     assert (properties.priority, properties.headers["consumer-priority"]) == (9, "9")
 
 
-def test_the_brokers_own_priorities_on_a_queue_that_is_a_quorum_one_are_a_clear_error(here):
+def test_broker_priorities_on_a_quorum_queue_are_an_error(here):
     with pytest.raises(Refused, match=r"the queue shop_test_orders\.priority.*x-max-priority"):
         Consumer(here(queue_type="quorum"), BrokerPriorities("orders"), lambda message: None).run()
 
@@ -434,7 +432,7 @@ def test_the_brokers_own_priorities_on_a_queue_that_is_a_quorum_one_are_a_clear_
         ("broker", ""),
     ],
 )
-def test_whatever_was_set_before_each_message_goes_into_one_queue_that_is_read(here, amqp, publish, before, after):
+def test_after_a_change_of_priorities_each_message_goes_to_one_queue_that_is_read(here, amqp, publish, before, after):
     declared(here(priorities=before))
     declared(here(priorities=after))
     publish(*range(10))
@@ -446,7 +444,7 @@ def test_whatever_was_set_before_each_message_goes_into_one_queue_that_is_read(h
 
 
 @pytest.mark.parametrize(("before", "after"), [(BY[1], "broker"), ("broker", BY[1]), (BY[1], "0-9")])
-def test_the_move_brings_all_that_waited_to_where_it_is_read_once_and_in_order(here, amqp, publish, before, after):
+def test_moving_brings_waiting_messages_to_the_new_queues_once_and_in_order(here, amqp, publish, before, after):
     declared(here(priorities=before))
     with Publisher(here()) as publisher:
         for number in range(60):
@@ -476,7 +474,7 @@ def test_the_move_brings_all_that_waited_to_where_it_is_read_once_and_in_order(h
     assert length(amqp, "others") == 0
 
 
-def test_the_move_needs_queues_to_move_to_and_leaves_all_where_it_was(here, amqp, publish):
+def test_moving_without_target_queues_leaves_messages_in_place(here, amqp, publish):
     declared(here(priorities="0-4,5-9"))
     publish(0, 9)
     with pytest.raises(Refused, match=r"queue shop_test_orders\.priority does not exist.*start a consumer"):
@@ -487,9 +485,7 @@ def test_the_move_needs_queues_to_move_to_and_leaves_all_where_it_was(here, amqp
     wait_until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 1, ALL[3]: 0})
 
 
-def test_a_crash_between_publishing_and_acknowledging_leaves_two_with_one_id_and_the_next_run_finishes(
-    here, amqp, monkeypatch
-):
+def test_a_move_that_crashed_before_the_acks_is_finished_by_the_next(here, amqp, monkeypatch):
     declared(here(priorities="0-4,5-9"))
     put(amqp, b"17", headers={"consumer-priority": "3"})
     settings = declared(here(priorities="broker"))
@@ -504,9 +500,7 @@ def test_a_crash_between_publishing_and_acknowledging_leaves_two_with_one_id_and
     assert first.priority == 3  # which the broker goes by, and which nobody had said to it
 
 
-def test_while_it_moves_consumers_of_both_settings_may_run_and_what_waits_for_a_delay_comes_back_once(
-    here, amqp, publish
-):
+def test_moving_works_beside_consumers_of_both_settings(here, amqp, publish):
     seen = []
 
     def callback(message):
@@ -536,7 +530,7 @@ def test_while_it_moves_consumers_of_both_settings_may_run_and_what_waits_for_a_
     assert sum(lengths(amqp).values()) == 0
 
 
-def test_the_command_says_what_it_moved_and_its_exit_code_who_has_to_look(here, amqp, publish, capsys):
+def test_the_command_prints_what_it_moved_and_its_exit_code_tells_errors_apart(here, amqp, publish, capsys):
     environment = {"RABBIT_URL": here().url, "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_PRIORITIES": "broker"}
     declared(here(priorities="0-4,5-9"))
     publish(0, 9)
@@ -555,7 +549,7 @@ def test_the_command_says_what_it_moved_and_its_exit_code_who_has_to_look(here, 
     assert main(["orders"], {**environment, "RABBIT_URL": "amqp://127.0.0.1:1"}) == 1
 
 
-def test_killed_in_the_middle_and_run_again_the_move_has_lost_nothing(here, amqp):
+def test_a_killed_move_loses_no_message(here, amqp):
     declared(here(priorities="0-4,5-9"))
     for number in range(3000):
         properties = pika.BasicProperties(message_id=str(number), headers={"consumer-priority": str(number % 10)})
@@ -581,7 +575,7 @@ def test_killed_in_the_middle_and_run_again_the_move_has_lost_nothing(here, amqp
 # A Pulse user
 
 
-def test_a_pulse_users_account_may_have_ranges_and_the_brokers_own_and_move(broker, management, vhost, amqp):
+def test_a_pulse_user_uses_ranges_broker_priorities_and_moving(broker, management, vhost, amqp):
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.put_user(name, "sekret-word")
     management.set_permissions(vhost, name, for_pulse_user(name))

@@ -13,7 +13,7 @@ from tests.toolbox import wait_until
 AWAY = "amqp://127.0.0.1:1"
 
 
-def test_what_was_given_up_in_an_outage_takes_no_room():
+def test_messages_whose_timeout_passed_in_an_outage_are_dropped():
     with Publisher(at(AWAY)) as publisher:
         kept = publisher.publish_async(*publisher.prepare("kept", "orders")[:3], mandatory=False)
         for _ in range(20):
@@ -22,7 +22,7 @@ def test_what_was_given_up_in_an_outage_takes_no_room():
         wait_until(lambda: [waiting.done for waiting in publisher._unsent] == [kept])
 
 
-def test_what_waits_when_it_is_closed_while_the_broker_is_away_is_not_published():
+def test_messages_waiting_for_the_broker_fail_when_the_publisher_closes():
     publisher = Publisher(at(AWAY))
     futures = [publisher.publish_async(*publisher.prepare(n, "orders")[:3], mandatory=False) for n in range(3)]
     publisher.close()
@@ -31,7 +31,7 @@ def test_what_waits_when_it_is_closed_while_the_broker_is_away_is_not_published(
         publisher.publish({}, "orders")
 
 
-def test_a_publisher_that_is_closed_under_an_alarm_does_not_pass_for_one_that_is_only_blocked():
+def test_a_publisher_closed_during_an_alarm_is_not_blocked():
     publisher = Publisher(at(AWAY))
     publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
     publisher._set_blocked(True)
@@ -39,7 +39,7 @@ def test_a_publisher_that_is_closed_under_an_alarm_does_not_pass_for_one_that_is
     assert not publisher.blocked  # a consumer would try it again at once, and again
 
 
-def test_of_two_with_one_id_that_one_is_unroutable_that_the_broker_gave_back():
+def test_a_returned_message_is_matched_among_two_with_the_same_id():
     publisher, properties = Publisher(at(AWAY)), BasicProperties(message_id="one")
     routed, unroutable = (_PendingMessage("shop_test", key, b"{}", properties, True) for key in ("orders", "nobody"))
     publisher._unconfirmed = {1: routed, 2: unroutable}

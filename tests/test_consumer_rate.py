@@ -60,7 +60,7 @@ def shared(server, request):
 
 
 @given(rate=RATES, burst=BURSTS, late=st.floats(0, 3), steps=st.lists(st.floats(0, 3), max_size=60))
-def test_in_no_stretch_of_time_more_is_taken_than_the_rate_and_one_burst(rate, burst, late, steps):
+def test_takers_never_exceed_the_rate_and_one_burst(rate, burst, late, steps):
     clock = Clock(late)
     bucket = TokenBucket(rate, burst, clock=clock, sleep=clock.sleep)
     times = []
@@ -72,7 +72,7 @@ def test_in_no_stretch_of_time_more_is_taken_than_the_rate_and_one_burst(rate, b
 
 
 @given(rate=RATES, burst=BURSTS)
-def test_who_always_waits_gets_the_rate_from_an_empty_bucket(rate, burst):
+def test_a_constant_taker_gets_the_rate_from_an_empty_bucket(rate, burst):
     clock = Clock()
     bucket = TokenBucket(rate, burst, clock=clock, sleep=clock.sleep)
     begun = clock.now
@@ -82,7 +82,7 @@ def test_who_always_waits_gets_the_rate_from_an_empty_bucket(rate, burst):
     assert 50 / rate - 1e-6 <= clock.now - begun <= 50 / rate + bucket._pause + 1e-5
 
 
-def test_a_taker_waits_for_its_timeout_and_no_longer_and_learns_when_to_come_again():
+def test_take_waits_for_its_timeout_and_returns_the_time_left():
     clock = Clock()
     bucket = TokenBucket(0.1, clock=clock, sleep=clock.sleep)
     assert bucket.take(0.5) == pytest.approx(9.5)
@@ -92,7 +92,7 @@ def test_a_taker_waits_for_its_timeout_and_no_longer_and_learns_when_to_come_aga
     assert clock.now == pytest.approx(1010)
 
 
-def test_a_huge_burst_is_saved_up_and_taken_at_once_and_then_the_rate_goes_on():
+def test_a_saved_burst_is_taken_at_once_before_the_rate_applies():
     clock = Clock()
     bucket = TokenBucket(10, 100_000, clock=clock, sleep=clock.sleep)
     clock.now += 20_000
@@ -102,7 +102,7 @@ def test_a_huge_burst_is_saved_up_and_taken_at_once_and_then_the_rate_goes_on():
     assert clock.now - begun == pytest.approx(1, abs=0.01)
 
 
-def test_a_token_that_was_not_used_goes_back_and_never_above_the_burst():
+def test_an_unused_token_returns_to_the_bucket_up_to_the_burst():
     clock = Clock()
     bucket = TokenBucket(1, 2.1, clock=clock, sleep=clock.sleep)
     clock.now += 10
@@ -112,7 +112,7 @@ def test_a_token_that_was_not_used_goes_back_and_never_above_the_burst():
     assert [bucket.take(0) == 0 for _ in range(3)] == [True, True, False]
 
 
-def test_threads_that_share_a_bucket_get_the_rate_together():
+def test_threads_share_the_rate_of_one_bucket():
     bucket = TokenBucket(400)
     begun = time.monotonic()
     counts = []
@@ -132,7 +132,7 @@ def test_threads_that_share_a_bucket_get_the_rate_together():
 
 
 @pytest.mark.parametrize(("rate", "most", "held"), [(0.1, 20, 1), (3, 20, 3), (2.5, 20, 3), (5000, 20, 20), (50, 1, 1)])
-def test_as_many_are_held_as_a_second_needs(rate, most, held):
+def test_the_prefetch_covers_one_second_of_the_rate(rate, most, held):
     assert TokenBucket(rate).prefetch(most) == held
     assert SharedTokenBucket(rate, name="x", redis_url="redis://127.0.0.1:1").prefetch(most) == held
 
@@ -149,7 +149,7 @@ def test_as_many_are_held_as_a_second_needs(rate, most, held):
         ("RABBIT_RATE_AWAY", "open"), ("RABBIT_RATE_AWAY", "0"), ("RABBIT_RATE_AWAY", "nan"),
     ],
 )  # fmt: skip
-def test_a_setting_of_the_rate_that_cannot_be_used_is_named_without_the_password(name, value):
+def test_an_invalid_rate_setting_is_named_without_the_password(name, value):
     given = {
         "RABBIT_URL": "amqp://127.0.0.1", "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_RATE": "5",
         "RABBIT_RATE_REDIS_URL": "redis://127.0.0.1", name: value,
@@ -161,12 +161,12 @@ def test_a_setting_of_the_rate_that_cannot_be_used_is_named_without_the_password
 
 
 @pytest.mark.parametrize("changes", [{"burst": 5}, {"rate_redis_url": "redis://x"}, {"rate": 1, "rate_name": "sms"}])
-def test_settings_that_belong_to_one_that_is_missing_are_not_ignored(changes):
+def test_a_rate_setting_without_the_one_it_needs_is_refused(changes):
     with pytest.raises(SettingsError, match="RABBIT_RATE"):
         at("amqp://127.0.0.1", **changes)
 
 
-def test_the_environment_chooses_the_limiter_and_shows_no_password():
+def test_the_environment_chooses_the_limiter_and_hides_the_password():
     given = {
         "RABBIT_URL": "amqp://127.0.0.1", "RABBIT_EXCHANGE_NAME": "shop_test", "RABBIT_RATE": "0.5", "RATE": "7",
         "RABBIT_BURST": "20", "RABBIT_RATE_REDIS_URL": "redis://:sekret-word@127.0.0.1:6380/1",
@@ -195,7 +195,7 @@ def test_the_environment_chooses_the_limiter_and_shows_no_password():
         max_size=40,
     ),
 )
-def test_tokens_of_redis_kept_for_a_while_given_back_or_lost_keep_to_the_rate_and_one_burst(server, rate, burst, steps):
+def test_takers_of_the_shared_bucket_never_exceed_the_rate_and_one_burst(server, rate, burst, steps):
     """With Redis's clock in our hands, the real script: takers keep tokens for up to their life, and use a part."""
     bucket = SharedTokenBucket(rate, burst, name="x", redis_url=server.url)
     now, set_back, unused, times = 1_800_000_000.0, 0.0, 0, []
@@ -217,7 +217,7 @@ def test_tokens_of_redis_kept_for_a_while_given_back_or_lost_keep_to_the_rate_an
     assert most_above(sorted(times), rate) <= bucket.burst + rate * 2e-6 + 1e-3
 
 
-def test_several_shares_are_one_bucket_that_begins_empty_and_its_key_expires(shared, server):
+def test_processes_share_one_bucket_that_starts_empty_and_expires(shared, server):
     one, other = shared(10, 3), shared(10, 3)
     begun = time.monotonic()
     got = [bucket.take(2) == 0 for _ in range(4) for bucket in (one, other)]
@@ -227,7 +227,7 @@ def test_several_shares_are_one_bucket_that_begins_empty_and_its_key_expires(sha
         assert 0 < client.ttl(f"consumers:rate:{one.name}") <= 8 * 86400
 
 
-def test_a_slow_rate_says_how_long_it_takes_and_asks_redis_no_more_than_it_has_to(shared):
+def test_a_slow_rate_returns_the_time_left_with_few_redis_calls(shared):
     bucket = shared(0.1)
     calls = []
     script = bucket._script
@@ -239,7 +239,7 @@ def test_a_slow_rate_says_how_long_it_takes_and_asks_redis_no_more_than_it_has_t
     assert len(calls) == 1
 
 
-def test_what_one_process_takes_and_does_not_use_goes_back_for_the_others(shared, server):
+def test_unused_tokens_of_a_process_return_to_the_shared_bucket(shared, server):
     bucket = shared(5, 10)
     key = f"consumers:rate:{bucket.name}"
     assert bucket.take(1) == 0
@@ -254,7 +254,7 @@ def test_what_one_process_takes_and_does_not_use_goes_back_for_the_others(shared
     assert bucket._batch == 1
 
 
-def test_a_redis_that_is_emptied_begins_with_an_empty_bucket(shared, server):
+def test_a_flushed_redis_starts_with_an_empty_bucket(shared, server):
     bucket = shared(2, 10)
     with redis.Redis.from_url(server.url) as client:
         assert bucket.take(1) == 0
@@ -265,7 +265,7 @@ def test_a_redis_that_is_emptied_begins_with_an_empty_bucket(shared, server):
     assert 0 < shared(2, 10).take(0) <= 0.51
 
 
-def test_something_else_under_its_name_lets_nothing_through_and_is_said(shared, server, caplog):
+def test_a_redis_key_of_another_type_blocks_and_is_logged(shared, server, caplog):
     bucket = shared(1000)
     with redis.Redis.from_url(server.url) as client:
         client.set(f"consumers:rate:{bucket.name}", "mine")
@@ -274,7 +274,7 @@ def test_something_else_under_its_name_lets_nothing_through_and_is_said(shared, 
     assert server.url not in caplog.text
 
 
-def test_a_redis_that_goes_away_lets_nothing_through_and_comes_back_with_an_empty_bucket(caplog):
+def test_a_lost_redis_blocks_and_restarts_with_an_empty_bucket(caplog):
     caplog.set_level(logging.INFO, "guardian_consumers.rate")
     with PrivateRedis() as server:
         bucket = SharedTokenBucket(20, 10, name="x", redis_url=server.url)
@@ -304,7 +304,7 @@ def test_a_redis_that_goes_away_lets_nothing_through_and_comes_back_with_an_empt
     assert not any(server._password in text for text in said)
 
 
-def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_a_second(shared, server):
+def test_a_hanging_redis_is_waited_for_at_most_a_second(shared, server):
     bucket = shared(1000)
     assert bucket.take(1) == 0
     time.sleep(bucket.max_token_age)
@@ -317,7 +317,7 @@ def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_a_second(shar
         os.kill(server._process.pid, signal.SIGCONT)
 
 
-def test_by_choice_a_process_goes_on_by_itself_while_redis_is_away(caplog):
+def test_a_process_can_fall_back_to_its_own_rate_without_redis(caplog):
     bucket = SharedTokenBucket(1000, 100, name="x", redis_url="redis://127.0.0.1:1", away="50")
     begun = time.monotonic()
     count = 0
@@ -327,7 +327,7 @@ def test_by_choice_a_process_goes_on_by_itself_while_redis_is_away(caplog):
     assert "limited to 50/s on its own" in caplog.text
 
 
-def test_four_processes_keep_to_one_rate_together(server):
+def test_four_processes_keep_to_one_rate(server):
     """For two seconds, where others use the processor too. `make bench ONLY=consumers_rate` takes ten."""
     shared = {"rate": 500, "redis_url": server.url, "name": "four"}
     times, processor = taken([shared] * 4, 3.5)
@@ -344,7 +344,7 @@ def here(broker, vhost):
     return lambda **changes: at(broker.amqp_url, vhost, **changes)
 
 
-def test_a_consumer_keeps_to_the_rate_of_its_settings(here, amqp):
+def test_a_consumer_keeps_to_its_configured_rate(here, amqp):
     times = []
     with consuming(Consumer(here(rate=50), "orders", lambda message: times.append(time.monotonic()))):
         for _ in range(120):
@@ -365,7 +365,7 @@ def counted_arrivals(consumer):
         yield arrived
 
 
-def test_at_a_slow_rate_messages_wait_in_the_queue_and_come_when_there_is_a_token(here, amqp):
+def test_at_a_slow_rate_messages_wait_in_the_queue(here, amqp):
     done = []
     consumer = Consumer(here(rate=0.5, hold_seconds=0.3), "orders", done.append)
     with counted_arrivals(consumer) as arrived:
@@ -380,7 +380,7 @@ def test_at_a_slow_rate_messages_wait_in_the_queue_and_come_when_there_is_a_toke
     assert len(arrived) <= 7  # two for each token and before the first, and not time after time
 
 
-def test_a_rate_is_kept_up_by_callbacks_that_take_longer_than_a_second(here, amqp):
+def test_slow_callbacks_do_not_lower_the_rate(here, amqp):
     """Ten a second, of which none returns: twenty are begun, and not the ten that a second needs."""
     begun, release = [], threading.Event()
 
@@ -400,7 +400,7 @@ def test_a_rate_is_kept_up_by_callbacks_that_take_longer_than_a_second(here, amq
     assert consumer.counts == {"done": len(begun)}
 
 
-def test_while_redis_is_away_messages_lie_in_the_queue_and_are_worked_on_when_it_is_back(here, amqp):
+def test_without_redis_messages_wait_in_the_queue_until_it_is_back(here, amqp):
     with PrivateRedis() as server:
         settings = here(rate=100, rate_redis_url=server.url, hold_seconds=0.2)
         limiter = settings.limiter(QUEUE)
@@ -423,7 +423,7 @@ def test_while_redis_is_away_messages_lie_in_the_queue_and_are_worked_on_when_it
     assert consumer.counts[Outcome.DONE.value] == 60
 
 
-def test_a_consumer_that_waits_for_a_token_ends_at_once_and_leaves_its_messages(here, amqp):
+def test_a_consumer_waiting_for_a_token_stops_at_once(here, amqp):
     consumer = Consumer(here(rate=0.01), "orders", lambda message: None)
     with consuming(consumer):
         put(amqp)
@@ -451,7 +451,7 @@ class Emptying:
         self.calls.append("give back")
 
 
-def test_a_token_without_a_message_goes_back_and_is_not_kept_for_the_next():
+def test_a_token_without_a_message_is_given_back():
     connection = Consumer(at("amqp://127.0.0.1:1"), "orders", pytest.fail)._connection
     waiting, handled = connection.waiting, []
     limiter = Emptying(waiting)

@@ -27,14 +27,14 @@ URL = "amqp://shop:sekret-word@127.0.0.1/%2F"
 
 
 @given(st.text("abcxyz_-.", min_size=1, max_size=30), st.text("abcxyz_-.", min_size=1, max_size=30))
-def test_names_and_keys_are_yapws(exchange, key):
+def test_names_and_routing_keys_match_yapw(exchange, key):
     client = yapw.clients.Base(exchange=exchange)
     assert Names(exchange).exchange == exchange
     assert Names(exchange).queue(key) == Names(exchange).routing_key(key) == client.format_routing_key(key)
 
 
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,30}", fullmatch=True))
-def test_a_pulse_user_may_configure_and_write_every_name_that_is_used_for_it(user):
+def test_a_pulse_user_may_configure_and_write_all_its_names(user):
     names = Names("shop_test", user)
     queue = names.queue("orders")
     allowed = for_pulse_user(user)
@@ -47,17 +47,17 @@ def test_a_pulse_user_may_configure_and_write_every_name_that_is_used_for_it(use
 
 
 @pytest.mark.parametrize("user", ["", "1st", "a/b", "a\n", "å", "a" * 101, "a b"])
-def test_a_name_that_no_pulse_user_has_is_refused(user):
+def test_an_invalid_pulse_user_name_is_refused(user):
     with pytest.raises(SettingsError, match="RABBIT_PULSE_USER"):
         Names("shop_test", user)
 
 
-def test_a_name_longer_than_amqp_allows_is_refused_before_the_broker_sees_it():
+def test_a_name_longer_than_255_bytes_is_refused():
     with pytest.raises(SettingsError, match="255 bytes"):
         Names("shop_test").queue("å" * 130)
 
 
-def test_each_delay_has_a_queue_of_its_own_name():
+def test_each_delay_has_its_own_queue_name():
     assert [delay_queue("q", seconds) for seconds in (10, 0.05, 1.5, 600)] == [
         "q.retry.10s", "q.retry.50ms", "q.retry.1500ms", "q.retry.600s",
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def test_settings_are_read_from_the_environment():
     assert (settings.young_prefetch, settings.grown_prefetch) == (7, 7)
 
 
-def test_without_more_it_retries_grows_and_waits_for_what_is_in_hand():
+def test_defaults_are_retry_and_a_growing_prefetch():
     settings = Settings.from_environment({"RABBIT_URL": URL, "RABBIT_EXCHANGE_NAME": "shop_test"})
     assert (settings.young_prefetch, settings.grown_prefetch, settings.grace) == (1, 20, None)
     assert settings.policy == Policy(Outcome.RETRY, {}, (10, 60, 600))
@@ -107,7 +107,7 @@ def test_without_more_it_retries_grows_and_waits_for_what_is_in_hand():
         ("RABBIT_QUEUE_TYPE", "stream"), ("RABBIT_TIME_LIMIT", "-1"), ("RABBIT_GRACE", "inf"),
     ],
 )  # fmt: skip
-def test_a_setting_that_cannot_be_used_is_named_without_the_password(name, value):
+def test_an_invalid_setting_is_named_without_the_password(name, value):
     with pytest.raises(SettingsError, match=name) as raised:
         Settings.from_environment({"RABBIT_URL": URL, "RABBIT_EXCHANGE_NAME": "shop_test", name: value})
     assert "sekret-word" not in str(raised.value)
@@ -144,12 +144,12 @@ def test_a_setting_that_cannot_be_used_is_named_without_the_password(name, value
         (Retry(after=1), Policy(), 3, False, (Outcome.PARK, 0)),
     ],
 )  # fmt: skip
-def test_what_an_exception_means(error, policy, attempts, redelivered, expected):
+def test_a_policy_decides_the_outcome_of_an_exception(error, policy, attempts, redelivered, expected):
     assert decide(error, policy, attempts, redelivered) == expected
 
 
 @given(st.integers(0, 100), st.lists(st.floats(0.001, 1e5), max_size=10))
-def test_no_message_is_tried_more_often_than_there_are_delays_and_once(attempts, delays):
+def test_a_message_is_tried_at_most_once_more_than_there_are_delays(attempts, delays):
     decision = decide(ValueError(), Policy(delays=delays), attempts, False)
     assert (decision.outcome is Outcome.RETRY) == (attempts < len(delays))
 
@@ -178,7 +178,7 @@ class Channel:
 
 
 @given(st.permutations(range(1, 25)), st.lists(st.integers(1, 6), min_size=1), st.sets(st.integers(1, 24)))
-def test_whatever_the_order_exactly_what_is_finished_is_settled(order, batches, rejected):
+def test_exactly_the_finished_messages_are_settled_in_any_order(order, batches, rejected):
     amqp = Channel(order)
     channel = QueueChannel("q", 0, amqp)
     for tag in sorted(order):
@@ -195,7 +195,7 @@ def test_whatever_the_order_exactly_what_is_finished_is_settled(order, batches, 
     assert (len(channel._unacked), len(channel._settled)) == (0, 0)  # nothing is kept of what is over
 
 
-def test_what_is_finished_in_order_is_one_acknowledgement():
+def test_messages_finished_in_order_take_one_ack():
     amqp = Channel(range(1, 21))
     channel = QueueChannel("q", 0, amqp)
     for tag in range(1, 21):
@@ -219,7 +219,7 @@ def delivery(body=b"{}", **properties):
     return Delivery(QueueChannel("shop_test_orders", 0, None), Method(), pika.BasicProperties(**properties), body)
 
 
-def test_a_message_without_an_id_gets_one_that_is_the_same_each_time():
+def test_a_message_without_an_id_gets_one_from_its_content():
     first, again, other = delivery(b"1"), delivery(b"1"), delivery(b"2")
     assert message_id_of(first) == message_id_of(again) != message_id_of(other)
     _, properties = delayed(first, Names("shop_test"), ValueError(), 10)
@@ -232,19 +232,19 @@ class Unspeakable(Exception):
 
 
 @pytest.mark.parametrize("attempts", ["many", -1, 2**40, None, [3], True])
-def test_a_count_that_somebody_else_wrote_is_not_believed(attempts):
+def test_an_invalid_attempts_header_counts_as_none(attempts):
     _, properties = parked(delivery(headers={"consumer-attempts": attempts}), Names("shop_test"), ValueError("x"), "")
     assert properties.headers["consumer-attempts"] == 1
 
 
-def test_an_exception_without_a_text_and_a_trace_with_half_a_character_are_written_all_the_same():
+def test_an_exception_without_text_and_invalid_unicode_are_still_written():
     _, properties = parked(delivery(), Names("shop_test"), Unspeakable(), "\ud800" + "x" * 50_000 + "the end")
     assert "Unspeakable" in properties.headers[ERROR]
     assert len(properties.headers[TRACEBACK].encode()) <= 16_010
     assert properties.headers[TRACEBACK].endswith("the end")
 
 
-def test_what_pika_reads_and_cannot_write_is_left_out_and_the_message_goes_on():
+def test_properties_pika_cannot_write_are_dropped_from_a_parked_message():
     _, properties = parked(delivery(headers={"odd": 2**70}, message_id="7"), Names("shop_test"), ValueError("x"), "")
     assert (properties.headers["consumer-headers-dropped"], properties.headers[ERROR]) == (True, "ValueError: x")
     _, properties = parked(delivery(message_id="7", priority=2**70), Names("shop_test"), ValueError("x"), "")
@@ -266,7 +266,7 @@ def workers_of(threads, handle):
     return made, put
 
 
-def test_a_thousand_messages_from_another_thread_are_all_taken_whatever_the_moment():
+def test_workers_take_each_of_a_thousand_messages():
     taken = []
     workers, put = workers_of(8, taken.append)
     for number in range(1000):
@@ -279,7 +279,7 @@ def test_a_thousand_messages_from_another_thread_are_all_taken_whatever_the_mome
     assert sorted(taken) == list(range(1000))
 
 
-def test_callbacks_that_wait_all_run_at_once():
+def test_blocking_callbacks_run_concurrently():
     barrier = threading.Barrier(6, timeout=5)
     passed = []
     workers, put = workers_of(5, lambda one: (barrier.wait(), passed.append(one)))
@@ -291,7 +291,7 @@ def test_callbacks_that_wait_all_run_at_once():
     assert sorted(passed) == list(range(5))
 
 
-def test_a_worker_that_fails_says_so_and_the_others_go_on():
+def test_a_failing_worker_is_reported_and_the_others_continue():
     failures, handled = [], []
 
     def handle(what):
@@ -310,12 +310,12 @@ def test_a_worker_that_fails_says_so_and_the_others_go_on():
 
 
 @pytest.mark.parametrize("after", ["60", [60]])
-def test_a_delay_that_is_no_number_is_the_callbacks_error_and_not_the_consumers(after):
-    with pytest.raises(TypeError, match="after must be a number of seconds"):
+def test_a_delay_that_is_no_number_is_a_type_error(after):
+    with pytest.raises(TypeError, match="after is a number of seconds"):
         Retry("later", after=after)
 
 
-def test_what_waits_here_for_too_long_is_found_oldest_first(monkeypatch):
+def test_overdue_messages_are_found_oldest_first(monkeypatch):
     monkeypatch.setattr("guardian_consumers.source.OVERDUE_SECONDS", 100)
     waiting, now = FifoBuffer(), time.monotonic()
     old, older, young = delivery(b"1"), delivery(b"2"), delivery(b"3")
@@ -327,7 +327,7 @@ def test_what_waits_here_for_too_long_is_found_oldest_first(monkeypatch):
     assert waiting.take() is young
 
 
-def test_after_the_end_nothing_more_is_taken():
+def test_after_the_end_workers_take_nothing():
     taken = []
     workers, put = workers_of(2, taken.append)
     workers.end()
@@ -336,7 +336,7 @@ def test_after_the_end_nothing_more_is_taken():
     assert taken == []
 
 
-def test_publishing_what_cannot_be_written_says_so_before_anything_is_sent():
+def test_unencodable_messages_are_refused_before_sending():
     publisher = Publisher(Settings(URL, "shop_test"))
     with pytest.raises(TypeError, match="bytes or text"):
         publisher.publish({"a": 1}, "orders", content_type="text/plain")
@@ -345,5 +345,5 @@ def test_publishing_what_cannot_be_written_says_so_before_anything_is_sent():
     publisher.close()
 
 
-def test_the_password_of_the_broker_is_not_in_what_settings_print():
+def test_the_brokers_password_is_not_in_the_settings_repr():
     assert "sesame" not in repr(Settings(url="amqp://guest:sesame@127.0.0.1", exchange="shop_test"))
