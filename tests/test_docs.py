@@ -94,7 +94,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_leads_somewhere(path):
+def test_every_link_has_a_target(path):
     text = FENCED.sub("", path.read_text())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith("https://"):
@@ -106,12 +106,12 @@ def test_every_link_leads_somewhere(path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_no_two_sections_of_a_document_have_one_name(path):
+def test_headings_of_a_document_are_unique(path):
     headings = re.findall(r"^#+ +(.+)$", FENCED.sub("", path.read_text()), re.MULTILINE)
     assert len(headings) == len(set(headings))
 
 
-def test_every_document_is_reached_from_the_readme():
+def test_every_document_is_linked_from_the_readme():
     reached, to_read = set(), [PROJECT / "README.md"]
     while to_read:
         path = to_read.pop()
@@ -122,7 +122,7 @@ def test_every_document_is_reached_from_the_readme():
     assert set(DOCUMENTS) <= reached
 
 
-def test_every_picture_is_shown_is_one_that_the_script_takes_and_is_small():
+def test_every_picture_is_used_generated_by_the_script_and_small():
     script = Path(pictures.__file__).read_text()
     shown = set(re.findall(r"!\[[^\]]{20,}\]\((?:docs/)?pictures/([^)]+)\)", TEXT))
     assert {path.name for path in PICTURES} == shown
@@ -133,14 +133,14 @@ def test_every_picture_is_shown_is_one_that_the_script_takes_and_is_small():
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_setting_that_is_named_is_there(path):
+def test_every_setting_that_is_named_exists(path):
     text = path.read_text()
     for name in set(re.findall(r"(?<![\w$])(?:GUARDIAN|OIDC|RABBIT|RABBITMQ|CELERY|LOG|SENTRY)_[A-Z_]+\b", text)):
         assert name in SETTINGS or name in NO_SETTINGS, name
 
 
-def test_every_setting_of_the_code_is_in_the_example_with_its_meaning_and_default_and_the_other_way_round():
-    documented = {setting.name: setting for settings in pages.documented_settings().values() for setting in settings}
+def test_every_setting_is_in_env_example_with_its_meaning_and_default():
+    documented = {setting.name: setting for settings in pages.documented().values() for setting in settings}
     assert documented.keys() == SETTINGS.keys()
     for name, default in SETTINGS.items():
         assert len(documented[name].meaning) > 10, name
@@ -148,11 +148,11 @@ def test_every_setting_of_the_code_is_in_the_example_with_its_meaning_and_defaul
     assert all(pages.documented_settings())
 
 
-def test_the_page_of_settings_is_fresh():
+def test_the_settings_page_is_up_to_date():
     assert pages.PAGE.read_text() == pages.settings_page(), "run make docs: docs/settings.md is stale"
 
 
-def test_every_file_and_function_of_the_map_is_there():
+def test_every_file_and_function_in_the_code_map_exists():
     text = (DOCS / "code.md").read_text()
     rooms = (
         "guardian_site|status|agents|queues|notifications|accounts|core|rabbit|packages|tools|deploy|tests|templates"
@@ -167,7 +167,7 @@ def test_every_file_and_function_of_the_map_is_there():
 
 
 @pytest.mark.parametrize("kind", kinds.names())
-def test_what_to_do_about_a_mail_is_told(kind):
+def test_the_documents_explain_every_mail(kind):
     subject = (PROJECT / "templates" / "mails" / f"{kind}.subject.txt").read_text()
     said = re.sub(r"\{%.*?%\}|\{\{.*?\}\}", "|", subject).replace("[Guardian]", "|")
     words = max((part.strip(" :,\n") for part in said.split("|")), key=len)
@@ -180,7 +180,7 @@ def test_what_to_do_about_a_mail_is_told(kind):
 
 
 @pytest.mark.parametrize("line", SHOWN)
-def test_every_line_that_is_shown_is_run_or_it_is_said_why_not(line):
+def test_every_line_to_type_is_run_or_has_a_reason_why_not(line):
     is_setting = re.match(r"([A-Z_]+)=", line)
     assert (
         line.startswith(("curl ", "rabbitmqctl ", "make "))
@@ -191,25 +191,25 @@ def test_every_line_that_is_shown_is_run_or_it_is_said_why_not(line):
     )
 
 
-def test_the_processes_that_are_shown_are_those_of_the_procfile():
+def test_the_documented_processes_match_the_procfile():
     shown = {line.removeprefix(".venv/bin/") for line in SHOWN if re.match(r"\.venv/bin/(gunicorn|celery) ", line)}
     procfile = (PROJECT / "Procfile").read_text().replace("0.0.0.0:${PORT:-8000}", "127.0.0.1:8000")
     assert shown == set(re.findall(r"^\w+: (.+)$", procfile, re.MULTILINE))
 
 
-def test_every_make_target_that_is_named_is_there():
+def test_every_make_target_that_is_named_exists():
     named = set(re.findall(r"(?:`|^ {4,})make ([a-z][a-z-]*)", TEXT, re.MULTILINE))
     done = subprocess.run(["make", "--dry-run", *named], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_command_that_is_named_is_there():
+def test_every_command_that_is_named_exists():
     named = set(re.findall(r"manage\.py ([a-z_]+)", TEXT)) | set(re.findall(r"`([a-z]+_[a-z_]+)(?: --[a-z-]+)+`", TEXT))
     assert len(named) > 10
     assert named <= get_commands().keys()
 
 
-def test_what_operators_can_do_on_the_front_page_is_named_as_it_is_there():
+def test_actions_of_the_front_page_are_named_as_on_the_page():
     page = (PROJECT / "templates" / "admin" / "index.html").read_text()
     section = (DOCS / "operators.md").read_text().partition("## The front page of the administration")[2]
     deeds = re.findall(r"\*\*([^*]+)\*\*", section.partition("\n## ")[0])
@@ -245,7 +245,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_that_is_shown_runs(offering, elsewhere, mailbox, command):
+def test_every_documented_command_runs(offering, elsewhere, mailbox, command):
     name, *arguments = shlex.split(command.partition(" > ")[0])
     if name in ENDLESS and "--once" not in arguments:
         arguments.append("--once")
@@ -264,7 +264,7 @@ def test_every_command_of_the_tables_runs(offering, mailbox, command):
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_every_request_that_is_shown_is_answered(agents, guarded, live_server, settings, management, request_):
+def test_every_documented_request_is_answered(agents, guarded, live_server, settings, management, request_):
     settings.GUARDIAN_METRICS_TOKEN = "a-word"
     owner = agents.owner("you")
     presented = agents.token(owner)
@@ -300,11 +300,11 @@ def run_on_the_brokers_machine(broker, lines):
 
 
 @pytest.mark.soak
-def test_what_is_looked_at_on_the_brokers_machine_works(broker):
+def test_documented_rabbitmqctl_commands_work(broker):
     run_on_the_brokers_machine(broker, [line for line in ON_THE_BROKER if line.split()[0] not in FOR_THE_ACCOUNT])
 
 
-def test_the_brokers_account_for_guardian_can_be_created(broker, management):
+def test_the_documented_commands_create_guardians_broker_account(broker, management):
     try:
         run_on_the_brokers_machine(broker, sorted(line for line in ON_THE_BROKER if line.split()[0] in FOR_THE_ACCOUNT))
         assert "administrator" in management.user("shown").tags
@@ -343,7 +343,7 @@ def programs(document: str) -> list[str]:
     return [code for kind, code in FENCED.findall((DOCS / document).read_text()) if kind == "python"]
 
 
-def test_the_first_queue_of_the_documents_is_its_makers_within_a_pass(guarded, broker, tmp_path, management):
+def test_the_documented_first_queue_belongs_to_its_creator_within_a_pass(guarded, broker, tmp_path, management):
     [code] = programs("owners.md")
     (tmp_path / "first.py").write_text(code)
     owner = Owner.objects.create_user("you@example.org", vouched=True)
@@ -367,7 +367,7 @@ def test_the_first_queue_of_the_documents_is_its_makers_within_a_pass(guarded, b
         management.delete_user("first-steps")
 
 
-def test_the_threshold_policy_of_the_documents_is_chosen_and_holds(guarded, amqp, settings, monkeypatch):
+def test_the_documented_threshold_policy_works(guarded, amqp, settings, monkeypatch):
     [code] = [code for code in programs("code.md") if "Thresholds" in code]
     settings.GUARDIAN_THRESHOLD_POLICY = "roomy"
     assert "guardian.E008" in {message.id for message in check_settings(None)}
@@ -381,7 +381,7 @@ def test_the_threshold_policy_of_the_documents_is_chosen_and_holds(guarded, amqp
     assert dict(Queue.objects.values_list("name", "state")) == {"long": "warned", "longer": "gone"}
 
 
-def test_the_channel_of_the_documents_can_be_made(db, monkeypatch):
+def test_the_documented_channel_service_works(db, monkeypatch):
     [code] = [code for code in programs("code.md") if "SERVICES" in code]
     monkeypatch.setattr(channels, "SERVICES", dict(channels.SERVICES))
     owner = Owner.objects.create_user("you@example.org", vouched=True)
@@ -423,7 +423,7 @@ def example(tmp_path):
         program.wait()
 
 
-def test_the_agent_of_the_documents_registers_receives_each_event_once_and_recovers(
+def test_the_documented_agent_registers_receives_events_once_and_recovers(
     agents, live_server, stomp_url, example, management
 ):
     owner = agents.owner("you")

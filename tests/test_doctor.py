@@ -78,7 +78,7 @@ def is_problem(name, *words, status=Status.PROBLEM):
     return finding
 
 
-def test_all_is_right_with_a_good_installation(good):
+def test_a_good_installation_has_no_problems(good):
     found = examine()
     not_right = [finding for finding in found.values() if finding.status is not Status.OK]
     # SQLite is warned about, since nobody knows on how many machines this runs.
@@ -93,7 +93,7 @@ def test_all_is_right_with_a_good_installation(good):
     assert not [finding for finding in found.values() if finding.status is Status.OK and finding.advice]
 
 
-def test_a_look_changes_nothing_and_sends_no_mail(good, mailbox, management):
+def test_examining_changes_nothing_and_sends_no_mail(good, mailbox, management):
     before = {model: model.objects.count() for model in (Notification, Lease, Pass, Watch)}
     queues = management.list_queues(None, {"disable_stats": "true", "columns": "name,vhost"})
     doctor.examine()
@@ -112,7 +112,7 @@ def run(*arguments):
     return end.value.code, out.getvalue()
 
 
-def test_the_command_ends_with_0_where_there_are_only_warnings(good, settings):
+def test_with_only_warnings_the_command_exits_with_0(good, settings):
     settings.GUARDIAN_METRICS_TOKEN = ""
     code, out = run()
     assert code == 0
@@ -121,14 +121,14 @@ def test_the_command_ends_with_0_where_there_are_only_warnings(good, settings):
     assert "0 problems" in out.splitlines()[-1]
 
 
-def test_the_command_ends_with_1_where_there_is_a_problem_and_says_what_to_do(good, settings):
+def test_with_a_problem_the_command_exits_with_1_and_gives_advice(good, settings):
     settings.GUARDIAN_VHOSTS = [*settings.GUARDIAN_VHOSTS, "nowhere"]
     code, out = run()
     assert code == 1
     assert re.search(r"^PROBLEM  vhosts +not on the broker: 'nowhere'\n +To do: .*add_vhost", out, re.M)
 
 
-def test_as_json_it_is_one_object(good, settings):
+def test_the_json_output_is_one_object(good, settings):
     code, out = run("--json")
     answer = json.loads(out)
     assert (code, answer["ok"]) == (0, True)
@@ -143,7 +143,7 @@ def test_as_json_it_is_one_object(good, settings):
 # The broker
 
 
-def test_the_broker_is_down(good, settings):
+def test_an_unreachable_broker_is_a_problem(good, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     is_problem("broker", "can't connect to http://127.0.0.1:1")
     settings.RABBIT_URL = "amqp://guest:secret-word@127.0.0.1:1"
@@ -152,7 +152,7 @@ def test_the_broker_is_down(good, settings):
     assert "secret-word" not in str(found)
 
 
-def test_the_password_is_wrong(good, settings, broker):
+def test_a_wrong_password_is_a_problem(good, settings, broker):
     settings.RABBITMQ_MANAGEMENT_URL = re.sub(":[^:@]*@", ":secret-word@", broker.management_url)
     assert "secret-word" not in str(is_problem("broker", "401", "password"))
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
@@ -177,7 +177,7 @@ def account(management, broker, settings):
     management.delete_user(name)
 
 
-def test_the_account_is_no_administrator(good, guarded, account):
+def test_an_account_that_is_no_administrator_is_a_problem(good, guarded, account):
     name = account("management", **{guarded: FULL_ACCESS})
     is_problem("broker account", name, f"rabbitmqctl set_user_tags {name} administrator")
 
@@ -185,24 +185,24 @@ def test_the_account_is_no_administrator(good, guarded, account):
 @pytest.mark.parametrize(
     "granted", [Permissions("^queue/.*", ".*", ".*"), Permissions(".*", "^queue/", ".*"), Permissions(".*", ".*", "^$")]
 )
-def test_the_account_may_not_do_everything_on_a_guarded_vhost(good, guarded, account, granted):
+def test_missing_permissions_on_a_guarded_vhost_are_a_problem(good, guarded, account, granted):
     name = account("administrator", **{guarded: granted})
     is_problem("permissions", f"'{guarded}'", f"rabbitmqctl set_permissions -p {guarded} {name} '.*' '.*' '.*'")
 
 
-def test_the_account_over_amqp_may_do_nothing_on_a_guarded_vhost(good, guarded, account, settings, broker):
+def test_missing_permissions_over_amqp_are_a_problem(good, guarded, account, settings, broker):
     name = account(**{guarded: Permissions("^$", "^$", "^$")})
     settings.RABBITMQ_MANAGEMENT_URL = broker.management_url
     finding = is_problem("permissions over AMQP", f"'{guarded}'", f"set_permissions -p {guarded} {name} '.*'")
     assert f"'{name}' may not do everything" in finding.found
 
 
-def test_what_an_account_may_that_is_kept_elsewhere_can_not_be_seen(guarded, management):
+def test_permissions_of_an_external_account_are_a_warning(guarded, management):
     finding = doctor._permissions(management, "somebody-of-ldap", [guarded], set())
     assert (finding.status, "none of RabbitMQ's own accounts" in finding.found) == (Status.WARNING, True)
 
 
-def test_the_account_may_not_enter_a_guarded_vhost(good, guarded, account):
+def test_a_guarded_vhost_the_account_cannot_access_is_a_problem(good, guarded, account):
     account("administrator")
     found = examine()
     assert found["permissions"].status is Status.PROBLEM
@@ -215,7 +215,7 @@ class GrantsNothing:
         return {}
 
 
-def test_names_of_the_broker_can_not_write_the_findings_nor_run_commands():
+def test_names_from_the_broker_are_escaped_in_findings_and_commands():
     vhost, name = "a\n\x1b[2J\u202eb", "x'; reboot '"
     finding = doctor._permissions(GrantsNothing(), name, [vhost], set())
     assert r"on 'a\x0a\x1b[2J\u202eb': queues" in finding.found
@@ -227,7 +227,7 @@ def test_names_of_the_broker_can_not_write_the_findings_nor_run_commands():
 
 
 @pytest.mark.parametrize("setting", ["GUARDIAN_VHOSTS", "GUARDIAN_PULSE_VHOST"])
-def test_a_vhost_that_is_named_is_missing(good, settings, guarded, setting):
+def test_a_missing_configured_vhost_is_a_problem(good, settings, guarded, setting):
     settings.GUARDIAN_VHOSTS = [guarded, "nowhere"] if setting == "GUARDIAN_VHOSTS" else ["*"]
     if setting == "GUARDIAN_PULSE_VHOST":
         settings.GUARDIAN_PULSE_VHOST = "nowhere"
@@ -236,7 +236,7 @@ def test_a_vhost_that_is_named_is_missing(good, settings, guarded, setting):
     assert "not on the broker: 'nowhere'" in finding.found
 
 
-def test_the_two_addresses_lead_to_two_brokers_and_the_other_is_not_all_right(good, settings, guarded):
+def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good, settings, guarded):
     with PrivateNode(name="another", plugins=["rabbitmq_management"]) as another:
         another.ctl("set_cluster_name", "another")
         management = Management(another.management_url)
@@ -267,14 +267,14 @@ def test_the_two_addresses_lead_to_two_brokers_and_the_other_is_not_all_right(go
     ("version", "status"),
     [("3.9.29", "problem"), ("3.10.0", "ok"), ("3.13.7", "ok"), ("4.0.2", "ok"), ("4.1.0-rc.1", "ok"), ("", "problem")],
 )
-def test_which_versions_are_supported(version, status):
+def test_rabbitmq_versions_from_3_10_are_supported(version, status):
     assert doctor._version(version).status == status
 
 
 @pytest.mark.parametrize(
     ("seconds", "status"), [(3, "ok"), (-20, "warning"), (20, "warning"), (-90, "problem"), (90, "problem")]
 )
-def test_the_clocks_differ(good, settings, seconds, status):
+def test_a_clock_difference_is_a_warning_or_a_problem(good, settings, seconds, status):
     with time_machine.travel(timezone.now() + timedelta(seconds=seconds), tick=True):
         finding = examine()["broker clock"]
     assert finding.status == status
@@ -282,7 +282,7 @@ def test_the_clocks_differ(good, settings, seconds, status):
         assert ("behind" if seconds > 0 else "ahead of") in finding.found
 
 
-def test_the_brokers_clock_is_asked_for_as_everything_else_is(good, settings):
+def test_the_brokers_clock_takes_one_request(good, settings):
     with counted_requests() as requests:
         (finding,) = doctor._broker_clock()
     assert (finding.status, requests) == (Status.OK, ["GET /api/whoami"])
@@ -321,7 +321,7 @@ def amqps(tmp_path, monkeypatch):
     ],
     ids=["check_vhost", "server_properties", "delete_queue"],
 )
-def test_over_tls_the_password_is_told_to_no_other_host_than_the_named_one(amqps, ask):
+def test_over_tls_the_password_goes_only_to_the_named_host(amqps, ask):
     port, heard = amqps
     with pytest.raises(ssl.SSLCertVerificationError):
         ask(f"amqps://guardian:secret-word@127.0.0.2:{port}")
@@ -335,32 +335,32 @@ def test_over_tls_the_password_is_told_to_no_other_host_than_the_named_one(amqps
 # The task queue
 
 
-def test_a_task_queue_in_memory_is_seen_by_no_other_process(good, settings):
+def test_an_in_memory_task_queue_is_a_problem(good, settings):
     settings.CELERY_BROKER_URL = "memory://"
     is_problem("task queue", "memory://", "redis://")
 
 
-def test_a_task_queue_without_a_host_is_on_this_machine(settings, monkeypatch):
+def test_a_task_queue_url_without_a_host_is_this_machine(settings, monkeypatch):
     settings.CELERY_BROKER_URL = "redis://"
     monkeypatch.setattr(facts.current_app, "connection_for_write", lambda **_: Connection("memory://"))
     assert next(doctor._task_queue()).found == "redis on this machine"
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "pyamqp"])
-def test_the_task_queue_is_the_guarded_broker(good, settings, broker, scheme):
+def test_the_guarded_broker_as_task_queue_is_a_problem(good, settings, broker, scheme):
     guarded_at = f"localhost:{broker.amqp_url.rpartition(':')[2]}"
     settings.RABBIT_URL = re.sub("@.*", f"@{guarded_at}", broker.amqp_url)
     finding = doctor._is_not_guarded(broker.amqp_url.replace("amqp", scheme, 1))
     assert (finding.status, "both are at" in finding.found) == (Status.PROBLEM, True)
 
 
-def test_the_task_queue_is_the_guarded_broker_by_another_name(good, broker):
+def test_the_guarded_broker_under_another_name_as_task_queue_is_a_problem(good, broker):
     with Proxy.before(broker.amqp_url) as proxy:
         finding = doctor._is_not_guarded(proxy.url(broker.amqp_url))
     assert (finding.status, "both have the cluster name" in finding.found) == (Status.PROBLEM, True)
 
 
-def test_a_task_queue_that_speaks_amqp_and_does_not_answer_can_not_be_compared(good):
+def test_an_unreachable_amqp_task_queue_is_a_warning(good):
     finding = doctor._is_not_guarded("amqp://guest:guest@127.0.0.1:1")
     assert (finding.status, "could not be compared" in finding.found) == (Status.WARNING, True)
 
@@ -377,21 +377,21 @@ def pending(transactional_db):
     recorder.record_applied("queues", last)
 
 
-def test_a_migration_is_pending(good, pending):
+def test_a_pending_migration_is_a_problem(good, pending):
     is_problem("migrations", f"1 pending: {pending}", "manage.py migrate")
 
 
-def test_there_was_no_pass_yet(good):
+def test_a_guardian_without_any_pass_is_a_problem(good):
     Pass.objects.all().delete()
     is_problem("passes", "No pass has run yet", "beat and the worker")
 
 
-def test_there_was_no_pass_for_a_while(good):
+def test_an_overdue_pass_is_a_problem(good):
     Pass.objects.update(at=timezone.now() - timedelta(minutes=5))
     is_problem("passes", "began 5 minutes ago", "beat and the worker")
 
 
-def test_in_an_outage_passes_may_wait(good, settings):
+def test_in_an_outage_a_late_pass_is_ok(good, settings):
     settings.GUARDIAN_POLL_SECONDS = 5
     Pass.objects.update(at=timezone.now() - timedelta(seconds=40))
     Watch.objects.update(failures=4, outage_since=timezone.now() - timedelta(minutes=5))
@@ -400,23 +400,23 @@ def test_in_an_outage_passes_may_wait(good, settings):
 
 
 @pytest.mark.parametrize("counted", [None, timedelta(minutes=10)])
-def test_the_other_worker_does_not_run(good, counted):
+def test_a_worker_that_does_not_run_is_a_warning(good, counted):
     Watch.objects.update(consumers_counted_at=counted and timezone.now() - counted)
     is_problem("other tasks", "send_notifications", status=Status.WARNING)
 
 
-def test_the_brake_holds(good):
+def test_a_blocking_brake_is_a_problem(good):
     Watch.objects.update(brake_since=timezone.now())
     is_problem("brake", "--dry-run")
 
 
-def test_nobody_is_an_operator(good):
+def test_an_installation_without_operators_is_a_warning(good):
     Owner.objects.update(is_active=False)
     is_problem("operators", "create_owner", status=Status.WARNING)
 
 
 @pytest.mark.parametrize(("minutes", "status"), [(5, "ok"), (20, "warning")])
-def test_messages_are_stuck_in_the_outbox(good, minutes, status):
+def test_mails_stuck_in_the_outbox_are_a_warning(good, minutes, status):
     now = timezone.now()
     for fields in (
         {"created": now - timedelta(minutes=minutes), "last_error": "Connection refused: smtp://me:secret-word@mail"},
@@ -433,7 +433,7 @@ def test_messages_are_stuck_in_the_outbox(good, minutes, status):
         assert "secret-word" not in finding.found
 
 
-def test_a_lease_was_left_behind(good):
+def test_an_abandoned_lease_is_a_warning(good):
     now = timezone.now()
     holder = "00000000-0000-0000-0000-000000000001"
     Lease.objects.create(name="prune", holder=holder, expires_at=now - timedelta(hours=30))
@@ -445,12 +445,12 @@ def test_a_lease_was_left_behind(good):
 # Mail
 
 
-def test_the_mail_server_refuses_connections(good, settings):
+def test_a_mail_server_that_refuses_connections_is_a_problem(good, settings):
     settings.EMAIL_PORT = 1
     is_problem("mail server", "127.0.0.1, port 1", "refused", "EMAIL_URL")
 
 
-def test_the_mail_server_does_not_take_the_account(good, settings):
+def test_a_mail_server_that_refuses_the_login_is_a_problem(good, settings):
     settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD = "guardian", "secret-word"
     assert "secret-word" not in str(is_problem("mail server"))
 
@@ -462,12 +462,12 @@ def silent():
         yield listener.getsockname()[1]
 
 
-def test_the_mail_server_hangs(good, settings, silent):
+def test_a_mail_server_that_hangs_is_a_problem(good, settings, silent):
     settings.EMAIL_PORT = silent
     is_problem("mail server", "timed out")
 
 
-def test_no_mail_server_is_set(good, settings):
+def test_a_missing_mail_server_is_a_warning(good, settings):
     settings.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
     is_problem("mail server", "console", "EMAIL_URL", status=Status.WARNING)
 
@@ -485,7 +485,7 @@ def test_no_mail_server_is_set(good, settings):
         (["[2001:db8::1]"], "https://[2001:db8::1]:8443", "ok"),
     ],
 )
-def test_the_host_in_links_is_one_that_is_answered(settings, allowed, address, status):
+def test_the_host_of_links_must_be_in_allowed_hosts(settings, allowed, address, status):
     settings.ALLOWED_HOSTS, settings.GUARDIAN_BASE_URL = allowed, address
     (finding,) = doctor._base_url()
     assert finding.status == status
@@ -504,12 +504,12 @@ def test_the_host_in_links_is_one_that_is_answered(settings, allowed, address, s
         ("GUARDIAN_OPERATOR_EMAILS", [], "settings"),
     ],
 )
-def test_what_does_no_harm_yet_is_warned_about(good, settings, setting, value, name):
+def test_a_weak_setting_is_a_warning(good, settings, setting, value, name):
     setattr(settings, setting, value)
     is_problem(name, status=Status.WARNING)
 
 
-def test_a_folder_that_can_not_be_written_is_a_problem(good, settings, tmp_path):
+def test_an_unwritable_folder_is_a_problem(good, settings, tmp_path):
     (tmp_path / "file").write_text("")
     settings.VAR_DIR = tmp_path / "file" / "var"
     is_problem("folder", "can't be written")
@@ -532,7 +532,7 @@ def doctor_of(environment, *arguments, timeout=60):
 
 
 @pytest.mark.parametrize("password", ["s3cr/hunter2", "99999/hunter2", "s3cr#hunter2", "[hunter2"])
-def test_no_part_of_a_password_is_told_that_spoils_its_address(good, settings, password):
+def test_no_part_of_a_password_that_breaks_its_url_is_shown(good, settings, password):
     settings.CELERY_BROKER_URL = f"redis://:{password}@127.0.0.1:1/0"
     settings.RABBIT_URL = f"amqp://guardian:{password}@127.0.0.1:1"
     settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:{password}@127.0.0.1:1"
@@ -544,7 +544,7 @@ def test_no_part_of_a_password_is_told_that_spoils_its_address(good, settings, p
     assert "%2F" in str(problems)
 
 
-def test_what_goes_wrong_with_a_value_is_told_without_the_value(monkeypatch):
+def test_an_unexpected_error_is_reported_without_its_value(monkeypatch):
     def fails():
         int("hunter2")
         yield
@@ -556,21 +556,21 @@ def test_what_goes_wrong_with_a_value_is_told_without_the_value(monkeypatch):
 
 
 @pytest.mark.parametrize("password", ["abc", "secret-word", "se cret", "a.c"])
-def test_a_password_is_told_nowhere_whatever_its_length(settings, password):
+def test_a_password_of_any_length_is_masked(settings, password):
     settings.RABBIT_URL = f"amqp://guardian:{quote(password)}@127.0.0.1"
     found = f"it said '{password}', and {quote(password)}: no abcess"
     told = doctor._without_passwords(Finding("broker", Status.OK, found))
     assert told.found == "it said '…', and …: no abcess"
 
 
-def test_the_advice_is_told_as_it_is_meant(settings):
+def test_advice_is_not_masked(settings):
     settings.RABBIT_URL, settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:password@127.0.0.1:1", "ftp://x"
     (finding,) = (doctor._without_passwords(finding) for finding in doctor._broker())
     assert finding.advice == "Write it as http://user:password@host:15672."
     assert finding.found == "RABBITMQ_MANAGEMENT_URL can't be used: it doesn't start with http:// or https://"
 
 
-def test_the_name_of_guest_is_told_although_it_is_the_password_too(settings):
+def test_guest_as_a_name_is_not_masked(settings):
     settings.RABBIT_URL = settings.RABBITMQ_MANAGEMENT_URL = "amqp://guest:guest@127.0.0.1:1"
     told = doctor._without_passwords(Finding("broker account", Status.OK, "'guest' is an administrator"))
     assert told.found == "'guest' is an administrator"
@@ -580,7 +580,7 @@ def statuses(answer):
     return {check["name"]: check["status"] for check in json.loads(answer.stdout)["checks"]}
 
 
-def test_settings_that_can_not_be_read_are_told_with_everything_else(tmp_path):
+def test_invalid_settings_are_reported_with_all_other_findings(tmp_path):
     answer = doctor_of(
         {
             "SECRET_KEY": "",
@@ -605,7 +605,7 @@ def test_settings_that_can_not_be_read_are_told_with_everything_else(tmp_path):
     assert re.search(r"^PROBLEM  task queue ", answer.stdout, re.M)
 
 
-def test_a_folder_that_can_not_be_made_and_a_dsn_that_is_none_are_told_with_everything_else(tmp_path):
+def test_an_invalid_folder_and_dsn_are_reported_with_all_other_findings(tmp_path):
     (tmp_path / "file").write_text("")
     answer = doctor_of(
         {
@@ -627,7 +627,7 @@ def test_a_folder_that_can_not_be_made_and_a_dsn_that_is_none_are_told_with_ever
 
 
 @pytest.mark.parametrize("setting", ["DATABASE_URL", "EMAIL_URL"])
-def test_an_address_that_a_password_spoils_is_not_looked_at(setting, tmp_path):
+def test_a_url_broken_by_its_password_is_not_connected_to(setting, tmp_path):
     scheme = "postgres" if setting == "DATABASE_URL" else "smtp"
     environment = {"GUARDIAN_VAR_DIR": str(tmp_path), setting: f"{scheme}://guardian:12345/hunter2@127.0.0.1/x"}
     answer = doctor_of(environment)
@@ -636,7 +636,7 @@ def test_an_address_that_a_password_spoils_is_not_looked_at(setting, tmp_path):
     assert "hunter2" not in answer.stdout + answer.stderr
 
 
-def test_redis_is_down_and_so_is_the_database(tmp_path):
+def test_unreachable_redis_and_database_are_problems(tmp_path):
     answer = doctor_of(
         {
             "CELERY_BROKER_URL": f"redis://:secret-word@127.0.0.1:{free_port()}/0",
@@ -651,7 +651,7 @@ def test_redis_is_down_and_so_is_the_database(tmp_path):
     assert "migrations" not in found
 
 
-def test_where_nothing_answers_it_ends_in_time(silent, tmp_path):
+def test_if_nothing_responds_the_command_ends_in_time(silent, tmp_path):
     began = time.monotonic()
     answer = doctor_of(
         {
@@ -672,7 +672,7 @@ def test_where_nothing_answers_it_ends_in_time(silent, tmp_path):
     assert found["broker"] == "warning"
 
 
-def test_what_hangs_beyond_all_bounds_is_left_behind(monkeypatch, settings):
+def test_a_check_that_hangs_is_abandoned(monkeypatch, settings):
     def hangs():
         yield Finding("mail server", Status.OK, "was seen")
         time.sleep(30)

@@ -51,13 +51,13 @@ def visitor():
         yield Client(raise_request_exception=False)
 
 
-def test_what_is_not_there_is_404_with_a_way_on(visitor):
+def test_an_unknown_page_is_404_with_a_link_to_the_front_page(visitor):
     page = visitor.get("/no/such/page/")
     assert page.status_code == 404
     assert "To the front page" in page.text
 
 
-def test_a_page_that_needs_the_broker_is_503_without_it_and_tells_no_address(visitor):
+def test_without_the_broker_a_page_answers_503_without_the_brokers_address(visitor):
     page = visitor.get("/away/")
     assert (page.status_code, page["Retry-After"]) == (503, "30")
     assert "RabbitMQ does not answer" in page.text
@@ -65,7 +65,7 @@ def test_a_page_that_needs_the_broker_is_503_without_it_and_tells_no_address(vis
 
 
 @pytest.mark.parametrize("address", ["/database/", "/api/database/", "/v1/database/"])
-def test_a_database_that_can_not_be_used_is_503_in_the_readers_form_and_tells_no_address(visitor, address):
+def test_without_the_database_an_answer_is_503_without_its_address(visitor, address):
     answer = visitor.get(address)
     assert (answer.status_code, answer["Retry-After"]) == (503, "30")
     assert "database can" in answer.text
@@ -74,14 +74,14 @@ def test_a_database_that_can_not_be_used_is_503_in_the_readers_form_and_tells_no
         assert answer.json()["status"] == 503
 
 
-def test_what_is_not_allowed_says_why(visitor):
+def test_a_forbidden_page_says_why(visitor):
     page = visitor.get("/not-allowed/")
     assert page.status_code == 403
     assert "Ask ops@example.org" in page.text
 
 
 @pytest.mark.parametrize("address", ["/broken/", "/api/broken/"])
-def test_a_mistake_of_ours_tells_nothing_of_the_inside(visitor, address):
+def test_an_internal_error_shows_no_details(visitor, address):
     answer = visitor.get(address)
     assert answer.status_code == 500
     assert "secret" not in answer.text
@@ -92,7 +92,7 @@ def test_a_mistake_of_ours_tells_nothing_of_the_inside(visitor, address):
 
 
 @pytest.mark.parametrize(("address", "kind"), [("/", "text/html"), ("/api/me/", "application/problem+json")])
-def test_another_host_than_ours_is_answered_in_the_readers_form(visitor, address, kind):
+def test_a_request_for_another_host_is_answered_400_in_the_right_format(visitor, address, kind):
     answer = visitor.get(address, headers={"host": "evil.example"})
     assert (answer.status_code, answer["Content-Type"].partition(";")[0]) == (400, kind)
     assert "Traceback" not in answer.text
@@ -106,15 +106,15 @@ def test_a_form_without_its_csrf_token_is_refused_with_the_next_step(visitor):
     assert "load the page again" in page.text
 
 
-def test_the_page_for_a_mistake_of_ours_needs_no_session():
+def test_the_500_page_needs_no_session():
     assert server_error(RequestFactory().get("/")).status_code == 500
 
 
-def test_a_static_file_that_is_not_there_is_404(live_server):
+def test_a_missing_static_file_is_404(live_server):
     assert httpx.get(f"{live_server.url}/static/no-such.css", trust_env=False).status_code == 404
 
 
-def test_what_somebody_sees_who_is_signed_in_is_kept_by_no_browser():
+def test_pages_of_a_signed_in_owner_are_not_cached():
     visitor = Client()
     assert "no-store" not in visitor.get("/").headers.get("Cache-Control", "")
     visitor.force_login(Owner.objects.create_user("alice@example.org"))

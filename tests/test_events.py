@@ -89,13 +89,8 @@ def noted():
 # Who gets it
 
 
-def test_every_ready_queue_of_the_pair_and_every_consumer_of_the_type_gets_it_and_no_other(
-    subscribed,
-    consumes,
-    lengths,
-    offering,
-    agents,
-    alice,
+def test_an_event_goes_to_all_ready_queues_of_its_offering_and_type(
+    subscribed, consumes, lengths, offering, agents, alice
 ):
     subscribed("one")
     subscribed("two")
@@ -112,9 +107,7 @@ def test_every_ready_queue_of_the_pair_and_every_consumer_of_the_type_gets_it_an
     assert noted() == []
 
 
-def test_what_agents_get_is_the_payload_with_its_type_its_offering_and_the_version(
-    subscribed, offering, broker, guarded
-):
+def test_an_event_adds_type_offering_and_schema_version_to_the_payload(subscribed, offering, broker, guarded):
     subscribed("one")
     payload = {"order_uuid": "1", "ü": ["\0", {"a": None}], "object_type": "order"}
     published = publish(offering, "order", payload)
@@ -133,7 +126,7 @@ LARGE = 123456789012345678901234567890
 
 
 @pytest.mark.parametrize("number", [LARGE, -LARGE, 2**64, 1.5, 0.1, 1e300])
-def test_a_number_of_any_size_arrives_as_it_was_sent(subscribed, offering, broker, guarded, alice, number):
+def test_a_number_of_any_size_arrives_unchanged(subscribed, offering, broker, guarded, alice, number):
     subscribed("one")
     offering.publishers.add(alice)
     body = {"object_type": "order", "payload": {"big": number, "in": [{"side": number}]}}
@@ -146,7 +139,7 @@ def test_a_number_of_any_size_arrives_as_it_was_sent(subscribed, offering, broke
     assert type(json.loads(found)["big"]) is type(number)
 
 
-def test_the_offering_may_be_named_in_the_payload_in_any_form_of_its_uuid(subscribed, offering, broker, guarded):
+def test_the_payload_may_name_the_offering_in_any_form_of_its_uuid(subscribed, offering, broker, guarded):
     subscribed("one")
     forms = [offering.uuid.hex, str(offering.uuid), offering.uuid.hex.upper(), str(offering.uuid).upper()]
     for form in forms:
@@ -157,7 +150,7 @@ def test_the_offering_may_be_named_in_the_payload_in_any_form_of_its_uuid(subscr
     assert found == [offering.uuid.hex] * 4
 
 
-def test_an_event_that_nobody_registered_for_is_published_to_nobody(offering, settings):
+def test_an_event_without_subscribers_is_published_to_nobody(offering, settings):
     settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
     published = publish(offering, "order", {})
     assert published.as_json() == {
@@ -165,7 +158,7 @@ def test_an_event_that_nobody_registered_for_is_published_to_nobody(offering, se
     }  # fmt: skip
 
 
-def test_a_message_id_that_is_given_again_is_the_one_that_agents_see(subscribed, offering, broker, guarded):
+def test_a_given_message_id_is_used(subscribed, offering, broker, guarded):
     subscribed("one")
     given = uuid.uuid4()
     for form in (given, str(given), given.hex):
@@ -175,9 +168,7 @@ def test_a_message_id_that_is_given_again_is_the_one_that_agents_see(subscribed,
     amqp.connection.close()
 
 
-def test_queues_that_are_being_made_are_skipped_with_a_line_and_an_event(
-    subscribed, consumes, offering, lengths, caplog
-):
+def test_queues_being_created_are_skipped_logged_and_recorded(subscribed, consumes, offering, lengths, caplog):
     subscribed("one")
     subscribed("being-made", state=Registration.CREATING)
     consumes("consumer-being-made", state=Registration.CREATING)
@@ -191,14 +182,8 @@ def test_queues_that_are_being_made_are_skipped_with_a_line_and_an_event(
     ]
 
 
-def test_owners_who_left_or_are_members_no_more_get_nothing_and_operators_do(
-    subscribed,
-    consumes,
-    offering,
-    lengths,
-    agents,
-    alice,
-    caplog,
+def test_queues_of_inactive_or_removed_members_are_skipped(
+    subscribed, consumes, offering, lengths, agents, alice, caplog
 ):
     bob, carol = agents.owner("bob"), agents.owner("carol", is_staff=True)
     subscribed("alices")
@@ -216,7 +201,7 @@ def test_owners_who_left_or_are_members_no_more_get_nothing_and_operators_do(
     assert lengths() == {"alices": 1, "bobs": 1, "carols": 2, "alices-consumer": 1}
 
 
-def test_a_full_queue_and_one_that_is_gone_are_counted_and_noted(subscribed, offering, lengths, management, guarded):
+def test_full_and_missing_queues_are_counted_and_recorded(subscribed, offering, lengths, management, guarded):
     management.declare_queue(guarded, "guardian.dlq", arguments.DEAD_LETTER_QUEUE_ARGUMENTS)
     subscribed("one")
     subscribed("full", **{"x-max-length": 1})
@@ -231,7 +216,7 @@ def test_a_full_queue_and_one_that_is_gone_are_counted_and_noted(subscribed, off
     assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # two complete lists decide that
 
 
-def test_what_happens_again_within_a_minute_is_counted_and_later_is_another_event(subscribed, offering):
+def test_repeated_skips_within_a_minute_are_one_event(subscribed, offering):
     subscribed("being-made", state=Registration.CREATING)
     for _ in range(3):
         publish(offering, "order", {})
@@ -241,7 +226,7 @@ def test_what_happens_again_within_a_minute_is_counted_and_later_is_another_even
     assert [event[2] for event in noted()] == [3, 1]
 
 
-def test_eight_at_once_count_each_and_write_one_event(subscribed, offering):
+def test_eight_concurrent_publishers_record_one_event_with_the_count(subscribed, offering):
     subscribed("one")
     subscribed("being-made", state=Registration.CREATING)
 
@@ -249,7 +234,7 @@ def test_eight_at_once_count_each_and_write_one_event(subscribed, offering):
     assert noted() == [("being-made", "skipped", 8, events.BEING_CREATED)]
 
 
-def test_it_takes_as_many_statements_for_one_queue_as_for_twenty(subscribed, consumes, offering, alice):
+def test_publishing_takes_a_constant_number_of_statements(subscribed, consumes, offering, alice):
     offering.publishers.add(alice)
 
     def more(number):
@@ -276,7 +261,7 @@ def test_it_takes_as_many_statements_for_one_queue_as_for_twenty(subscribed, con
 # What is refused
 
 
-def test_who_may_not_publish_is_refused_and_publishers_and_operators_may(subscribed, offering, agents, alice, lengths):
+def test_only_publishers_and_operators_may_publish(subscribed, offering, agents, alice, lengths):
     subscribed("one")
     with pytest.raises(PermissionDenied, match="may not publish events of Big cluster"):
         publish(offering, "order", {}, by=alice)
@@ -291,7 +276,7 @@ def test_who_may_not_publish_is_refused_and_publishers_and_operators_may(subscri
         publish(offering, "order", {}, by=alice)
 
 
-def test_a_publisher_nobody_vouches_for_any_more_is_refused(subscribed, offering, alice, lengths):
+def test_a_publisher_who_lost_access_is_refused(subscribed, offering, alice, lengths):
     subscribed("one")
     offering.publishers.add(alice)
     alice.vouched = False
@@ -305,7 +290,7 @@ def test_a_publisher_nobody_vouches_for_any_more_is_refused(subscribed, offering
 
 
 @pytest.mark.parametrize("object_type", ["", "Order", "orders", "order\n", "subscription"])
-def test_a_type_that_is_none_is_refused(offering, object_type):
+def test_an_unknown_object_type_is_refused(offering, object_type):
     with pytest.raises(NoSuchObjectType):
         publish(offering, object_type, {})
 
@@ -347,7 +332,7 @@ def deep():
         ({"a": "x" * events.MAX_PAYLOAD_BYTES}, "1,048,576 are allowed"),
     ],
 )
-def test_a_payload_that_cannot_be_published_is_refused_with_the_reason(subscribed, offering, lengths, payload, says):
+def test_an_invalid_payload_is_refused_with_the_reason(subscribed, offering, lengths, payload, says):
     subscribed("one")
     with pytest.raises(InvalidPayload, match=says) as raised:
         publish(offering, "order", payload)
@@ -362,7 +347,7 @@ def test_the_largest_payload_arrives(subscribed, offering):
 
 
 @pytest.mark.parametrize("message_id", ["", "1", "no uuid", "0" * 31, 7, "\0"])
-def test_a_message_id_that_is_no_uuid_is_refused(offering, message_id):
+def test_an_invalid_message_id_is_refused(offering, message_id):
     with pytest.raises(InvalidMessageId):
         publish(offering, "order", {}, message_id=message_id)
 
@@ -370,7 +355,7 @@ def test_a_message_id_that_is_no_uuid_is_refused(offering, message_id):
 # The broker away
 
 
-def test_with_the_broker_away_nothing_is_published_or_counted(subscribed, offering, settings):
+def test_without_the_broker_nothing_is_published_or_counted(subscribed, offering, settings):
     subscribed("one")
     subscribed("being-made", state=Registration.CREATING)
     settings.RABBIT_URL = "amqp://guest:sekret-word@127.0.0.1:1"
@@ -381,7 +366,7 @@ def test_with_the_broker_away_nothing_is_published_or_counted(subscribed, offeri
     assert noted() == []
 
 
-def test_without_an_address_of_the_broker_the_setting_is_named(subscribed, offering, settings):
+def test_without_a_broker_url_the_error_names_the_setting(subscribed, offering, settings):
     subscribed("one")
     settings.RABBIT_URL = ""
     with pytest.raises(BrokerUnavailable, match="RABBIT_URL"):
@@ -396,7 +381,7 @@ def impatient(monkeypatch):
     broker._publisher.cache_clear()
 
 
-def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_published_again(
+def test_a_partly_unknown_outcome_counts_known_results_and_can_be_repeated(
     guarded_node, subscribed, offering, alice, impatient
 ):
     management = Management(guarded_node.management_url)
@@ -418,9 +403,7 @@ def test_what_is_known_of_an_unknown_outcome_is_counted_and_the_message_can_be_p
     assert publish(offering, "order", {}, message_id=given) == Published(given, delivered=2, gone=1)
 
 
-def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events_arrive(
-    guarded_node, subscribed, offering, impatient
-):
+def test_during_a_memory_alarm_the_outcome_is_unknown_within_the_timeout(guarded_node, subscribed, offering, impatient):
     impatient(blocked_seconds=0.5)
     Management(guarded_node.management_url).declare_queue("/", "one")
     subscribed("one", there=False, vhost="/")
@@ -434,7 +417,7 @@ def test_under_a_memory_alarm_the_outcome_is_unknown_in_time_and_after_it_events
     assert publish(offering, "order", {}).delivered == 1
 
 
-def test_an_offering_that_is_removed_meanwhile_has_nobody_to_publish_to(offering):
+def test_a_removed_offering_has_no_subscribers(offering):
     there = Offering.objects.get(pk=offering.pk)
     offering.delete()
     assert counts(publish(there, "order", {})) == (0, 0, 0, 0)

@@ -29,7 +29,7 @@ def there(management, vhost):
     return {exchange.name for exchange in management.exchanges(vhost) if exchange.name.startswith("exchange/")}
 
 
-def test_an_owner_sees_their_own_and_what_is_bound_to_each(events, alice):
+def test_an_owner_sees_their_exchanges_with_bindings(events, alice):
     (found,) = exchanges.own_exchanges(alice)
     assert (found.name, found.type, found.durable, found.pulse_user) == (events, "topic", True, "alice")
     assert [(one.destination_type, one.destination, one.routing_key) for one in found.bindings] == [
@@ -38,13 +38,13 @@ def test_an_owner_sees_their_own_and_what_is_bound_to_each(events, alice):
     ]
 
 
-def test_an_operator_sees_all_that_follow_the_pattern(events, operator):
+def test_an_operator_sees_all_exchanges_of_pulse_users(events, operator):
     names = [exchange.name for exchange in exchanges.own_exchanges(operator)]
     assert names == ["exchange/alice/events", "exchange/bob/events"]
 
 
 @pytest.mark.parametrize("number", [1, 30])
-def test_two_requests_whatever_the_number(amqp, alice, number, django_assert_max_num_queries):
+def test_any_number_of_exchanges_takes_two_requests(amqp, alice, number, django_assert_max_num_queries):
     for one in range(number):
         amqp.channel.exchange_declare(f"exchange/alice/{one}", "fanout", durable=True)
     with counted_requests() as sent, django_assert_max_num_queries(1):
@@ -52,7 +52,7 @@ def test_two_requests_whatever_the_number(amqp, alice, number, django_assert_max
     assert len(sent) == 2
 
 
-def test_whoever_has_no_account_has_no_exchange_and_the_broker_is_not_asked(client):
+def test_an_owner_without_an_account_sees_no_exchanges(client):
     bob = Owner.objects.create_user("bob@example.org", vouched=True)
     with counted_requests() as sent:
         assert exchanges.own_exchanges(bob) == []
@@ -61,7 +61,7 @@ def test_whoever_has_no_account_has_no_exchange_and_the_broker_is_not_asked(clie
     assert "First you need an account on RabbitMQ." in client.get("/exchanges/").text
 
 
-def test_the_page_shows_them(events, alice, client):
+def test_the_page_lists_exchanges_and_bindings(events, alice, client):
     client.force_login(alice)
     page = client.get("/exchanges/").text
     assert "queue/bob/builds" in page
@@ -71,7 +71,7 @@ def test_the_page_shows_them(events, alice, client):
 
 
 @pytest.mark.parametrize(("bound", "folded", "more"), [(5, False, 0), (6, True, 0), (53, True, 3)])
-def test_many_bindings_are_folded_and_a_great_many_counted(amqp, alice, client, bound, folded, more):
+def test_many_bindings_are_collapsed_and_the_rest_counted(amqp, alice, client, bound, folded, more):
     amqp.channel.exchange_declare("exchange/alice/events", "topic", durable=True)
     amqp.queue("queue/alice/builds")
     for number in range(bound):
@@ -84,7 +84,7 @@ def test_many_bindings_are_folded_and_a_great_many_counted(amqp, alice, client, 
     assert "<summary>" not in client.get("/exchanges/delete/", {"name": "exchange/alice/events"}).text
 
 
-def test_the_page_has_pages_of_fifty(amqp, alice, client):
+def test_the_list_has_pages_of_fifty(amqp, alice, client):
     for number in range(51):
         amqp.channel.exchange_declare(f"exchange/alice/{number:02}", "fanout", durable=True)
     client.force_login(alice)
@@ -97,9 +97,7 @@ def test_the_page_has_pages_of_fifty(amqp, alice, client):
 
 
 @pytest.mark.parametrize("status", ["502 Bad Gateway", "504 Gateway Time-out"])
-def test_where_the_answer_tells_nothing_the_page_does_not_say_that_nothing_was_done(
-    events, alice, client, settings, broker, status
-):
+def test_after_an_unclear_answer_the_page_says_the_outcome_is_unknown(events, alice, client, settings, broker, status):
     client.force_login(alice)
     with Proxy.before(broker.management_url) as proxy:
         proxy.answer(http_answer(status))
@@ -111,12 +109,12 @@ def test_where_the_answer_tells_nothing_the_page_does_not_say_that_nothing_was_d
     assert "It was not deleted" in looked.text
 
 
-def test_an_owner_without_an_exchange_is_told_how_to_make_one(alice, client):
+def test_the_empty_list_explains_how_to_declare_an_exchange(alice, client):
     client.force_login(alice)
     assert "No exchange yet." in client.get("/exchanges/").text
 
 
-def test_with_the_broker_away_the_pages_say_so(events, alice, client, settings, management, vhost):
+def test_without_the_broker_the_pages_say_so(events, alice, client, settings, management, vhost):
     client.force_login(alice)
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     with pytest.raises(BrokerUnavailable):
@@ -131,7 +129,7 @@ def test_with_the_broker_away_the_pages_say_so(events, alice, client, settings, 
     assert events in there(management, vhost)
 
 
-def test_a_broker_that_refuses_to_list_them_is_not_said_to_be_away(alice, client, settings, broker, management):
+def test_a_refusal_by_the_broker_is_not_called_an_outage(alice, client, settings, broker, management):
     management.put_user("nobody-much", "secret")
     try:
         host = broker.management_url.rpartition("@")[2]
@@ -145,7 +143,7 @@ def test_a_broker_that_refuses_to_list_them_is_not_said_to_be_away(alice, client
     assert "Tell an operator." in answer.text
 
 
-def test_an_exchange_is_deleted_once_its_name_is_typed(events, alice, client, management, vhost):
+def test_an_exchange_is_deleted_after_typing_its_name(events, alice, client, management, vhost):
     client.force_login(alice)
     page = client.get("/exchanges/delete/", {"name": events})
     assert "queue/bob/builds" in page.text
@@ -157,7 +155,7 @@ def test_an_exchange_is_deleted_once_its_name_is_typed(events, alice, client, ma
     assert events not in there(management, vhost)
 
 
-def test_an_exchange_that_is_gone_when_the_button_is_pressed(events, alice, client, management, vhost):
+def test_deleting_a_vanished_exchange_says_it_is_gone(events, alice, client, management, vhost):
     client.force_login(alice)
     management.delete_exchange(vhost, events)
     with pytest.raises(Gone):
@@ -173,7 +171,7 @@ def test_an_exchange_that_is_gone_when_the_button_is_pressed(events, alice, clie
 @pytest.mark.parametrize(
     "name", ["exchange/bob/events", "amq.topic", "", "queue/alice/misnamed", "exchange/alice", "exchange/Alice/x", "\0"]
 )
-def test_what_is_not_ones_own_is_not_there(events, alice, client, management, vhost, name):
+def test_an_exchange_of_somebody_else_is_404(events, alice, client, management, vhost, name):
     client.force_login(alice)
     before = there(management, vhost)
     for answer in (client.get("/exchanges/delete/", {"name": name}),
@@ -188,7 +186,7 @@ def test_what_is_not_ones_own_is_not_there(events, alice, client, management, vh
     "name", ["exchange/alice/<script>", "exchange/alice/'\"&?#", "exchange/alice/\x01\u202e", "exchange/alice/%2F/..",
              "exchange/alice/" + "\N{PILE OF POO}" * 59 + "abc"],
 )  # fmt: skip
-def test_any_name_can_be_shown_and_deleted(amqp, alice, client, management, vhost, name):
+def test_an_exchange_with_any_name_can_be_shown_and_deleted(amqp, alice, client, management, vhost, name):
     amqp.channel.exchange_declare(name, "topic", durable=True)
     client.force_login(alice)
     page = client.get("/exchanges/").text
@@ -197,19 +195,19 @@ def test_any_name_can_be_shown_and_deleted(amqp, alice, client, management, vhos
     assert there(management, vhost) == set()
 
 
-def test_an_operator_deletes_anybodys(events, operator, management, vhost):
+def test_an_operator_deletes_any_pulse_users_exchange(events, operator, management, vhost):
     exchanges.delete_exchange(operator, events)
     assert there(management, vhost) == {"exchange/bob/events", "exchange/alice"}
     with pytest.raises(LookupError):
         exchanges.delete_exchange(operator, "amq.topic")
 
 
-def test_whoever_is_not_signed_in_signs_in_first(client):
+def test_a_visitor_is_sent_to_the_sign_in_page(client):
     for address in ("/exchanges/", "/exchanges/delete/?name=exchange/alice/events"):
         assert client.get(address).status_code == 302
 
 
-def test_that_one_was_deleted_or_may_be_is_in_the_audit_trail(events, alice, broker, settings, vhost):
+def test_deletions_are_recorded_with_their_outcome(events, alice, broker, settings, vhost):
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         proxy.answer(http_answer("503 Service Unavailable"))

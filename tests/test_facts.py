@@ -40,23 +40,21 @@ def routing_keys(feeds):
 ALL = {f"q{number}": [f"build.{number}"] for number in range(QUEUES)}
 
 
-def test_the_bindings_of_few_queues_among_many_are_asked_for_one_by_one(management, broker, queues):
+def test_bindings_of_few_queues_are_requested_one_by_one(management, broker, queues):
     with counted_requests() as sent:
         feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST)
     assert len(sent) == QUEUES
     assert routing_keys(feeds) == ALL
 
 
-def test_the_bindings_of_many_queues_are_listed_in_one_request(management, broker, queues):
+def test_bindings_of_many_queues_are_listed_in_one_request(management, broker, queues):
     with counted_requests() as sent:
         feeds = fetch_feeds(management, broker.amqp_url, queues, QUEUES * facts.QUEUES_PER_SINGLE_REQUEST - 1)
     assert len(sent) == 1
     assert routing_keys(feeds) == ALL
 
 
-def test_a_broker_that_goes_meanwhile_is_not_asked_for_the_rest_and_consumers_are_told_all_the_same(
-    behind, proxy, broker, queues, monkeypatch
-):
+def test_a_broker_lost_meanwhile_is_not_queried_for_the_rest(behind, proxy, broker, queues, monkeypatch):
     monkeypatch.setattr(facts, "MAX_CONCURRENT_REQUESTS", 1)
     proxy.close_after(2)
     with counted_requests() as sent:
@@ -67,9 +65,7 @@ def test_a_broker_that_goes_meanwhile_is_not_asked_for_the_rest_and_consumers_ar
     assert {feed.consumers for feed in feeds.values()} == {0}
 
 
-def test_a_broker_that_is_slow_is_waited_for_no_longer_than_all_together_may_take(
-    behind, proxy, broker, queues, monkeypatch
-):
+def test_a_slow_broker_is_abandoned_at_the_shared_timeout(behind, proxy, broker, queues, monkeypatch):
     monkeypatch.setattr(facts, "BINDINGS_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(facts, "MAX_CONCURRENT_REQUESTS", 1)
     proxy.delay(0.2)
@@ -81,7 +77,7 @@ def test_a_broker_that_is_slow_is_waited_for_no_longer_than_all_together_may_tak
     assert len(sent) <= 4
 
 
-def test_one_answer_that_is_late_costs_the_others_nothing(broker, queues, monkeypatch):
+def test_one_late_answer_does_not_affect_the_other_queues(broker, queues, monkeypatch):
     over = threading.Event()
 
     class Late(Management):
@@ -100,16 +96,14 @@ def test_one_answer_that_is_late_costs_the_others_nothing(broker, queues, monkey
     assert routing_keys(feeds) == {**ALL, "q0": None}
 
 
-def test_a_vhost_that_is_gone_costs_the_others_nothing(management, broker, queues, vhost):
+def test_a_missing_vhost_does_not_affect_the_other_queues(management, broker, queues, vhost):
     gone = f"{vhost[:-1]}!"  # asked for before the other
     assert gone < vhost
     feeds = fetch_feeds(management, broker.amqp_url, [*queues, (gone, "nothing")], 0)
     assert routing_keys(feeds) == {**ALL, "nothing": None}
 
 
-def test_lists_of_vhosts_are_waited_for_no_longer_than_all_together_may_take(
-    behind, proxy, broker, queues, vhost, monkeypatch
-):
+def test_slow_lists_of_vhosts_are_abandoned_at_the_shared_timeout(behind, proxy, broker, queues, vhost, monkeypatch):
     monkeypatch.setattr(facts, "BINDINGS_TIMEOUT_SECONDS", 0.2)
     proxy.delay(1)
     with counted_requests() as sent:
