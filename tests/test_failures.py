@@ -29,7 +29,7 @@ from tools.rabbitmq import PrivateNode
 pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
-def test_a_broker_that_is_down_at_the_start_is_an_outage_told_once_and_its_end_once(guarded, settings, broker, caplog):
+def test_an_outage_is_notified_once_at_its_start_and_once_at_its_end(guarded, settings, broker, caplog):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     for _ in range(3):
         assert monitor.run_pass().away
@@ -42,7 +42,7 @@ def test_a_broker_that_is_down_at_the_start_is_an_outage_told_once_and_its_end_o
     assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
-def test_the_wait_grows_while_the_broker_is_away_up_to_the_bound(guarded, settings):
+def test_the_backoff_during_an_outage_grows_to_its_maximum(guarded, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     waits = []
     for _ in range(6):
@@ -52,16 +52,14 @@ def test_the_wait_grows_while_the_broker_is_away_up_to_the_bound(guarded, settin
     assert not monitor.is_due()
 
 
-def test_the_task_runs_no_pass_before_the_wait_is_over(guarded, settings):
+def test_the_task_runs_no_pass_during_the_backoff(guarded, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     for _ in range(3):
         tasks.monitor_queues()
     assert Pass.objects.count() == 1
 
 
-def test_a_vhost_that_cannot_be_listed_leaves_its_queues_as_they_were_and_the_others_are_judged(
-    vhosts, guarded, broker, settings, monkeypatch
-):
+def test_queues_of_an_unlisted_vhost_stay_and_the_others_are_judged(vhosts, guarded, broker, settings, monkeypatch):
     listed, broken_vhost = Management.list_queues, vhosts[0]
     settings.GUARDIAN_VHOSTS = vhosts[:2]
     monitor.run_pass()
@@ -80,7 +78,7 @@ def test_a_vhost_that_cannot_be_listed_leaves_its_queues_as_they_were_and_the_ot
     assert Queue.objects.get(vhost=vhosts[1]).state == "gone"
 
 
-def test_wrong_credentials_are_an_outage_that_says_so(guarded, settings, broker):
+def test_wrong_credentials_are_an_outage(guarded, settings, broker):
     host = broker.management_url.rpartition("@")[2]
     settings.RABBITMQ_MANAGEMENT_URL = f"http://guardian:wrong-word@{host}"
     report = monitor.run_pass()
@@ -90,7 +88,7 @@ def test_wrong_credentials_are_an_outage_that_says_so(guarded, settings, broker)
 
 
 @pytest.mark.parametrize("url", ["", "not an address", "http://", "amqp://guest:word@127.0.0.1", "http://h:port"])
-def test_a_management_url_that_is_none_is_an_outage_that_names_the_setting(guarded, settings, url):
+def test_an_invalid_management_url_is_an_outage_that_names_the_setting(guarded, settings, url):
     settings.RABBITMQ_MANAGEMENT_URL = url
     report = monitor.run_pass()
     assert report.away
@@ -136,7 +134,7 @@ def test_an_answer_that_is_no_list_of_queues_removes_nothing(amqp, alice, broker
     assert sent("ops@example.org") == ["outage"]
 
 
-def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, broker_proxy, settings, management, guarded):
+def test_an_endless_answer_is_abandoned_and_removes_nothing(amqp, broker_proxy, settings, management, guarded):
     amqp.queue("a", 3)
     monitor.run_pass()
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.3
@@ -147,7 +145,7 @@ def test_an_answer_without_an_end_is_given_up_and_removes_nothing(amqp, broker_p
     assert (Queue.objects.get().state, queue_names(management, guarded)) == ("ok", {"a"})
 
 
-def test_a_slow_management_api_is_waited_for(amqp, alice, broker_proxy, management, guarded, mailbox):
+def test_a_pass_waits_for_a_slow_management_api(amqp, alice, broker_proxy, management, guarded, mailbox):
     amqp.queue("queue/alice/builds", 11)
     broker_proxy.delay(0.3)
     assert monitor.run_pass().deleted == 1
@@ -157,7 +155,7 @@ def test_a_slow_management_api_is_waited_for(amqp, alice, broker_proxy, manageme
     assert sent("alice@example.org") == ["deletion"]
 
 
-def test_an_answer_that_stops_coming_is_given_up(amqp, broker_proxy, settings):
+def test_an_answer_that_stops_arriving_is_abandoned(amqp, broker_proxy, settings):
     amqp.queue("a")
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 0.5
     broker_proxy.delay(5)
@@ -166,7 +164,7 @@ def test_an_answer_that_stops_coming_is_given_up(amqp, broker_proxy, settings):
     assert report.seconds < 3
 
 
-def test_a_connection_that_is_cut_in_the_middle_of_the_list_is_made_anew(amqp, broker_proxy):
+def test_a_connection_cut_in_the_middle_of_a_list_is_retried(amqp, broker_proxy):
     amqp.queue("a")
     assert monitor.run_pass().queues == 1
     broker_proxy.cut_after(300)
@@ -185,7 +183,7 @@ def between_look_and_act(monkeypatch, action):
     monkeypatch.setattr(deletion.amqp, "declare_passively", ask_and_act)
 
 
-def test_a_queue_that_was_emptied_since_the_list_stays(amqp, alice, monkeypatch, management, guarded):
+def test_a_queue_consumed_since_the_list_is_kept(amqp, alice, monkeypatch, management, guarded):
     amqp.queue("queue/alice/builds", 11)
     take = Management.list_queues
 
@@ -204,14 +202,14 @@ def test_a_queue_that_was_emptied_since_the_list_stays(amqp, alice, monkeypatch,
     assert (warning.kind, warning.facts["length"]) == ("warning", 7)
 
 
-def test_a_queue_whose_messages_are_all_unacknowledged_is_looked_at_by_the_list_too(amqp, alice):
+def test_the_recheck_of_unacknowledged_messages_uses_the_list(amqp, alice):
     amqp.queue("queue/alice/builds", 11)
     for _ in range(6):
         amqp.channel.basic_get("queue/alice/builds", auto_ack=False)
     assert monitor.run_pass().deleted == 1
 
 
-def test_a_queue_that_somebody_else_deleted_between_look_and_act_is_gone_and_not_claimed(amqp, alice, monkeypatch):
+def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
     calls = []
@@ -229,9 +227,7 @@ def test_a_queue_that_somebody_else_deleted_between_look_and_act_is_gone_and_not
     assert queue_events("queue/alice/builds") == ["condemned", "gone"]
 
 
-def test_a_queue_made_unbounded_between_the_decision_and_the_deletion_stays(
-    amqp, alice, monkeypatch, management, guarded
-):
+def test_a_queue_made_unbounded_before_its_deletion_is_kept(amqp, alice, monkeypatch, management, guarded):
     amqp.queue("queue/alice/builds", 11)
     between_look_and_act(monkeypatch, lambda: Queue.objects.update(unbounded=True))
     report = monitor.run_pass()
@@ -239,9 +235,7 @@ def test_a_queue_made_unbounded_between_the_decision_and_the_deletion_stays(
     assert queue_names(management, guarded) == {"queue/alice/builds"}
 
 
-def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
-    amqp, alice, monkeypatch, management, guarded
-):
+def test_a_queue_redeclared_right_after_its_deletion_counts_as_deleted(amqp, alice, monkeypatch, management, guarded):
     amqp.queue("queue/alice/builds", 11)
     delete = Management.delete_queue
 
@@ -258,7 +252,7 @@ def test_a_queue_that_a_client_declares_again_at_once_was_deleted_all_the_same(
     assert queue_events("queue/alice/builds") == ["condemned", "deleted", "returned"]
 
 
-def test_a_deletion_whose_answer_was_lost_is_told_once_the_next_list_lacks_the_queue(
+def test_a_deletion_with_a_lost_answer_is_notified_once_the_list_lacks_the_queue(
     amqp, alice, monkeypatch, settings, broker
 ):
     amqp.queue("queue/alice/builds", 11)
@@ -280,7 +274,7 @@ def test_a_deletion_whose_answer_was_lost_is_told_once_the_next_list_lacks_the_q
 
 
 @pytest.mark.parametrize("when", ["before the second look", "at the second request"])
-def test_a_deletion_that_timed_out_and_was_carried_out_late_is_told_once(amqp, alice, monkeypatch, when):
+def test_a_deletion_carried_out_after_its_timeout_is_notified_once(amqp, alice, monkeypatch, when):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
     delete = Management.delete_queue
@@ -303,7 +297,7 @@ def test_a_deletion_that_timed_out_and_was_carried_out_late_is_told_once(amqp, a
     assert sent("alice@example.org") == ["deletion"]
 
 
-def test_a_broker_that_refuses_to_delete_is_told_to_the_operators_once_and_the_owner_is_warned(
+def test_a_refused_deletion_is_notified_to_operators_once_and_the_owner_warned(
     amqp, alice, settings, broker, management, guarded
 ):
     management.put_user("lister", "secret", ["administrator"])
@@ -323,7 +317,7 @@ def test_a_broker_that_refuses_to_delete_is_told_to_the_operators_once_and_the_o
     assert Watch.objects.get().refused_since is None
 
 
-def test_a_queue_made_unbounded_at_the_last_moment_is_told_to_be_back_to_normal_when_it_is(amqp, alice, monkeypatch):
+def test_a_queue_made_unbounded_at_the_last_moment_gets_its_recovery_notified(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 6)
     monitor.run_pass()
     amqp.publish("queue/alice/builds", 6)
@@ -335,7 +329,7 @@ def test_a_queue_made_unbounded_at_the_last_moment_is_told_to_be_back_to_normal_
     assert sent("alice@example.org") == ["warning", "recovery"]
 
 
-def test_a_look_is_as_old_as_its_first_question(amqp, alice, monkeypatch):
+def test_a_rechecks_age_starts_with_its_first_request(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 11)
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", 0.2)
     between_look_and_act(monkeypatch, lambda: time.sleep(0.3))
@@ -345,7 +339,7 @@ def test_a_look_is_as_old_as_its_first_question(amqp, alice, monkeypatch):
     assert "refused" not in sent("ops@example.org")
 
 
-def test_a_killed_pass_and_a_list_that_is_half_there_do_not_add_up_to_a_deletion(amqp, alice, settings, monkeypatch):
+def test_a_killed_pass_and_a_short_list_do_not_confirm_a_deletion(amqp, alice, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(12):
         amqp.queue(f"q{number}")
@@ -357,7 +351,7 @@ def test_a_killed_pass_and_a_list_that_is_half_there_do_not_add_up_to_a_deletion
     assert "deletion" not in sent("ops@example.org")
 
 
-def test_lists_that_are_short_now_and_then_are_told_once_an_hour(guarded, amqp, settings, monkeypatch):
+def test_intermittent_short_lists_are_notified_once_an_hour(guarded, amqp, settings, monkeypatch):
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(12):
         amqp.queue(f"q{number}")
@@ -371,7 +365,7 @@ def test_lists_that_are_short_now_and_then_are_told_once_an_hour(guarded, amqp, 
     assert sent("ops@example.org") == ["short-list"]
 
 
-def test_a_pass_that_lost_its_lease_leaves_a_report_that_says_so(guarded, amqp, monkeypatch):
+def test_a_pass_that_lost_its_lease_says_so_in_its_report(guarded, amqp, monkeypatch):
     amqp.queue("a")
     take = monitor.snapshot.take
 
@@ -390,7 +384,7 @@ def test_a_pass_that_lost_its_lease_leaves_a_report_that_says_so(guarded, amqp, 
     [{"messages_ready": "7"}, {"messages_ready": -3}, {"messages_ready": 2**70}, {"messages_ready": True}],
     ids=str,
 )
-def test_a_length_that_is_none_is_unknown(guarded, amqp, monkeypatch, wrong):
+def test_an_invalid_length_is_unknown(guarded, amqp, monkeypatch, wrong):
     amqp.queue("a", 11)
     listed = Management.list_queues
     monkeypatch.setattr(Management, "list_queues", lambda *arguments: [{**row, **wrong} for row in listed(*arguments)])
@@ -401,7 +395,7 @@ def test_a_length_that_is_none_is_unknown(guarded, amqp, monkeypatch, wrong):
 @pytest.mark.parametrize(
     "wrong", [{"type": None}, {"type": 5}, {"node": 3}, {"type": "x" * 300}], ids=lambda wrong: str(wrong)[:20]
 )
-def test_a_row_of_another_shape_is_an_outage_and_not_a_crash(guarded, amqp, monkeypatch, wrong):
+def test_a_malformed_row_is_an_outage(guarded, amqp, monkeypatch, wrong):
     amqp.queue("a", 11)
     listed = Management.list_queues
     monkeypatch.setattr(Management, "list_queues", lambda *arguments: [{**row, **wrong} for row in listed(*arguments)])
@@ -414,7 +408,7 @@ def test_a_nul_in_the_brokers_reason_does_not_hide_the_outage(broker_proxy):
     assert sent("ops@example.org") == ["outage"]
 
 
-def test_a_guarded_vhost_that_is_not_there_is_an_error_in_the_report(amqp, guarded, settings):
+def test_a_missing_guarded_vhost_is_an_error_in_the_report(amqp, guarded, settings):
     settings.GUARDIAN_VHOSTS = [guarded, "no-such-vhost"]
     amqp.queue("a")
     report = monitor.run_pass()
@@ -422,16 +416,14 @@ def test_a_guarded_vhost_that_is_not_there_is_an_error_in_the_report(amqp, guard
     assert report.errors == ["vhost 'no-such-vhost' isn't on the broker; see GUARDIAN_VHOSTS"]
 
 
-def test_without_amqp_the_second_look_is_the_list_alone(amqp, alice, settings):
+def test_without_amqp_the_recheck_uses_the_list_alone(amqp, alice, settings):
     settings.RABBIT_URL = "amqp://guest:guest@127.0.0.1:1"
     amqp.queue("queue/alice/builds", 11)
     assert monitor.run_pass().deleted == 1
 
 
 @pytest.mark.parametrize("after_the_broker_did_it", [False, True], ids=["before", "after"])
-def test_a_pass_that_dies_at_the_deletion_is_finished_by_the_next_and_told_once(
-    amqp, alice, monkeypatch, after_the_broker_did_it
-):
+def test_a_pass_killed_at_the_deletion_is_finished_and_notified_once(amqp, alice, monkeypatch, after_the_broker_did_it):
     amqp.queue("queue/alice/builds", 11)
     amqp.queue("another")
     delete = Management.delete_queue
@@ -452,7 +444,7 @@ def test_a_pass_that_dies_at_the_deletion_is_finished_by_the_next_and_told_once(
     assert Queue.objects.get(name="queue/alice/builds").state == "gone"
 
 
-def test_a_holder_that_lost_its_lease_stops_and_deletes_nothing(amqp, alice, monkeypatch, management, guarded):
+def test_a_pass_that_lost_its_lease_deletes_nothing(amqp, alice, monkeypatch, management, guarded):
     amqp.queue("queue/alice/builds", 11)
 
     def run_out():
@@ -465,7 +457,7 @@ def test_a_holder_that_lost_its_lease_stops_and_deletes_nothing(amqp, alice, mon
     assert queue_names(management, guarded) == {"queue/alice/builds"}
 
 
-def test_a_holder_that_lost_its_lease_records_nothing_of_a_queue_that_was_not_there(amqp, alice, monkeypatch):
+def test_a_pass_that_lost_its_lease_does_not_record_a_missing_queue(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 11)
 
     def gone(*_, **__):
@@ -476,9 +468,7 @@ def test_a_holder_that_lost_its_lease_records_nothing_of_a_queue_that_was_not_th
     assert "lease" in monitor.run_pass().errors[-1]
 
 
-def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
-    amqp, alice, monkeypatch, management, guarded
-):
+def test_an_expired_recheck_deletes_nothing(amqp, alice, monkeypatch, management, guarded):
     amqp.queue("queue/alice/builds", 11)
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     report = monitor.run_pass()
@@ -489,7 +479,7 @@ def test_a_process_that_was_stopped_after_its_second_look_deletes_nothing_by_it(
     assert monitor.run_pass().deleted == 1
 
 
-def test_a_look_that_is_too_old_to_act_on_forgets_no_earlier_request(amqp, alice, monkeypatch):
+def test_an_expired_recheck_keeps_an_earlier_deletion_request(amqp, alice, monkeypatch):
     amqp.queue("queue/alice/builds", 11)
     monkeypatch.setattr(deletion, "RECHECK_VALID_SECONDS", -1)
     monitor.run_pass()
@@ -500,7 +490,7 @@ def test_a_look_that_is_too_old_to_act_on_forgets_no_earlier_request(amqp, alice
     assert Queue.objects.get().delete_sent_at == earlier
 
 
-def test_ten_passes_at_once_delete_once_and_tell_once(amqp, alice):
+def test_ten_concurrent_passes_delete_and_notify_once(amqp, alice):
     amqp.queue("queue/alice/builds", 11)
     reports = in_parallel(*[monitor.run_pass] * 10)
     assert sum(report.deleted for report in reports) == 1
@@ -509,7 +499,7 @@ def test_ten_passes_at_once_delete_once_and_tell_once(amqp, alice):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_vhost_that_is_deleted_in_the_middle_of_a_pass_is_no_deletion_of_guardians_unless_it_was(
+def test_a_vhost_deleted_during_a_pass_is_not_reported_as_guardians_deletion(
     amqp, alice, guarded, settings, management, mailbox, broker, monkeypatch, step
 ):
     other = f"{guarded}-other"
@@ -553,7 +543,7 @@ def guardian_account(guarded, settings, broker, management):
 
 
 @pytest.mark.parametrize("what", ["its password", "its permissions", "itself"])
-def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothing(
+def test_guardians_account_that_is_restored_on_the_broker_lost_nothing(
     guardian_account, amqp, alice, guarded, management, mailbox, what
 ):
     amqp.queue("queue/alice/short", 1)
@@ -578,9 +568,7 @@ def test_guardians_account_that_loses_something_and_gets_it_back_has_lost_nothin
     assert sent("alice@example.org")[-1] == "deletion"
 
 
-def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_guarded_on(
-    guarded_node, settings, monkeypatch
-):
+def test_a_hung_queue_is_notified_to_operators_and_others_are_guarded(guarded_node, settings, monkeypatch):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 2
     monkeypatch.setattr(rabbit.amqp, "TIMEOUT_SECONDS", 1)
     amqp = Amqp(guarded_node.amqp_url, "/")
@@ -607,7 +595,7 @@ def test_a_queue_process_that_hangs_is_told_to_the_operators_and_the_others_are_
     assert (report.deleted, Queue.objects.get(name="hung").state) == (1, "gone")
 
 
-def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(guarded_node):
+def test_a_broker_stopped_and_started_during_passes_loses_nothing(guarded_node):
     amqp = Amqp(guarded_node.amqp_url, "/")
     for number in range(20):
         amqp.queue(f"q{number}", 1)
@@ -621,7 +609,7 @@ def test_a_broker_that_is_stopped_during_a_pass_and_comes_back_has_lost_nothing(
     assert sent("ops@example.org") == ["outage", "outage-over"]
 
 
-def test_a_frozen_broker_is_an_outage_and_a_thawed_one_goes_on(guarded_node, settings):
+def test_a_frozen_broker_is_an_outage_until_it_resumes(guarded_node, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
     Amqp(guarded_node.amqp_url, "/").queue("a")
     monitor.run_pass()
@@ -644,7 +632,7 @@ def disk_alarm(node):
 
 
 @pytest.mark.parametrize("alarm", ["memory", "disk"])
-def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm):
+def test_queues_are_guarded_during_an_alarm(guarded_node, mailbox, alarm):
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("long", 11)
     management = broker.management()
@@ -655,7 +643,7 @@ def test_under_an_alarm_queues_are_guarded_on(guarded_node, mailbox, alarm):
     assert breaches(management, ["/"], mailbox.mails) == []
 
 
-def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
+def test_statistics_reset_during_a_pass_change_nothing(guarded_node, mailbox, monkeypatch):
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("short", 1)
     amqp.queue("long", 6)
@@ -670,9 +658,7 @@ def test_statistics_that_are_reset_in_the_middle_of_a_pass_change_nothing(guarde
     assert sent("ops@example.org") == ["warning", "deletion"]
 
 
-def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaws_and_that_is_told_once(
-    guarded_node, mailbox, settings, monkeypatch
-):
+def test_a_deletion_carried_out_by_a_thawed_broker_is_notified_once(guarded_node, mailbox, settings, monkeypatch):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 1
     amqp = Amqp(guarded_node.amqp_url, "/")
     amqp.queue("short", 1)
@@ -688,9 +674,7 @@ def test_a_broker_that_freezes_before_it_is_asked_to_delete_does_so_when_it_thaw
 
 
 @pytest.mark.soak
-def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the_look_from_before(
-    guarded_node, mailbox, monkeypatch
-):
+def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, mailbox, monkeypatch):
     Amqp(guarded_node.amqp_url, "/").queue("long", 11)  # its messages are kept in memory alone
     guarded_node.eval("mnesia:sync_log().")  # itself on disk
     once_after(monkeypatch, "the announcement", guarded_node.kill)
@@ -702,7 +686,7 @@ def test_a_queue_that_a_killed_broker_lost_its_messages_of_is_not_deleted_by_the
 
 
 @pytest.mark.soak
-def test_a_list_that_is_half_there_while_a_node_stops_removes_nothing(transactional_db, settings):
+def test_lists_while_a_node_stops_remove_nothing(transactional_db, settings):
     with (
         PrivateNode(plugins=["rabbitmq_management"]) as first,
         PrivateNode(name="second", plugins=["rabbitmq_management"], peer=first) as second,

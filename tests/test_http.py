@@ -77,7 +77,7 @@ def client(port, *, scheme="http", host="127.0.0.1", read_timeout=10, credential
         "/api/queues?columns=name%2Cvhost&x=a+b~",
     ],
 )
-def test_a_target_is_sent_as_it_is_encoded(target):
+def test_a_target_is_sent_as_encoded(target):
     with Server(NOTHING) as server, client(server.port) as pooled:
         assert pooled.send("GET", target).status == 204
     assert server.requests[0].startswith(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n".encode())
@@ -94,7 +94,7 @@ def test_a_target_is_sent_as_it_is_encoded(target):
         ("/", {"X-Reason": "one\rX-Other: 2"}),
     ],
 )
-def test_what_would_be_read_as_another_request_is_not_sent(target, headers):
+def test_a_target_or_header_that_would_split_the_request_is_not_sent(target, headers):
     with Server(NOTHING) as server, client(server.port) as pooled:
         with pytest.raises((httpx.LocalProtocolError, UnicodeEncodeError)):
             pooled.send("GET", target, headers=headers)
@@ -109,7 +109,7 @@ def test_credentials_are_sent_as_utf_8():
 
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example", "\N{SNOWMAN}..example"])
-def test_a_host_that_can_not_be_one_is_refused(host):
+def test_an_invalid_host_is_refused(host):
     with pytest.raises(ValueError), client(1, host=host):
         pass
 
@@ -128,7 +128,7 @@ def test_over_tls_only_the_named_host_gets_the_password(tmp_path, monkeypatch):
     assert (len(server.received), len(other.received)) == (1, 0)
 
 
-def test_a_request_that_timed_out_hangs_up_while_its_error_is_kept():
+def test_a_timed_out_request_closes_its_connection():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with client(listener.getsockname()[1], read_timeout=0.5) as pooled, pytest.raises(NoAnswer) as kept:
             pooled.send("GET", "/")
@@ -156,7 +156,7 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n
         (b"HTTP/1.0 404 Nothing\r\nContent-Length: 0\r\n\r\n", 404, b"", False),
     ],
 )
-def test_a_connection_is_used_again_if_the_answer_allows_it(text, status, body, is_kept):
+def test_a_connection_is_reused_if_the_answer_allows_it(text, status, body, is_kept):
     with Server(text) as server, client(server.port) as pooled:
         for _ in range(2):
             answer = pooled.send("GET", "/")
@@ -170,7 +170,7 @@ def test_an_answer_may_end_with_its_connection():
 
 
 @pytest.mark.parametrize("first", [TWO_ANSWERS, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]{}"])
-def test_what_follows_an_answer_is_not_taken_for_the_next_one(first):
+def test_bytes_after_an_answer_are_not_read_as_the_next_one(first):
     with Server(first) as server, client(server.port) as pooled:
         assert pooled.send("GET", "/").body == b"[]"
         server.answer(NOTHING)
@@ -178,7 +178,7 @@ def test_what_follows_an_answer_is_not_taken_for_the_next_one(first):
     assert server.connections == 2
 
 
-def test_a_connection_is_not_used_again_after_a_refused_body():
+def test_a_connection_is_not_reused_after_a_refused_body():
     with Server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as server, client(server.port) as pooled:
         pooled.send("GET", "/")
         pooled.send("DELETE", "/")
@@ -202,7 +202,7 @@ def test_a_connection_is_not_used_again_after_a_refused_body():
         b"SSH-2.0-OpenSSH_9.2\r\n",
     ],
 )
-def test_an_answer_that_is_cut_or_malformed_is_none(text):
+def test_a_cut_or_malformed_answer_is_no_answer(text):
     with Server(text, hangs_up=True) as server, client(server.port) as pooled:
         with pytest.raises(NoAnswer) as error:
             pooled.send("GET", "/")
@@ -215,7 +215,7 @@ def test_an_answer_that_is_cut_or_malformed_is_none(text):
     [b"HTTP/1.1 200 OK\r\nX: ", CHUNKED.partition(b"Late: 1")[0]],
     ids=["headers", "what follows the body"],
 )
-def test_an_endless_head_or_tail_is_given_up(begins):
+def test_endless_headers_or_trailers_are_abandoned(begins):
     with Server(*chain([begins], repeat(b"x" * 10_000, 1000))) as server, client(server.port) as pooled:
         with pytest.raises(NoAnswer) as error:
             pooled.send("GET", "/")
@@ -223,7 +223,7 @@ def test_an_endless_head_or_tail_is_given_up(begins):
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 2000\r\n\r\n", b"\r\n"], ids=["told", "not told"])
-def test_a_body_past_the_limit_is_not_read_on(head):
+def test_a_body_over_the_limit_is_not_read_to_its_end(head):
     with Server(b"HTTP/1.1 200 OK\r\n" + head + b"x" * 1001) as server, client(server.port) as pooled:
         with pytest.raises(TooLarge):
             pooled.send("GET", "/")

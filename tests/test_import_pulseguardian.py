@@ -175,7 +175,7 @@ def state():
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
 
 
-def test_it_shows_first_what_it_would_do_and_changes_nothing(filled, source, environment):
+def test_without_apply_the_import_only_shows_what_it_would_do(filled, source, environment):
     before = state()
     code, out, err = run(environment, "import_pulseguardian", source.url)
     assert (code, err) == (0, "")
@@ -194,7 +194,7 @@ def test_it_shows_first_what_it_would_do_and_changes_nothing(filled, source, env
     assert len(owned()) == 2
 
 
-def test_owners_accounts_and_flags_are_taken_over_and_nothing_changes_on_the_broker(
+def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
     filled, source, broker, guarded, management
 ):
     address = broker.amqp_url.rpartition("@")[2]
@@ -218,7 +218,7 @@ def test_owners_accounts_and_flags_are_taken_over_and_nothing_changes_on_the_bro
     assert len(entries["made unbounded"]["queues"]) == 2
 
 
-def test_the_second_time_there_is_nothing_to_do(filled, source):
+def test_a_second_import_has_nothing_to_do(filled, source):
     imported(source.url, "--apply")
     before = state()
     report = imported(source.url, "--apply")
@@ -227,7 +227,7 @@ def test_the_second_time_there_is_nothing_to_do(filled, source):
     assert state() == before
 
 
-def test_what_people_did_here_since_stays(filled, source):
+def test_an_import_keeps_changes_made_here_since(filled, source):
     imported(source.url, "--apply")
     alice, brien = (Owner.objects.get(email=email) for email in ("alice@example.org", "o'brien@example.org"))
     account = PulseUser.objects.get(username=filled[1])
@@ -242,7 +242,7 @@ def test_what_people_did_here_since_stays(filled, source):
     assert not alice.vouched
 
 
-def test_the_first_pass_spares_a_queue_that_was_unbounded_there(filled, source, amqp, management, guarded):
+def test_the_first_pass_keeps_an_imported_unbounded_queue(filled, source, amqp, management, guarded):
     archive, jobs = f"queue/{filled[0]}/archive", f"queue/{filled[0]}/jobs"
     amqp.queue(archive, 12)
     amqp.queue(jobs, 12)
@@ -255,7 +255,7 @@ def test_the_first_pass_spares_a_queue_that_was_unbounded_there(filled, source, 
     assert queue.pulse_user.username == filled[0]
 
 
-def test_a_queue_that_is_known_keeps_its_row_and_says_what_made_it_unbounded(filled, source, amqp, client):
+def test_a_stored_queue_keeps_its_row_and_records_the_import(filled, source, amqp, client):
     amqp.queue(f"queue/{filled[0]}/archive", 6)
     run_pass()
     queue = Queue.objects.get()
@@ -268,7 +268,7 @@ def test_a_queue_that_is_known_keeps_its_row_and_says_what_made_it_unbounded(fil
     assert "the command import_pulseguardian" in client.get(f"/queues/{queue.uuid}/").text
 
 
-def test_a_flag_holds_in_every_vhost_that_has_such_a_queue(filled, source, amqp, broker, guarded, management):
+def test_an_unbounded_flag_applies_in_every_vhost(filled, source, amqp, broker, guarded, management):
     other = f"test-{uuid.uuid4().hex[:12]}"
     name = f"queue/{filled[0]}/archive"
     management.create_vhost(other)
@@ -284,7 +284,7 @@ def test_a_flag_holds_in_every_vhost_that_has_such_a_queue(filled, source, amqp,
     assert sorted(rows) == sorted([(guarded, True), (other, True)])
 
 
-def test_what_cant_be_taken_over_is_left_out_and_why(source, on_broker, guarded, management):
+def test_invalid_rows_are_left_out_with_a_reason(source, on_broker, guarded, management):
     administrator = on_broker("root", tags=["administrator"])
     withdrawn, closed = Owner.objects.create_user("w@example.org", vouched=True), "closed@example.org"
     vouching.unvouch(withdrawn, None)
@@ -331,7 +331,7 @@ def test_what_cant_be_taken_over_is_left_out_and_why(source, on_broker, guarded,
     assert Queue.objects.get().name == "x" * 255
 
 
-def test_who_signed_in_here_already_is_vouched_for_and_told(source, mailbox):
+def test_an_owner_who_signed_in_already_gets_access_and_a_notification(source, mailbox):
     Owner.objects.create_user("alice@example.org", last_login=timezone.now())
     source.person(1, "Alice@example.org")
     assert done(imported(source.url, "--apply")) == {("owner", "alice@example.org"): "vouch for"}
@@ -339,7 +339,7 @@ def test_who_signed_in_here_already_is_vouched_for_and_told(source, mailbox):
     assert Notification.objects.get().kind == "vouched"
 
 
-def test_administrators_become_operators_only_when_that_is_said(source):
+def test_administrators_become_operators_only_with_the_option(source):
     Owner.objects.create_user("old@example.org", vouched=True)
     source.person(1, "new@example.org", admin=True)
     source.person(2, "old@example.org", admin=True)
@@ -357,7 +357,7 @@ def test_administrators_become_operators_only_when_that_is_said(source):
     assert imported(source.url, "--operators")["applied"] is False
 
 
-def test_permissions_that_guardian_would_not_give_are_told(source, on_broker, management, guarded):
+def test_permissions_that_differ_from_guardians_are_reported(source, on_broker, management, guarded):
     source.person(1, "alice@example.org")
     escaped = on_broker("with_a.dash-")  # older Pythons put a backslash before everything
     own = "\\_".join(escaped.split("_")).replace("-", "\\-").replace(".", "\\.")
@@ -377,7 +377,7 @@ def test_permissions_that_guardian_would_not_give_are_told(source, on_broker, ma
     assert "whatever has the pattern" in said[dots]  # its dot stands for any character
 
 
-def test_an_account_that_stands_there_twice_is_adopted_once(on_broker):
+def test_an_account_listed_twice_is_adopted_once(on_broker):
     Owner.objects.create_user("alice@example.org", vouched=True)
     wanted = adoption.Ownership(on_broker("builds"), ("alice@example.org",))
     steps = adoption.plan([wanted, wanted], {"alice@example.org"})
@@ -389,7 +389,7 @@ def test_an_account_that_stands_there_twice_is_adopted_once(on_broker):
 # Other versions
 
 
-def test_a_version_with_one_owner_for_each_account_and_without_flags(empty_source, on_broker):
+def test_a_version_with_one_owner_an_account_and_no_flags_is_imported(empty_source, on_broker):
     empty_source.make(
         [
             TABLES[0],
@@ -409,7 +409,7 @@ def test_a_version_with_one_owner_for_each_account_and_without_flags(empty_sourc
     assert "This version of PulseGuardian has no unbounded queues." in out.getvalue()
 
 
-def test_a_version_with_addresses_in_a_table_of_their_own(empty_source, on_broker):
+def test_a_version_with_addresses_in_their_own_table_is_imported(empty_source, on_broker):
     empty_source.make(
         [
             "CREATE TABLE emails (id INTEGER NOT NULL PRIMARY KEY, address VARCHAR(255) NOT NULL UNIQUE)",
@@ -436,13 +436,13 @@ def test_a_version_with_addresses_in_a_table_of_their_own(empty_source, on_broke
         ([TABLES[0].replace("email ", "mail "), *TABLES[1:]], "the column users.email"),
     ],
 )
-def test_a_database_of_another_kind_is_refused_by_what_it_lacks(empty_source, tables, lacks):
+def test_another_database_is_refused_with_what_it_lacks(empty_source, tables, lacks):
     empty_source.make(tables)
     assert refused(empty_source.url).endswith(f"it lacks {lacks}.")
 
 
 @pytest.mark.parametrize(("yes", "no"), [("t", "f"), ("true", "False"), ("1", "0"), (True, None), (1, "")])
-def test_flags_are_read_as_those_write_them_who_copy_databases(empty_source, yes, no):
+def test_boolean_texts_of_copied_databases_are_read(empty_source, yes, no):
     empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
     for number, flag in enumerate((yes, no)):
         flag = flag if flag is None else str(flag)
@@ -456,14 +456,14 @@ def test_flags_are_read_as_those_write_them_who_copy_databases(empty_source, yes
 
 
 @pytest.mark.parametrize("column", ["users.admin", "queues.unbounded"])
-def test_a_flag_that_is_neither_yes_nor_no_is_refused(empty_source, column):
+def test_an_invalid_boolean_is_refused(empty_source, column):
     empty_source.make([table.replace("BOOLEAN", "VARCHAR(9)") for table in TABLES])
     empty_source.person(1, "alice@example.org", admin="perhaps" if column == "users.admin" else "f")
     empty_source.run("INSERT INTO queues (name, unbounded, durable) VALUES ('q', 'perhaps', 't')")
     assert f"The column {column} has 'perhaps' in it" in refused(empty_source.url)
 
 
-def test_more_rows_than_can_be_are_refused(source, monkeypatch):
+def test_too_many_rows_are_refused(source, monkeypatch):
     monkeypatch.setattr(pulseguardian, "MAX_ROWS", 50)
     for number in range(51):
         source.person(number, f"p{number}@example.org")
@@ -473,7 +473,7 @@ def test_more_rows_than_can_be_are_refused(source, monkeypatch):
 # The source
 
 
-def test_the_source_is_read_at_one_moment_and_never_written(source, monkeypatch, tmp_path):
+def test_the_source_is_read_in_one_snapshot_and_never_written(source, monkeypatch, tmp_path):
     if connection.vendor == "sqlite":
         source.run("PRAGMA journal_mode = WAL")
     source.person(1, "alice@example.org")
@@ -516,13 +516,13 @@ def test_the_source_is_read_at_one_moment_and_never_written(source, monkeypatch,
         ("sqlite:///nowhere.db", "There is no file 'nowhere.db'"),
     ],
 )
-def test_what_is_no_address_is_refused_without_telling_the_password(url, said):
+def test_an_invalid_source_url_is_refused_without_showing_the_password(url, said):
     text = refused(url)
     assert said in text
     assert "S3cret" not in text
 
 
-def test_it_has_to_be_said_which_database(monkeypatch):
+def test_the_command_needs_a_source_url(monkeypatch):
     monkeypatch.delenv("PULSEGUARDIAN_DATABASE_URL", raising=False)
     with pytest.raises(CommandError, match="PULSEGUARDIAN_DATABASE_URL"):
         call_command("import_pulseguardian")
@@ -533,7 +533,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path):
     assert "file is not a database" in refused(f"sqlite:///{tmp_path}/text.db")
 
 
-def test_a_cell_that_is_far_too_large_is_no_reason_to_fill_the_memory(tmp_path):
+def test_an_oversized_cell_is_refused(tmp_path):
     opened = sqlite3.connect(tmp_path / "large.db")
     for table in TABLES:
         opened.execute(table)
@@ -543,7 +543,7 @@ def test_a_cell_that_is_far_too_large_is_no_reason_to_fill_the_memory(tmp_path):
     assert "too big" in refused(f"sqlite:///{tmp_path}/large.db")
 
 
-def test_an_sqlite_file_is_left_as_it_is_and_its_odd_bytes_are_no_error(tmp_path, on_broker):
+def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_path, on_broker):
     path: Path = tmp_path / "old.db"
     opened = sqlite3.connect(path)
     for table in TABLES:
@@ -569,7 +569,7 @@ def test_an_sqlite_file_is_left_as_it_is_and_its_odd_bytes_are_no_error(tmp_path
 
 
 @pytest.mark.parametrize("after", ["nothing", "the accounts were listed", "the permissions were listed"])
-def test_a_broker_that_goes_away_leaves_everything_as_it_was(filled, source, broker, settings, monkeypatch, after):
+def test_a_broker_that_fails_midway_leaves_everything_unchanged(filled, source, broker, settings, monkeypatch, after):
     with Proxy.before(broker.management_url) as proxy:
         settings.RABBITMQ_MANAGEMENT_URL = proxy.url(broker.management_url)
         module, name = {
@@ -608,9 +608,7 @@ def test_a_broker_that_goes_away_leaves_everything_as_it_was(filled, source, bro
         ("accounts.audit.record", 4),
     ],
 )
-def test_killed_anywhere_each_account_is_whole_or_not_there_and_running_it_again_does_the_rest(
-    filled, source, monkeypatch, where, times
-):
+def test_an_import_killed_anywhere_is_completed_by_the_next(filled, source, monkeypatch, where, times):
     Owner.objects.create_user("carol@example.org", last_login=timezone.now())
     monkeypatch.setattr(adoption, "BATCH_SIZE", 1)
     module, _, name = where.rpartition(".")
@@ -644,7 +642,7 @@ def test_killed_anywhere_each_account_is_whole_or_not_there_and_running_it_again
     assert imported(source.url, "--apply")["applied"] is False
 
 
-def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_goes_on(filled, source, monkeypatch):
+def test_a_concurrent_change_stops_the_import_and_it_can_be_repeated(filled, source, monkeypatch):
     for meanwhile, said in [
         (lambda: Owner.objects.create_user("carol@example.org", vouched=True), "signed in for the first time"),
         (lambda: PulseUser.objects.create(username=filled[0], ready=True), "was created or adopted just now"),
@@ -663,7 +661,7 @@ def test_somebody_who_does_a_part_of_it_at_the_same_time_stops_it_and_again_it_g
     assert owned() == {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
 
 
-def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, source):
+def test_a_locked_account_is_not_adopted(filled, source):
     with locks.lock(filled[1]):
         assert f"Another request is changing '{filled[1]}' right now." in refused(source.url, "--apply")
     assert owned() == {}
@@ -671,7 +669,7 @@ def test_an_account_that_somebody_is_changing_is_not_adopted_meanwhile(filled, s
     assert set(owned()) == set(filled)
 
 
-def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch):
+def test_an_import_waits_for_a_running_pass(filled, source, monkeypatch):
     monkeypatch.setattr(unbounded, "LEASE_TIMEOUT_SECONDS", 0.0)
     before = state()
     with lease(LEASE):
@@ -693,7 +691,7 @@ def test_a_pass_that_runs_is_waited_for(filled, source, monkeypatch):
     assert Queue.objects.filter(unbounded=True).count() == 2
 
 
-def test_requests_and_statements_dont_grow_with_the_accounts(source, on_broker):
+def test_an_import_takes_constant_requests_and_statements(source, on_broker):
     def add(first, number):
         for n in range(first, first + number):
             source.person(n, f"p{n}@example.org")
