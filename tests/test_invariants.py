@@ -44,7 +44,7 @@ def again(mailbox, mail):
     mailbox._mails.append(mail)
 
 
-def test_nothing_is_broken_where_all_went_well(passed, management, mailbox):
+def test_a_good_run_breaks_no_invariant(passed, management, mailbox):
     assert breaches(management, passed, mailbox) == []
     assert len(mailbox.mails) == 2
     assert QueueEvent.objects.filter(kind="deleted").count() == 1
@@ -54,27 +54,27 @@ def test_nothing_is_broken_where_all_went_well(passed, management, mailbox):
 
 
 @pytest.mark.soak
-def test_a_notification_that_was_not_sent_is_lost(passed):
+def test_an_unsent_notification_is_lost(passed):
     notification()
     [breach] = invariants.missing_notifications()
     assert breach == f"the outage to {OPERATOR} is still due after 0 attempts (no error)"
 
 
 @pytest.mark.soak
-def test_what_is_put_off_is_lost_only_once_it_had_its_time(passed):
+def test_a_deferred_retry_is_lost_only_after_its_time(passed):
     notification(due_at=timezone.now() + timedelta(seconds=30), attempts=1, last_error="451")
     assert invariants.missing_notifications(settled=False) == []
     assert len(invariants.missing_notifications()) == 1
 
 
 @pytest.mark.soak
-def test_what_waits_for_the_end_of_quiet_hours_is_not_lost(passed):
+def test_a_notification_deferred_by_quiet_hours_is_not_lost(passed):
     notification(deferred_until=timezone.now() + timedelta(hours=1))
     assert invariants.missing_notifications() == []
 
 
 @pytest.mark.soak
-def test_what_was_given_up_for_no_good_reason_is_lost(passed):
+def test_a_notification_given_up_for_a_wrong_reason_is_lost(passed):
     notification(state="failed", last_error=invariants.OUT_OF_DATE)
     assert invariants.missing_notifications() == []
     notification(state="failed", last_error="KeyError('queue')", attempts=1)
@@ -84,13 +84,13 @@ def test_what_was_given_up_for_no_good_reason_is_lost(passed):
 
 
 @pytest.mark.soak
-def test_what_was_tried_for_a_day_may_be_given_up(passed):
+def test_a_notification_tried_for_a_day_may_be_given_up(passed):
     before = timezone.now() - timedelta(hours=25)
     notification(state="failed", last_error="451", attempts=claims.MIN_ATTEMPTS, created=before)
     assert invariants.missing_notifications() == []
 
 
-def test_a_deletion_that_nobody_is_told_of_is_lost(passed):
+def test_a_deletion_without_its_notification_is_found(passed):
     Notification.objects.filter(kind="deletion").delete()
     [breach] = invariants.missing_notifications()
     assert breach.startswith(
@@ -99,7 +99,7 @@ def test_a_deletion_that_nobody_is_told_of_is_lost(passed):
 
 
 @pytest.mark.soak
-def test_a_warning_that_nobody_is_told_of_is_lost(passed):
+def test_a_warning_without_its_notification_is_found(passed):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.missing_notifications()
     assert breach == (
@@ -108,7 +108,7 @@ def test_a_warning_that_nobody_is_told_of_is_lost(passed):
 
 
 @pytest.mark.soak
-def test_a_change_that_was_folded_and_never_told_is_lost(passed):
+def test_a_folded_change_that_was_never_notified_is_found(passed):
     queues = Queue.objects.filter(name="queue/alice/long")
     queues.update(state="ok", folded=1)
     assert invariants.missing_notifications() == []  # its quiet period goes on
@@ -118,14 +118,14 @@ def test_a_change_that_was_folded_and_never_told_is_lost(passed):
 
 
 @pytest.mark.soak
-def test_a_mail_that_is_noted_as_sent_and_never_came_is_seen(passed, mailbox):
+def test_a_mail_recorded_as_sent_that_never_arrived_is_found(passed, mailbox):
     notification(state="sent")
     assert invariants.undelivered_mails(mailbox.mails) == [
         f"the outage to {OPERATOR} is recorded as sent, but was never accepted"
     ]
 
 
-def test_a_mail_that_came_twice_is_seen_unless_its_sender_was_interrupted(passed, mailbox):
+def test_a_mail_that_arrived_twice_is_found_unless_its_sender_was_interrupted(passed, mailbox):
     again(mailbox, mailbox.mails[0])
     [breach] = invariants.duplicate_mails(mailbox.mails)
     assert breach.endswith(f"was accepted 2 times for {OPERATOR}")
@@ -134,14 +134,14 @@ def test_a_mail_that_came_twice_is_seen_unless_its_sender_was_interrupted(passed
 
 
 @pytest.mark.soak
-def test_a_mail_that_no_notification_stands_for_is_seen(passed, mailbox):
+def test_a_mail_without_a_notification_is_found(passed, mailbox):
     Notification.objects.filter(kind="warning").delete()
     [breach] = invariants.duplicate_mails(mailbox.mails)
     assert breach.endswith("has no notification")
 
 
 @pytest.mark.soak
-def test_other_mails_such_as_codes_may_come_as_often_as_they_like(passed, mailbox):
+def test_other_mails_may_arrive_any_number_of_times(passed, mailbox):
     for _ in range(2):
         again(mailbox, Mail("guardian@localhost", (OPERATOR,), b"Subject: Your code\n\nBCDF-GHJK\n"))
     assert invariants.duplicate_mails(mailbox.mails) == []
@@ -159,14 +159,14 @@ def test_other_mails_such_as_codes_may_come_as_often_as_they_like(passed, mailbo
         ({}, "was deleted, but its length or limit is not recorded"),
     ],
 )
-def test_a_deletion_that_was_not_due_is_seen(passed, details, why):
+def test_a_deletion_that_was_not_due_is_found(passed, details, why):
     QueueEvent.objects.filter(kind="deleted").update(details=details)
     [breach] = invariants.deleted_below_maximum()
     assert why in breach
 
 
 @pytest.mark.soak
-def test_a_deletion_for_its_name_is_all_right_where_the_policy_says_so(passed, settings):
+def test_a_deletion_for_its_name_follows_the_policy(passed, settings):
     QueueEvent.objects.filter(kind="deleted").update(queue_name="exchange/alice/q", details={"length": 0, "max": 10})
     assert len(invariants.deleted_below_maximum()) == 1
     settings.GUARDIAN_NAMESPACE_POLICY = "delete-misnamed"
@@ -177,14 +177,14 @@ def test_a_deletion_for_its_name_is_all_right_where_the_policy_says_so(passed, s
 
 
 @pytest.mark.soak
-def test_a_queue_without_its_row_is_seen(passed, management, amqp):
+def test_a_queue_without_a_row_is_found(passed, management, amqp):
     amqp.queue("queue/alice/new")
     assert invariants.disagreements(management, [passed]) == [
         f"queue/alice/new in {passed} is on the broker, but has no row"
     ]
 
 
-def test_a_row_without_its_queue_is_seen(passed, management):
+def test_a_row_without_a_queue_is_found(passed, management):
     management.delete_queue(passed, "queue/alice/short")
     assert invariants.disagreements(management, [passed]) == [
         f"queue/alice/short in {passed} is ok, but not on the broker"
@@ -192,7 +192,7 @@ def test_a_row_without_its_queue_is_seen(passed, management):
 
 
 @pytest.mark.soak
-def test_a_row_that_tells_another_length_is_seen(passed, management, amqp):
+def test_a_row_with_another_length_is_found(passed, management, amqp):
     amqp.publish("queue/alice/short", 2)
     assert invariants.disagreements(management, [passed]) == [
         f"queue/alice/short in {passed} has 3 messages, but 1 by its row"
@@ -200,7 +200,7 @@ def test_a_row_that_tells_another_length_is_seen(passed, management, amqp):
 
 
 @pytest.mark.soak
-def test_a_queue_that_is_left_alone_is_nobodys_business(passed, management, amqp, settings):
+def test_an_ignored_queue_breaks_no_invariant(passed, management, amqp, settings):
     settings.GUARDIAN_IGNORED_QUEUES = "^ignored"
     amqp.queue("ignored")
     assert invariants.disagreements(management, [passed]) == []
@@ -219,50 +219,50 @@ class TestWhatAgentsRegistered:
         subscription, _ = registration.register_subscription(identity, "order", presented)
         return registration.create_queue(subscription, offering, "order", presented)[0]
 
-    def test_nothing_is_broken_where_it_has_its_queue(self, queue, management):
+    def test_a_registration_with_its_queue_breaks_no_invariant(self, queue, management):
         assert invariants.disagreements(management, [queue.vhost]) == []
         assert invariants.missing_registrations([(queue.vhost, queue.queue_name)]) == []
 
-    def test_a_registration_without_its_queue_is_seen(self, queue, management):
+    def test_a_registration_without_its_queue_is_found(self, queue, management):
         management.delete_queue(queue.vhost, queue.queue_name)
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"{queue.queue_name} in {queue.vhost} is registered, but not on the broker"
         ]
 
-    def test_a_registration_that_is_still_being_made_is_seen(self, queue, management):
+    def test_an_unfinished_registration_is_found(self, queue, management):
         SubscriptionQueue.objects.update(state="creating")
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"{queue.queue_name} in {queue.vhost} is registered, but still creating"
         ]
         assert len(invariants.missing_registrations([(queue.vhost, queue.queue_name)])) == 1
 
-    def test_a_queue_that_nobody_registered_is_seen(self, queue, management):
+    def test_an_orphan_is_found(self, queue, management):
         management.declare_queue(queue.vhost, "subscription_orphan")
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"subscription_orphan in {queue.vhost} is on the broker, but not registered"
         ]
 
-    def test_a_vhost_without_its_dead_letter_queue_is_seen(self, queue, management):
+    def test_a_vhost_without_its_dead_letter_queue_is_found(self, queue, management):
         management.delete_queue(queue.vhost, "guardian.dlq")
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"vhost {queue.vhost} lacks its dead-letter queue"
         ]
 
-    def test_a_login_that_no_row_stands_for_is_seen(self, queue, management):
+    def test_a_login_without_a_row_is_found(self, queue, management):
         management.put_user(user := "0f1e2d3c4b5a49788796a5b4c3d2e1f0", "secret")
         management.set_permissions(queue.vhost, user, FULL_ACCESS)
         assert invariants.disagreements(management, [queue.vhost]) == [
             f"the RabbitMQ user {user} has permissions in {queue.vhost}, but no row"
         ]
 
-    def test_a_removal_that_is_not_done_is_seen(self, queue, management):
+    def test_a_pending_removal_is_found(self, queue, management):
         Removal.objects.create(kind="queue", vhost=queue.vhost, name="subscription_old", last_error="away")
         [breach] = invariants.disagreements(management, [queue.vhost])
         assert breach.endswith("is still to be removed (away)")
 
 
 @pytest.mark.soak
-def test_passes_at_the_same_time_are_seen(db):
+def test_overlapping_passes_are_found(db):
     now = timezone.now()
     Pass.objects.create(at=now, seconds=2)
     Pass.objects.create(at=now + timedelta(seconds=3), seconds=2)

@@ -69,7 +69,7 @@ def until_it_ends(do, begin, look):
         kills += 1
 
 
-def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, alice, guarded, management, mailbox):
+def test_a_killed_pass_is_finished_by_the_next_and_notified_once(amqp, alice, guarded, management, mailbox):
     def begin(number):
         amqp.queue(f"going-{number}")
         monitor.run_pass()
@@ -90,7 +90,7 @@ def test_a_pass_is_finished_by_the_next_one_and_everything_is_told_once(amqp, al
 
 
 @pytest.mark.parametrize(("together", "mails"), [(1, 3), pytest.param(8, 12, marks=pytest.mark.soak)])
-def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where_nobody_noted_it(
+def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
     settings, guarded, management, mailbox, monkeypatch, together, mails
 ):
     monkeypatch.setattr(mail_sending, "MAIL_BATCH_SIZE", together)
@@ -116,9 +116,7 @@ def test_a_delivery_is_finished_by_the_next_sender_and_goes_out_again_only_where
     assert set(kinds.values()) == {kills + 1}
 
 
-def test_a_registration_leaves_nothing_without_its_other_half_and_is_finished_when_the_agent_asks_again(
-    agents, broker, management, mailbox
-):
+def test_a_killed_registration_is_finished_when_the_agent_repeats_it(agents, broker, management, mailbox):
     def look(agent, death):
         assert breaches(management, [agent.vhost], mailbox.mails) == [], death.effects
         queue = agent.subscribe()
@@ -129,9 +127,7 @@ def test_a_registration_leaves_nothing_without_its_other_half_and_is_finished_wh
     assert until_it_ends(Agent.subscribe, lambda _: Agent(agents), look) >= 10
 
 
-def test_a_consumers_registration_leaves_nothing_without_its_other_half_and_is_finished_when_the_agent_asks_again(
-    agents, broker, management, mailbox
-):
+def test_a_killed_consumer_registration_is_finished_when_repeated(agents, broker, management, mailbox):
     def begin(number):
         agent = Agent(agents)
         vhosts.create_vhost(agent.owner, management)
@@ -147,7 +143,7 @@ def test_a_consumers_registration_leaves_nothing_without_its_other_half_and_is_f
     assert until_it_ends(Agent.consume, begin, look) >= 6
 
 
-def test_a_deletion_is_finished_by_the_task_with_all_that_was_below_it(agents, management, mailbox):
+def test_a_killed_deletion_is_finished_by_the_task(agents, management, mailbox):
     def begin(number):
         agent = Agent(agents)
         agent.subscribe()
@@ -163,7 +159,7 @@ def test_a_deletion_is_finished_by_the_task_with_all_that_was_below_it(agents, m
     assert until_it_ends(lambda agent: deletions.delete(agent.identity), begin, look) >= 6
 
 
-def test_a_sweep_is_finished_by_the_removals_and_the_next_sweep(agents, management, mailbox):
+def test_a_killed_sweep_is_finished_by_removals_and_the_next_sweep(agents, management, mailbox):
     agent = Agent(agents)
     queue = agent.subscribe()
 

@@ -53,7 +53,7 @@ def used(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_uses_only_what_is_below_it(package):
+def test_a_package_imports_only_packages_below_it(package):
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     upward = [
@@ -78,7 +78,7 @@ def test_no_query_joins_the_tables_of_a_package_above(package):
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_a_distribution_uses_nothing_of_the_site(name):
+def test_a_distribution_imports_nothing_of_the_site(name):
     files = sorted((ROOT / "packages" / name.replace("_", "-")).rglob("*.py"))
     assert files
     assert [path for path in files for _, other in used(path) if other in PACKAGES] == []

@@ -69,7 +69,7 @@ def leaving(agents, guarded, operator, amqp, settings):
             agents.management.delete_user(name)
 
 
-def test_what_is_left_of_somebody_who_left_is_what_the_documents_say(leaving, agents, operator, mailbox, guarded):
+def test_an_owner_who_left_leaves_only_what_the_documents_say(leaving, agents, operator, mailbox, guarded):
     owner, program, browser = leaving.owner, Program(leaving.owner), Client()
     browser.force_login(owner)
     assert browser.get("/queues/").status_code == 200
@@ -101,7 +101,7 @@ def test_what_is_left_of_somebody_who_left_is_what_the_documents_say(leaving, ag
     assert Queue.objects.get(name=f"queue/{leaving.alone}/q").pulse_user is None
 
 
-def test_what_others_wrote_about_somebody_who_left_stays(agents, operator, guarded):
+def test_texts_of_others_about_an_owner_who_left_stay(agents, operator, guarded):
     owner = agents.owner("leaving")
     account = PulseUser.objects.create(username="others", ready=True)
     account.owners.add(agents.owner("other"))
@@ -114,7 +114,7 @@ def test_what_others_wrote_about_somebody_who_left_stays(agents, operator, guard
 
 
 @pytest.mark.parametrize("kind", ["weekly", "vouched"])
-def test_what_was_to_be_told_somebody_is_not_told_once_they_left(agents, mailbox, guarded, settings, kind):
+def test_pending_notifications_are_dropped_once_the_recipient_left(agents, mailbox, guarded, settings, kind):
     owner = agents.owner("leaving")
     now = timezone.now()
     facts = {"longest": [], "unattended": [], "happened": [], "queues": 0, "accounts": 0}

@@ -51,7 +51,7 @@ def another_process():
 
 
 @pytest.mark.parametrize("most", [1, 3, 99, 100, 101, 250])
-def test_so_many_are_let_through_and_no_more(db, most):
+def test_exactly_the_limit_is_let_through(db, most):
     assert done(RateLimit(f"tries of {most}", most, 60), "alice") == most
 
 
@@ -61,13 +61,13 @@ def test_without_a_limit_nothing_is_counted(db, django_assert_num_queries):
             consume(RateLimit("tries", 0, 60), "alice")
 
 
-def test_each_is_counted_apart_and_so_is_what_they_do(db):
+def test_owners_and_limits_are_counted_separately(db):
     assert done(THREE, "alice") == 3
     assert done(THREE, "bob") == 3
     assert done(RateLimit("other tries", 3, 60), "alice") == 3
 
 
-def test_after_the_time_that_is_told_it_goes_on(db):
+def test_after_the_retry_time_the_limit_starts_anew(db):
     done(THREE, "alice")
     with pytest.raises(RateLimitExceeded, match="the limit is 3 within a minute") as refused:
         consume(THREE, "alice")
@@ -76,27 +76,27 @@ def test_after_the_time_that_is_told_it_goes_on(db):
         assert done(THREE, "alice") == 3
 
 
-def test_processes_count_together(db):
+def test_processes_share_the_count(db):
     consume(THREE, "alice")
     another_process()
     assert done(THREE, "alice") == 2
 
 
-def test_what_a_process_has_a_share_of_another_has_not(db):
+def test_a_processs_share_is_not_available_to_others(db):
     many = RateLimit("many tries", 1000, 60)
     consume(many, "alice")
     another_process()
     assert done(many, "alice") == 1000 - 10  # nine of the first share are lost with its process
 
 
-def test_a_large_limit_costs_next_to_nothing(db, django_assert_max_num_queries):
+def test_a_large_limit_takes_few_statements(db, django_assert_max_num_queries):
     many = RateLimit("many tries", 60_000, 60)
     with django_assert_max_num_queries(12):
         for _ in range(600):
             consume(many, "alice")
 
 
-def test_of_many_at_once_as_many_are_let_through(transactional_db):
+def test_concurrent_requests_do_not_exceed_the_limit(transactional_db):
     outcomes = in_parallel(*[lambda: consume(THREE, "alice")] * 8)
     refused = [outcome for outcome in outcomes if isinstance(outcome, RateLimitExceeded)]
     assert (len(refused), outcomes.count(None)) == (5, 3)
@@ -110,7 +110,7 @@ def three_tokens(monkeypatch):
     monkeypatch.setattr(tokens, "CREATION_LIMIT", RateLimit("tokens", 3, 3600))
 
 
-def test_an_owner_makes_so_many_tokens_within_an_hour_by_whatever_way(alice, three_tokens):
+def test_token_creation_is_limited_across_api_page_and_command(alice, three_tokens):
     program = Program(alice)
     assert program.post("tokens/", {"name": "first"}).status_code == 201
     visitor = Client()
@@ -136,7 +136,7 @@ def test_an_owner_makes_so_many_tokens_within_an_hour_by_whatever_way(alice, thr
     )
 
 
-def test_a_token_that_cannot_be_made_is_not_counted(alice, three_tokens):
+def test_an_invalid_token_is_not_counted(alice, three_tokens):
     program = Program(alice)
     for _ in range(4):
         assert program.post("tokens/", {"name": "\n"}).status_code == 400
@@ -146,7 +146,7 @@ def test_a_token_that_cannot_be_made_is_not_counted(alice, three_tokens):
 # Events and messages
 
 
-def test_an_owner_publishes_so_many_events_within_a_minute_and_guardian_itself_any_number(alice, settings):
+def test_an_owners_events_a_minute_are_limited_and_guardians_are_not(alice, settings):
     settings.GUARDIAN_EVENTS_PER_MINUTE = 2
     offering = Offering.objects.create(name="Compute")
     offering.publishers.add(alice)
@@ -159,7 +159,7 @@ def test_an_owner_publishes_so_many_events_within_a_minute_and_guardian_itself_a
         events.publish(offering, "order", {})
 
 
-def test_who_may_not_publish_uses_up_nothing(alice, settings):
+def test_a_refused_publisher_uses_up_no_limit(alice, settings):
     settings.GUARDIAN_EVENTS_PER_MINUTE = 1
     offering = Offering.objects.create(name="Compute")
     offering.members.add(alice)
@@ -169,7 +169,7 @@ def test_who_may_not_publish_uses_up_nothing(alice, settings):
     assert program.post(path, event).status_code == 200
 
 
-def test_an_application_posts_so_often_within_a_minute_and_reads_on(db, settings):
+def test_an_applications_posts_a_minute_are_limited_and_reads_are_not(db, settings):
     settings.MESSAGE_STORE_POSTS_PER_MINUTE = 2
     name = "posts-too-often"
     key = applications.create_key(applications.create_application(name))[1]
@@ -186,14 +186,14 @@ def test_an_application_posts_so_often_within_a_minute_and_reads_on(db, settings
     assert len(client.get(f"/v1/{name}/one").json()["messages"]) == 2
 
 
-def test_what_comes_and_goes_in_the_cache_is_no_database_that_takes_nothing(db, monkeypatch):
+def test_a_cache_entry_that_expires_meanwhile_is_retried(db, monkeypatch):
     add, others = cache.add, [False] * 5
     monkeypatch.setattr(cache, "add", lambda *what: others.pop() if others else add(*what))
     assert limits.add("a-name", "ours", 60)
     assert (others, cache.get("a-name")) == ([], "ours")
 
 
-def test_a_cache_that_takes_nothing_is_an_error_and_not_somebody_elses(db, monkeypatch):
+def test_a_cache_that_stores_nothing_is_an_error(db, monkeypatch):
     monkeypatch.setattr(cache, "add", lambda *what: False)
     with pytest.raises(OperationalError):
         limits.add("a-name", "ours", 60)
@@ -218,7 +218,7 @@ def three_guesses(monkeypatch, settings):
 
 
 @pytest.mark.parametrize(("path", "headers"), GUESSES.values(), ids=GUESSES)
-def test_who_guesses_is_told_to_wait(db, three_guesses, path, headers):
+def test_repeated_wrong_keys_are_refused_with_a_retry_time(db, three_guesses, path, headers):
     guesser = Client(headers=headers)
     assert [guesser.get(path).status_code for _ in range(5)] == [401, 401, 401, 429, 429]
     told = guesser.get(path)
@@ -228,12 +228,12 @@ def test_who_guesses_is_told_to_wait(db, three_guesses, path, headers):
     assert told["Content-Type"].partition(";")[0] == kinds[path]
 
 
-def test_guesses_are_counted_together_whatever_is_guessed(db, three_guesses):
+def test_wrong_keys_of_all_kinds_share_one_limit(db, three_guesses):
     statuses = [Client(headers=headers).get(path).status_code for path, headers in GUESSES.values()]
     assert statuses == [401, 401, 401, 429, 429]
 
 
-def test_a_right_token_is_not_held_up_by_others_wrong_ones(alice, three_guesses):
+def test_a_valid_token_is_not_blocked_by_wrong_ones(alice, three_guesses):
     for _ in range(5):
         guessed = Client(headers=WRONG).get("/api/me/")
     assert guessed.status_code == 429
@@ -241,7 +241,7 @@ def test_a_right_token_is_not_held_up_by_others_wrong_ones(alice, three_guesses)
     assert Client().get("/api/me/").status_code == 401  # who presents nothing guesses nothing
 
 
-def test_another_address_is_counted_apart_as_far_as_proxies_tell(db, three_guesses, settings):
+def test_clients_are_counted_by_the_address_trusted_proxies_name(db, three_guesses, settings):
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
     forged = iter(range(100))
 

@@ -11,7 +11,7 @@ from core import locks
 from core.models import Lease
 
 
-def test_a_lock_that_a_crash_left_behind_does_not_last_longer_since_the_clock_was_set_back(db):
+def test_a_lock_left_by_a_crash_expires_although_the_clock_was_set_back(db):
     locks.Lock("alice").acquire()
     with pytest.raises(locks.LockTaken):
         locks.Lock("alice").acquire()
@@ -20,7 +20,7 @@ def test_a_lock_that_a_crash_left_behind_does_not_last_longer_since_the_clock_wa
         pass
 
 
-def test_a_lock_outlasts_every_request_and_is_only_its_holders(db, settings):
+def test_a_lock_outlasts_any_request_and_belongs_to_its_holder(db, settings):
     settings.GUARDIAN_BROKER_TIMEOUT_SECONDS = 20.0
     assert locks.lock_seconds() > 2 * (2 + 3 * 20)
     with locks.lock("alice") as first:
@@ -40,7 +40,7 @@ def test_a_released_lock_leaves_no_row(db):
     assert not Lease.objects.exists()
 
 
-def test_a_lock_is_prolonged_by_a_process_that_works_on(db, monkeypatch):
+def test_a_working_process_renews_its_lock(db, monkeypatch):
     monkeypatch.setattr(locks, "RENEW_INTERVAL_SECONDS", 0)
     with locks.lock("alice") as ours:
         Lease.objects.update(expires_at=Now() + timedelta(seconds=1))
@@ -48,21 +48,21 @@ def test_a_lock_is_prolonged_by_a_process_that_works_on(db, monkeypatch):
         assert Lease.objects.filter(expires_at__gt=Now() + timedelta(seconds=locks.lock_seconds() - 5)).exists()
 
 
-def test_a_lock_that_expired_is_lost(db):
+def test_an_expired_lock_is_lost(db):
     with locks.lock("alice") as ours:
         Lease.objects.update(expires_at=Now() - timedelta(seconds=1))
         with pytest.raises(locks.LockTaken):
             ours.renew()
 
 
-def test_a_name_that_is_held_can_be_waited_for(db, monkeypatch):
+def test_a_process_can_wait_for_a_lock(db, monkeypatch):
     with locks.lock("alice") as first:
         monkeypatch.setattr("core.locks.time.sleep", lambda _: first.release())
         with locks.lock("alice", wait=10), pytest.raises(locks.LockTaken):
             first.renew()
 
 
-def test_the_wait_for_a_name_is_bounded(db):
+def test_waiting_for_a_lock_is_bounded(db):
     with locks.lock("alice"):
         for wait in (0, 0.3):
             began = timezone.now()

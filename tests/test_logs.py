@@ -90,7 +90,7 @@ SECRET_TEXTS = [
 
 
 @pytest.mark.parametrize("text", SECRET_TEXTS)
-def test_a_secret_is_in_no_message_argument_or_traceback(log, text):
+def test_no_secret_is_logged(log, text):
     logger, written = log
     logger.warning(text.replace("%", "%%"))
     logger.warning("It says: %s", text)
@@ -122,11 +122,11 @@ def test_a_secret_is_in_no_message_argument_or_traceback(log, text):
         "0123456789abcdef" * 5,
     ],
 )
-def test_what_is_no_secret_stays(text):
+def test_texts_without_secrets_are_unchanged(text):
     assert mask_secrets(text) == text
 
 
-def test_who_it_was_stays_where_the_password_goes():
+def test_only_the_password_of_a_url_is_masked():
     assert mask_secrets("amqp://guardian:x@rabbit:5672/%2F") == "amqp://guardian:…@rabbit:5672/%2F"
 
 
@@ -137,7 +137,7 @@ def test_who_it_was_stays_where_the_password_goes():
      "password ", "password=", "?code", "?code=", "secret_key", "/", "\n", "\x1b"],
 )  # fmt: skip
 @pytest.mark.parametrize("begins", ["", "://", "token a", "password='", 'password=\\"'])
-def test_a_long_text_takes_time_by_its_length_whatever_it_is_made_of(begins, part):
+def test_masking_takes_time_linear_in_the_length(begins, part):
     def seconds(length):
         text = begins + part * (length // len(part))
         began = time.process_time()
@@ -147,7 +147,7 @@ def test_a_long_text_takes_time_by_its_length_whatever_it_is_made_of(begins, par
     assert min(seconds(400_000) for _ in range(2)) < 1.5  # what grows by the square takes minutes
 
 
-def test_a_name_can_not_write_lines_of_the_log_nor_speak_to_a_terminal():
+def test_control_characters_in_a_name_are_escaped():
     record = logging.LogRecord(
         "queues", logging.INFO, "", 0, "%s was deleted", ("x\n2026-01-01 ERROR \x1b[2J\r\x9b\u2028y",), None
     )
@@ -158,13 +158,13 @@ def test_a_name_can_not_write_lines_of_the_log_nor_speak_to_a_terminal():
     assert len(JSONLinesFormatter().format(record).splitlines()) == 1
 
 
-def test_what_no_encoding_has_is_logged_all_the_same(log):
+def test_an_unencodable_text_is_logged(log):
     logger, written = log
     logger.warning("%s", "half \ud800 of it")
     assert "of it" in written().encode("utf-8", "backslashreplace").decode()
 
 
-def test_a_traceback_follows_its_line_further_in(log):
+def test_a_traceback_is_indented_below_its_line(log):
     logger, written = log
     try:
         raise ValueError("first\nsecond")
@@ -178,7 +178,7 @@ def test_a_traceback_follows_its_line_further_in(log):
         assert lines[-2:] == ["  ValueError: first", "  second"]
 
 
-def test_each_line_has_the_id(log):
+def test_each_line_has_the_request_id(log):
     logger, written = log
     with tracing.use_id("this-one"):
         logger.warning("within")
@@ -192,7 +192,7 @@ def test_each_line_has_the_id(log):
         assert without.endswith(" WARNING tests.log: without")
 
 
-def test_in_json_stands_what_is_known_and_nothing_that_a_library_adds(log):
+def test_json_records_have_only_known_fields(log):
     logger, written = log
     logger.warning("Bad request", extra={"request": object(), "status": 400, "data": {"password": MARKER}})
     if written().startswith("{"):
@@ -204,7 +204,7 @@ def test_in_json_stands_what_is_known_and_nothing_that_a_library_adds(log):
     assert MARKER not in written()
 
 
-def test_in_json_no_field_has_a_secret_whatever_it_is_made_of():
+def test_no_field_of_a_json_record_has_a_secret():
     class Thing:
         def __str__(self):
             return f"amqp://guardian:{MARKER}@rabbit"
@@ -220,7 +220,7 @@ def test_in_json_no_field_has_a_secret_whatever_it_is_made_of():
 
 
 @pytest.mark.django_db
-def test_each_request_is_a_line_without_its_query(json_log):
+def test_each_request_is_logged_without_its_query(json_log):
     visitor = Client()
     visitor.get("/signin/?next=/queues/")
     visitor.get("/no/such%0Apage")
@@ -233,7 +233,7 @@ def test_each_request_is_a_line_without_its_query(json_log):
 
 
 @pytest.mark.django_db
-def test_who_sent_it_is_told_by_uuid(json_log):
+def test_a_request_is_logged_with_the_owners_uuid(json_log):
     owner = Owner.objects.create_user("alice@example.org", vouched=True)
     visitor = Client()
     visitor.force_login(owner)
@@ -246,7 +246,7 @@ def test_who_sent_it_is_told_by_uuid(json_log):
 
 
 @pytest.mark.django_db
-def test_to_say_who_sent_it_nothing_is_looked_up(django_assert_num_queries):
+def test_logging_a_request_does_not_query_its_owner(django_assert_num_queries):
     visitor = Client()
     visitor.force_login(Owner.objects.create_user("alice@example.org"))
     with django_assert_num_queries(0):
@@ -254,14 +254,14 @@ def test_to_say_who_sent_it_nothing_is_looked_up(django_assert_num_queries):
 
 
 @pytest.mark.django_db
-def test_what_machines_ask_for_every_few_seconds_is_for_debugging(json_log, settings):
+def test_requests_of_probes_and_static_files_are_logged_as_debug(json_log, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     for page in ("/healthz", "/readyz", "/metrics", "/static/guardian.css"):
         Client().get(page)
     assert {request["level"] for request in json_log("guardian.requests")} == {"DEBUG"}
 
 
-def test_a_call_to_the_broker_is_told_by_its_shape_and_outcome(json_log, settings):
+def test_a_broker_request_is_logged_by_its_shape_and_outcome(json_log, settings):
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
     with tracing.use_id("this-one"), pytest.raises(BrokerError):
         broker.management().queue("/", "queue/alice/secret plans")
@@ -272,7 +272,7 @@ def test_a_call_to_the_broker_is_told_by_its_shape_and_outcome(json_log, setting
     assert "alice" not in json.dumps(call)
 
 
-def test_every_call_is_told_without_a_name_and_with_its_outcome(broker, vhost):
+def test_every_broker_request_is_reported_without_names(broker, vhost):
     calls: list[Call] = []
     management = Management(broker.management_url, on_call=calls.append)
     management.declare_queue(vhost, "q")
@@ -320,7 +320,7 @@ def test_every_call_is_told_without_a_name_and_with_its_outcome(broker, vhost):
     assert all(0 < call.seconds < 20 for call in calls)
 
 
-def test_a_5xx_and_an_answer_that_is_none_have_failed_and_an_alarm_has_not(broker):
+def test_errors_count_as_failed_requests_and_alarms_do_not(broker):
     calls: list[Call] = []
     with Proxy.before(broker.management_url) as proxy:
         management = Management(proxy.url(broker.management_url), on_call=calls.append)
@@ -335,7 +335,7 @@ def test_a_5xx_and_an_answer_that_is_none_have_failed_and_an_alarm_has_not(broke
     assert [call.outcome for call in calls] == ["failed", "failed", "ok"]
 
 
-def test_to_tell_of_a_call_takes_next_to_no_time():
+def test_logging_a_broker_request_is_fast():
     call = Call("GET", "/api/queues/{vhost}/{name}", "ok", 0.01)
     began = time.process_time()
     for _ in range(10_000):
@@ -344,13 +344,13 @@ def test_to_tell_of_a_call_takes_next_to_no_time():
 
 
 @pytest.mark.parametrize("given", ["xml", "JSON", "lines"])
-def test_another_form_is_refused(settings, given):
+def test_an_unknown_log_format_is_refused(settings, given):
     settings.LOG_FORMAT = given
     assert [message.msg for message in run_checks() if message.id == "guardian.E008"] == [f"LOG_FORMAT is '{given}'."]
 
 
 @pytest.mark.parametrize("form", ["line", "json"])
-def test_the_web_process_says_everything_once_and_in_one_form(tmp_path, form):
+def test_the_web_process_logs_everything_once_in_one_format(tmp_path, form):
     port = free_port()
     environment = {
         **os.environ,
