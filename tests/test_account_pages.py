@@ -1,4 +1,4 @@
-"""The pages about vouching, RabbitMQ accounts and tokens."""
+"""The pages of access requests, RabbitMQ accounts and tokens."""
 
 import re
 import uuid
@@ -36,7 +36,7 @@ HOSTILE = [
 
 @pytest.fixture
 def people(guarded):
-    """Give one of each kind, by what they are to the account."""
+    """Return owners by their relation to the account."""
     return {
         "owner": Owner.objects.create_user("alice@example.org", vouched=True, last_login=timezone.now()),
         "co-owner": Owner.objects.create_user("bob@example.org", vouched=True, last_login=timezone.now()),
@@ -48,7 +48,7 @@ def people(guarded):
 
 @pytest.fixture
 def visit(people):
-    """Return a client that one of the people is signed in with."""
+    """Return a function that returns a client with one of the people signed in."""
 
     def signed_in(who, **options):
         client = Client(**options)
@@ -61,7 +61,7 @@ def visit(people):
 
 @pytest.fixture
 def name(management):
-    """Give a name that no account has, and remove the accounts that begin with it afterwards."""
+    """Return a name that no account has. Delete the accounts that start with it afterwards."""
     name = f"alice-{uuid.uuid4().hex[:8]}"
     yield name
     for user in management.users():
@@ -71,7 +71,7 @@ def name(management):
 
 @pytest.fixture
 def account(people, name):
-    """Give an account of two owners."""
+    """Return an account with two owners."""
     return pulse_users.create_pulse_user(name, [people["owner"], people["co-owner"]])[0]
 
 
@@ -80,12 +80,12 @@ def secret_in(page, id_="password"):
 
 
 def error_at(page, field):
-    """Return what the page says is wrong with this field."""
+    """Return the error that the page shows at this field."""
     found = re.search(rf'<ul class="errorlist" id="{field}_error">(.*?)</ul>', page.text, re.DOTALL)
     return re.sub(r"<[^>]+>", "", found[1]) if found else ""
 
 
-# Who sees what
+# Access
 
 
 PAGES = {
@@ -117,7 +117,7 @@ def test_account_actions_need_a_post_by_somebody_who_sees_the_account(account, v
     for who in ("other", "not vouched"):
         assert visit(who).post(path).status_code == 404
         assert visit(who).get(path).status_code == 404
-    # Who reloads the page after an error in the form is back at the account.
+    # Reloading the page after a form error returns to the account.
     assert visit("owner").get(path)["Location"] == f"/pulse-users/{account.username}/"
     assert visit("owner").post(f"/pulse-users/nobody-has-it/{action}/").status_code == 404
     assert visit("owner").post(f"/pulse-users/%00/{action}/").status_code == 404
@@ -159,7 +159,7 @@ def test_confirming_an_address_needs_the_csrf_token(account, people):
     assert address.confirmed_at is None
 
 
-# The list, and making
+# Listing and creating
 
 
 def test_the_empty_list_explains_how_to_create_an_account(people, visit):
@@ -196,7 +196,7 @@ def test_a_new_account_shows_its_password_once_and_can_log_in(people, visit, nam
     pulse_user = PulseUser.objects.get(username=name)
     assert {owner.email for owner in pulse_user.owners.all()} == {"alice@example.org", "bob@example.org"}
     assert [address.email for address in pulse_user.notification_addresses.all()] == ["a@b.org"]
-    # And nowhere else, however it is looked for.
+    # No page and no table contains it.
     for path in ("/pulse-users/", f"/pulse-users/{name}/", f"/pulse-users/{name}/delete/"):
         assert password not in client.get(path).text
     dump = StringIO()
@@ -428,7 +428,7 @@ def test_an_accounts_page_shows_its_permissions_and_owners(account, people, visi
         f"/pulse-users/{name}/delete/",
     ):
         assert what in page
-    assert re.search(r"<strong>1</strong> live connection\.|It has no live connection", page)  # its figures lag
+    assert re.search(r"<strong>1</strong> live connection\.|It has no live connection", page)  # statistics lag
     live.connection.close()
 
 
@@ -523,7 +523,7 @@ def test_removing_somebody_who_is_no_owner_says_so(account, people, visit, name,
     ],
 )
 def test_an_action_on_an_account_deleted_meanwhile_shows_a_message(account, visit, name, monkeypatch, action, fields):
-    """It goes between the look at who may and the deed."""
+    """The account is deleted between the access check and the action."""
     import accounts.views
 
     real = accounts.views.get_object_or_404
@@ -737,7 +737,7 @@ def test_without_the_broker_no_account_is_deleted(account, visit, name, settings
     assert account.removing_since is None
 
 
-# Vouching
+# Access requests
 
 
 def test_an_owner_without_access_sees_the_rules_and_requests_access(people, visit, settings):
@@ -973,7 +973,7 @@ def test_the_front_page_says_what_to_do_first(people, visit):
     assert "Your queues" in visit("owner").get("/").text
 
 
-# In general
+# All pages
 
 
 @pytest.mark.parametrize(

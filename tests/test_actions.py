@@ -1,4 +1,4 @@
-"""What people do to queues by hand, on a real broker."""
+"""Actions of people on queues, on a real broker."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 @pytest.fixture
 def queue(amqp, alice):
-    """Give Alice's queue with 3 messages, as a pass has seen it."""
+    """Return Alice's queue with 3 messages, as stored by a pass."""
     amqp.queue("queue/alice/builds", 3)
     run_pass()
     return Queue.objects.get()
@@ -56,13 +56,13 @@ def test_a_deleted_queue_that_is_declared_again_keeps_its_row(queue, alice, amqp
 
 @pytest.mark.parametrize("do", [actions.delete_queue, actions.purge_queue])
 def test_a_404_does_not_count_a_queue_as_gone_but_two_lists_do(queue, alice, amqp, management, vhost, do):
-    # A queue whose node stops has a 404 too, and for a moment isn't listed either.
+    # A queue whose node is stopping answers 404 too, and is missing from the list for a moment.
     amqp.queue("another")
     run_pass()
     management.delete_queue(vhost, queue.name)
     with counted_requests() as sent, pytest.raises(actions.Gone, match="doesn't list the queue at the moment"):
         do(queue, alice)
-    assert len(sent) == 2  # the second asks whether the 404 can be believed
+    assert len(sent) == 2  # the second request verifies the 404
     queue.refresh_from_db()
     assert (queue.state, queue.length, events_with_owner(queue)) == ("ok", 3, [])
     assert [run_pass().gone for _ in range(2)] == [0, 1]
@@ -93,7 +93,7 @@ def test_after_a_timeout_the_decision_stays_recorded(queue, alice, settings, bro
     [http_answer("504 Gateway Time-out"), http_answer("502 Bad Gateway"), b"", http_answer("200 OK", b"<html>")],
 )
 def test_after_an_unclear_answer_the_decision_stays_recorded(queue, alice, settings, broker, client, answer):
-    # A reverse proxy that gave up has passed the request on; what became of it can't be known.
+    # A reverse proxy that timed out has forwarded the request: its outcome is unknown.
     client.force_login(alice)
     with Proxy.before(broker.management_url) as proxy:
         proxy.answer(answer)
@@ -180,7 +180,7 @@ def test_two_concurrent_deletions_both_report_the_truth(queue, alice, operator, 
         return "deleted"
 
     outcomes = in_parallel(partial(delete, alice), partial(delete, operator))
-    # RabbitMQ may tell both that they deleted it; never are both told that it was gone.
+    # RabbitMQ may confirm both deletions, but never answers both with 404.
     assert "deleted" in outcomes
     assert set(outcomes) <= {"deleted", "gone"}
     assert queue_names(management, vhost) == set()
@@ -259,7 +259,7 @@ def test_omitted_limits_stay_unchanged(queue, operator):
     assert (queue.unbounded, queue.warn_length, queue.max_length) == (True, None, 9)
 
 
-# What its page asks
+# Live details
 
 
 def test_live_details_come_from_the_broker(queue, amqp):

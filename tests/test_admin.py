@@ -1,4 +1,4 @@
-"""The administration: what is listed, what may be done there, and what the actions do on the broker and say of it."""
+"""The admin: its lists and permissions, and what its actions do on the broker and report."""
 
 import itertools
 import re
@@ -35,7 +35,7 @@ SECRET = "s3cret-marker"
 ODD = "queue/alice/<script>\u202e'\""
 NOW = timezone.now()
 
-# What may be done to a row by the administration's own forms: added, changed, deleted. And why nothing more.
+# What the admin's forms may do to a row: add, change, delete. And the reason.
 # fmt: off
 ALLOWED = {
     "accounts.Owner": ("add change delete", "a person; who owns an account isn't deleted, nor is oneself"),
@@ -183,14 +183,14 @@ def path_of(label):
 
 
 def act(client, model, action, *rows, **answers):
-    """Choose an action in a list, and give the answer to it."""
+    """Choose an action in a list and submit it."""
     chosen = [row.uuid if model is AuthToken else row.pk for row in rows]
     form = {"action": action, "_selected_action": chosen, **answers}
     return client.post(path_of(model._meta.label), form)
 
 
 def agree(client, page, **answers):
-    """Press the button of the page that asks, with these answers filled in."""
+    """Submit the confirmation page with these answers."""
     fields = {"action": "", "_selected_action": "", "select_across": "", "chosen": "", "post": ""}
     for name in fields:
         [_, field] = page.text.split(f'name="{name}" value="')
@@ -282,7 +282,7 @@ def test_lists_with_search_fields_can_be_searched(admin, label):
 
 @pytest.fixture
 def plain(db):
-    """Give an operator who is no more than that, as one made on an owner's page is."""
+    """Return an operator without other rights, like one created on an owner's page."""
     return Owner.objects.create_user("helper@example.org", is_staff=True)
 
 
@@ -356,7 +356,7 @@ def test_a_form_keeps_fields_that_changed_meanwhile(admin, monkeypatch):
 
 @pytest.fixture
 def queues(guarded, amqp, operator):
-    """Give three queues with 1, 2 and 3 messages, as a pass has seen them; the last has an odd name."""
+    """Return three queues with 1, 2 and 3 messages, as stored by a pass. The last has an odd name."""
     for number, name in enumerate(["queue/alice/a", "queue/alice/b", ODD], 1):
         amqp.queue(name, number)
     run_pass()
@@ -443,7 +443,7 @@ def test_the_brake_limits_the_queues_of_an_action(admin, queues, settings, manag
         )
         page = act(admin, Queue, action, *queues[:2])
         assert "2 queues" in page.text
-    # Nor by an answer to a question that was never asked.
+    # A forged confirmation is refused too.
     forged = {"post": "yes", "select_across": "1", "chosen": ",".join(str(queue.pk) for queue in queues)}
     assert "Nothing was done" in messages_of(act(admin, Queue, "delete_on_broker", queues[0], **forged))[0]
     assert len(queue_names(management, guarded)) == 3
@@ -531,7 +531,7 @@ def test_limits_that_conflict_with_a_concurrent_change_are_refused(admin, operat
 
 
 def fields_of(page):
-    """Give the fields of the form on a page, as a browser would send them."""
+    """Return the fields of the form on a page, as a browser would send them."""
     fields = {}
     for tag in re.findall(r"<input[^>]*>", page.text):
         given = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
@@ -605,7 +605,7 @@ def test_making_queues_bounded_asks_for_confirmation_and_unbounded_does_not(admi
 
 @pytest.fixture
 def on_broker(guarded, management):
-    """Give a function that puts an account onto the broker, with a queue, and here."""
+    """Return a function that creates an account on the broker, with a queue, and its row."""
     made = []
 
     def put(username):
@@ -848,7 +848,7 @@ def test_a_weekly_report_is_sent_again_after_a_later_one(db):
     assert sending.send_again([first.pk]) == 1
 
 
-# All of it
+# Access to actions
 
 
 def test_only_operators_are_offered_actions(db):
@@ -879,7 +879,7 @@ def test_actions_work_by_keyboard_in_a_browser_without_csp_violations(page, sett
         page.check("#action-toggle")
         page.select_option("select[name=action]", "set_limits")
         page.click("button[name=index]")
-        # The click may still be on its way to the question, and in between there is no document to measure.
+        # Wait for the form: between the click and the next page there is no document to measure.
         page.get_by_label("Warned at (messages)").fill(str(width))
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.get_by_label("Deleted past (messages)").fill("4000")

@@ -1,4 +1,4 @@
-"""Agents in the administration: offerings are made there, and what agents registered is looked at and removed."""
+"""Agents in the admin: offerings are created there; registrations are shown and deleted."""
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -27,7 +27,7 @@ DELETABLE = ("agentidentity", "eventsubscription", "subscriptionqueue", "consume
 
 @pytest.fixture
 def world(alice, operator, compute, settings):  # noqa: F811
-    """Give one of each of an agent's things, by the model's name. The broker is away, so that what is to go stays."""
+    """Return one row of each model, by its name. The broker is unavailable, so removals stay pending."""
     settings.RABBITMQ_MANAGEMENT_URL = AWAY
     token, _ = create_token(alice, "agent")
     identity = make_agent(

@@ -1,4 +1,4 @@
-"""``adopt_broker``: from a list of the broker's accounts, filled in by hand, to their owners here."""
+"""``adopt_broker``: assign owners to accounts of the broker from a file."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("guarded")
 
 @pytest.fixture
 def on_broker(management):
-    """Give a function that makes an account by a name of the test's own, unless it is to be exactly this one."""
+    """Return a function that creates an account with a unique name, or exactly this one."""
     made = []
 
     def make(stem, tags=(), *, exactly=False):
@@ -40,7 +40,7 @@ def on_broker(management):
 
 @pytest.fixture
 def filled(tmp_path):
-    """Give a function that writes a file, and returns its path."""
+    """Return a function that writes a file, and returns its path."""
 
     def write(content, encoding="utf-8"):
         path = tmp_path / "owners.csv"
@@ -51,14 +51,14 @@ def filled(tmp_path):
 
 
 def called(*arguments):
-    """Run the command in this process, and return what it printed."""
+    """Run the command in this process and return its output."""
     out, err = io.StringIO(), io.StringIO()
     call_command("adopt_broker", *arguments, stdout=out, stderr=err)
     return out.getvalue(), err.getvalue()
 
 
 def refused(*arguments):
-    """Return the text by which the command refuses, without its first line."""
+    """Return the error of the command without its first line."""
     with pytest.raises(CommandError) as error:
         called(*arguments)
     assert error.value.returncode == 1
@@ -70,7 +70,7 @@ def owned():
     return {row.username: sorted(owner.email for owner in row.owners.all()) for row in PulseUser.objects.all()}
 
 
-# Proposing
+# Listing
 
 
 def test_accounts_without_an_owner_are_listed_with_queues_and_messages(
@@ -108,7 +108,7 @@ def test_accounts_without_an_owner_are_listed_with_queues_and_messages(
 
 
 def _until(rows, name):
-    """Return the rows when the broker tells of the connection, which takes it some seconds."""
+    """Return the rows once the broker reports the connection, which takes some seconds."""
     return wait_until(lambda: found if (found := rows())[name]["connections"] != "0" else None)
 
 
@@ -116,7 +116,7 @@ def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, on_broker, amq
     for local in ("=carol", "dan", "eve", "ed"):
         Owner.objects.create_user(f"{local}@example.org", vouched=True, last_login=timezone.now())
     Owner.objects.create_user("dan@example.com", vouched=True, last_login=timezone.now())
-    Owner.objects.create_user("frank@example.org", last_login=timezone.now())  # nobody vouched
+    Owner.objects.create_user("frank@example.org", last_login=timezone.now())  # without access
     by_name, by_queue, another = on_broker("Alice", exactly=True), on_broker("x"), on_broker("y")
     formula, two, unvouched, both = (
         on_broker("z"),
@@ -132,8 +132,8 @@ def test_an_owner_is_guessed_from_an_unambiguous_name(alice, bob, on_broker, amq
     guesses = {row["username"]: row["guess"] for row in csv.DictReader(out.splitlines())}
     assert guesses[by_name] == "alice@example.org"
     assert guesses[by_queue] == "bob@example.org"
-    assert guesses[formula] == "'=carol@example.org"  # a spreadsheet would take it for a formula
-    # Two people have that name, nobody vouched for the only one, eve fits two accounts.
+    assert guesses[formula] == "'=carol@example.org"  # otherwise a spreadsheet reads a formula
+    # Two people have the name dan, frank has no access, and eve matches two accounts.
     assert [guesses[name] for name in (two, unvouched, another, both)] == [""] * 4
 
 
@@ -293,7 +293,7 @@ def test_a_broker_that_fails_midway_leaves_nothing_half_done(alice, on_broker, f
                 called(*arguments)
         assert owned() == {}
         monkeypatch.undo()
-        # When everything was asked, it can go: adopting asks nothing more.
+        # Adopting needs no request once everything is fetched.
         proxy.forward()
         steps, _ = adoption.plan_file(adoption.Path(path))
         adoption.adopt(steps)

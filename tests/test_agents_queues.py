@@ -1,4 +1,4 @@
-"""Agents' queues under guard, on a real broker: whose they are, who is told, and what becomes of those that go."""
+"""Agents' queues under guard, on a real broker: owners, notifications, and queues that vanish and return."""
 
 import contextlib
 from datetime import timedelta
@@ -42,23 +42,23 @@ def subscription(agents, alice, offering, presented):
 
 @pytest.fixture
 def registered(subscription, offering, presented):
-    """Give the registration of a queue of Alice's agent."""
+    """Return the registration of a queue of Alice's agent."""
     return create_queue(subscription, offering, "order", presented)[0]
 
 
 @pytest.fixture
 def theirs(alice, registered, guarded, settings):
-    """Give the vhost of Alice's agents, which is guarded beside the test's own."""
+    """Return the vhost of Alice's agents, which is guarded beside the test's own."""
     settings.GUARDIAN_VHOSTS = [guarded, registered.vhost]
     return registered.vhost
 
 
 @pytest.fixture
 def open_theirs(broker, theirs):
-    """Give a connection to the vhost of Alice's agents."""
+    """Return a connection to the vhost of Alice's agents."""
     opened = Amqp(broker.amqp_url, theirs)
     yield opened
-    with contextlib.suppress(AMQPError):  # it went with the vhost
+    with contextlib.suppress(AMQPError):  # it is closed with its vhost
         opened.connection.close()
 
 
@@ -75,7 +75,7 @@ def facts(name):
     return Queue.objects.values_list("registered", "owner__email", "state").get(name=name)
 
 
-# What is guarded
+# Guarded vhosts
 
 
 def test_vhosts_of_agents_are_guarded_once_they_are_ready(guarded, settings):
@@ -150,7 +150,7 @@ def test_without_registrations_a_pass_needs_one_statement_for_agents(guarded, am
     assert not [one["sql"] for one in statements if any(name in one["sql"] for name in others)]
 
 
-# Who is told, and what
+# Notifications
 
 
 def test_a_registered_queue_over_the_limit_is_warned_about_but_kept(registered, theirs, open_theirs, agents):
@@ -212,7 +212,7 @@ def test_an_owner_is_notified_that_a_registered_queue_has_no_consumers(registere
     assert "stays there" not in text
 
 
-# What goes, and comes back
+# Queues that vanish and return
 
 
 def test_a_vanished_registered_queue_is_ready_once_it_is_declared_again(
@@ -284,11 +284,11 @@ def test_an_owner_deletes_an_orphan_in_their_agents_vhost(theirs, open_theirs, a
     assert facts("subscription_of_nobody")[2] == "gone"
 
 
-# Owners that go
+# Deleted owners
 
 
 def before_the_pass_writes(monkeypatch, do):
-    """Have this done once, right before a pass writes what it found."""
+    """Call this once, right before a pass writes its changes."""
     write = monitor.write
 
     def do_and_write(*arguments):

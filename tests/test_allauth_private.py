@@ -1,4 +1,4 @@
-"""What Guardian uses of allauth's private API is there, takes what it is given, and does what Guardian relies on."""
+"""The parts of allauth's private API that Guardian uses exist and behave as Guardian expects."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def request_(rf, db):
-    """A visitor's request, with a session."""
+    """Return a visitor's request with a session."""
     cache.clear()
     request = rf.post("/signin/", REMOTE_ADDR="192.0.2.7")
     request.session, request.user = SessionStore(), AnonymousUser()

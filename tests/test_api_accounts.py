@@ -22,7 +22,7 @@ from tests.toolbox import finish_removals, in_parallel, wait_until
 
 @pytest.fixture
 def username(guarded, management):
-    """A name of the test's own, since the broker's accounts are not in its vhost."""
+    """Return a unique name: the broker's accounts are not part of the test's vhost."""
     name = f"alice-{uuid.uuid4().hex[:8]}"
     yield name
     for user in management.users():
@@ -314,7 +314,7 @@ def test_the_list_of_accounts_takes_a_constant_number_of_statements(operator, dj
             made.notification_addresses.create(email=f"t{number}@example.org", added_by=operator)
 
     program = Program(operator)
-    program.get("me/")  # notes that the token is used
+    program.get("me/")  # records that the token was used
     make(range(40))
     with django_assert_max_num_queries(5):
         answer = program.get("pulse-users/", page_size=300)
@@ -406,7 +406,7 @@ def test_an_invalid_token_field_is_refused(alice, body, field):
     assert (answer.status_code, list(answer.json())) == (400, [field])
 
 
-# Strangers
+# Confirmation mails and concurrent changes
 
 
 def test_an_address_gets_one_confirmation_mail_an_hour(alice, shared_account, away, time_machine):

@@ -1,4 +1,4 @@
-"""The REST API that agents register by: every row of the contract, and who may do what."""
+"""The REST API for agents: every row of the contract, and its permissions."""
 
 import json
 import random
@@ -44,7 +44,7 @@ JUNK = [None, True, 0, -1, 10**30, 1.5, "", " ", "\0", "x" * 70_000, [], [[]], {
 
 
 def not_quite(named):
-    """Return what Python or a database would take for this UUID, or for another one, and isn't written as one."""
+    """Return values that Python or a database would read as this UUID or another, but are not written as one."""
     text = named.hex
     return [
         1, True, False, 0, 1.0, [text], {"hex": text}, f"{{{named}}}", f"urn:uuid:{named}", f"urn:uuid:{text}",
@@ -170,7 +170,7 @@ def test_lists_take_a_constant_number_of_statements(request, alice, who, django_
         queue_of(subscription_of(alice, identity=identity, object_type="order"), offering)
 
     make(0)
-    program.get("me/")  # notes that the token is used
+    program.get("me/")  # records that the token was used
     lists = {
         **dict.fromkeys(PATHS, 3), "event-subscriptions/": 3, "event-subscription-queues/": 3, "agent-consumers/": 3,
         "offerings/": 3 if who == "alice" else 5,
@@ -250,7 +250,7 @@ def test_compatibility_depends_on_the_agents_version(version, status):
     assert compatibility(version).message.endswith(".")
 
 
-# What can't be used
+# Invalid values
 
 
 @pytest.mark.parametrize("field", ["offering", "name", "version", "dependencies", "config_file_path",
@@ -310,7 +310,7 @@ def test_the_largest_valid_identity_fields_are_accepted(alice, offering, field, 
 
 
 def bodies_that_name(offering):
-    """Give where an offering is named, by which field, and how."""
+    """Return the paths, fields and bodies that name this offering."""
     named = offering if isinstance(offering, str) else offering.uuid.hex
     queue = {"offering_uuid": named, "object_type": "order"}
     return [
@@ -336,7 +336,7 @@ def bodies_that_name(offering):
 def test_an_unknown_offering_and_one_of_others_get_the_same_error(away, alice, bob, identity):
     theirs = Offering.objects.create(name="Secret")
     theirs.members.add(bob)
-    theirs.publishers.add(alice)  # who publishes there may not subscribe
+    theirs.publishers.add(alice)  # a publisher may not subscribe
     names = {"identity": identity.uuid.hex, "subscription": subscription_of(alice).uuid.hex}
     program = Program(alice)
     for (path, field, known), (_, _, unknown) in zip(
@@ -403,7 +403,7 @@ def test_an_invalid_filter_value_is_refused(alice, name, value):
     assert (answer.status_code, set(answer.json())) == (400, {name})
 
 
-# Who may
+# Permissions
 
 
 SEEN = ["agent-identities/{identity}/", "marketplace-site-agent-identities/{identity}/",
@@ -420,7 +420,7 @@ REGISTERING = [
 
 @pytest.fixture
 def names(alice, offering, identity):
-    """One of everything, alice's."""
+    """Return the UUID of one row of each kind, all Alice's."""
     subscription = subscription_of(alice, identity=identity, object_type="order")
     return {
         "identity": identity.uuid.hex,
@@ -818,7 +818,7 @@ def test_concurrent_registrations_and_deletions_cause_no_server_error(agents, at
     began = time.monotonic()
 
     def is_over():
-        """Whether the time is up and a queue was created, which takes its time on a busy machine."""
+        """Return whether the time is up and a queue was created, which is slow on a busy machine."""
         seconds = time.monotonic() - began
         return seconds > 30 or (seconds > at_least and answers["create_queue", 201] > 0)
 
@@ -844,7 +844,7 @@ def test_concurrent_registrations_and_deletions_cause_no_server_error(agents, at
         note("register_queue", program.post(f"{agent}/register_queue/", {}))
 
     def remove():
-        time.sleep(random.random() / 2)  # slower than a registration, which is refused if its rows go
+        time.sleep(random.random() / 2)  # slower than a registration, which is refused if its rows are deleted
         path = random.choice(["event-subscriptions", "agent-identities", "event-subscription-queues"])
         found = program.get(f"{path}/").json()
         if found:

@@ -1,4 +1,4 @@
-"""What the REST API answers while the broker is away, and to what it cannot read. Who may do what: test_who_may.py."""
+"""The REST API without the broker, and its answers to what it cannot read. Permissions: test_who_may.py."""
 
 import re
 from io import BytesIO
@@ -13,7 +13,7 @@ from agents.models import SubscriptionQueue
 from tests.api import Program
 from tests.test_who_may import BODIES, EXPECTED, REGISTERING, VISITORS, World, ask, undone
 
-# The identities' two paths lead to the same views.
+# Both paths of identities lead to the same views.
 ENDPOINTS = {one: statuses for one, statuses in EXPECTED["token"].items() if "marketplace-site-agent" not in one[0]}
 
 NEEDS_BROKER = {
@@ -32,7 +32,7 @@ NEEDS_BROKER = {
     *((route, "post") for route in REGISTERING if not route.endswith("identities/")),
 }
 
-# The fields of each body. Those of the agents' endpoints: test_api_agents.py.
+# The fields of each body. For the endpoints of agents see test_api_agents.py.
 FIELDS = {
     ("api/pulse-users/", "post"): ["username", "password", "owners", "notification_emails"],
     ("api/pulse-users/<str:username>/", "patch"): ["owners", "notification_emails", "warn_length", "max_length"],
@@ -52,7 +52,7 @@ FIELDS = {
 
 @pytest.fixture
 def world(db, settings):
-    """Everybody and the owner's belongings, while the broker is away."""
+    """Return owners and the belongings of one, while the broker is unavailable."""
     settings.RABBITMQ_MANAGEMENT_URL = "http://guest:secret-word@127.0.0.1:1"
     settings.RABBIT_URL = "amqp://guest:secret-word@127.0.0.1:1"
     return World("/")
@@ -69,7 +69,7 @@ def by_operator(world):
 
 
 def path_of(world, route):
-    """Return the address of the owner's belongings as Program takes it."""
+    """Return the path of the owner's belongings as Program expects it."""
     return world.address_of(route).removeprefix("/api/")
 
 

@@ -22,7 +22,7 @@ FIELDS = {
 
 
 def row(name, account=None, vhost="/", **facts):
-    """Return a queue as a pass writes it."""
+    """Store a queue as a pass does."""
     return stored_queue(name, vhost=vhost, pulse_user=account, **{"ready": 1, "unacknowledged": 0, **facts})
 
 
@@ -108,7 +108,7 @@ def test_queues_are_filtered_and_ordered(operator, account, query, names):
 
 def test_the_list_of_queues_takes_a_constant_number_of_statements(operator, django_assert_max_num_queries):
     program = Program(operator)
-    program.get("me/")  # notes that the token is used
+    program.get("me/")  # records that the token was used
     for number in range(40):
         account = PulseUser.objects.create(username=f"user-{number}", ready=True)
         account.owners.add(Owner.objects.create_user(f"o{number}@example.org"))
@@ -120,7 +120,7 @@ def test_the_list_of_queues_takes_a_constant_number_of_statements(operator, djan
 
 @pytest.fixture
 def real(guarded, amqp, account, vhost):
-    """A queue that is there, with three messages."""
+    """Return a queue on the broker with three messages."""
     amqp.queue("queue/alice/<b>%2F é", 3)
     return row("queue/alice/<b>%2F é", account, vhost=vhost, ready=3)
 
@@ -362,7 +362,7 @@ def test_an_unknown_queue_uuid_answers_404(alice):
     assert Program(alice).get(f"queues/{uuid.uuid4().hex}/").status_code == 404
 
 
-# Two at once
+# Concurrent changes
 
 
 def test_concurrent_changes_of_limits_are_both_kept(operator, account, monkeypatch):
@@ -403,5 +403,5 @@ def test_bindings_of_a_gone_queue_answer_404(alice, account, guarded):
     queue = row("queue/alice/gone", account, vhost=guarded, state="gone")
     answer = Program(alice).get(f"queues/{queue.uuid}/bindings/")
     assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
-    Queue.objects.update(state="ok")  # as until the next pass
+    Queue.objects.update(state="ok")  # as before the next pass
     assert Program(alice).get(f"queues/{queue.uuid}/bindings/").status_code == 503

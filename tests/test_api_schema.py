@@ -1,4 +1,4 @@
-"""The REST API's schema says what there is, and can be read. That it is kept is in test_fuzz.py."""
+"""The REST API's schema is complete and readable. That answers match it is tested in test_fuzz.py."""
 
 import json
 import re
@@ -100,7 +100,7 @@ def test_endpoints_with_a_body_document_411():
 
 @pytest.mark.django_db(transaction=True)
 def test_the_docs_page_shows_every_endpoint_without_csp_violations(page):
-    """The fixture fails the test for a violation of the policy, and for a request to any other host."""
+    """The fixture fails the test on a CSP violation and on a request to another host."""
     page.goto("/api/docs/")
     shown = page.locator(".opblock-summary")
     expect(shown).to_have_count(len(OPERATIONS))

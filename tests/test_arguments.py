@@ -52,7 +52,7 @@ def test_a_number_equals_neither_a_boolean_nor_a_string():
 
 
 def reason_for(management, vhost, name, first, second):
-    """Make a queue as ``first`` says and then as ``second`` does, and return the broker's objection to that."""
+    """Declare a queue twice, with different arguments, and return the broker's error for the second."""
     management.declare_queue(vhost, name, **first)
     with pytest.raises(InequivalentArguments) as refusal:
         management.declare_queue(vhost, name, **second)

@@ -1,4 +1,4 @@
-"""The audit trail: who did what, by what and from where; what is left out; and that it costs the fast paths nothing."""
+"""The audit trail: actor, token and address, what is recorded and what is left out, and its cost."""
 
 import io
 import json
@@ -42,7 +42,7 @@ ACCOUNT = "audited"
 
 @pytest.fixture
 def account(guarded, management, alice):
-    """Give Alice's account, here and on the broker."""
+    """Return Alice's account, stored and on the broker."""
     management.put_user(ACCOUNT, "irrelevant")
     made = PulseUser.objects.create(username=ACCOUNT, ready=True)
     made.owners.set([alice])
@@ -55,20 +55,20 @@ def account(guarded, management, alice):
 
 @pytest.fixture
 def queue(amqp, account):
-    """Give a queue of that account with 3 messages, as a pass has seen it."""
+    """Return a queue of that account with 3 messages, as stored by a pass."""
     amqp.queue(f"queue/{ACCOUNT}/builds", 3)
     run_pass()
     return Queue.objects.get()
 
 
 def trail(**wanted):
-    """Give the trail, the oldest first: who, what, to what, and what became of it."""
+    """Return actor, action, object and outcome of the entries, oldest first."""
     entries = AuditEntry.objects.filter(**wanted).order_by("id")
     return [(entry.actor_email, entry.deed, entry.object_repr, entry.outcome) for entry in entries]
 
 
 def everything():
-    """Give all that the trail holds, as text."""
+    """Return all entries as text."""
     return serializers.serialize("json", AuditEntry.objects.all())
 
 
@@ -76,7 +76,7 @@ def forget():
     AuditEntry.objects.all().delete()
 
 
-# Who it was
+# Actors
 
 
 def test_an_entry_names_the_person_their_address_and_the_request(queue, alice):
@@ -217,10 +217,10 @@ def test_an_entry_outlives_its_content_type(alice, operator):
     ContentType.objects.clear_cache()
     [entry] = AuditEntry.objects.filter(deed="purged")
     assert (entry.content_type, entry.object_repr) == (None, alice.email)
-    call_command("migrate", verbosity=0)  # which makes the kind again
+    call_command("migrate", verbosity=0)  # which creates the content type again
 
 
-# What is asked of the broker
+# Actions on the broker
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_an_action_that_lost_its_lock_is_recorded_as_not_done(account, monkeypat
 
     def late(self):
         times.append(self)
-        if len(times) == 2:  # first its tags are read
+        if len(times) == 2:  # the first is for its tags
             raise locks.LockTaken("too slow")
         renew(self)
 
@@ -296,7 +296,7 @@ def test_a_password_rotation_is_recorded_without_the_password(account, monkeypat
     assert "a password of my own 7" not in everything()
 
 
-# What is in it
+# Recorded changes
 
 
 def test_changes_of_an_account_are_recorded(account, alice, operator, management, guarded, settings):
@@ -492,7 +492,7 @@ def test_registrations_deleted_by_a_person_are_recorded(admin, agents, settings)
     assert last.additional_data["went"] == {"agents.AgentIdentity": 1, "agents.EventSubscription": 1}
 
 
-# What it costs
+# Cost
 
 
 def test_registrations_passes_and_sending_run_no_audit_statement(agents, guarded, amqp, mailbox):
@@ -534,7 +534,7 @@ def test_old_entries_are_pruned_after_a_year(transactional_db):
     assert len([query for query in captured if query["sql"].startswith("DELETE") and "auditentry" in query["sql"]]) == 1
 
 
-# The trail as it is read
+# The page of the audit trail
 
 
 def test_the_page_says_in_words_who_did_what(admin, alice, operator):

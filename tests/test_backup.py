@@ -1,4 +1,4 @@
-"""A backup is made and restored as the documents say, of a filled database, and Guardian goes on with the broker."""
+"""A filled database is backed up and restored as documented, and Guardian continues with the broker."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ LOOKS = [
 
 
 class Backup:
-    """What an operator types, with the database of this session in the place of Guardian's."""
+    """The documented commands, with this session's database in place of Guardian's."""
 
     def __init__(self, directory):
         self.options = {"cwd": directory}
@@ -69,7 +69,7 @@ def backup(transactional_db, tmp_path):
 
 @pytest.fixture
 def logged_in(broker):
-    """Give a function that logs in to a vhost as somebody, and reads from a queue there."""
+    """Return a function that logs in to a vhost and consumes from a queue there."""
     opened = []
 
     def read(vhost, name, username, password):
@@ -98,7 +98,7 @@ def test_a_restore_brings_back_exactly_the_rows_of_the_backup(backup):
     assert contents(apps, "default") != before
     backup.restore()
     assert contents(apps, "default") == before
-    for model in of_ours(apps):  # it is written to as before, with new numbers
+    for model in of_ours(apps):  # new rows can be written as before
         fill(model, "default", made)
 
 
@@ -112,11 +112,11 @@ def test_a_backup_of_sqlite_during_writes_can_be_restored(tmp_path):
     make, *restore = BACKUP_OF_SQLITE
     shell(make, cwd=tmp_path)
     guardian.commit()
-    os.link(database, tmp_path / "open")  # while it is open, its log stays
+    os.link(database, tmp_path / "open")  # keeps the log while the database is open
     for suffix in ("-wal", "-shm"):
         shutil.copy(f"{database}{suffix}", tmp_path / suffix)
     guardian.close()
-    for suffix in ("-wal", "-shm"):  # as a process that was killed leaves them
+    for suffix in ("-wal", "-shm"):  # as a killed process leaves them
         shutil.copy(tmp_path / suffix, f"{database}{suffix}")
     for line in restore:
         shell(line, cwd=tmp_path)
@@ -190,7 +190,7 @@ def test_after_a_restore_a_sweep_keeps_queues_in_use_and_of_newer_owners(backup,
     reader.process_data_events()
     assert reader.is_open
 
-    reader.close()  # the agent is started anew: it registers, and what it had before goes
+    reader.close()  # the restarted agent registers anew, and its former queue is removed
     identity = agents.identity(agent.owner, agent.offering)
     again, _ = registration.register_subscription(identity, "order", agent.presented)
     new, _ = registration.create_queue(again, agent.offering, "order", agent.presented)

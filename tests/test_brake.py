@@ -19,7 +19,7 @@ def sent_about_no_queue():
 
 @pytest.fixture
 def held(guarded, amqp, settings):
-    """Have the brake hold three queues, with passes over the whole broker."""
+    """Let the brake block three queues."""
     settings.GUARDIAN_DELETE_BRAKE = 2
     for number in range(3):
         amqp.queue(f"long-{number}", 11)
@@ -116,7 +116,7 @@ def test_a_release_given_during_a_pass_applies_to_the_next_one(held, operator, m
 
     with monkeypatch.context() as patch:
         patch.setattr(persistence, "_update_watch", release_another)
-        assert monitor.run_pass().deleted == 3  # the others are two, which the brake allows
+        assert monitor.run_pass().deleted == 3  # the brake allows the other two
     assert brake.brake().released == 3
 
 

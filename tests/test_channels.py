@@ -1,4 +1,4 @@
-"""Channels: what can be one, that no message goes where it may not, and that no secret gets out. Over real HTTPS."""
+"""Channels: which URLs are accepted, where messages may go, and that secrets stay secret. Over real HTTPS."""
 
 import ast
 import gzip
@@ -44,7 +44,7 @@ def failure(channel):
     return str(caught.value)
 
 
-# What can be a channel
+# Accepted URLs
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_server_without_tls_gets_no_message(alice, private_channels):
         assert plain.received == []
 
 
-# Where messages don't go, whatever was entered
+# Where messages may not go
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
@@ -323,7 +323,7 @@ def test_a_saved_url_that_is_no_longer_allowed_is_not_connected_to(
 
 
 def test_a_hostname_that_resolves_to_a_private_address_is_not_connected_to(alice, webhook, monkeypatch):
-    # What has no other way: a name in the public DNS that resolves to a private address, and changes in between.
+    # Monkeypatched, since a public name that resolves to a private address cannot be had here.
     channel = create_channel(alice, "room", webhook.url(host="rebinding.example.org"))
     real = socket.getaddrinfo
 
@@ -401,7 +401,7 @@ def test_a_plugin_that_sends_otherwise_is_not_used(channel, webhook, monkeypatch
 
 
 def test_other_requests_of_the_process_are_not_confined(channel, webhook, certificate):
-    # Such as the sign-in by OpenID Connect, whose provider may well be at a private address.
+    # Such as sign-in by OpenID Connect, whose provider may have a private address.
     channels.send(channel, "title", "body")
     assert requests.Session.get_adapter.__module__ == "requests.sessions"
     assert requests.post(webhook.url(), data="{}", verify=str(certificate), timeout=5).ok
@@ -409,7 +409,7 @@ def test_other_requests_of_the_process_are_not_confined(channel, webhook, certif
         assert requests.post(f"http://127.0.0.1:{plain.port}/", data="{}", timeout=5).ok
 
 
-# Time and size
+# Timeouts and sizes
 
 
 @pytest.fixture
@@ -423,7 +423,7 @@ def test_a_service_that_does_not_respond_in_time_is_abandoned(channel, webhook, 
     webhook.slowly = trickle() if how == "trickling" else lambda write: time.sleep(20)
     began = time.monotonic()
     assert "answer came within" in failure(channel)
-    assert time.monotonic() - began < 6  # the other end would take 20
+    assert time.monotonic() - began < 6  # the server would take 20
 
 
 def test_a_service_that_accepts_but_stays_silent_is_abandoned(alice, private_channels, short_timeouts):

@@ -1,4 +1,4 @@
-"""``make soak``: a short run of it, and which requests may fail during a fault."""
+"""``make soak``: a short run, and which requests may fail during a fault."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The geometry of the bar and of the length over time."""
+"""The geometry of the length bar and of the chart of lengths over time."""
 
 import re
 from datetime import UTC, datetime, timedelta

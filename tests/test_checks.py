@@ -1,4 +1,4 @@
-"""What can be wrong with the settings is told, with the reason, before anything runs."""
+"""Checks report invalid settings with the reason before anything runs."""
 
 import os
 import subprocess
@@ -158,7 +158,7 @@ def test_public_metrics_need_a_token(settings, address, token, ids_):
 
 @pytest.fixture
 def removed(monkeypatch):
-    """Give the name of a removed setting, which is not set after the test."""
+    """Return the name of a removed setting, which is unset after the test."""
     monkeypatch.setitem(checks.REMOVED_SETTINGS, "GUARDIAN_OLD", "Set GUARDIAN_NEW instead.")
     monkeypatch.setenv("GUARDIAN_OLD", "")
     del os.environ["GUARDIAN_OLD"]

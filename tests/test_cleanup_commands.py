@@ -1,4 +1,4 @@
-"""``cleanup_orphan_queues`` and ``cleanup_stale_subscriptions``, as their users run them."""
+"""The commands ``cleanup_orphan_queues`` and ``cleanup_stale_subscriptions``."""
 
 import io
 import json
@@ -24,7 +24,7 @@ COMMANDS = ["cleanup_orphan_queues", "cleanup_stale_subscriptions"]
 
 
 def called(*arguments):
-    """Run a command in this process, and return its code and what it said."""
+    """Run a command in this process and return its exit code and output."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.raises(SystemExit) as end:
         call_command(*arguments, stdout=out, stderr=err)
@@ -54,7 +54,7 @@ def test_a_dry_run_lists_exactly_the_orphans(agent, agents, environment, amqp, b
         orphan(foreign)
     amqp.queue("subscription_elsewhere")
     amqp.queue("consumer_elsewhere")
-    # Registered: ready, ready without its queue, left in the making, and under way.
+    # Registered: ready, ready without its queue, an abandoned registration, and one in progress.
     lost_one = {"vhost": bob.vhost, "queue": bob.queue.queue_name}
     management.delete_queue(bob.vhost, bob.queue.queue_name)
     for name, minutes in (("subscription_left", 5), ("subscription_under_way", 0)):
@@ -64,7 +64,7 @@ def test_a_dry_run_lists_exactly_the_orphans(agent, agents, environment, amqp, b
         )  # fmt: skip
         SubscriptionQueue.objects.filter(pk=row.pk).update(created=timezone.now() - timedelta(minutes=minutes))
     orphan("subscription_under_way")
-    # Its row is gone, and it is to go anyway.
+    # Its row is deleted and its removal pending.
     orphan("subscription_being_removed")
     Removal.objects.create(kind="queue", vhost=agent.vhost, name="subscription_being_removed")
     before = agent.agents.queues(agent.vhost), bob.agents.queues(bob.vhost)

@@ -1,4 +1,4 @@
-"""The commands, run as their users run them: as processes, killed ones included."""
+"""The commands as separate processes, including killed ones."""
 
 import contextlib
 import json
@@ -139,7 +139,7 @@ def test_a_monitor_killed_repeatedly_loses_and_repeats_nothing(amqp, environment
             wait_until(lambda holder=holder: Lease.objects.exclude(holder=None).exclude(holder=holder).exists())
         process.kill()
         process.communicate()
-        # As if the time that a killed holder's lease lasts had gone by.
+        # As if the lease of the killed process had expired.
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
     for name in short:
         amqp.queue(name, 1)
@@ -165,7 +165,7 @@ def test_without_the_task_queue_a_pass_completes_and_mails_go_out_later(amqp, en
 
 @contextlib.contextmanager
 def celery(environment, *parts):
-    """Run these workers and beat meanwhile."""
+    """Run these workers and beat in the meantime."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", "guardian_site", *part],

@@ -1,4 +1,4 @@
-"""What follows from a list of queues: the properties that hold for any history."""
+"""The comparison of a list with the stored rows: properties that hold for any history."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ def snapshot(*queues, **fields):
 
 
 class Story:
-    """A monitor without a database: the rows that each look leaves are what the next look knows."""
+    """A monitor without a database: each pass starts with the rows of the one before."""
 
     def __init__(self, rules=RULES, accounts=ALICE, agents=NO_REGISTRATIONS):
         self.rules, self.accounts, self.agents = rules, accounts, agents
@@ -51,7 +51,7 @@ class Story:
         self.now = START
 
     def look(self, shot, *, seconds=5, force=False, memory=0, **fields):
-        """Look once, note what it leaves, and return what follows."""
+        """Run one pass, store its rows, and return its changes."""
         self.now += timedelta(seconds=seconds)
         known = {key: row for key, row in self.rows.items() if row.state != GONE or key in {q[:2] for q in shot.queues}}
         observation = Observation(shot, known, self.accounts, self.agents, self.earlier, memory, **fields)
@@ -114,7 +114,7 @@ def test_exempt_queues_are_never_condemned_for_their_length(history, why, policy
             story.agents = Registrations(queues={("/", name): 7 for name in queues})
         new = {name for name in queues if ("/", name) not in story.rows}
         for one in story.look(shot, force=force).condemned:
-            # A flag is an operator's, so a queue that is seen for the first time has none yet.
+            # Operators set the flag, so a new queue does not have it yet.
             first_time = why == "unbounded" and one.queue.name in new
             assert first_time or (one.for_its_name and why == "unknown")
 
@@ -246,7 +246,7 @@ BOB = 7
 
 
 def of_agents(*names, registered=(), leaving=()):
-    """Give Bob's agents, who have registered these queues, and these queues of theirs as they are listed."""
+    """Return the registrations of Bob's agents and their queues as listed."""
     agents = Registrations(
         {(AGENTS, name): BOB for name in registered}, {AGENTS: BOB}, {(AGENTS, name) for name in leaving}
     )
@@ -401,7 +401,7 @@ def test_names_that_resemble_an_accounts_pattern_have_no_owner(name):
 
 
 class TestLengthsThatLag:
-    """Quorum queues are listed as of their last tick; only their ready count can be asked for."""
+    """Quorum queues are listed as of their last tick; only their ready count can be queried."""
 
     def test_a_queue_over_the_limit_only_with_unacked_messages_is_condemned_after_12_s(self):
         story = Story()
@@ -438,11 +438,11 @@ class TestLengthsThatLag:
             ((40, 0), DeclareOk(0, 0), 40),  # purged, or taken by a consumer that has not acknowledged them
             ((40, 0), DeclareOk(3, 0), 40),
             ((0, 0), DeclareOk(40, 0), 40),  # a new leader
-            ((0, 40), DeclareOk(40, 0), 40),  # requeued, which is not 80
+            ((0, 40), DeclareOk(40, 0), 40),  # requeued, so not 80
             ((0, 40), DeclareOk(0, 1), 40),
-            ((40, 0), None, 40),  # not shorter than before: as listed
-            ((20, 15), None, 35),  # not shorter than before with what is unacknowledged
-            ((1, 0), None, None),  # shorter than before, and nobody confirms it
+            ((40, 0), None, 40),  # not shorter than before: trust the list
+            ((20, 15), None, 35),  # not shorter than before including unacknowledged messages
+            ((1, 0), None, None),  # shorter than before and unconfirmed
         ],
     )
     def test_the_ready_count_of_a_passive_declare_replaces_the_listed_one(self, listed, depth, length):

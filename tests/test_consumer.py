@@ -1,4 +1,4 @@
-"""The consumer on a real broker: what becomes of messages, and what breaks around them."""
+"""The consumer on a real broker: outcomes of messages, and failures around them."""
 
 import contextlib
 import itertools
@@ -57,7 +57,7 @@ PARKED = f"{QUEUE}.parked"
 
 
 def at(amqp_url, vhost="/", **changes):
-    """Give the settings of a consumer in this vhost, grown and with short delays."""
+    """Return the settings of a consumer in this vhost, with the grown prefetch and short delays."""
     url = f"{amqp_url}/{quote(vhost, safe='')}"
     policy = changes.pop("policy", Policy(delays=(0.05, 0.2)))
     return Settings(**{"url": url, "exchange": "shop_test", "prefetch": "grown", "policy": policy, **changes})
@@ -65,7 +65,7 @@ def at(amqp_url, vhost="/", **changes):
 
 @pytest.fixture
 def here(broker, vhost):
-    """Give the settings of a consumer in the test's vhost."""
+    """Return a function that returns the settings of a consumer in the test's vhost."""
     return lambda **changes: at(broker.amqp_url, vhost, **changes)
 
 
@@ -81,19 +81,19 @@ def consuming(consumer):
 
 
 def length(amqp, queue):
-    """Give how many messages are ready in a queue."""
+    """Return the number of ready messages in a queue."""
     return amqp.channel.queue_declare(queue, passive=True).method.message_count
 
 
 def taken(amqp, queue):
-    """Take one message out of a queue: its properties and its body."""
+    """Take one message from a queue and return its properties and body."""
     wait_until(lambda: length(amqp, queue))
     _, properties, body = amqp.channel.basic_get(queue, auto_ack=True)
     return properties, body
 
 
 def put(amqp, body=b"{}", queue=QUEUE, **properties):
-    """Publish as somebody who knows nothing of this package; where the queue isn't bound yet, as soon as it is."""
+    """Publish like a client without this package, as soon as the queue is bound."""
     made = pika.BasicProperties(**{"content_type": "application/json", **properties})
 
     def is_routed():
@@ -143,7 +143,7 @@ def test_messages_are_handled_once_each_in_up_to_20_threads(here, amqp):
     bodies = []
 
     def callback(message):
-        together.wait()  # nobody passes unless twenty are in it
+        together.wait()  # blocks until twenty threads have arrived
         threads.add(threading.current_thread().name)
         bodies.append(message.body)
 
@@ -195,11 +195,11 @@ def test_threads_publish_at_once_and_wait_for_their_own_confirms(here, amqp):
     assert sorted(seen) == sorted(confirmed) == list(range(200))
 
 
-# What an exception means
+# Outcomes of exceptions
 
 
 def failing(here, error, **changes):
-    """Give a consumer whose callback raises this, and the messages that it was called with."""
+    """Return a consumer whose callback raises this, and the messages it received."""
     seen = []
 
     def callback(message):
@@ -263,12 +263,12 @@ def test_an_unreadable_body_is_parked_and_the_next_message_handled(here, amqp, b
 
 
 class InMilliseconds(pika.BasicProperties):
-    """Properties with a time among the headers, as clients send it that write milliseconds for seconds."""
+    """Properties with a timestamp header in milliseconds, as some clients write it."""
 
     SECONDS = 1_700_000_000
 
     def encode(self):
-        """Give what goes over the wire."""
+        """Return the encoded properties."""
         seconds, milliseconds = (struct.pack(">cQ", b"T", self.SECONDS * factor) for factor in (1, 1000))
         return [b"".join(super().encode()).replace(seconds, milliseconds)]
 
@@ -312,7 +312,7 @@ def test_halt_stops_the_consumer_and_leaves_the_message_in_its_queue(here, amqp)
     assert isinstance(error, Halted)
     assert str(error).endswith("LookupError: no order")
     assert len(seen) == 1
-    wait_until(lambda: length(amqp, QUEUE) == 1)  # the broker requeues a moment after the connection is closed
+    wait_until(lambda: length(amqp, QUEUE) == 1)  # the broker requeues shortly after the connection is closed
     assert length(amqp, PARKED) == 0
 
 
@@ -437,7 +437,7 @@ def test_the_prefetch_is_one_at_first_and_grows_to_twenty(here, amqp):
     assert sorted(body for body, _ in at_once) == list(range(70))
 
 
-# The broker, broken
+# Failures of the broker
 
 
 def test_a_message_of_a_lost_connection_is_redelivered_and_its_ack_void(here, amqp, broker):
@@ -496,7 +496,7 @@ def test_a_message_that_fails_on_a_lost_connection_is_parked_once(here, amqp, br
 
 
 class Held:
-    """A callback that keeps the first message until it is released, and whose other messages must be parked."""
+    """A callback that holds the first message until it is released, and parks "poison"."""
 
     def __init__(self):
         self.seen = []
@@ -519,7 +519,7 @@ def test_a_deleted_queue_is_redeclared_without_losing_messages_in_hand(here, amq
         wait_until(lambda: put(amqp, b"18") or 18 in held.seen)
         held.released.set()
         wait_until(lambda: not consumer.figures()["in_hand"] and not consumer.figures()["waiting"])
-    assert consumer.counts == {"done": len(held.seen)}  # no connection was lost for it, and nothing was void
+    assert consumer.counts == {"done": len(held.seen)}  # no connection was lost, and no ack was void
 
 
 def test_a_deleted_priority_level_is_redeclared_and_bound(here, amqp):
@@ -547,7 +547,7 @@ def test_a_deleted_parking_queue_is_redeclared(here, amqp):
 
 
 def taken_when_there(amqp, queue):
-    """Take one message out of a queue that may have to be made first."""
+    """Take one message from a queue that may have to be declared first."""
     wait_until(lambda: amqp_has(amqp, queue))
     return taken(amqp, queue)[1]
 
@@ -568,7 +568,7 @@ def test_a_parking_queue_redeclared_by_others_with_other_arguments_is_an_error(h
 @pytest.mark.parametrize("resumes", ["before the broker answers", "when it has paused"])
 def test_a_pause_while_the_prefetch_changes_leaves_one_consumer(here, amqp, resumes):
     def grow_and_pause():
-        """Grow, and be paused by the limiter before the broker has answered."""
+        """Grow the prefetch, and pause before the broker has answered."""
         connection._prefetch._grown = True
         connection._sync()
         connection.set_paused(True)
@@ -600,7 +600,7 @@ def test_an_ack_fails_once_its_connection_is_given_up(here, amqp, broker):
         with consuming(consumer):
             put(amqp)
             wait_until(lambda: said)
-            proxy.delay(1)  # the broker's goodbye takes a second
+            proxy.delay(1)  # the broker's close takes a second
             link = consumer._connection._link
             link.call(lambda: (link.drop("for a test"), given_up.set()))
             wait_until(lambda: len(said) == 2)
@@ -620,9 +620,9 @@ def test_messages_that_wait_too_long_for_a_thread_are_requeued(here, amqp, monke
     with consuming(consumer):
         for number in range(5):
             put(amqp, b"%d" % number)
-        wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 4)  # where another may have them
+        wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 4)  # another consumer may get them
         assert consumer.wait(1.2) == (False, None)
-        assert len(arrived) == 5  # it has looked again, and not fetched them time after time
+        assert len(arrived) == 5  # it rechecked without fetching them repeatedly
         held.released.set()
         wait_until(lambda: not consumer.wait(0.1)[0] and consumer.counts["done"] == 5)
     assert sorted(held.seen) == list(range(5))
@@ -689,7 +689,7 @@ def test_a_consumer_retries_while_a_proxy_has_no_broker_behind_it(here, broker):
 
 
 def test_a_key_that_makes_a_queue_name_too_long_is_an_error(here):
-    consumer = Consumer(here(), "o" * 245, lambda message: None)  # alone it is short enough; its queues' names aren't
+    consumer = Consumer(here(), "o" * 245, lambda message: None)  # its queues' names are too long
     consumer.start()
     ended, error = consumer.wait(5)
     consumer.close()
@@ -775,7 +775,7 @@ def test_the_time_limit_excludes_parking_the_message(here, amqp):
 
 
 class Broken:
-    """A limiter that raises, as it may not."""
+    """A limiter that violates its contract by raising."""
 
     def prefetch(self, most):
         return most
@@ -889,7 +889,7 @@ def test_a_callback_longer_than_three_heartbeats_loses_no_connection(here, amqp)
 
 @pytest.fixture
 def pulse(broker, management, vhost):
-    """Give the settings of a real account with a Pulse user's permissions and no others."""
+    """Return the settings of an account with only the permissions of a Pulse user."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.put_user(name, "sekret-word")
     management.set_permissions(vhost, name, for_pulse_user(name))
@@ -967,7 +967,7 @@ def test_a_source_of_several_queues_retries_within_each(here, amqp):
 
 
 class Closed:
-    """A limiter that lets so many through, and says then that it takes so many seconds."""
+    """A limiter that grants a number of tokens, and then returns the seconds to wait."""
 
     def __init__(self, tokens, seconds):
         self.tokens = tokens
@@ -1011,12 +1011,12 @@ def test_messages_that_would_wait_long_for_the_limiter_are_requeued(here, amqp):
         for number in range(6):
             put(amqp, b"%d" % number)
         wait_until(lambda: consumer.counts["done"] == 2)
-        wait_until(lambda: length(amqp, QUEUE) == 4)  # where another consumer can have them
+        wait_until(lambda: length(amqp, QUEUE) == 4)  # another consumer can get them
         limiter.tokens = 100
         wait_until(lambda: consumer.counts["done"] == 6)
 
 
-# As a process
+# As a separate process
 
 
 PROGRAM = """
@@ -1033,7 +1033,7 @@ def orders(message):
 
 @pytest.fixture
 def program(here, tmp_path):
-    """Give a function that starts a consumer as a process of its own."""
+    """Return a function that starts a consumer as a separate process."""
     (tmp_path / "shop.py").write_text(PROGRAM)
     started = []
 
@@ -1064,7 +1064,7 @@ def program(here, tmp_path):
 def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tmp_path, command):
     process = program("shop:orders", command=command, RABBIT_THREADS="5")
     done = tmp_path / "done"
-    wait_until(lambda: amqp_has(amqp, QUEUE), 60)  # Django takes its time to start
+    wait_until(lambda: amqp_has(amqp, QUEUE), 60)  # Django starts slowly
     for number in range(40):
         put(amqp, b"%d" % number)
     wait_until(lambda: done.exists() and done.read_text())
@@ -1078,7 +1078,7 @@ def test_sigterm_finishes_messages_in_hand_and_leaves_the_rest(program, amqp, tm
 
 
 def amqp_has(amqp, queue):
-    """Whether a queue is there."""
+    """Return whether a queue exists."""
     channel = amqp.connection.channel()
     try:
         channel.queue_declare(queue, passive=True)
@@ -1134,12 +1134,12 @@ def test_a_killed_consumer_leaves_unacknowledged_messages_in_the_queue(program, 
     assert handled | left == set(range(20))
 
 
-# A node of its own, to break
+# On a node of its own
 
 
 @pytest.fixture
 def own(own_node):
-    """Give the settings in a vhost of the node, and a connection to it."""
+    """Return a function that returns settings for a vhost of the node."""
     management = Management(own_node.management_url)
     name = f"test-{uuid.uuid4().hex[:12]}"
     management.create_vhost(name)
@@ -1149,7 +1149,7 @@ def own(own_node):
 
 
 def connect(settings):
-    """Connect to where these settings lead."""
+    """Connect to the vhost of these settings."""
     base, _, vhost = settings.url.rpartition("/")
     return Amqp(base, vhost)
 
@@ -1163,7 +1163,7 @@ def test_after_an_acknowledgement_timeout_the_late_ack_is_void(own, own_node):
         if len(calls) == 1:
             wait_until(lambda: consumer.counts["reconnected"] == 1)
 
-    # The configuration file knows the first and not the second, which says how often it looks.
+    # The configuration file has no key for the second, the interval of the check.
     own_node.eval("[application:set_env(rabbit, Key, 1000) || Key <- [consumer_timeout, channel_tick_interval]]")
     try:
         with consuming(Consumer(own(), "orders", callback)) as consumer:
@@ -1201,7 +1201,7 @@ def test_during_an_alarm_messages_to_park_stay_in_hand_until_it_ends(own, own_no
             wait_until(lambda: publishing_is_refused(consumer.publisher))
             assert consumer.connected
             fail.set()
-            assert consumer.wait(3) == (False, None)  # twice as long as the broker has to confirm
+            assert consumer.wait(3) == (False, None)  # twice the publish timeout
             assert (consumer.figures()["in_hand"], length(amqp, PARKED)) == (2, 0)
         wait_until(lambda: consumer.counts["park"] == 3, 30)
         assert {taken(amqp, PARKED)[1] for _ in range(2)} == {b'"slow poison"', b'"slower poison"'}
@@ -1237,7 +1237,7 @@ def test_during_an_alarm_a_hung_callback_does_not_prevent_stopping(own, own_node
 
 
 def publishing_is_refused(publisher):
-    """Whether the broker takes nothing: the first message under an alarm may still be read."""
+    """Return whether the broker refuses messages: it may still accept the first one during an alarm."""
     try:
         publisher.publish({}, "nobody")
     except NotPublished as error:
@@ -1252,7 +1252,7 @@ def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(own, o
     enough = threading.Event()
 
     def callback(message):
-        time.sleep(random.uniform(0.02, 0.06))  # slower than what is published: there is always work in hand
+        time.sleep(random.uniform(0.02, 0.06))  # slower than publishing, so there is always work in hand
         handled.append((message.body, message.redelivered))
 
     consumer = Consumer(own(publish_timeout=60), "orders", callback)
@@ -1276,7 +1276,7 @@ def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(own, o
         for thread in threads:
             thread.start()
         wait_until(lambda: consumer.counts["done"] > 200)
-        acknowledged = {body for body, _ in handled[:100]}  # what is in hand are the last twenty at most
+        acknowledged = {body for body, _ in handled[:100]}  # at most the last twenty are in hand
         own_node.restart()
         before = len(published)
         wait_until(lambda: len(published) > before + 200, 60)
@@ -1287,9 +1287,9 @@ def test_a_broker_restart_under_load_repeats_only_unacknowledged_messages(own, o
         wait_until(lambda: not consumer.figures()["in_hand"])
         assert length(connect(own()), QUEUE) == 0
         assert consumer.counts["reconnected"] == 1
-    assert consumer.counts["void"] > 0  # there was work in hand, or fetched, when the connection went
+    assert consumer.counts["void"] > 0  # messages were in hand or prefetched when the connection was lost
     assert {body for body, _ in handled} == set(published)
     times = Counter(body for body, _ in handled)
     twice = {body for body, count in times.items() if count > 1} - uncertain
     assert not twice & acknowledged
-    assert len(twice) <= 20  # the prefetch: what may be unacknowledged
+    assert len(twice) <= 20  # at most the prefetch was unacknowledged

@@ -1,4 +1,4 @@
-"""Consumers that write to the database: killed in each gap, given messages twice, and cut off from the database."""
+"""Consumers that write to the database: killed at each step, given messages twice, and without the database."""
 
 import contextlib
 import json
@@ -28,14 +28,14 @@ INVOICES = "shop_test_invoices"
 
 @pytest.fixture
 def here(broker, vhost):
-    """Give the settings of a consumer in the test's vhost."""
+    """Return a function that returns the settings of a consumer in the test's vhost."""
     return lambda **changes: at(broker.amqp_url, vhost, **changes)
 
 
 @pytest.fixture
 def work(transactional_db, monkeypatch):
-    """Give a table that the work writes to: what it has, by message."""
-    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)  # threads leave nothing open when they end
+    """Create a table for the work, and return a function that returns its messages."""
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 0)  # threads close connections as they end
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE shop_work (message varchar(255))")
 
@@ -51,7 +51,7 @@ def work(transactional_db, monkeypatch):
 
 @pytest.fixture
 def invoices(amqp):
-    """Give a function that takes the invoices out of their queue: what they are of, and their ids."""
+    """Return a function that takes all invoices from their queue and returns their orders and ids."""
     amqp.channel.exchange_declare("shop_test", "direct", durable=True)
     amqp.queue(INVOICES)
     amqp.channel.queue_bind(INVOICES, "shop_test", INVOICES)
@@ -71,10 +71,10 @@ def insert(message):
         cursor.execute("INSERT INTO shop_work (message) VALUES (%s)", [str(message.body)])
 
 
-# Killed in each gap
+# Killed at each step
 
 GAPS = {
-    # killed before: rows and invoices there are then, and invoices at the end, with `once` and with rewriting
+    # killed before: rows and invoices at that time, and invoices at the end, with `once` and with rewriting
     COMMIT: (0, 0, {"once": 1, "rewrite": 1}),
     PUBLISH: (1, 0, {"once": 1, "rewrite": 1}),
     NOTE: (1, 1, {"once": 2, "rewrite": 2}),
@@ -111,7 +111,7 @@ def test_killed_at_any_step_work_is_stored_once_and_published_at_least_once(guar
     }
 
     settings = here(policy=Policy())
-    for step in STEPS:  # what was delivered to the killed comes again
+    for step in STEPS:  # what the killed processes had received is redelivered
         with consuming(Consumer(settings, step, shipping(guard))) as consumer:
             wait_until(lambda: consumer.counts["done"] == 1)
         assert length(amqp, f"shop_test_{step}") == 0
@@ -119,11 +119,11 @@ def test_killed_at_any_step_work_is_stored_once_and_published_at_least_once(guar
     published = [of for of, _ in invoices()]
     assert {step: published.count(step) for step in STEPS} == {step: then[2][guard] for step, then in GAPS.items()}
     if guard == "once":
-        assert len(set(invoices())) == len(STEPS)  # what is published twice has the same id both times
+        assert len(set(invoices())) == len(STEPS)  # both copies of a message have the same id
         assert Processed.objects.filter(publications__isnull=True).count() == len(STEPS)
 
 
-# The guard
+# Guards
 
 
 def is_waited_for():
@@ -189,7 +189,7 @@ def test_equal_messages_without_an_id_are_processed_separately(here, amqp, work)
     def callback(message):
         insert(message)
         if not message.attempts:
-            raise LookupError("not yet")  # on its delay it has an id, made of its content
+            raise LookupError("not yet")  # during its delay it has an id made from its content
 
     with consuming(Consumer(here(), "orders", callback)) as consumer:
         put(amqp, b"17")
@@ -250,11 +250,11 @@ def test_a_failed_rewrite_keeps_the_old_rows(transactional_db):
     assert Processed.objects.get().message_id == "old"
 
 
-# What goes wrong
+# Failures
 
 
 def outcome_of(here, amqp, callback, **changes):
-    """Have one message handled, and give the consumer once it is dealt with in the end."""
+    """Have one message handled and return the consumer."""
     with consuming(Consumer(here(**changes), "orders", callback)) as consumer:
         put(amqp, b"17", message_id="order-17")
         wait_until(lambda: consumer.counts["done"] or consumer.counts["park"])
@@ -264,7 +264,7 @@ def outcome_of(here, amqp, callback, **changes):
 def no_such_queue(message):
     insert(message)
     message.publish({"of": 17}, "invoices")
-    QueueSample.objects.create(queue_id=4711, at=timezone.now(), length=0)  # looked at by the commit
+    QueueSample.objects.create(queue_id=4711, at=timezone.now(), length=0)  # the foreign key is checked at the commit
 
 
 def no_json(message):
@@ -305,7 +305,7 @@ def test_a_swallowed_database_error_does_not_count_as_a_commit(here, amqp, work,
     def callback(message):
         insert(message)
         with contextlib.suppress(IntegrityError), connection.cursor() as cursor:
-            # Django isn't told of it. PostgreSQL does nothing more in this transaction; SQLite goes on.
+            # Django does not notice. PostgreSQL refuses the rest of the transaction; SQLite continues.
             cursor.execute("INSERT INTO consumers_processed (consumer, message_id) VALUES ('x', '1')")
 
     consumer = outcome_of(here, amqp, callback, policy=Policy(Outcome.PARK))
@@ -317,7 +317,7 @@ def lose_the_database():
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        cursor.execute("SELECT * FROM no_such_table")  # SQLite has no connection to be cut, and says the same of this
+        cursor.execute("SELECT * FROM no_such_table")  # SQLite has no connection to lose, but the same error
 
 
 @pytest.mark.parametrize("guard", [in_transaction, once])
@@ -354,7 +354,7 @@ def test_a_database_lost_after_the_work_is_done_changes_nothing(here, amqp, work
 
         def send_and_lose_the_database(*publication):
             send(*publication)
-            connection.connection.close()  # and Django hasn't been told
+            connection.connection.close()  # without Django's knowledge
 
         publisher.send = send_and_lose_the_database
         with consuming(Consumer(settings, "orders", callback, publisher=publisher)) as consumer:
@@ -417,7 +417,7 @@ def test_work_whose_message_was_parked_meanwhile_is_rolled_back(here, amqp, work
     consumer = Consumer(here(time_limit=0.2, policy=Policy(Outcome.PARK)), "orders", callback)
     consumer.start()
     put_when_there(amqp, consumer)
-    ended, error = consumer.wait(10)  # looks for what takes too long, and parks it
+    ended, error = consumer.wait(10)  # finds the callback over its time limit and parks its message
     parked.set()
     wait_until(lambda: consumer.counts["late"] == 1)
     consumer.close()

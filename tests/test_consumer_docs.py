@@ -1,4 +1,4 @@
-"""The guide to consumers: the example runs as it says."""
+"""The example of the guide to consumers runs as the guide says."""
 
 import os
 import re
@@ -20,7 +20,7 @@ TEXT = (PROJECT / "docs" / "consumers.md").read_text()
 
 
 def command(beginning):
-    """Give the arguments of the command in the guide that begins like this."""
+    """Return the arguments of the guide's command that starts like this."""
     [line] = re.findall(rf"^    \.venv/bin/python ({re.escape(beginning)}.*)$", TEXT, re.MULTILINE)
     return [sys.executable, *shlex.split(line)]
 
@@ -40,7 +40,7 @@ def test_the_example_of_the_guide_prints_what_the_guide_says(environment, amqp):
     try:
         order = command("-m docs.examples.shop")
 
-        def is_ordered():  # not before somebody reads orders
+        def is_ordered():  # fails until a consumer reads orders
             ordered = subprocess.run(order, cwd=PROJECT, env=environment, check=False, capture_output=True)
             return ordered.returncode == 0
 

@@ -1,4 +1,4 @@
-"""Queues without a consumer, or with stalled ones: counted on a real broker, told once, and once when it is over."""
+"""Queues without consumers or with stalled ones: counted on a real broker, notified at start and end."""
 
 import logging
 from datetime import timedelta
@@ -41,7 +41,7 @@ def known(name=NAME):
 
 
 def wait(minutes):
-    """Let so much time pass for every queue."""
+    """Let these minutes pass for every queue."""
     for queue in Queue.objects.exclude(unattended_since=None):
         Queue.objects.filter(id=queue.id).update(unattended_since=queue.unattended_since - timedelta(minutes=minutes))
 
@@ -130,7 +130,7 @@ def test_a_queue_without_consumers_is_notified_once_and_once_when_it_recovers(al
 
 
 def count_until(true, connection: pika.BlockingConnection | None = None):
-    """QueueCounts until something is true: the broker's figures lag by seconds."""
+    """Count consumers until the condition is true: the broker's statistics lag by seconds."""
     deadline = timezone.now() + timedelta(seconds=20)
     while not true():
         assert timezone.now() < deadline
@@ -156,7 +156,7 @@ def test_a_queue_with_a_consumer_after_a_recheck_is_not_notified(alice, amqp, br
     monitor.run_pass()
     amqp.channel.basic_consume(NAME, lambda *_: None)
     amqp.connection.process_data_events()
-    answer(broker_proxy, listed(row(guarded, NAME, 0)))  # a list that lags
+    answer(broker_proxy, listed(row(guarded, NAME, 0)))  # an outdated list
     count_consumers()
     wait(minutes=5)
     assert count_consumers() == 0
@@ -170,7 +170,7 @@ def attend(amqp):
 
 
 def known_to_be_without(broker_proxy, guarded, minutes=5):
-    """Have it known that the queue has had no consumer for so long."""
+    """Store that the queue has had no consumer for these minutes."""
     monitor.run_pass()
     answer(broker_proxy, listed(row(guarded, NAME, 0)))
     count_consumers()
@@ -212,7 +212,7 @@ def test_a_recovery_is_notified_only_after_a_recheck(alice, amqp, broker_proxy, 
     known_to_be_without(broker_proxy, guarded)
     assert count_consumers() == 2
     before = known()
-    answer(broker_proxy, listed(row(guarded, NAME, 1)))  # a list that lags
+    answer(broker_proxy, listed(row(guarded, NAME, 1)))  # an outdated list
     assert count_consumers() == 0
     assert (sent("alice@example.org"), known()) == (["no-consumers"], before)
     attend(amqp)
@@ -322,7 +322,7 @@ def test_counting_takes_one_request_and_constant_statements(
         queue_row(name, vhost=guarded, ready=0, unacknowledged=0, pulse_user=account) for name in names
     )
     answer(broker_proxy, listed())
-    count_consumers()  # the first one makes the rows that the others find
+    count_consumers()  # the first count creates rows
     answer(broker_proxy, listed(*(row(guarded, name, 0) for name in names)))
     before = broker_proxy.connections
     with django_assert_num_queries(11):
@@ -342,7 +342,7 @@ def minutes_ago(minutes):
 
 
 AT_WORK = QueueCounts(1, ready=3, unacknowledged=2, acked_total=7)
-"""What a look finds: messages wait, a consumer is there, and seven were taken out so far."""
+"""A count of a working queue: messages wait, there is a consumer, and seven were acked so far."""
 
 LOOKED = attendance(taken_out=7, stalled_since=minutes_ago(4))
 LONG = attendance(taken_out=7, stalled_since=minutes_ago(5))
@@ -359,27 +359,27 @@ NOTHING = (None, None, None)
         (LONG, AT_WORK._replace(ready=0), 5, (7, minutes_ago(5), NOW)),
         (LONG, AT_WORK._replace(unacknowledged=0), 5, (7, minutes_ago(5), NOW)),
         (TOLD, AT_WORK, 5, (7, minutes_ago(5), minutes_ago(1))),
-        # something was taken out
-        (LONG, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
-        (TOLD, AT_WORK._replace(acked_total=8), 5, (8, NOW, None)),
-        # the broker began to count anew, which says nothing of the consumer
-        (TOLD, AT_WORK._replace(acked_total=0), 5, (0, minutes_ago(5), minutes_ago(1))),
-        (TOLD, AT_WORK._replace(acked_total=0, consumers=0), 5, (0, None, minutes_ago(1))),
-        (TOLD._replace(stalled_since=None), AT_WORK._replace(acked_total=0), 5, (0, NOW, minutes_ago(1))),
-        (LONG, AT_WORK._replace(acked_total=0), 5, (0, NOW, None)),
-        # nothing waits
+        # messages were acked
+        (LONG, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        (TOLD, AT_WORK._replace(taken_out=8), 5, (8, NOW, None)),
+        # the broker restarted its counter, which says nothing about the consumer
+        (TOLD, AT_WORK._replace(taken_out=0), 5, (0, minutes_ago(5), minutes_ago(1))),
+        (TOLD, AT_WORK._replace(taken_out=0, consumers=0), 5, (0, None, minutes_ago(1))),
+        (TOLD._replace(stalled_since=None), AT_WORK._replace(taken_out=0), 5, (0, NOW, minutes_ago(1))),
+        (LONG, AT_WORK._replace(taken_out=0), 5, (0, NOW, None)),
+        # no messages wait
         (LONG, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
         (TOLD, AT_WORK._replace(ready=0, unacknowledged=0), 5, NOTHING),
-        # no consumer: that is told in its own way, and one that comes back has all its time
+        # no consumer: notified separately, and a returning consumer gets the full time
         (LONG, AT_WORK._replace(consumers=0), 5, (7, None, None)),
         (TOLD, AT_WORK._replace(consumers=0), 5, (7, None, minutes_ago(1))),
         (TOLD._replace(stalled_since=None), AT_WORK, 5, (7, NOW, minutes_ago(1))),
         (attendance(), AT_WORK._replace(consumers=0), 5, (7, None, None)),
-        # the broker doesn't say
-        (LONG, AT_WORK._replace(acked_total=None), 5, (7, minutes_ago(5), None)),
+        # unknown to the broker
+        (LONG, AT_WORK._replace(taken_out=None), 5, (7, minutes_ago(5), None)),
         (LONG, AT_WORK._replace(ready=None), 5, (7, minutes_ago(5), None)),
         (TOLD, AT_WORK._replace(unacknowledged=None), 5, (7, minutes_ago(5), minutes_ago(1))),
-        # off; a stream
+        # switched off; a stream
         (TOLD, AT_WORK, 0, NOTHING),
         (LONG._replace(type="stream"), AT_WORK, 5, NOTHING),
     ],
@@ -469,7 +469,7 @@ def test_without_the_setting_nobody_is_notified_of_stalls(alice, amqp, broker_pr
     settings.GUARDIAN_STALLED_MINUTES = minutes
     assert count_consumers() == (2 if minutes else 0)
     settings.GUARDIAN_STALLED_MINUTES = 0
-    assert count_consumers() == 0  # nor that it is over
+    assert count_consumers() == 0  # nor a recovery
     assert stalled() == NOTHING
 
 
@@ -477,7 +477,7 @@ def test_a_queue_whose_consumers_are_gone_after_a_recheck_has_not_stalled(alice,
     settings.GUARDIAN_STALLED_MINUTES = 5
     amqp.queue(NAME)
     monitor.run_pass()
-    answer(broker_proxy, listed(working(guarded)))  # a list that lags
+    answer(broker_proxy, listed(working(guarded)))  # an outdated list
     count_consumers()
     wait_stalled(minutes=5)
     assert count_consumers() == 0
@@ -541,7 +541,7 @@ def test_detecting_stalls_takes_no_extra_request_and_constant_statements(
         for name in names
     )
     answer(broker_proxy, listed())
-    count_consumers()  # the first one makes the rows that the others find
+    count_consumers()  # the first count creates rows
     answer(broker_proxy, listed(*(working(guarded, name) for name in names)))
     before = broker_proxy.connections
     with django_assert_num_queries(11):

@@ -1,4 +1,4 @@
-"""What consumers show of themselves: to Prometheus, and to Guardian."""
+"""Metrics of consumers, and how Guardian sees their queues."""
 
 import os
 import signal
@@ -26,12 +26,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def here(broker, vhost):
-    """Give the settings of a consumer in the test's vhost."""
+    """Return a function that returns the settings of a consumer in the test's vhost."""
     return lambda **changes: at(broker.amqp_url, vhost, **changes)
 
 
 def scraped(port):
-    """Give the figures: by name, and by outcome where there are several; of queues, those of QUEUE."""
+    """Return the samples by name, and by outcome where there are several, for QUEUE only."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         text = answer.read().decode()
     return {
@@ -62,7 +62,7 @@ def test_prometheus_metrics_count_outcomes_and_messages_in_hand(here, amqp):
         wait_until(lambda: consumer.counts["park"] and consumer.counts["done"] == 2)
         figures = scraped(port)
         link = consumer._connection._link
-        link.call(lambda: link.drop("as by a crash"))  # what is in hand is void
+        link.call(lambda: link.drop("as by a crash"))  # voids the message in hand
         wait_until(lambda: consumer.counts["reconnected"] == 1)
         held.append(None)
         wait_until(lambda: consumer.counts["void"] == 1)

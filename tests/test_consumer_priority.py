@@ -1,4 +1,4 @@
-"""One logical queue with priorities: in memory, over several queues, by the broker's own, and moved over."""
+"""One logical queue with priorities: in memory, over several queues, by the broker, and moving between them."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ BY = ["0-4,5-9", "0-2,3-6,7-9", "broker"]
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that only tests advance."""
 
     now = 0.0
 
@@ -54,7 +54,7 @@ class Clock:
 
 
 STEPS = st.lists(st.one_of(st.integers(0, 3), st.none(), st.floats(0.1, 30)), max_size=60)
-"""A rank: a message of it arrives; None: one is taken; a float: so many seconds pass."""
+"""An int: a message of this rank arrives. None: one is taken. A float: these seconds pass."""
 
 
 @given(STEPS, st.one_of(st.none(), st.floats(0.5, 20)))
@@ -82,13 +82,13 @@ def test_messages_are_taken_by_rank_exactly_once(steps, ageing):
 
 
 def is_before(one, other, ageing):
-    """Whether one message is to be handled before the other, as people are told."""
+    """Return whether one message is to be handled before the other, as documented."""
     (rank, since, number), (other_rank, other_since, other_number) = one, other
     if rank == other_rank:
         return number < other_number
     if ageing is None:
         return rank > other_rank
-    # What one of them is above the other, it has to have waited less, by the time that so many levels take.
+    # It may have waited less by the ageing time of the levels between them.
     return since - other_since < (rank - other_rank) * ageing - 1e-6
 
 
@@ -98,7 +98,7 @@ def test_only_ageing_keeps_the_lowest_priority_from_starving():
         place = RankedBuffer(2, lambda message: message, ageing, clock)
         place.put(0)
         for _ in range(1000):
-            place.put(1)  # one more each second, which is what can be handled
+            place.put(1)  # one arrives each second, and one can be handled
             if place.take() == 0:
                 return clock.now
             clock.now += 1
@@ -109,7 +109,7 @@ def test_only_ageing_keeps_the_lowest_priority_from_starving():
 
 
 LINES = {0: "a", 1: "bc", 2: "de", 3: "f"}
-"""What waits, by rank: what is overdue of it is named in the cases below."""
+"""Waiting messages by rank; the cases below name the overdue ones."""
 
 
 @pytest.mark.parametrize(
@@ -218,18 +218,18 @@ def test_a_publisher_refuses_an_invalid_priority(priority):
         Publisher(at("amqp://x")).publish({}, "orders", priority=priority)
 
 
-# On a broker
+# On a real broker
 
 
 @pytest.fixture
 def here(broker, vhost):
-    """Give the settings of a consumer in the test's vhost."""
+    """Return a function that returns the settings of a consumer in the test's vhost."""
     return lambda **changes: at(broker.amqp_url, vhost, **changes)
 
 
 @pytest.fixture
 def publish(here):
-    """Give a function that publishes messages of these priorities, each with its priority as its body."""
+    """Return a function that publishes messages with these priorities as their bodies."""
     with Publisher(here()) as publisher:
 
         def do(*priorities):
@@ -240,7 +240,7 @@ def publish(here):
 
 
 class Gate:
-    """A callback that stands still until it is opened, and notes what came."""
+    """A callback that blocks until it is opened, and records the messages."""
 
     def __init__(self):
         self.open = threading.Event()
@@ -252,7 +252,7 @@ class Gate:
 
 
 def lengths(amqp):
-    """Give how many messages are ready in each queue that there is."""
+    """Return the number of ready messages in each queue that exists."""
     return {name: length(amqp, name) for name in ALL if amqp_has(amqp, name)}
 
 
@@ -271,7 +271,7 @@ class Shut:
 
 
 def declared(settings):
-    """Have a consumer declare and bind what it does, and end without handling anything."""
+    """Let a consumer declare and bind its queues, and stop it before it handles anything."""
     with consuming(Consumer(settings, "orders", pytest.fail, limiter=Shut())):
         return settings
 
@@ -286,13 +286,13 @@ def test_the_callback_sees_one_queue_with_high_priorities_first(here, amqp, publ
         wait_until(lambda: consumer.figures()["waiting"] == 29)
         gate.open.set()
         wait_until(lambda: consumer.counts["done"] == 30)
-    ranks = by_rank(by, gate.seen[1:])  # the first was taken while the others were on their way
+    ranks = by_rank(by, gate.seen[1:])  # the first was taken while the others were still arriving
     assert ranks == sorted(ranks, reverse=True)
     assert Counter(gate.seen) == Counter(priorities)
 
 
 def by_rank(by, priorities):
-    """Give the level of each priority; with the broker's own, each is one."""
+    """Return the level of each priority; with the broker's priorities each is its own level."""
     ranges = [range(n, n + 1) for n in range(10)] if by == "broker" else parse_ranges(by)
     return [next(level for level, numbers in enumerate(ranges) if one in numbers) for one in priorities]
 
@@ -301,9 +301,9 @@ def test_each_message_goes_to_the_queue_of_its_range(here, amqp, publish):
     declared(here(priorities="0-2,3-6,7-9"))
     publish(*range(10))
     put(amqp)
-    put(amqp, priority=9)  # by somebody who doesn't write the header
+    put(amqp, priority=9)  # by a client that does not write the header
     put(amqp, headers={"consumer-priority": "high"})
-    put(amqp, headers={"consumer-priority": "9"})  # by another client: all of them write text alike
+    put(amqp, headers={"consumer-priority": "9"})  # by another client: all of them encode text alike
     assert lengths(amqp) == {ALL[0]: 6, ALL[1]: 4, ALL[2]: 4}
 
 
@@ -337,7 +337,7 @@ def test_slow_low_priority_messages_leave_threads_for_high_ones(here, amqp, publ
 
         wait_until_equal(stands, (4, 0))
         publish(*[9] * 20)
-        # Two of the high ones are in hand, and so many here as their prefetch says.
+        # Two high ones are in hand, and here wait as many as their prefetch.
         wait_until_equal(stands, (6, 6))
         release[0].set()
         wait_until(lambda: consumer.counts["done"] == 4 and stands() == (6, 2 + 4))
@@ -356,7 +356,7 @@ def test_with_ageing_a_low_priority_message_is_handled_among_high_ones(here, amq
             seen.append(message.body)
             time.sleep(0.01)
             if message.body == 9 and len(seen) < 60:
-                message.publish(9, "orders", priority=9)  # as many come as are handled
+                message.publish(9, "orders", priority=9)  # as many arrive as are handled
 
         publish(9, 9, 9, 0)
         with consuming(Consumer(settings, "orders", callback)) as consumer:
@@ -384,7 +384,7 @@ def test_messages_that_wait_too_long_are_requeued_and_read_again_later(here, amq
 
     publish(9, 9, 9, *[0] * 8)
     with consuming(Consumer(settings, "orders", callback)) as consumer:
-        wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 8)  # another may have them
+        wait_until(lambda: not consumer.wait(0.1)[0] and length(amqp, QUEUE) == 8)  # another consumer may get them
         assert 0 not in dict(seen)
         more.clear()
         wait_until(
@@ -416,7 +416,7 @@ def test_broker_priorities_on_a_quorum_queue_are_an_error(here):
         Consumer(here(queue_type="quorum"), BrokerPriorities("orders"), lambda message: None).run()
 
 
-# Another setting
+# Changed settings
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_moving_without_target_queues_leaves_messages_in_place(here, amqp, publi
     publish(0, 9)
     with pytest.raises(Refused, match=r"queue shop_test_orders\.priority does not exist.*start a consumer"):
         move(here(priorities="broker"), "orders", print)
-    amqp.queue(f"{QUEUE}.priority", arguments={"x-max-priority": 9})  # but bound to nothing
+    amqp.queue(f"{QUEUE}.priority", arguments={"x-max-priority": 9})  # unbound
     with pytest.raises(Exception, match=r"no queue is bound .*start a consumer"):
         move(here(priorities="broker"), "orders", print)
     wait_until(lambda: lengths(amqp) == {ALL[0]: 1, ALL[1]: 1, ALL[3]: 0})
@@ -497,7 +497,7 @@ def test_a_move_that_crashed_before_the_acks_is_finished_by_the_next(here, amqp,
     assert move(settings, "orders", print) == 1
     first, second = (taken(amqp, ALL[3])[0] for _ in range(2))
     assert first.message_id == second.message_id
-    assert first.priority == 3  # which the broker goes by, and which nobody had said to it
+    assert first.priority == 3  # the broker sorts by it, though the publisher set only the header
 
 
 def test_moving_works_beside_consumers_of_both_settings(here, amqp, publish):
@@ -525,7 +525,7 @@ def test_moving_works_beside_consumers_of_both_settings(here, amqp, publish):
             wait_until(lambda: len(seen) >= 253)
             wait_until(lambda: not new.figures()["in_hand"])
     assert sorted(Counter(one for one, _ in seen).values()) == [1] * 253
-    # What was delayed comes back to the new ones, or to the old one's where that still read them.
+    # Delayed messages return to the new queue, or to the old ones while they are read.
     assert {ALL[3]} <= {queue for _, queue in seen} <= {ALL[0], ALL[1], ALL[3]}
     assert sum(lengths(amqp).values()) == 0
 
@@ -568,7 +568,7 @@ def test_a_killed_move_loses_no_message(here, amqp):
     there = lengths(amqp)
     ids = Counter(taken(amqp, ALL[3])[0].message_id for _ in range(there[ALL[3]]))
     assert set(ids) == {str(number) for number in range(3000)}
-    assert sum(ids.values()) - 3000 <= 500  # what was on its way
+    assert sum(ids.values()) - 3000 <= 500  # those in flight
     assert there == {ALL[0]: 0, ALL[1]: 0, ALL[3]: sum(ids.values())}
 
 

@@ -1,4 +1,4 @@
-"""What a publisher does with what isn't confirmed: given up, given back, or left when it is closed."""
+"""Messages of a publisher that are not confirmed: timed out, returned, or pending when it closes."""
 
 import pytest
 from pika import BasicProperties
@@ -36,14 +36,14 @@ def test_a_publisher_closed_during_an_alarm_is_not_blocked():
     publisher.publish_async(*publisher.prepare({}, "orders")[:3], mandatory=False)
     publisher._set_blocked(True)
     publisher.close()
-    assert not publisher.blocked  # a consumer would try it again at once, and again
+    assert not publisher.blocked  # otherwise a consumer would retry at once, endlessly
 
 
 def test_a_returned_message_is_matched_among_two_with_the_same_id():
     publisher, properties = Publisher(at(AWAY)), BasicProperties(message_id="one")
     routed, unroutable = (_PendingMessage("shop_test", key, b"{}", properties, True) for key in ("orders", "nobody"))
     publisher._unconfirmed = {1: routed, 2: unroutable}
-    # As a busy broker says it: first what no queue gets, and then that it has dealt with both.
+    # As a busy broker does: it returns the unroutable message, and then confirms both.
     publisher._on_return(None, Basic.Return(312, "NO_ROUTE", "shop_test", "nobody"), properties, b"{}")
     publisher._on_confirmation(Method(1, Basic.Ack(2, multiple=True)))
     assert routed.done.exception(timeout=0) is None

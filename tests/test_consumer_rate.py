@@ -1,4 +1,4 @@
-"""The rate: a token bucket of one process, and one in Redis that many share."""
+"""The rate: a token bucket of one process, and one in Redis that processes share."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ BURSTS = st.one_of(st.none(), st.just(1), st.floats(1, 1000), st.just(1e9))
 
 
 class Clock:
-    """A clock that goes on only when somebody sleeps, and then for a little too long."""
+    """A clock that advances only when somebody sleeps, and then a little too far."""
 
     def __init__(self, late=0.0):
         self.now = 1_000.0
@@ -51,7 +51,7 @@ def server():
 
 @pytest.fixture
 def shared(server, request):
-    """Give a function that makes one more process's share of the test's own bucket, which no run before has used."""
+    """Return a function that returns another process's share of a bucket unique to the test."""
     name = f"{request.node.name} {uuid4()}"
     return lambda rate, burst=None, **more: SharedTokenBucket(rate, burst, name=name, redis_url=server.url, **more)
 
@@ -67,7 +67,7 @@ def test_takers_never_exceed_the_rate_and_one_burst(rate, burst, late, steps):
     for number, step in enumerate(steps):
         clock.now += step / rate
         if bucket.take(2 / rate) == 0:
-            times.append(clock.now + number % 2 * bucket.max_token_age)  # each other one is used late
+            times.append(clock.now + number % 2 * bucket.max_token_age)  # every other token is used late
     assert most_above(sorted(times), rate) <= bucket.burst * (1 + 1e-9) + 1e-6
 
 
@@ -78,7 +78,7 @@ def test_a_constant_taker_gets_the_rate_from_an_empty_bucket(rate, burst):
     begun = clock.now
     for _ in range(50):
         assert bucket.take(float("inf")) == 0
-    # Never before its time; and late by no more than one pause, of which the burst makes up.
+    # Never early; and late by at most one pause, for which the burst makes up.
     assert 50 / rate - 1e-6 <= clock.now - begun <= 50 / rate + bucket._pause + 1e-5
 
 
@@ -196,7 +196,7 @@ def test_the_environment_chooses_the_limiter_and_hides_the_password():
     ),
 )
 def test_takers_of_the_shared_bucket_never_exceed_the_rate_and_one_burst(server, rate, burst, steps):
-    """With Redis's clock in our hands, the real script: takers keep tokens for up to their life, and use a part."""
+    """Drive the real script with our own clock: takers keep tokens up to their maximum age, and use a part."""
     bucket = SharedTokenBucket(rate, burst, name="x", redis_url=server.url)
     now, set_back, unused, times = 1_800_000_000.0, 0.0, 0, []
     with redis.Redis.from_url(server.url) as client:
@@ -211,7 +211,7 @@ def test_takers_of_the_shared_bucket_never_exceed_the_rate_and_one_burst(server,
             used = round(got * part)
             unused = got - used
             times += [now + late * bucket.max_token_age] * used
-        if steps:  # a token comes in time, however often the clock was set back
+        if steps:  # a token arrives in time, even if the clock was set back
             seconds, rest = divmod(now - set_back + 1 / rate + 1e-5, 1)
             assert script(["driven"], [*call[:2], 1, 0, 1000, int(seconds), int(rest * 1_000_000)])[0] == 1
     assert most_above(sorted(times), rate) <= bucket.burst + rate * 2e-6 + 1e-3
@@ -243,13 +243,13 @@ def test_unused_tokens_of_a_process_return_to_the_shared_bucket(shared, server):
     bucket = shared(5, 10)
     key = f"consumers:rate:{bucket.name}"
     assert bucket.take(1) == 0
-    bucket._batch, bucket._fetched = 5, 0  # as when it used so many within half their life before
+    bucket._batch, bucket._fetched = 5, 0  # as if it had used that many shortly before
     with redis.Redis.from_url(server.url) as client:
         client.hset(key, "level", "9")
         assert bucket.take(0) == 0
         assert float(client.hget(key, "level")) == pytest.approx(4, abs=0.5)
         time.sleep(bucket.max_token_age + 0.01)
-        assert bucket.take(0) == 0  # the four that were kept are too old to be used
+        assert bucket.take(0) == 0  # the four kept tokens are too old to be used
         assert 7 <= float(client.hget(key, "level")) <= 9.5
     assert bucket._batch == 1
 
@@ -282,7 +282,7 @@ def test_a_lost_redis_blocks_and_restarts_with_an_empty_bucket(caplog):
             assert bucket.take(1) == 0
         time.sleep(bucket.max_token_age)
         with redis.Redis.from_url(server.url) as client:
-            client.hset("consumers:rate:x", "level", "8")  # and it is in its file, as of a moment before its end
+            client.hset("consumers:rate:x", "level", "8")  # saved to Redis's file
             time.sleep(1.1)
         server.kill()
         begun = time.monotonic()
@@ -297,7 +297,7 @@ def test_a_lost_redis_blocks_and_restarts_with_an_empty_bucket(caplog):
                 times.append(time.monotonic())
     assert not bucket.away
     assert len(times) > 15
-    assert most_above(times, 20) < 7  # those of the file are not taken
+    assert most_above(times, 20) < 7  # tokens of the file are not used
     said = [record.getMessage() for record in caplog.records]
     assert sum("messages wait" in text for text in said) == 1
     assert sum("answers again" in text for text in said) == 1
@@ -328,12 +328,12 @@ def test_a_process_can_fall_back_to_its_own_rate_without_redis(caplog):
 
 
 def test_four_processes_keep_to_one_rate(server):
-    """For two seconds, where others use the processor too. `make bench ONLY=consumers_rate` takes ten."""
+    """For two seconds on a shared processor. `make bench ONLY=consumers_rate` takes ten."""
     shared = {"rate": 500, "redis_url": server.url, "name": "four"}
     times, processor = taken([shared] * 4, 3.5)
     assert off_the_rate(times, 500, 2) < 0.05
     assert most_above(times, 500) <= 50
-    assert max(processor) < 0.25  # nobody spins
+    assert max(processor) < 0.25  # no busy waiting
 
 
 # In a consumer
@@ -356,7 +356,7 @@ def test_a_consumer_keeps_to_its_configured_rate(here, amqp):
 
 @contextmanager
 def counted_arrivals(consumer):
-    """Count the messages that come to a consumer."""
+    """Record the messages that arrive at a consumer."""
     arrived = []
     waiting = consumer._connection.waiting
     put = waiting.put
@@ -375,13 +375,13 @@ def test_at_a_slow_rate_messages_wait_in_the_queue(here, amqp):
         wait_until(lambda: length(amqp, QUEUE) == 3)
         assert consumer.figures()["waiting"] == 0
         wait_until(lambda: len(done) == 2)
-        assert consumer.figures()["prefetch"] == 2  # one in hand, and one that waits
+        assert consumer.figures()["prefetch"] == 2  # one in hand and one waiting
     assert [message.body for message in done] == [0, 1]
-    assert len(arrived) <= 7  # two for each token and before the first, and not time after time
+    assert len(arrived) <= 7  # two for each token and before the first, without repeated fetching
 
 
 def test_slow_callbacks_do_not_lower_the_rate(here, amqp):
-    """Ten a second, of which none returns: twenty are begun, and not the ten that a second needs."""
+    """At ten a second and with blocked callbacks, twenty are started, not the ten that a second needs."""
     begun, release = [], threading.Event()
 
     def callback(message):
@@ -435,7 +435,7 @@ def test_a_consumer_waiting_for_a_token_stops_at_once(here, amqp):
 
 
 class Emptying:
-    """A limiter during whose first token the connection is lost, and with it what waited."""
+    """A limiter that loses the waiting message while it grants the first token."""
 
     def __init__(self, waiting):
         self.waiting = waiting

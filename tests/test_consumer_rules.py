@@ -1,4 +1,4 @@
-"""The consumer's pure parts: names, settings, what an exception means, and what one acknowledgement may stand for."""
+"""The consumer's pure parts: names, settings, outcomes of exceptions, and acknowledgements."""
 
 import threading
 import time
@@ -114,7 +114,7 @@ def test_an_invalid_setting_is_named_without_the_password(name, value):
     assert raised.value.__cause__ is None
 
 
-# What an exception means
+# Outcomes of exceptions
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_a_message_is_tried_at_most_once_more_than_there_are_delays(attempts, de
     assert (decision.outcome is Outcome.RETRY) == (attempts < len(delays))
 
 
-# Acknowledging
+# Acknowledgements
 
 
 class Channel:
-    """Keeps what RabbitMQ keeps of a channel: which tags are unacknowledged; it refuses what RabbitMQ refuses."""
+    """A channel that keeps unacknowledged tags and refuses what RabbitMQ refuses."""
 
     def __init__(self, tags):
         self.unacknowledged = set(tags)
@@ -192,7 +192,7 @@ def test_exactly_the_finished_messages_are_settled_in_any_order(order, batches, 
             channel.settle([tag for tag in batch if tag not in rejected], [tag for tag in batch if tag in rejected])
             assert amqp.unacknowledged == set(order) - finished
             assert amqp.requeued == finished & rejected
-    assert (len(channel._unacked), len(channel._settled)) == (0, 0)  # nothing is kept of what is over
+    assert (len(channel._unacked), len(channel._settled)) == (0, 0)  # settled tags are forgotten
 
 
 def test_messages_finished_in_order_take_one_ack():
@@ -204,7 +204,7 @@ def test_messages_finished_in_order_take_one_ack():
     assert (amqp.frames, amqp.unacknowledged) == (1, set())
 
 
-# What is written on a message that failed
+# Headers of failed messages
 
 
 class Method:
@@ -272,7 +272,7 @@ def test_workers_take_each_of_a_thousand_messages():
     for number in range(1000):
         put(number)
         if number % 7 == 0:
-            time.sleep(0.0002)  # by which threads fall asleep and are woken in between
+            time.sleep(0.0002)  # lets threads fall asleep and wake in between
     wait_until_equal(lambda: len(taken), 1000)
     workers.end()
     assert workers.wait(time.monotonic() + 5, lambda: False)

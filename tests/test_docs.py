@@ -1,4 +1,4 @@
-"""The documents: what they tell people to run works, what they name is there, and what comes from the code is fresh."""
+"""The documents: commands work, names exist, and generated pages are up to date."""
 
 import json
 import os
@@ -34,14 +34,14 @@ OF_OTHERS = {
     "message-store.md": "tests/test_message_store_api.py",
     "message-store-workers.md": "tests/test_work_store.py",
 }
-"""Documents that have a test of their own."""
+"""Documents with a test file of their own."""
 DOCUMENTS = [PROJECT / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in OF_OTHERS)]
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 PICTURES = sorted((DOCS / "pictures").iterdir())
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWN = sorted(set(re.findall(r"^ {4,}(\S.*)$", FENCED.sub("", TEXT), re.MULTILINE)))
-"""The lines that are shown as they are to be typed."""
+"""The lines that readers are to type."""
 
 SETTINGS = {name: reader.default for name, reader in pages.read_settings().items()}
 
@@ -64,7 +64,7 @@ NOT_RUN = {
     r"python3 -m venv |\.venv/bin/python -m pip install ": "the Makefile does it in var/production",
     r"\.venv/bin/(gunicorn|celery) |\.venv/bin/python manage\.py check --deploy$": "test_production.py runs them",
 }
-"""The lines that no test here runs, and why."""
+"""The lines that no test runs here, and why."""
 
 NO_SETTINGS = {
     "GUARDIAN_FUZZ_CASES", "GUARDIAN_FUZZ_SEED", "GUARDIAN_TEST_DATABASE", "GUARDIAN_TEST_RABBITMQ_MANAGEMENT_URL",
@@ -74,7 +74,7 @@ NO_SETTINGS = {
 
 
 def run(*command: str) -> str:
-    """Run a command of manage.py, and give its output; a code that it shouldn't end with is raised as SystemExit."""
+    """Run a command of manage.py and return its output. Raise SystemExit for an unexpected exit code."""
     output = StringIO()
     try:
         call_command(*command, stdout=output, stderr=output)
@@ -88,7 +88,7 @@ def run(*command: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Give what the headings of a document are called in links, as GitHub calls them."""
+    """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.+?) *$", FENCED.sub("", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -176,7 +176,7 @@ def test_the_documents_explain_every_mail(kind):
     assert words.lower() in told, words
 
 
-# What is shown
+# Commands
 
 
 @pytest.mark.parametrize("line", SHOWN)
@@ -220,7 +220,7 @@ def test_actions_of_the_front_page_are_named_as_on_the_page():
 
 @pytest.fixture
 def offering(guarded):
-    """Give what the commands name: an operator, and an offering that she may subscribe and publish to."""
+    """Return an offering of an operator who may subscribe and publish to it, as the commands name it."""
     operator = Owner.objects.create_superuser("you@example.org")
     made = Offering.objects.create(name="Compute in Tartu")
     made.members.add(operator)
@@ -230,7 +230,7 @@ def offering(guarded):
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """Give what is taken over: an empty PulseGuardian database's address, and a list of no accounts' owners."""
+    """Prepare what the commands import: an empty PulseGuardian database and an empty list of owners."""
     source = sqlite3.connect(tmp_path / "pulseguardian.db")
     source.executescript(
         "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT, admin BOOLEAN);"
@@ -313,11 +313,11 @@ def test_the_documented_commands_create_guardians_broker_account(broker, managem
         management.delete_user("shown")
 
 
-# Back up and restore: test_backup.py
+# Backup and restore: test_backup.py
 
 
 def shell_lines(document: str, begin: str, end: str) -> list[str]:
-    """Give the lines that are shown between these two texts of a document."""
+    """Return the lines to type between these two texts of a document."""
     text = (DOCS / document).read_text()
     return re.findall(r"^ {4,}(\S.*)$", text[text.index(begin) : text.index(end)], re.MULTILINE)
 
@@ -335,11 +335,11 @@ def shell(line: str, **options: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# The programs
+# Programs
 
 
 def programs(document: str) -> list[str]:
-    """Give the programs in Python of a document."""
+    """Return the Python programs of a document."""
     return [code for kind, code in FENCED.findall((DOCS / document).read_text()) if kind == "python"]
 
 
@@ -375,7 +375,7 @@ def test_the_documented_threshold_policy_works(guarded, amqp, settings, monkeypa
     exec(code, vars(thresholds) | {"POLICIES": thresholds.POLICIES, "__name__": "queues.thresholds"})
     monkeypatch.setattr("guardian_site.checks.POLICIES", thresholds.POLICIES)
     assert "guardian.E008" not in {message.id for message in check_settings(None)}
-    amqp.queue("long", 15)  # past the maximum of 10, and not past twice that
+    amqp.queue("long", 15)  # over the limit of 10, but not over twice that
     amqp.queue("longer", 25)
     monitor.run_pass()
     assert dict(Queue.objects.values_list("name", "state")) == {"long": "warned", "longer": "gone"}
@@ -394,7 +394,7 @@ def test_the_documented_channel_service_works(db, monkeypatch):
 
 @pytest.fixture
 def example(tmp_path):
-    """Give a function that starts the agent of the documents as a program of its own, and the lines that it prints."""
+    """Return a function that starts the documented agent as a process and returns the lines it prints."""
     [code] = programs("agents.md")
     (tmp_path / "agent.py").write_text(code)
     started = []
@@ -444,7 +444,7 @@ def test_the_documented_agent_registers_receives_events_once_and_recovers(
         "order_uuid": "17", "object_type": "order", "offering_uuid": offering.uuid.hex, "schema_version": 1,
     }  # fmt: skip
     assert second.startswith("event resource {")
-    # Its connection and its queue are taken away: it registers again, and goes on.
+    # Without its login and its queue it registers again and continues.
     management.delete_user(consumer.rmq_username)
     management.delete_queue(consumer.vhost, consumer.queue_name)
     Consumer.objects.update(password_set=False, state="creating")

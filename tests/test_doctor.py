@@ -1,4 +1,4 @@
-"""``manage.py doctor`` on a good installation, and on those that are broken for real."""
+"""``manage.py doctor`` on a good installation and on broken ones."""
 
 import io
 import json
@@ -47,12 +47,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def good(guarded, mailbox, settings):
-    """Give a whole installation with nothing to complain about, as far as this machine has one."""
+    """Prepare an installation without problems, as far as this machine has one."""
     settings.SECRET_KEY = "0123456789" * 5
     settings.GUARDIAN_BASE_URL = "https://guardian.example.org"
     settings.ALLOWED_HOSTS = ["guardian.example.org", ".localhost", "127.0.0.7"]
     settings.GUARDIAN_METRICS_TOKEN = "scrape-word"
-    settings.GUARDIAN_POLL_SECONDS = 60  # so that the last pass is recent for as long as a test takes
+    settings.GUARDIAN_POLL_SECONDS = 60  # so that the last pass is recent throughout a test
     Owner.objects.create_superuser("ops@example.org")
     now = timezone.now()
     Pass.objects.create(at=now, seconds=0.1, listing_seconds=0.05)
@@ -60,13 +60,13 @@ def good(guarded, mailbox, settings):
 
 
 def examine():
-    """Return what was found, by its name; of several under one name the worst."""
+    """Return the findings by name, the worst of each."""
     findings = sorted(doctor.examine(), key=lambda finding: list(Status).index(finding.status))
     return {finding.name: finding for finding in findings}
 
 
 def is_problem(name, *words, status=Status.PROBLEM):
-    """Look, and make sure that this and nothing else is a problem, in these words, with advice."""
+    """Assert that this is the only problem, with these words and with advice."""
     found = examine()
     finding = found[name]
     assert finding.status is status, finding
@@ -81,7 +81,7 @@ def is_problem(name, *words, status=Status.PROBLEM):
 def test_a_good_installation_has_no_problems(good):
     found = examine()
     not_right = [finding for finding in found.values() if finding.status is not Status.OK]
-    # SQLite is warned about, since nobody knows on how many machines this runs.
+    # SQLite is a warning, since the number of machines is unknown.
     assert [finding.name for finding in not_right] == (["database"] if connection.vendor == "sqlite" else [])
     assert {
         "settings", "secret key", "debug", "address", "folder", "database", "migrations", "passes", "other tasks",
@@ -162,7 +162,7 @@ def test_a_wrong_password_is_a_problem(good, settings, broker):
 
 @pytest.fixture
 def account(management, broker, settings):
-    """Give an account of the test's own, by which Guardian works, with these tags."""
+    """Return a function that creates an account with these tags for Guardian."""
     name = f"doctor-{os.getpid()}"
 
     def make(*tags, **permissions):
@@ -243,7 +243,7 @@ def test_management_and_amqp_urls_of_two_brokers_are_a_problem(good, settings, g
         management.create_vhost(guarded)
         settings.RABBIT_URL = another.amqp_url
         is_problem("one broker", "'another'")
-        # And the same node, asked by HTTP too: no agent can connect to it.
+        # And the same node over HTTP: it has no plugin for agents.
         settings.RABBITMQ_MANAGEMENT_URL = another.management_url
         found = examine()
         assert (found["broker plugins"].status, found["broker"].status) == (Status.WARNING, Status.OK)
@@ -290,7 +290,7 @@ def test_the_brokers_clock_takes_one_request(good, settings):
 
 @pytest.fixture
 def amqps(tmp_path, monkeypatch):
-    """Give the port of a TLS server whose certificate is trusted, for 127.0.0.1 and not for 127.0.0.2."""
+    """Return the port of a TLS server whose certificate is valid for 127.0.0.1 but not for 127.0.0.2."""
     certificate = make_certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -365,7 +365,7 @@ def test_an_unreachable_amqp_task_queue_is_a_warning(good):
     assert (finding.status, "could not be compared" in finding.found) == (Status.WARNING, True)
 
 
-# The database, and what its rows tell
+# The database and its rows
 
 
 @pytest.fixture
@@ -457,7 +457,7 @@ def test_a_mail_server_that_refuses_the_login_is_a_problem(good, settings):
 
 @pytest.fixture
 def silent():
-    """Give the port of a server that takes connections and says nothing."""
+    """Return the port of a server that accepts connections and stays silent."""
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
         yield listener.getsockname()[1]
 
@@ -515,7 +515,7 @@ def test_an_unwritable_folder_is_a_problem(good, settings, tmp_path):
     is_problem("folder", "can't be written")
 
 
-# As a process, where settings are read
+# As a separate process
 
 
 def doctor_of(environment, *arguments, timeout=60):
@@ -528,7 +528,7 @@ def doctor_of(environment, *arguments, timeout=60):
     return answer
 
 
-# What is secret
+# Secrets
 
 
 @pytest.mark.parametrize("password", ["s3cr/hunter2", "99999/hunter2", "s3cr#hunter2", "[hunter2"])

@@ -1,4 +1,4 @@
-"""What readers and programs get instead of an answer: no stack trace, and the next step."""
+"""Error pages and answers: no stack trace, and the next step."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Publishing events: who gets one, what it looks like there, and what is counted where it didn't arrive."""
+"""Publishing events: recipients, message format, and counts of undelivered events."""
 
 import json
 import time
@@ -36,7 +36,7 @@ def offering(agents, alice):
 
 @pytest.fixture
 def subscribed(guarded, management, alice, offering):
-    """Return what makes the row of a subscription queue, and with ``there`` the queue on the broker."""
+    """Return a function that creates a row of a subscription queue, and with ``there`` its queue."""
 
     def make(
         name, *, owner=alice, object_type="order", state="ready", there=True, vhost=guarded, of=offering, **limits
@@ -58,7 +58,7 @@ def subscribed(guarded, management, alice, offering):
 
 @pytest.fixture
 def consumes(guarded, management, agents, alice, offering):
-    """Return what makes a consumer with its queue."""
+    """Return a function that creates a consumer with its queue."""
 
     def make(name, *object_types, owner=alice, state="ready"):
         management.declare_queue(guarded, name, arguments.REGISTERED_QUEUE_ARGUMENTS)
@@ -86,7 +86,7 @@ def noted():
     ]
 
 
-# Who gets it
+# Recipients
 
 
 def test_an_event_goes_to_all_ready_queues_of_its_offering_and_type(
@@ -213,7 +213,7 @@ def test_full_and_missing_queues_are_counted_and_recorded(subscribed, offering, 
     assert QueueEvent.objects.get(queue_name="full").queue.name == "full"
     assert QueueEvent.objects.get(queue_name="gone").queue is None
     wait_until_equal(lengths, {"one": 2, "full": 1, "guardian.dlq": 1})
-    assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # two complete lists decide that
+    assert SubscriptionQueue.objects.get(queue_name="gone").state == "ready"  # only two complete lists change it
 
 
 def test_repeated_skips_within_a_minute_are_one_event(subscribed, offering):
@@ -249,16 +249,16 @@ def test_publishing_takes_a_constant_number_of_statements(subscribed, consumes, 
         return len(captured), counts(published)
 
     more(1)
-    publish(offering, "order", {}, by=alice)  # from here on this process has a share of what she may publish
+    publish(offering, "order", {}, by=alice)  # reserves this process's share of her limit
     assert statements("order") == (3, (1, 0, 0, 0))
     assert statements("resource") == (9, (0, 1, 0, 1))
     more(20)
     assert statements("order") == (3, (21, 0, 0, 0))
-    assert statements("resource") == (10, (0, 21, 0, 21))  # some are counted up, and others new
+    assert statements("resource") == (10, (0, 21, 0, 21))  # some rows are updated and others inserted
     assert statements("resource") == (9, (0, 21, 0, 21))
 
 
-# What is refused
+# Refusals
 
 
 def test_only_publishers_and_operators_may_publish(subscribed, offering, agents, alice, lengths):
@@ -352,7 +352,7 @@ def test_an_invalid_message_id_is_refused(offering, message_id):
         publish(offering, "order", {}, message_id=message_id)
 
 
-# The broker away
+# Without the broker
 
 
 def test_without_the_broker_nothing_is_published_or_counted(subscribed, offering, settings):
@@ -375,7 +375,7 @@ def test_without_a_broker_url_the_error_names_the_setting(subscribed, offering, 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Return a function that has Guardian publish with these timeouts."""
+    """Return a function that lets Guardian publish with these timeouts."""
     broker._publisher.cache_clear()
     yield lambda **timeouts: monkeypatch.setattr(broker, "Publisher", partial(Publisher, **timeouts))
     broker._publisher.cache_clear()

@@ -1,4 +1,4 @@
-"""People's own exchanges."""
+"""Exchanges of Pulse users."""
 
 import pytest
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 @pytest.fixture
 def events(amqp):
-    """Give the name of Alice's exchange, to which a queue and an exchange are bound; there are others, too."""
+    """Return the name of Alice's exchange, to which a queue and an exchange are bound, among others."""
     for name in ("exchange/alice/events", "exchange/bob/events", "queue/alice/misnamed", "exchange/alice"):
         amqp.channel.exchange_declare(name, "topic", durable=True)
     amqp.queue("queue/bob/builds")

@@ -1,4 +1,4 @@
-"""What a message tells of a queue's surroundings, and what it takes the broker to say it."""
+"""Feeding exchanges and consumers in a mail about queues, and the requests they take."""
 
 import threading
 
@@ -14,7 +14,7 @@ QUEUES = facts.MAX_SINGLE_REQUESTS + 1
 
 @pytest.fixture
 def queues(amqp, vhost):
-    """More queues than are always asked one by one, each bound to one exchange, as (vhost, name)."""
+    """Return more queues than are requested one by one, each bound to one exchange, as (vhost, name)."""
     amqp.channel.exchange_declare("builds", "topic")
     for number in range(QUEUES):
         amqp.queue(f"q{number}")
@@ -30,7 +30,7 @@ def behind(broker, proxy):
 
 
 def routing_keys(feeds):
-    """Return the routing keys from the exchange, by the queue's name; None: not known."""
+    """Return the routing keys from the exchange by queue. None: unknown."""
     return {
         name: None if feed.bindings is None else [one.routing_key for one in feed.bindings if one.source == "builds"]
         for (_, name), feed in feeds.items()
@@ -97,7 +97,7 @@ def test_one_late_answer_does_not_affect_the_other_queues(broker, queues, monkey
 
 
 def test_a_missing_vhost_does_not_affect_the_other_queues(management, broker, queues, vhost):
-    gone = f"{vhost[:-1]}!"  # asked for before the other
+    gone = f"{vhost[:-1]}!"  # sorted before the other
     assert gone < vhost
     feeds = fetch_feeds(management, broker.amqp_url, [*queues, (gone, "nothing")], 0)
     assert routing_keys(feeds) == {**ALL, "nothing": None}

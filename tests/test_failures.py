@@ -1,4 +1,4 @@
-"""The rest of the world, broken for real: what is lost or done twice (nothing), and what is told."""
+"""Failures of everything around Guardian: nothing is lost or repeated, and the right people are notified."""
 
 import itertools
 import threading
@@ -172,7 +172,7 @@ def test_a_connection_cut_in_the_middle_of_a_list_is_retried(amqp, broker_proxy)
 
 
 def between_look_and_act(monkeypatch, action):
-    """Have something happen right after the second look."""
+    """Call this right after the recheck."""
     ask = rabbit.amqp.declare_passively
 
     def ask_and_act(*arguments):
@@ -216,7 +216,7 @@ def test_a_queue_deleted_by_somebody_else_is_gone_but_not_reported_as_deleted(am
 
     def delete_at_the_second_look():
         calls.append(1)
-        if len(calls) == 2:  # the first asks for the consumers, for the mail
+        if len(calls) == 2:  # the first is for the mail's consumers
             amqp.channel.queue_delete("queue/alice/builds")
 
     between_look_and_act(monkeypatch, delete_at_the_second_look)
@@ -531,7 +531,7 @@ def management_has(management, vhost):
 
 @pytest.fixture
 def guardian_account(guarded, settings, broker, management):
-    """Have Guardian work with an account of the test's own, and give its name; its password is ``first``."""
+    """Let Guardian use an account of its own, with password ``first``, and return its name."""
     name = f"guardian-{uuid.uuid4().hex[:8]}"
     management.put_user(name, "first", ["administrator"])
     management.set_permissions(guarded, name, FULL_ACCESS)
@@ -578,7 +578,7 @@ def test_a_hung_queue_is_notified_to_operators_and_others_are_guarded(guarded_no
     pid = 'amqqueue:get_pid(element(2, rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"hung">>))))'
     amqp.publish("hung", 12)
     amqp.publish("long", 8)
-    statistics = broker.management().queue  # they lag by seconds
+    statistics = broker.management().queue  # statistics lag by seconds
     wait_until_equal(lambda: statistics("/", "hung").get("messages"), 12)
     wait_until_equal(lambda: statistics("/", "long").get("messages"), 15)
     guarded_node.eval(f"sys:suspend({pid}).")
@@ -675,8 +675,8 @@ def test_a_deletion_carried_out_by_a_thawed_broker_is_notified_once(guarded_node
 
 @pytest.mark.soak
 def test_a_queue_that_lost_its_messages_in_a_crash_is_not_deleted(guarded_node, mailbox, monkeypatch):
-    Amqp(guarded_node.amqp_url, "/").queue("long", 11)  # its messages are kept in memory alone
-    guarded_node.eval("mnesia:sync_log().")  # itself on disk
+    Amqp(guarded_node.amqp_url, "/").queue("long", 11)  # its messages are in memory only
+    guarded_node.eval("mnesia:sync_log().")  # but the queue is on disk
     once_after(monkeypatch, "the announcement", guarded_node.kill)
     assert monitor.run_pass().deleted == 0
     guarded_node.start()

@@ -1,8 +1,7 @@
-"""Whatever is sent by whomever, the answer is one that the schema tells of, and never the server's own failure.
+"""Random requests by anybody: each answer matches the schema, and none is a server error.
 
-The short form is the same each time. For the long one, in `make soak`, ``GUARDIAN_FUZZ_CASES`` says how many requests
-are made of those that the schema describes, and ``GUARDIAN_FUZZ_SEED`` where they are drawn from. As many again are
-garbage that no schema has.
+The short form is the same each time. In the long one, of `make soak`, ``GUARDIAN_FUZZ_CASES`` is the number of requests
+that match the schema, and ``GUARDIAN_FUZZ_SEED`` the seed. As many again are garbage that matches no schema.
 """
 
 import contextlib
@@ -58,24 +57,24 @@ AS_DOCUMENTED = [
     response_headers_conformance,
 ]
 KINDS = sorted({operation.path.split("/")[2] for operation in OPERATIONS})
-"""What the endpoints are about: the first part of their paths."""
+"""The resources of the endpoints: the first part of their paths."""
 
 WAYS = [("nobody", ""), ("nobody", "token")] + [
     (visitor, way) for visitor in VISITORS[1:] for way in ("token", "session")
 ]
-"""Who asks, and by what. Nobody has a token that is none."""
+"""Who sends a request, and how they authenticate. Nobody has an invalid token."""
 
 
 def somebody(ways: list[tuple[str, str]], *drawn: Any) -> tuple[str, str]:
-    """Return one of these, each as often as another, which is not so where hypothesis chooses among few."""
+    """Return one of these with equal probability, unlike hypothesis's choice among few."""
     return ways[zlib.crc32(repr(drawn).encode("utf-8", "replace")) % len(ways)]
 
 
 def drawn(cases: int) -> Any:
-    """Return what makes a test of so many examples: the same from the same seed, however slow the machine is."""
+    """Return a decorator for this many examples, the same for the same seed on any machine."""
     patient = settings(
         max_examples=max(1, cases),
-        phases=[Phase.generate],  # to make the first failure smaller takes many minutes
+        phases=[Phase.generate],  # shrinking a failure takes many minutes
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -85,7 +84,7 @@ def drawn(cases: int) -> Any:
 
 @pytest.fixture(scope="module")
 def counted(request):
-    """Count the requests by who sent them and by the status of the answer, and print that at the end."""
+    """Count the requests by sender and status, and print the counts at the end."""
     counts: Counter[tuple[str, str, int]] = Counter()
     yield counts
     plugins = request.config.pluginmanager
@@ -99,11 +98,11 @@ def counted(request):
                 say(f"    {who:24}" + "  ".join(f"{status}: {by_status[status]:,}" for status in sorted(by_status)))
 
 
-# What the schema describes
+# Requests that match the schema
 
 
 class World:
-    """An owner with one of everything, which is made again when a request has removed it; and who else may ask."""
+    """An owner with one of everything, restored after a request deletes it, and other owners."""
 
     def __init__(self, guarded: str, management: Any) -> None:
         self.vhost, self.management = guarded, management
@@ -129,7 +128,7 @@ class World:
         self.restore()
 
     def restore(self) -> None:
-        """Have everything there as at first."""
+        """Restore everything as it was at first."""
         Owner.objects.filter(pk=self.asking.pk).update(vouched=False, vouch_requested_at=timezone.now())
         account = PulseUser.objects.filter(username=self.username).first()
         if account is None:
@@ -172,7 +171,7 @@ class World:
         }  # fmt: skip
 
     def point(self, case: schemathesis.Case) -> None:
-        """Have this request name what is there."""
+        """Let this request name existing objects."""
         kind = case.path.split("/")[2]
         if "uuid" in case.path_parameters:
             case.path_parameters["uuid"] = self.uuids[kind].hex
@@ -189,19 +188,19 @@ class World:
             body["email"] = self.asking.email
 
     def send(self, case: schemathesis.Case, who: str, way: str) -> Any:
-        """Send this request as somebody: by a token, or by a session with its CSRF token, as a browser does."""
+        """Send this request by a token, or by a session with its CSRF token like a browser."""
         headers, cookies = {}, {}
         if way == "token":
             headers["Authorization"] = f"Token {self.keys.get(who, '0' * 64)}"
         else:
-            case.headers.pop("Authorization", None)  # which schemathesis makes up
+            case.headers.pop("Authorization", None)  # which schemathesis invents
         if way == "session":
             cookies = {django_settings.SESSION_COOKIE_NAME: self.sessions[who], "csrftoken": "c" * 32}
             headers["X-CSRFToken"] = "c" * 32
         return case.call(headers=headers, cookies=cookies)
 
     def remove(self) -> None:
-        """Take what was made off the broker, where accounts are not bound to the test's vhost."""
+        """Delete created accounts from the broker: they are not part of the test's vhost."""
         for account in PulseUser.objects.all():
             with contextlib.suppress(NotOnBroker):
                 self.management.delete_user(account.username)
@@ -221,7 +220,7 @@ def takes_something(operation: schemathesis.APIOperation) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_answer_matches_the_schema(world, counted, kind):
-    """Whatever is sent, sensible or not, by anybody, about what is there or not."""
+    """Send valid and invalid requests as anybody, about existing and missing objects."""
     for operation in [operation for operation in OPERATIONS if operation.path.split("/")[2] == kind]:
         sensible = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
         nonsense = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
@@ -281,7 +280,7 @@ def test_a_broker_lost_during_a_request_answers_only_503(world, counted, broker,
     assert len(asks_the_broker) > 10
 
 
-# What no schema has
+# Requests that match no schema
 
 LONG = "x" * 5000
 STRANGE = [
@@ -349,7 +348,7 @@ bodies = (
 
 @st.composite
 def requests_of(draw: Any, found: list[str]) -> tuple[str, dict[str, Any]]:
-    """Draw a route, and what WSGI says of a request for it, as a server hands over what came in: bytes as Latin-1."""
+    """Draw a route and a WSGI environ for it, with bytes as Latin-1 like a server."""
     route = draw(st.sampled_from(found))
     method, query, body = draw(st.sampled_from(METHODS)), draw(pairs), draw(st.just(b"") | bodies)
     environ = {
@@ -362,7 +361,7 @@ def requests_of(draw: Any, found: list[str]) -> tuple[str, dict[str, Any]]:
     headers = draw(st.dictionaries(st.sampled_from(HEADERS), values, max_size=3))
     for name, value in headers.items():
         text = as_bytes(value).decode("latin-1")
-        environ[f"HTTP_{name.upper().replace('-', '_')}"] = re.sub(r"[\x00-\x1f]", "", text)  # no server lets these in
+        environ[f"HTTP_{name.upper().replace('-', '_')}"] = re.sub(r"[\x00-\x1f]", "", text)  # servers strip these
     return route, environ
 
 
@@ -372,7 +371,7 @@ ROUTES = [route for route in routes() if "^" not in route and route != "api/docs
 
 @pytest.mark.parametrize("under", ["api/", "v1/"])
 def test_garbage_is_refused_without_server_errors(guarded, management, counted, under):
-    """Whatever comes for an address that there is, or nearly: one of the API, or of the message store."""
+    """Send garbage to existing and almost existing paths of the API or the message store."""
     mine = [route for route in ROUTES if route.startswith(under)]
     restore_broker(management, guarded)
     world = test_who_may.World(guarded)
@@ -389,7 +388,7 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
         route, environ = asked
         way = somebody([*WAYS, ("application", "key")], number, route, names, environ["QUERY_STRING"])
         address = world.address_of(route).partition("?")[0]
-        if any(names) or "<" in address:  # else it is the one of what is there
+        if any(names) or "<" in address:  # otherwise the path of an existing object
             given_names = iter(names)
             address = "/" + PLACEHOLDER.sub(lambda _: next(given_names, None) or "1", route)
         who, how = way
@@ -418,7 +417,7 @@ def test_garbage_is_refused_without_server_errors(guarded, management, counted, 
 
 
 def is_told_properly(under: str, method: str, answer: Any) -> None:
-    """Hold an answer against what all answers under this address have in common."""
+    """Assert what all answers below this path have in common."""
     text = answer.content.decode()
     assert answer.status_code < 500, text[:500]
     if answer.status_code < 400 or method == "HEAD":

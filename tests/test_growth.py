@@ -1,4 +1,4 @@
-"""How fast a queue grows, and when it reaches its maximum."""
+"""How fast a queue grows, and when it reaches its deletion limit."""
 
 from datetime import UTC, datetime, timedelta
 

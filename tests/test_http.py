@@ -1,4 +1,4 @@
-"""Requests as they leave, answers as they arrive, and which connections are used again."""
+"""Requests as sent, answers as received, and reuse of connections."""
 
 import socket
 import threading
@@ -16,9 +16,9 @@ TWO_ANSWERS = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]HTTP/1.1 500 Oh\r\
 
 
 class Server:
-    """Answers each request with these bytes; use it in a ``with``. ``hangs_up``: it closes the connection afterwards.
+    """Answers each request with these bytes; use it in a ``with``. ``hangs_up``: close the connection afterwards.
 
-    ``requests`` are the bytes of those that came, ``connections`` is a number.
+    ``requests`` are the received bytes, ``connections`` counts accepted connections.
     """
 
     def __init__(self, *pieces, hangs_up=False):

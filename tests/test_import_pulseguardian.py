@@ -1,4 +1,4 @@
-"""``import_pulseguardian``: from databases as PulseGuardian's versions make them to owners, accounts and flags."""
+"""``import_pulseguardian``: from PulseGuardian's databases to owners, accounts and flags."""
 
 import hashlib
 import io
@@ -37,7 +37,7 @@ from tools.benchmarks.passes import counted_requests
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
-# What the last version's models make.
+# The tables of the last version.
 TABLES = [
     "CREATE TABLE users (id INTEGER NOT NULL PRIMARY KEY, email VARCHAR(255) UNIQUE, admin BOOLEAN)",
     "CREATE TABLE pulse_users (id INTEGER NOT NULL PRIMARY KEY, username VARCHAR(255) UNIQUE)",
@@ -51,7 +51,7 @@ TABLES = [
 
 
 class Source:
-    """A PulseGuardian database: on SQLite, or a second one on the server where Guardian's own is."""
+    """A PulseGuardian database, on SQLite or on the server of Guardian's own."""
 
     def __init__(self, url, opened):
         self.url, self._opened = url, opened
@@ -83,7 +83,7 @@ class Source:
 
 @pytest.fixture
 def empty_source(tmp_path):
-    """Give an empty database of the kind that Guardian's own is."""
+    """Return an empty database of the same kind as Guardian's own."""
     if connection.vendor == "sqlite":
         opened = sqlite3.connect(tmp_path / "pulse guardian.db")
         yield Source(f"sqlite:///{tmp_path}/pulse guardian.db", opened)
@@ -110,7 +110,7 @@ def source(empty_source):
 
 @pytest.fixture
 def on_broker(management, guarded):
-    """Give a function that makes an account as PulseGuardian does, by a name of the test's own."""
+    """Return a function that creates an account like PulseGuardian, with a unique name."""
     made = []
 
     def make(stem, tags=(), granted=None):
@@ -129,7 +129,7 @@ def on_broker(management, guarded):
 
 @pytest.fixture
 def filled(source, on_broker):
-    """Give the names of two accounts: the first is Alice's and O'Brien's, the second Alice's alone."""
+    """Return the names of two accounts: the first Alice's and O'Brien's, the second Alice's alone."""
     source.person(1, "alice@example.org", admin=True)
     source.person(2, "o'brien@example.org")
     source.person(3, "carol@example.org")
@@ -143,14 +143,14 @@ def filled(source, on_broker):
 
 
 def imported(url, *options):
-    """Run the command in this process, and return the steps that it names as JSON."""
+    """Run the command in this process and return its JSON report."""
     out = io.StringIO()
     call_command("import_pulseguardian", url, "--json", *options, stdout=out)
     return json.loads(out.getvalue())
 
 
 def refused(url, *options):
-    """Return the text by which the command refuses."""
+    """Return the error of the command."""
     with pytest.raises(CommandError) as error:
         imported(url, *options)
     assert error.value.returncode == 1
@@ -170,7 +170,7 @@ def owned():
 
 
 def state():
-    """Return what the import may change, to compare it."""
+    """Return all rows that the import may change."""
     models = (Owner, PulseUser, PulseUser.owners.through, Vouching, EmailAddress, Queue, QueueEvent, Notification)
     return {model.__name__: list(model._default_manager.order_by("pk").values()) for model in (*models, AuditEntry)}
 
@@ -205,7 +205,7 @@ def test_owners_accounts_and_flags_are_imported_without_changing_the_broker(
     assert owned() == {filled[0]: ["alice@example.org", "o'brien@example.org"], filled[1]: ["alice@example.org"]}
     assert all(PulseUser.objects.values_list("ready", flat=True))
     assert (management.users(), management.all_permissions()) == before
-    connected.queue(f"queue/{filled[0]}/still")  # its connection, its password and its permissions
+    connected.queue(f"queue/{filled[0]}/still")  # its connection, password and permissions still work
     connected.connection.close()
     for owner in Owner.objects.all():
         assert (owner.vouched, owner.is_staff, owner.has_usable_password()) == (True, False, False)
@@ -359,7 +359,7 @@ def test_administrators_become_operators_only_with_the_option(source):
 
 def test_permissions_that_differ_from_guardians_are_reported(source, on_broker, management, guarded):
     source.person(1, "alice@example.org")
-    escaped = on_broker("with_a.dash-")  # older Pythons put a backslash before everything
+    escaped = on_broker("with_a.dash-")  # older Pythons escape every special character
     own = "\\_".join(escaped.split("_")).replace("-", "\\-").replace(".", "\\.")
     write = f"^(queue/{own}/.*|exchange/{own}/.*)"
     management.set_permissions(guarded, escaped, Permissions(write, write, f"^(queue/{own}/.*|exchange/.*)"))
@@ -565,7 +565,7 @@ def test_an_sqlite_source_is_unchanged_and_its_invalid_bytes_are_no_error(tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["old.db"]
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.parametrize("after", ["nothing", "the accounts were listed", "the permissions were listed"])

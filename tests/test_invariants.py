@@ -1,4 +1,4 @@
-"""What has to hold whatever fails, as `make soak` and the tests of faults ask it: each breach of it is seen."""
+"""The invariants that `make soak` and the tests of faults check: each violation is found."""
 
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ LONG = [("queue/alice/long", 7), ("queue/alice/too-long", 12), ("queue/alice/sho
 
 @pytest.fixture
 def passed(guarded, amqp, mailbox):
-    """Give a vhost in which one queue was warned about, one deleted and one left, with all mails sent."""
+    """Return a vhost in which one queue was warned about, one deleted and one kept, with all mails sent."""
     for name, messages in LONG:
         amqp.queue(name, messages)
     monitor.run_pass()
@@ -50,7 +50,7 @@ def test_a_good_run_breaks_no_invariant(passed, management, mailbox):
     assert QueueEvent.objects.filter(kind="deleted").count() == 1
 
 
-# What was to be told
+# Notifications
 
 
 @pytest.mark.soak
@@ -111,7 +111,7 @@ def test_a_warning_without_its_notification_is_found(passed):
 def test_a_folded_change_that_was_never_notified_is_found(passed):
     queues = Queue.objects.filter(name="queue/alice/long")
     queues.update(state="ok", folded=1)
-    assert invariants.missing_notifications() == []  # its quiet period goes on
+    assert invariants.lost() == []  # its quiet period continues
     queues.update(quiet_until=timezone.now() - timedelta(seconds=1))
     assert len(invariants.missing_notifications()) == 1
     assert invariants.missing_notifications(settled=False) == []
@@ -147,7 +147,7 @@ def test_other_mails_may_arrive_any_number_of_times(passed, mailbox):
     assert invariants.duplicate_mails(mailbox.mails) == []
 
 
-# What was deleted
+# Deletions
 
 
 @pytest.mark.soak
@@ -208,7 +208,7 @@ def test_an_ignored_queue_breaks_no_invariant(passed, management, amqp, settings
 
 @pytest.mark.soak
 class TestWhatAgentsRegistered:
-    """A registered queue, and each way in which the broker may have something else."""
+    """A registered queue, and each way in which the broker may differ."""
 
     @pytest.fixture
     def queue(self, agents):

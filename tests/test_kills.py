@@ -1,6 +1,6 @@
-"""A SIGKILL in each state in which it can leave the world: what the next pass, sweep or sender makes of it.
+"""SIGKILL after each effect of a pass, sender, registration, deletion and sweep: the next run finishes it.
 
-A test does one thing again and again, and kills it after its first effect, its second one, and so on to its end.
+A test repeats one action, and kills it after its first effect, after its second one, and so on to its end.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("guarded", "account")
 
 
 class Agent:
-    """An agent of a new owner: nothing of it is on the broker yet."""
+    """An agent of a new owner, with nothing on the broker yet."""
 
     def __init__(self, agents):
         self.owner = agents.owner()
@@ -53,9 +53,9 @@ class Agent:
 
 
 def until_it_ends(do, begin, look):
-    """Kill what ``do`` does after one effect, after two, and so on; begin each time anew, and look at what follows.
+    """Kill ``do`` after one effect, after two, and so on, and check what follows. Return the number of kills.
 
-    ``begin`` gives what ``do`` and ``look`` are told; ``look`` is told of the death, too. Return the number of kills.
+    ``do`` gets the value that ``prepare`` returns; ``check`` gets that value and how the process ended.
     """
     kills = 0
     while True:
@@ -99,7 +99,7 @@ def test_a_killed_sender_repeats_only_mails_it_had_not_recorded(
 
     def begin(number):
         settings.RABBITMQ_MANAGEMENT_URL = "http://guest:guest@127.0.0.1:1"
-        monitor.run_pass()  # an outage, which is told to all of them
+        monitor.run_pass()  # an outage, which is notified to all of them
         settings.RABBITMQ_MANAGEMENT_URL = management_url
 
     def look(begun, death):

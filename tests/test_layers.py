@@ -1,4 +1,4 @@
-"""Imports run one way: a package uses those below it, also in functions, foreign keys and names of tasks."""
+"""Imports run one way: a package uses only those below it, also in functions, foreign keys and task names."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from tests.plugin import ROOT
 
 LAYERS = ["rabbit", "core", "accounts", "notifications", "queues", "agents", "status", "guardian_site"]
 BESIDE = {"message_store": {"rabbit", "core", "accounts"}}
-"""What stands beside the layers, and which of them it may use. `status` and `guardian_site` may use it."""
+"""Packages beside the layers, and the layers they may use. `status` and `guardian_site` may use them."""
 
 PACKAGES = [*LAYERS, *BESIDE]
 DISTRIBUTIONS = ["guardian_consumers", "guardian_store"]
@@ -39,7 +39,7 @@ def allowed(package: str) -> set[str]:
 
 
 def used(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the package of all that a file uses of the site."""
+    """Yield the line and the package of each use of another package in a file."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.lineno, node.module.split(".")[0]

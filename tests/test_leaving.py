@@ -1,4 +1,4 @@
-"""Somebody leaves, by the steps of the documents: what is left of them, in the database and on the broker."""
+"""An owner leaves by the documented steps: what remains in the database and on the broker."""
 
 import uuid
 from datetime import timedelta
@@ -27,7 +27,7 @@ ADDRESS = "leaving@example.org"
 
 
 def tables_with(*texts):
-    """Return the tables in which one of these texts stands, in whatever column."""
+    """Return the tables with one of these texts in any column."""
     found = set()
     with connection.cursor() as cursor:
         for table in connection.introspection.table_names():
@@ -44,7 +44,7 @@ def operator():
 
 @pytest.fixture
 def leaving(agents, guarded, operator, amqp, settings):
-    """Give somebody with one of everything, alone and together with another."""
+    """Return an owner with one of everything, alone and shared with another owner."""
     settings.GUARDIAN_OPERATOR_EMAILS = []
     registered = RegisteredAgent(agents, "leaving")
     owner = registered.owner

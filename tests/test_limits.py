@@ -1,4 +1,4 @@
-"""How often somebody may do something, and what they hear past that: everybody together, and in every process."""
+"""Rate limits: how often owners and clients may do something, counted over all processes."""
 
 import pytest
 import time_machine
@@ -26,13 +26,13 @@ WRONG = {"Authorization": f"Token {'0' * 64}"}
 
 @pytest.fixture(autouse=True)
 def middle_of_a_stretch():
-    """Let no stretch end within a test."""
+    """Let no interval of a limit end within a test."""
     with time_machine.travel(timezone.now().replace(minute=30, second=20)):
         yield
 
 
 def done(limit, who):
-    """Give how often somebody can do it until they are told to wait."""
+    """Return how often this can be done before the limit is exceeded."""
     number = 0
     while True:
         try:
@@ -43,11 +43,11 @@ def done(limit, who):
 
 
 def another_process():
-    """Forget what this process has a share of, as another one doesn't know of it."""
+    """Forget this process's share of the limits, like another process."""
     limits._left.clear()
 
 
-# The count
+# Counting
 
 
 @pytest.mark.parametrize("most", [1, 3, 99, 100, 101, 250])
@@ -199,7 +199,7 @@ def test_a_cache_that_stores_nothing_is_an_error(db, monkeypatch):
         limits.add("a-name", "ours", 60)
 
 
-# Guessing
+# Wrong keys
 
 
 GUESSES = {
@@ -238,7 +238,7 @@ def test_a_valid_token_is_not_blocked_by_wrong_ones(alice, three_guesses):
         guessed = Client(headers=WRONG).get("/api/me/")
     assert guessed.status_code == 429
     assert Program(alice).get("me/").status_code == 200
-    assert Client().get("/api/me/").status_code == 401  # who presents nothing guesses nothing
+    assert Client().get("/api/me/").status_code == 401  # a request without a key is not counted
 
 
 def test_clients_are_counted_by_the_address_trusted_proxies_name(db, three_guesses, settings):
@@ -246,12 +246,12 @@ def test_clients_are_counted_by_the_address_trusted_proxies_name(db, three_guess
     forged = iter(range(100))
 
     def guess(place):
-        forwarded = f"203.0.113.{next(forged)}, {place}"  # what stands before the proxy's own is whatever a client says
+        forwarded = f"203.0.113.{next(forged)}, {place}"  # clients control what precedes the proxy's own entry
         return Client(headers={**WRONG, "X-Forwarded-For": forwarded}).get("/api/me/").status_code
 
     assert [guess("192.0.2.1") for _ in range(4)] == [401, 401, 401, 429]
     assert guess("192.0.2.2") == 401
-    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 3  # one more than there are: then it is who is connected
+    settings.ALLAUTH_TRUSTED_PROXY_COUNT = 3  # more than there are: then the peer counts
     assert [guess("192.0.2.1") for _ in range(4)] == [401, 401, 401, 429]
     settings.ALLAUTH_TRUSTED_PROXY_COUNT = 1
     same_network = [guess(f"2001:db8:1:2::{number}") for number in range(1, 5)]

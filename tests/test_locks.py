@@ -15,7 +15,7 @@ def test_a_lock_left_by_a_crash_expires_although_the_clock_was_set_back(db):
     locks.Lock("alice").acquire()
     with pytest.raises(locks.LockTaken):
         locks.Lock("alice").acquire()
-    Lease.objects.update(expires_at=Now() + timedelta(hours=1))  # as the database's clock sees it then
+    Lease.objects.update(expires_at=Now() + timedelta(hours=1))  # as the database's clock sees it after the change
     with locks.lock("alice"):
         pass
 

@@ -1,4 +1,4 @@
-"""What the log says, as lines and as JSON, and what it never says."""
+"""The log as lines and as JSON, without secrets."""
 
 import io
 import json
@@ -31,7 +31,7 @@ MARKER = "open-sesame"
 
 @pytest.fixture(params=[LineFormatter, JSONLinesFormatter], ids=["line", "json"])
 def log(request):
-    """Give a logger, and what reads what it has written so far."""
+    """Return a logger and a function that returns its output."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(request.param())
@@ -42,7 +42,7 @@ def log(request):
 
 @pytest.fixture
 def json_log():
-    """Have the site's log written as JSON, DEBUG included, and give what reads its records."""
+    """Write the site's log as JSON, with DEBUG, and return a function that returns a logger's records."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(JSONLinesFormatter())
@@ -144,7 +144,7 @@ def test_masking_takes_time_linear_in_the_length(begins, part):
         mask_secrets(text)
         return time.process_time() - began
 
-    assert min(seconds(400_000) for _ in range(2)) < 1.5  # what grows by the square takes minutes
+    assert min(seconds(400_000) for _ in range(2)) < 1.5  # quadratic time would take minutes
 
 
 def test_control_characters_in_a_name_are_escaped():
@@ -315,7 +315,7 @@ def test_every_broker_request_is_reported_without_names(broker, vhost):
         "DELETE queues/{vhost}/{name}/contents ok",
         "DELETE users/{name} ok",
         "GET queues/{vhost}/{name} refused",
-        "GET whoami ok",  # without which a 404 isn't believed
+        "GET whoami ok",  # verifies a 404
     ]
     assert all(0 < call.seconds < 20 for call in calls)
 
@@ -358,7 +358,7 @@ def test_the_web_process_logs_everything_once_in_one_format(tmp_path, form):
         "GUARDIAN_VAR_DIR": str(tmp_path),
         "LOG_FORMAT": form,
         "DEBUG": "true",
-        "GUARDIAN_PROXIES": "1",  # whose ids are believed
+        "GUARDIAN_PROXIES": "1",  # so that request ids are trusted
     }
     command = [sys.executable, "-m", "gunicorn", "guardian_site.wsgi", "--bind", f"127.0.0.1:{port}"]
     log = tmp_path / "web.log"
@@ -384,4 +384,4 @@ def test_the_web_process_logs_everything_once_in_one_format(tmp_path, form):
         "Internal Server Error: /signin/link/…/",
         "GET /signin/link/…/: 500 in … ms, nobody",
     ]
-    assert out.count("no such table: accounts_signinlink") == 2  # SQLite's error, and Django's made of it
+    assert out.count("no such table: accounts_signinlink") == 2  # once by SQLite and once by Django
